@@ -1,0 +1,429 @@
+r"""The proximity measures of AGP's unified equation, as data.
+
+`"Approximate Graph Propagation" <https://arxiv.org/abs/2106.03058>`_ (Wang et
+al. 2021) writes every measure as
+
+.. math::
+    z = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i x
+
+and each function here returns the :math:`(a, b, w)` of one of them:
+
+======================= ===== ===== ============================== ===========
+function                a     b     :math:`w_i`                    signal
+======================= ===== ===== ============================== ===========
+:func:`transition`      0     1     1 at :math:`i = L`, else 0     :math:`e_s`
+:func:`pagerank`        0     1     :math:`\alpha(1-\alpha)^i`     :math:`1/n`
+:func:`ppr`             0     1     :math:`\alpha(1-\alpha)^i`     teleport
+:func:`single_target`   1     0     :math:`\alpha(1-\alpha)^i`     :math:`e_t`
+:func:`hkpr`            0     1     :math:`e^{-t} t^i / i!`        :math:`e_s`
+:func:`katz`            0     0     :math:`\beta^i`                :math:`e_s`
+:func:`sgc`             1/2   1/2   1 at :math:`i = K`, else 0     features
+:func:`appnp`           1/2   1/2   :math:`\alpha(1-\alpha)^i`     features
+:func:`heat`            1/2   1/2   :math:`e^{-t} t^i / i!`        features
+======================= ===== ===== ============================== ===========
+
+The last three are the propagations of SGC, APPNP and GDC: they add the
+missing self-loops and need an undirected graph. On a directed graph
+:math:`D` holds the out-degrees, the others follow the edges (:math:`A` stands
+for the transposed adjacency matrix), and :func:`single_target` goes against
+them. A node of degree zero has :math:`d^{-a} = 0`: what reaches it, stays.
+
+A series that does not end by itself is cut at the smallest :math:`L` whose
+tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. For the probability series
+the tail goes to :math:`w_L`, so that the weights sum to one and
+:func:`appnp` is exactly the :math:`K`-step iteration of APPNP; the change is
+then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pyg_trust.graph import CSRGraph
+
+TOL = 1e-4
+
+
+@dataclass(frozen=True)
+class Measure:
+    r"""One row of the unified equation: everything but graph and signal.
+
+    Make your own to propagate with any :math:`a, b \in [0, 1]` and any
+    weights.
+
+    Args:
+        a (float): the exponent of the receiving node's degree.
+        b (float): the exponent of the sending node's degree.
+        weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
+        self_loops (bool): whether missing self-loops are added first.
+            (default: :obj:`False`)
+        undirected (bool): whether the graph needs to be undirected.
+            (default: :obj:`False`)
+        along (bool): whether signals travel along the edges or against them.
+            (default: :obj:`True`)
+        spectral_radius (float, optional): the largest spectral radius of the
+            adjacency matrix for which the series converges as intended
+            (:func:`katz`). (default: :obj:`None`)
+        name (str): for printing. (default: :obj:`'custom'`)
+
+    Raises:
+        TypeError: if a number is none.
+        ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
+            :obj:`weights` are empty, negative, not finite, or all zero.
+    """
+
+    a: float
+    b: float
+    weights: tuple[float, ...]
+    self_loops: bool = False
+    undirected: bool = False
+    along: bool = True
+    spectral_radius: float | None = None
+    name: str = 'custom'
+
+    def __post_init__(self) -> None:
+        for name in ('a', 'b'):
+            value = check_number(name, getattr(self, name))
+            if not 0 <= value <= 1:
+                raise ValueError(
+                    f"'{name}' needs to be in [0, 1] (got {value})"
+                )
+        if len(self.weights) == 0:
+            raise ValueError("'weights' needs at least one entry (got none)")
+        for weight in self.weights:
+            if not 0 <= check_number('weights', weight) < math.inf:
+                raise ValueError(
+                    "'weights' needs to be non-negative and finite "
+                    f'(got {weight})'
+                )
+        if sum(self.weights) == 0:
+            raise ValueError("'weights' needs a positive entry (got zeros)")
+        object.__setattr__(self, 'weights', tuple(map(float, self.weights)))
+
+    @property
+    def levels(self) -> int:
+        """The number of levels :math:`L`."""
+        return len(self.weights) - 1
+
+    def adjoint(self) -> 'Measure':
+        r"""The measure whose operator is the transpose of this one's.
+
+        .. math::
+            \left( D^{-a} A D^{-b} \right)^{\top} = D^{-b} A^{\top} D^{-a}
+        """
+        return replace(self, a=self.b, b=self.a, along=not self.along)
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.name}, a={self.a:g}, b={self.b:g}, '
+            f'levels={self.levels})'
+        )
+
+
+def transition(levels: int) -> Measure:
+    r"""The distribution of a random walk after exactly :math:`L` steps.
+
+    Args:
+        levels (int): the number of steps :math:`L`.
+    """
+    return Measure(0, 1, _last(levels), name='transition')
+
+
+def pagerank(
+    alpha: float, *, levels: int | None = None, tol: float = TOL
+) -> Measure:
+    r"""PageRank: :func:`ppr` for the uniform signal :math:`x = 1/n`.
+
+    Where a walk ends at a node without out-edges, :math:`z` sums to less than
+    one; dividing by the sum restarts such walks, as networkx does.
+
+    Args:
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        levels (int, optional): the number of levels :math:`L`; by default
+            chosen by :obj:`tol`. (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+    """
+    weights = _geometric(alpha, levels, tol)
+    return Measure(0, 1, weights, name='pagerank')
+
+
+def ppr(
+    alpha: float, *, levels: int | None = None, tol: float = TOL
+) -> Measure:
+    r"""Personalized PageRank of the teleport distribution :math:`x`.
+
+    Args:
+        alpha (float): as in :func:`pagerank`.
+        levels (int, optional): as in :func:`pagerank`.
+            (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+    """
+    return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
+
+
+def single_target(
+    alpha: float, *, levels: int | None = None, tol: float = TOL
+) -> Measure:
+    r"""Single-target PPR: what every node thinks of one target.
+
+    For :math:`x = e_t`, entry :math:`s` of :math:`z` is the personalized
+    PageRank of :math:`t` as seen from :math:`s`.
+
+    Args:
+        alpha (float): as in :func:`pagerank`.
+        levels (int, optional): as in :func:`pagerank`.
+            (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+    """
+    weights = _geometric(alpha, levels, tol)
+    return Measure(1, 0, weights, along=False, name='single_target')
+
+
+def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
+    r"""Heat kernel PageRank.
+
+    Args:
+        t (float): the heat constant, positive: the mean number of steps.
+        levels (int, optional): as in :func:`pagerank`.
+            (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+    """
+    return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
+
+
+def katz(
+    beta: float,
+    graph: CSRGraph,
+    *,
+    levels: int | None = None,
+    tol: float = TOL,
+) -> Measure:
+    r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
+
+    The series is cut, not folded: :math:`w_L = \beta^L`. The tail is counted
+    with the growth of :math:`A^k`, :math:`\sum_{k>L} (\beta\lambda)^k \le`
+    :obj:`tol`, where :math:`\lambda` is the spectral radius of :math:`A`.
+
+    Args:
+        beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
+        graph (CSRGraph): the graph that it is for.
+        levels (int, optional): as in :func:`pagerank`.
+            (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+
+    Raises:
+        ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
+            diverges.
+    """
+    radius = graph.spectral_radius
+    beta = check_number('beta', beta)
+    if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
+        limit = math.inf if radius == 0 else 1 / radius
+        raise ValueError(
+            "'beta' needs to be in (0, 1/lambda_max), which is "
+            f'(0, {limit:.6g}) for this graph (got {beta}): beyond it the '
+            'Katz series diverges'
+        )
+    if levels is None:
+        rate = beta * radius
+        _check_tol(tol)
+        levels = (
+            min(graph.num_nodes, 1)
+            if rate == 0
+            else max(
+                0, math.ceil(math.log(tol * (1 - rate)) / math.log(rate)) - 1
+            )
+        )
+    weights = tuple(beta**i for i in range(_check_levels(levels) + 1))
+    return Measure(0, 0, weights, spectral_radius=radius, name='katz')
+
+
+def sgc(levels: int = 2) -> Measure:
+    r"""The propagation of SGC (Wu et al. 2019).
+
+    .. math::
+        z = (\tilde{D}^{-1/2} \tilde{A} \tilde{D}^{-1/2})^K x, \quad
+        \tilde{A} = A + I
+
+    Args:
+        levels (int): the number of hops :math:`K`. (default: :obj:`2`)
+    """
+    return Measure(0.5, 0.5, _last(levels), True, True, name='sgc')
+
+
+def appnp(
+    alpha: float, *, levels: int | None = None, tol: float = TOL
+) -> Measure:
+    r"""The propagation of APPNP (Gasteiger et al. 2019), in :math:`L` steps.
+
+    Args:
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        levels (int, optional): the number of steps, the :math:`K` of APPNP;
+            by default chosen by :obj:`tol`. (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+    """
+    weights = _geometric(alpha, levels, tol)
+    return Measure(0.5, 0.5, weights, True, True, name='appnp')
+
+
+def heat(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
+    r"""The heat kernel diffusion of GDC (Gasteiger et al. 2019).
+
+    Args:
+        t (float): the diffusion time, positive.
+        levels (int, optional): as in :func:`pagerank`.
+            (default: :obj:`None`)
+        tol (float): the largest tail. (default: :obj:`1e-4`)
+    """
+    return Measure(0.5, 0.5, _poisson(t, levels, tol), True, True, name='heat')
+
+
+MEASURES: dict[str, Callable[..., Measure]] = {
+    function.__name__: function
+    for function in (
+        transition,
+        pagerank,
+        ppr,
+        single_target,
+        hkpr,
+        katz,
+        sgc,
+        appnp,
+        heat,
+    )
+}
+
+
+def make_measure(
+    measure: str | Measure, graph: CSRGraph, **kwargs: float | None
+) -> Measure:
+    r"""The measure of a name, for the classes that take one by name.
+
+    Args:
+        measure (str or Measure): a name of the table above, or the measure
+            itself, which then takes no arguments.
+        graph (CSRGraph): the graph that it is for (:func:`katz` needs it).
+        **kwargs (float, optional): the arguments of the function of that
+            name; those that are :obj:`None` are left at their defaults.
+
+    Raises:
+        ValueError: on an unknown name, or an argument that is missing or that
+            the measure does not take.
+    """
+    given = {name: v for name, v in kwargs.items() if v is not None}
+    if isinstance(measure, Measure):
+        if given:
+            raise ValueError(
+                f"'{next(iter(given))}' goes with the name of a measure, "
+                'which the Measure given does not need'
+            )
+        return measure
+    if measure not in MEASURES:
+        raise ValueError(
+            f"'measure' needs to be a Measure or one of {list(MEASURES)} "
+            f'(got {measure!r})'
+        )
+    function = MEASURES[measure]
+    taken = MEASURE_ARGUMENTS[measure]
+    for name in given:
+        if name not in taken:
+            raise ValueError(
+                f"measure '{measure}' takes no '{name}' (it takes "
+                f'{", ".join(taken)})'
+            )
+    first = taken[0]
+    if first not in given and measure != 'sgc':
+        raise ValueError(f"measure '{measure}' needs '{first}'")
+    if measure == 'katz':
+        return function(graph=graph, **given)
+    return function(**given)
+
+
+MEASURE_ARGUMENTS = {
+    'transition': ('levels',),
+    'pagerank': ('alpha', 'levels', 'tol'),
+    'ppr': ('alpha', 'levels', 'tol'),
+    'single_target': ('alpha', 'levels', 'tol'),
+    'hkpr': ('t', 'levels', 'tol'),
+    'katz': ('beta', 'levels', 'tol'),
+    'sgc': ('levels',),
+    'appnp': ('alpha', 'levels', 'tol'),
+    'heat': ('t', 'levels', 'tol'),
+}
+
+
+def check_number(name: str, value: float) -> float:
+    """Returns :obj:`value` as a float.
+
+    Raises:
+        TypeError: if it is no number.
+    """
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.number
+    ):
+        raise TypeError(
+            f"'{name}' needs to be a number (got {type(value).__name__})"
+        )
+    return float(value)
+
+
+def _check_levels(levels: int) -> int:
+    if isinstance(levels, bool) or not isinstance(levels, int | np.integer):
+        raise TypeError(
+            f"'levels' needs to be an integer (got {type(levels).__name__})"
+        )
+    if levels < 0:
+        raise ValueError(f"'levels' needs to be at least 0 (got {levels})")
+    return int(levels)
+
+
+def _check_tol(tol: float) -> None:
+    if not 0 < check_number('tol', tol) < 1:
+        raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
+
+
+def _last(levels: int) -> tuple[float, ...]:
+    return (0.0,) * _check_levels(levels) + (1.0,)
+
+
+def _geometric(
+    alpha: float, levels: int | None, tol: float
+) -> tuple[float, ...]:
+    if not 0 < check_number('alpha', alpha) <= 1:
+        raise ValueError(f"'alpha' needs to be in (0, 1] (got {alpha})")
+    if levels is None:
+        _check_tol(tol)
+        # The tail after level L is (1 - alpha)^(L + 1).
+        levels = (
+            0
+            if alpha == 1
+            else max(0, math.ceil(math.log(tol) / math.log1p(-alpha)) - 1)
+        )
+    levels = _check_levels(levels)
+    follow = 1 - alpha
+    weights = [alpha * follow**i for i in range(levels)]
+    return (*weights, follow**levels)
+
+
+def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
+    if not 0 < check_number('t', t) < math.inf:
+        raise ValueError(f"'t' needs to be positive and finite (got {t})")
+    # Far enough that nothing is left beyond; in log space, as e^-t
+    # underflows; the tail summed from its small end, as 1 - sum cancels.
+    end = int(t + 50 * math.sqrt(t) + 100)
+    if levels is not None:
+        end = max(end, _check_levels(levels) + 1)
+    index = np.arange(end + 1)
+    logs = (
+        -t
+        + index * math.log(t)
+        - np.array([math.lgamma(i + 1) for i in index])
+    )
+    weights = np.exp(logs)
+    tail = weights[::-1].cumsum()[::-1]  # tail[i] = sum over k >= i
+    if levels is None:
+        _check_tol(tol)
+        levels = int(np.argmax(tail[1:] <= tol))
+    return (*weights[:levels].tolist(), float(tail[levels]))

@@ -1,0 +1,1 @@
+"""PyG layers and models."""

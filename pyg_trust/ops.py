@@ -1,0 +1,294 @@
+"""The C++ ops: one checked, documented function per op, and fake kernels.
+
+Checked here is the form of every tensor (device, dtype, shape). That indices
+are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
+them; what the numbers mean is checked by :mod:`pyg_trust.functional`.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def _load() -> None:
+    folder = Path(__file__).parent
+    found = [*folder.glob('_C*.so'), *folder.glob('_C*.pyd')]
+    if not found:
+        raise ImportError(
+            f"pyg_trust's compiled library is missing in '{folder}'. Install "
+            "the package with 'pip install --no-build-isolation .' from its "
+            'source folder (see README.md).'
+        )
+    torch.ops.load_library(found[0])
+
+
+_load()
+_ops = torch.ops.pyg_trust
+
+
+class PushGraph(NamedTuple):
+    r"""A graph laid out for pushing.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_nodes + 1]``; row :math:`u` lists the
+            nodes that :math:`u` pushes to, in ascending degree.
+        col (Tensor): int32, ``[num_edges]``.
+        group_ptr (Tensor): int64, ``[num_nodes + 1]``: where the groups of
+            each row start in :obj:`group_end`.
+        group_end (Tensor): int64, ``[num_groups]``: where each group of
+            doubling degree ends in :obj:`col`.
+        scale (Tensor, optional): ``[num_edges]``: :math:`d_v^{-a}` of the
+            receiving node, descending in every row; :obj:`None` stands for
+            ones (:math:`a = 0`).
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    group_ptr: Tensor
+    group_end: Tensor
+    scale: Tensor | None = None
+
+
+def _check(
+    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
+) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
+        got = getattr(tensor, 'dtype', type(tensor).__name__)
+        raise TypeError(f"'{name}' needs to be a {dtype} tensor (got {got})")
+    if tensor.device.type != 'cpu':
+        raise ValueError(
+            f"'{name}' needs to be on the CPU (got {tensor.device}): this "
+            'build of pyg_trust has no kernel for other devices'
+        )
+    if tensor.shape != shape:
+        raise ValueError(
+            f"'{name}' needs to have the shape {list(shape)} "
+            f'(got {list(tensor.shape)})'
+        )
+    return tensor.contiguous()
+
+
+def _value_dtype(name: str, tensor: Tensor) -> torch.dtype:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (
+        torch.float32,
+        torch.float64,
+    ):
+        got = getattr(tensor, 'dtype', type(tensor).__name__)
+        raise TypeError(
+            f"'{name}' needs to be a float32 or float64 tensor (got {got})"
+        )
+    return tensor.dtype
+
+
+def _check_graph(graph: PushGraph, dtype: torch.dtype) -> tuple:
+    rowptr, col, group_ptr, group_end, scale = graph
+    if scale is not None:
+        scale = _check('scale', scale, dtype, col.numel())
+    return (
+        _check('rowptr', rowptr, torch.int64, rowptr.numel()),
+        _check('col', col, torch.int32, col.numel()),
+        scale,
+        _check('group_ptr', group_ptr, torch.int64, rowptr.numel()),
+        _check('group_end', group_end, torch.int64, group_end.numel()),
+    )
+
+
+def propagate(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    r"""Computes :math:`\sum_i w_i (R B S)^i x` for all columns at once.
+
+    :math:`B` is the unweighted adjacency in which row :math:`v` of
+    :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
+    :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
+    Memory beside the result: two buffers of the size of :obj:`x`, the columns
+    rounded up to a multiple of 64 bytes.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_nodes + 1]``.
+        col (Tensor): int32, ``[num_edges]``.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        recv (Tensor): as :obj:`x`, ``[num_nodes]``.
+        send (Tensor): as :obj:`x`, ``[num_nodes]``.
+        weights (Tensor): float64, ``[num_levels + 1]``.
+
+    Returns:
+        Tensor: as :obj:`x`.
+    """
+    dtype = _value_dtype('x', x)
+    n = rowptr.numel() - 1
+    return _ops.propagate(
+        _check('rowptr', rowptr, torch.int64, n + 1),
+        _check('col', col, torch.int32, col.numel()),
+        _check('x', x, dtype, n, *x.shape[1:2]),
+        _check('recv', recv, dtype, n),
+        _check('send', send, dtype, n),
+        _check('weights', weights, torch.float64, max(weights.numel(), 1)),
+    )
+
+
+def push(
+    graph: PushGraph,
+    send: Tensor,
+    x: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    seed: int,
+    first: int = 0,
+) -> Tensor:
+    r"""Estimates :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
+
+    Signals are rows here, and independent: signal :math:`k` draws from the
+    stream of :obj:`(seed, first + k)`. Memory beside the result: two vectors
+    of ``num_nodes`` per thread.
+
+    Args:
+        graph (PushGraph): the graph, with :math:`R` as its :obj:`scale`.
+        send (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of
+            :math:`S`.
+        x (Tensor): float32 or float64, ``[num_signals, num_nodes]``.
+        eps (Tensor): as :obj:`x`, ``[num_signals]``: the quantum, absolute
+            and positive.
+        ratio (Tensor): float64, ``[num_levels]``: :math:`Y_{i+1} / Y_i`.
+        keep (Tensor): float64, ``[num_levels + 1]``: :math:`w_i / Y_i`.
+        seed (int): the seed.
+        first (int): the number of the first signal. (default: :obj:`0`)
+
+    Returns:
+        Tensor: as :obj:`x`.
+    """
+    dtype = _value_dtype('x', x)
+    n = graph.rowptr.numel() - 1
+    return _ops.push(
+        *_check_graph(graph, dtype),
+        _check('send', send, dtype, n),
+        _check('x', x, dtype, *x.shape[:1], n),
+        _check('eps', eps, dtype, *x.shape[:1]),
+        _check('ratio', ratio, torch.float64, ratio.numel()),
+        _check('keep', keep, torch.float64, ratio.numel() + 1),
+        seed,
+        first,
+    )
+
+
+def push_sparse(
+    graph: PushGraph,
+    send: Tensor,
+    ptr: Tensor,
+    node: Tensor,
+    value: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    seed: int,
+    first: int = 0,
+    top_k: int = -1,
+    threshold: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Is :func:`push` for sparse signals, with sparse results.
+
+    Time is that of the pushes alone. Memory beside the result: three vectors
+    of ``num_nodes`` per thread, of which only touched pages are used.
+
+    Args:
+        graph (PushGraph): as in :func:`push`.
+        send (Tensor): as in :func:`push`.
+        ptr (Tensor): int64, ``[num_signals + 1]``: where each signal starts
+            in :obj:`node`.
+        node (Tensor): int64, ``[nnz]``: its nodes.
+        value (Tensor): float32 or float64, ``[nnz]``: its values.
+        eps (Tensor): as in :func:`push`.
+        ratio (Tensor): as in :func:`push`.
+        keep (Tensor): as in :func:`push`.
+        seed (int): the seed.
+        first (int): the number of the first signal. (default: :obj:`0`)
+        top_k (int): the most entries to keep of each result, the largest in
+            magnitude; all if negative. (default: :obj:`-1`)
+        threshold (float): entries of this magnitude or less are dropped.
+            (default: :obj:`0.0`)
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: :obj:`ptr`, :obj:`node` (ascending in
+        every row) and :obj:`value` of the results.
+    """
+    dtype = _value_dtype('value', value)
+    n = graph.rowptr.numel() - 1
+    return _ops.push_sparse(
+        *_check_graph(graph, dtype),
+        _check('send', send, dtype, n),
+        _check('ptr', ptr, torch.int64, max(ptr.numel(), 1)),
+        _check('node', node, torch.int64, node.numel()),
+        _check('value', value, dtype, node.numel()),
+        _check('eps', eps, dtype, ptr.numel() - 1),
+        _check('ratio', ratio, torch.float64, ratio.numel()),
+        _check('keep', keep, torch.float64, ratio.numel() + 1),
+        seed,
+        first,
+        top_k,
+        threshold,
+    )
+
+
+@torch.library.register_fake('pyg_trust::propagate')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake('pyg_trust::push')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    scale: Tensor | None,
+    group_ptr: Tensor,
+    group_end: Tensor,
+    send: Tensor,
+    x: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    seed: int,
+    first: int,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake('pyg_trust::push_sparse')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    scale: Tensor | None,
+    group_ptr: Tensor,
+    group_end: Tensor,
+    send: Tensor,
+    sig_ptr: Tensor,
+    sig_node: Tensor,
+    sig_value: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    seed: int,
+    first: int,
+    top_k: int,
+    threshold: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    size = torch.library.get_ctx().new_dynamic_size()
+    return (
+        torch.empty_like(sig_ptr),
+        sig_node.new_empty(size),
+        sig_value.new_empty(size),
+    )

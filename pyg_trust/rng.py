@@ -1,0 +1,74 @@
+"""Seeds: the one place where a random stream is made.
+
+Every random function takes ``seed: int | None``. A given seed gives the same
+result for any number of threads or workers, because each draw is keyed by the
+seed and by *what* is drawn, never by the thread that draws it.
+"""
+
+import operator
+
+import torch
+
+_MASK = 2**64 - 1
+
+
+def resolve(seed: int | None) -> int:
+    """Returns :obj:`seed`, or a fresh one from torch's default generator.
+
+    With :obj:`None`, :func:`torch_geometric.seed_everything` and
+    :func:`torch.manual_seed` decide what is drawn.
+
+    Args:
+        seed (int, optional): a seed in :math:`[0, 2^{63})`.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError: if :obj:`seed` is no integer.
+        ValueError: if it is out of range.
+    """
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
+    if isinstance(seed, bool):
+        raise TypeError("'seed' needs to be an integer or None (got a bool)")
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(
+            "'seed' needs to be an integer or None "
+            f'(got {type(seed).__name__})'
+        ) from None
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"'seed' needs to be in [0, 2**63) (got {seed})")
+    return seed
+
+
+def _mix(word: int) -> int:
+    word = (word + 0x9E3779B97F4A7C15) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)
+
+
+def derive(seed: int, *items: int) -> int:
+    """The seed of a part: of shard 3, epoch 7, the backward pass, ...
+
+    The same function, up to the sign bit, keys the streams of the C++ kernels
+    (``csrc/rng.h``).
+
+    Args:
+        seed (int): the seed of the whole.
+        *items (int): what the part is, non-negative integers.
+    """
+    key = seed
+    for item in items:
+        key = _mix(key ^ _mix(item & _MASK))
+    return key >> 1
+
+
+def generator(seed: int | None) -> torch.Generator:
+    """A torch generator of its own for :obj:`seed`, on the CPU.
+
+    Args:
+        seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
+    """
+    return torch.Generator().manual_seed(resolve(seed))
