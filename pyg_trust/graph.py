@@ -4,6 +4,7 @@ Row :math:`u` lists the edges that leave :math:`u`, so rows are
 ``edge_index[0]``. All methods of the package take their graph from here.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
@@ -142,11 +144,12 @@ class CSRGraph:
                 "'edge_index' needs to have the shape [2, num_edges] "
                 f'(got {list(edge_index.shape)})'
             )
-        if num_nodes is None and hasattr(edge_index, 'sparse_size'):
-            num_nodes = max(
-                edge_index.get_sparse_size(0), edge_index.get_sparse_size(1)
-            )
-        if hasattr(edge_index, 'as_tensor'):
+        if isinstance(edge_index, EdgeIndex):
+            if num_nodes is None:
+                num_nodes = max(
+                    edge_index.get_sparse_size(0),
+                    edge_index.get_sparse_size(1),
+                )
             edge_index = edge_index.as_tensor()
         n = _check_num_nodes(num_nodes)
         m = edge_index.size(1)
@@ -382,14 +385,10 @@ class CSRGraph:
         value = value if dtype is None else value.to(dtype)
         size = (self.num_nodes, self.num_nodes)
         if layout == torch.sparse_csr:
-            return torch.sparse_csr_tensor(
-                self.rowptr, self.col, value, size, check_invariants=False
-            )
+            return sparse_rows(self.rowptr, self.col, value, size)
         if layout == torch.sparse_csc:
             rowptr, col, perm = self._transposed
-            return torch.sparse_csc_tensor(
-                rowptr, col, value[perm], size, check_invariants=False
-            )
+            return sparse_rows(rowptr, col, value[perm], size, layout)
         index = torch.stack([self.row, self.col])
         return torch.sparse_coo_tensor(
             index,
@@ -712,6 +711,30 @@ class CSRGraph:
         return (
             f'{type(self).__name__}(num_nodes={self.num_nodes}, '
             f'num_edges={self.num_edges}{weighted})'
+        )
+
+
+def sparse_rows(
+    ptr: Tensor,
+    index: Tensor,
+    value: Tensor,
+    size: tuple[int, int],
+    layout: torch.layout = torch.sparse_csr,
+) -> Tensor:
+    """A sparse CSR (or CSC) tensor, without torch's warning that it is new.
+
+    Args:
+        ptr (Tensor): int64: where each row (column) starts.
+        index (Tensor): int64: the columns (rows) of its entries.
+        value (Tensor): the values of its entries.
+        size (tuple[int, int]): the shape.
+        layout (torch.layout): :obj:`torch.sparse_csr` or
+            :obj:`torch.sparse_csc`. (default: :obj:`torch.sparse_csr`)
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Sparse CS[RC] tensor support')
+        return torch.sparse_compressed_tensor(
+            ptr, index, value, size, layout=layout, check_invariants=False
         )
 
 

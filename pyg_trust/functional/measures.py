@@ -35,9 +35,11 @@ the tail goes to :math:`w_L`, so that the weights sum to one and
 then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -240,7 +242,7 @@ def katz(
     return Measure(0, 0, weights, spectral_radius=radius, name='katz')
 
 
-def sgc(levels: int = 2) -> Measure:
+def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
     r"""The propagation of SGC (Wu et al. 2019).
 
     .. math::
@@ -249,12 +251,18 @@ def sgc(levels: int = 2) -> Measure:
 
     Args:
         levels (int): the number of hops :math:`K`. (default: :obj:`2`)
+        self_loops (bool): whether missing self-loops are added.
+            (default: :obj:`True`)
     """
-    return Measure(0.5, 0.5, _last(levels), True, True, name='sgc')
+    return Measure(0.5, 0.5, _last(levels), self_loops, True, name='sgc')
 
 
 def appnp(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
+    alpha: float,
+    *,
+    levels: int | None = None,
+    tol: float = TOL,
+    self_loops: bool = True,
 ) -> Measure:
     r"""The propagation of APPNP (Gasteiger et al. 2019), in :math:`L` steps.
 
@@ -263,12 +271,19 @@ def appnp(
         levels (int, optional): the number of steps, the :math:`K` of APPNP;
             by default chosen by :obj:`tol`. (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
+        self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
     """
     weights = _geometric(alpha, levels, tol)
-    return Measure(0.5, 0.5, weights, True, True, name='appnp')
+    return Measure(0.5, 0.5, weights, self_loops, True, name='appnp')
 
 
-def heat(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
+def heat(
+    t: float,
+    *,
+    levels: int | None = None,
+    tol: float = TOL,
+    self_loops: bool = True,
+) -> Measure:
     r"""The heat kernel diffusion of GDC (Gasteiger et al. 2019).
 
     Args:
@@ -276,8 +291,10 @@ def heat(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
         levels (int, optional): as in :func:`pagerank`.
             (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
+        self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
     """
-    return Measure(0.5, 0.5, _poisson(t, levels, tol), True, True, name='heat')
+    weights = _poisson(t, levels, tol)
+    return Measure(0.5, 0.5, weights, self_loops, True, name='heat')
 
 
 MEASURES: dict[str, Callable[..., Measure]] = {
@@ -309,6 +326,7 @@ def make_measure(
             name; those that are :obj:`None` are left at their defaults.
 
     Raises:
+        TypeError: if :obj:`measure` is neither a name nor a measure.
         ValueError: on an unknown name, or an argument that is missing or that
             the measure does not take.
     """
@@ -316,42 +334,35 @@ def make_measure(
     if isinstance(measure, Measure):
         if given:
             raise ValueError(
-                f"'{next(iter(given))}' goes with the name of a measure, "
-                'which the Measure given does not need'
+                f"'{next(iter(given))}' goes with the name of a measure, not "
+                f'with a Measure (got {measure})'
             )
         return measure
+    if not isinstance(measure, str):
+        raise TypeError(
+            "'measure' needs to be a Measure or a name "
+            f'(got {type(measure).__name__})'
+        )
     if measure not in MEASURES:
         raise ValueError(
             f"'measure' needs to be a Measure or one of {list(MEASURES)} "
             f'(got {measure!r})'
         )
     function = MEASURES[measure]
-    taken = MEASURE_ARGUMENTS[measure]
+    parameters = dict(inspect.signature(function).parameters)
+    fixed: dict[str, Any] = {}
+    if parameters.pop('graph', None) is not None:
+        fixed['graph'] = graph
     for name in given:
-        if name not in taken:
+        if name not in parameters:
             raise ValueError(
                 f"measure '{measure}' takes no '{name}' (it takes "
-                f'{", ".join(taken)})'
+                f'{", ".join(parameters)})'
             )
-    first = taken[0]
-    if first not in given and measure != 'sgc':
-        raise ValueError(f"measure '{measure}' needs '{first}'")
-    if measure == 'katz':
-        return function(graph=graph, **given)
-    return function(**given)
-
-
-MEASURE_ARGUMENTS = {
-    'transition': ('levels',),
-    'pagerank': ('alpha', 'levels', 'tol'),
-    'ppr': ('alpha', 'levels', 'tol'),
-    'single_target': ('alpha', 'levels', 'tol'),
-    'hkpr': ('t', 'levels', 'tol'),
-    'katz': ('beta', 'levels', 'tol'),
-    'sgc': ('levels',),
-    'appnp': ('alpha', 'levels', 'tol'),
-    'heat': ('t', 'levels', 'tol'),
-}
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise ValueError(f"measure '{measure}' needs '{name}'")
+    return function(**fixed, **given)
 
 
 def check_number(name: str, value: float) -> float:

@@ -70,9 +70,10 @@ from torch import Tensor
 
 from pyg_trust import ops, rng
 from pyg_trust.functional.measures import Measure, check_number
-from pyg_trust.graph import CSRGraph
+from pyg_trust.graph import CSRGraph, sparse_rows
 
 
+@torch.compiler.disable
 def propagate(
     graph: CSRGraph,
     x: Tensor,
@@ -205,13 +206,7 @@ def query(
         top_k=-1 if top_k is None else top_k,
         threshold=threshold / total,
     )
-    return torch.sparse_csr_tensor(
-        ptr,
-        node,
-        value * total,
-        (k, graph.num_nodes),
-        check_invariants=False,
-    )
+    return sparse_rows(ptr, node, value * total, (k, graph.num_nodes))
 
 
 def variance_bound(

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Sets up pyg_trust from a fresh clone, and runs something in it.
+
+    python3 dev.py quickstart    train on AGP-propagated features
+    python3 dev.py test          check the code and run the whole test suite
+    python3 dev.py bench NAME    run benchmarks/NAME.py
+
+Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
+into the environment ``.venv`` (or the one named by ``--env``), which is used
+again as long as it fits. What follows ``--`` goes to what is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+TORCH = 'torch==2.13.0'  # what the tests run with; any torch >= 2.10 will do
+TORCH_CPU_INDEX = 'https://download.pytorch.org/whl/cpu'
+SPARSE = ('torch-scatter', 'torch-sparse')
+EXTRAS = {
+    'quickstart': ['examples'],
+    'bench': ['examples'],
+    'test': ['examples', 'sparse', 'test'],
+}
+
+
+def say(text: str) -> None:
+    """Tells what happens next."""
+    print(f'==> {text}', flush=True)
+
+
+def stop(text: str) -> None:
+    """Ends with a message."""
+    sys.exit(f'dev.py: {text}')
+
+
+class Environment:
+    """A virtual environment, and what is known to be installed in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        scripts = 'Scripts' if os.name == 'nt' else 'bin'
+        self.python = folder / scripts / 'python'
+        self.stamp = folder / 'pyg_trust.json'
+
+    def ask(self, code: str) -> str | None:
+        """What `code` prints, or None if it fails."""
+        if not self.python.exists():
+            return None
+        run = subprocess.run(
+            [self.python, '-c', code],
+            capture_output=True,
+            text=True,
+            cwd=tempfile.gettempdir(),
+        )
+        return run.stdout.strip() if run.returncode == 0 else None
+
+    def run(self, *command: str | Path, **variables: str) -> None:
+        """Runs Python in the environment, and stops if it fails."""
+        done = subprocess.run(
+            [self.python, *command],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+        )
+        if done.returncode != 0:
+            sys.exit(done.returncode)
+
+    def pip(self, *arguments: str | Path) -> None:
+        """Runs pip, quietly."""
+        self.run('-m', 'pip', *arguments, '--quiet')
+
+    def create(self) -> None:
+        """Makes the environment, unless it is there and works."""
+        version = self.ask('import sys; print(sys.version_info >= (3, 10))')
+        if version == 'True':
+            say(f'using the environment {self.folder}')
+            return
+        say(f'creating the environment {self.folder}')
+        done = subprocess.run(
+            [sys.executable, '-m', 'venv', '--clear', self.folder]
+        )
+        if done.returncode != 0:
+            stop(
+                "'python3 -m venv' failed; on Debian and Ubuntu it needs "
+                "'apt-get install python3-venv'"
+            )
+        self.pip('install', '--upgrade', 'pip')
+        self.pip('install', 'setuptools>=77', 'wheel', 'ninja')
+
+    def torch(self) -> str:
+        """Installs torch unless it is there; returns its version."""
+        ask = 'import torch; print(torch.__version__)'
+        found = self.ask(ask)
+        if found is not None:
+            if tuple(map(int, found.split('.')[:2])) < (2, 10):
+                stop(f'torch 2.10 or later is needed (got {found})')
+            return found
+        index = []
+        if not has_gpu() and self.torch_needs_cuda():
+            index = ['--index-url', TORCH_CPU_INDEX]
+        say(f'installing {TORCH} {" ".join(index)}')
+        self.pip('install', TORCH, *index)
+        found = self.ask(ask)
+        if found is None:
+            stop(f'{TORCH} was installed but cannot be imported')
+        return str(found)
+
+    def torch_needs_cuda(self) -> bool:
+        """Whether the torch that pip would choose needs CUDA packages."""
+        options = '--dry-run --ignore-installed --no-deps --quiet --report -'
+        run = subprocess.run(
+            [self.python, '-m', 'pip', 'install', *options.split(), TORCH],
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode != 0:
+            return True  # it has none to offer: ask the CPU index
+        chosen = json.loads(run.stdout)['install'][0]['metadata']
+        needs = chosen.get('requires_dist', [])
+        return any(need.startswith(('nvidia', 'cuda')) for need in needs)
+
+    def install(self, extras: list[str], torch: str) -> None:
+        """Builds and installs the package, unless nothing has changed."""
+        old = json.loads(self.stamp.read_text()) if self.stamp.exists() else {}
+        extras = sorted({*extras, *old.get('extras', [])})
+        new = {'source': digest(), 'torch': torch, 'extras': extras}
+        if new == old and list((ROOT / 'pyg_trust').glob('_C*')):
+            say('pyg_trust is installed and up to date')
+            return
+        say('building and installing pyg_trust')
+        self.stamp.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            constraint = Path(folder) / 'constraint.txt'
+            constraint.write_text(f'torch=={torch}\n')
+            self.pip(
+                *('install', '--no-build-isolation', '--editable'),
+                f'.[{",".join(extras)}]',
+                *('--constraint', constraint),
+            )
+        self.stamp.write_text(json.dumps(new))
+
+    def sparse(self) -> None:
+        """Builds torch-scatter and torch-sparse, side by side."""
+        check = 'import torch_scatter, torch_sparse'
+        if self.ask(check) is not None:
+            return
+        say(
+            'building torch-scatter and torch-sparse, unless pip has them '
+            '(half an hour of processor time)'
+        )
+        jobs = str(max(1, (os.cpu_count() or 2) // 2))
+        # A wheel that pip kept may be of another torch: then build again.
+        for cache in ([], ['--no-cache-dir']):
+            with tempfile.TemporaryDirectory() as folder:
+                wheels = [
+                    subprocess.Popen(
+                        [
+                            self.python,
+                            *('-m', 'pip', 'wheel', '--quiet', '--no-deps'),
+                            *('--no-build-isolation', '-w', folder),
+                            *cache,
+                            name,
+                        ],
+                        env={'MAX_JOBS': jobs, **os.environ},
+                    )
+                    for name in SPARSE
+                ]
+                codes = [wheel.wait() for wheel in wheels]
+                if any(codes):
+                    stop('torch-scatter or torch-sparse does not build')
+                found = sorted(Path(folder).glob('*.whl'))
+                self.pip('install', '--force-reinstall', '--no-deps', *found)
+            if self.ask(check) is not None:
+                return
+        stop('torch-sparse was built but cannot be imported')
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU answers."""
+    smi = shutil.which('nvidia-smi')
+    return smi is not None and (
+        subprocess.run([smi], capture_output=True).returncode == 0
+    )
+
+
+def digest() -> str:
+    """A fingerprint of what an installation depends on."""
+    files = [ROOT / 'setup.py', ROOT / 'pyproject.toml']
+    files += sorted((ROOT / 'csrc').rglob('*.*'))
+    together = hashlib.sha256()
+    for file in files:
+        together.update(file.read_bytes())
+    return together.hexdigest()
+
+
+def test(env: Environment, arguments: list[str]) -> None:
+    """Lint, format, types, tests."""
+    say('ruff check')
+    env.run('-m', 'ruff', 'check', '.')
+    say('ruff format --check')
+    env.run('-m', 'ruff', 'format', '--check', '.')
+    say('mypy')
+    env.run('-m', 'mypy')
+    say('pytest')
+    env.run('-m', 'pytest', *arguments)
+
+
+def main() -> None:
+    """The command line."""
+    arguments, rest = sys.argv[1:], []
+    if '--' in arguments:
+        at = arguments.index('--')
+        arguments, rest = arguments[:at], arguments[at + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('command', choices=list(EXTRAS))
+    parser.add_argument('name', nargs='?', help='of the benchmark')
+    parser.add_argument('--env', type=Path, default=ROOT / '.venv')
+    args = parser.parse_args(arguments)
+    if args.command == 'bench' and args.name is None:
+        names = [f.stem for f in sorted((ROOT / 'benchmarks').glob('*.py'))]
+        stop(f'bench needs a name, one of {", ".join(names)}')
+
+    if sys.version_info < (3, 10):  # noqa: UP036 (that is what it asks)
+        stop(f'needs Python 3.10 or later (got {platform.python_version()})')
+    compilers = [os.environ.get('CXX'), 'c++', 'g++', 'clang++', 'cl']
+    if not any(shutil.which(name) for name in compilers if name):
+        stop('needs a C++ compiler (g++ or clang++), and found none')
+
+    env = Environment(args.env.absolute())
+    env.create()
+    version = env.torch()
+    if args.command == 'test':
+        env.sparse()
+    env.install(EXTRAS[args.command], version)
+
+    if args.command == 'test':
+        test(env, rest)
+    else:
+        script = (
+            ROOT / 'examples' / 'quickstart.py'
+            if args.command == 'quickstart'
+            else ROOT / 'benchmarks' / f'{args.name}.py'
+        )
+        say(f'running {script.relative_to(ROOT)}')
+        env.run(script, *rest)
+
+
+if __name__ == '__main__':
+    main()

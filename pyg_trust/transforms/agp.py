@@ -1,0 +1,132 @@
+"""AGP as a dataset transform."""
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from pyg_trust import rng
+from pyg_trust.functional.measures import Measure, make_measure
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.graph import CSRGraph
+
+
+class MeasureTransform(BaseTransform):
+    """What the transforms that compute a measure share: its arguments."""
+
+    def __init__(
+        self,
+        measure: str | Measure,
+        eps: float,
+        seed: int | None,
+        **arguments: float | None,
+    ) -> None:
+        self.measure = measure
+        self.arguments = arguments
+        self.eps = eps
+        self.seed = None if seed is None else rng.resolve(seed)
+
+    def make_measure(self, graph: CSRGraph) -> Measure:
+        """The measure for :obj:`graph`."""
+        return make_measure(self.measure, graph, **self.arguments)
+
+    def __repr__(self) -> str:
+        given = ''.join(
+            f', {name}={value}'
+            for name, value in self.arguments.items()
+            if value is not None
+        )
+        return (
+            f'{type(self).__name__}({self.measure}{given}, eps={self.eps:g})'
+        )
+
+
+@functional_transform('agp')
+class AGP(MeasureTransform):
+    r"""Propagates node features by Approximate Graph Propagation.
+
+    .. math::
+        \mathbf{Z} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
+        \mathbf{X}
+
+    with an unbiased estimate of bounded variance (`"Approximate Graph
+    Propagation" <https://arxiv.org/abs/2106.03058>`_, Wang et al. 2021), or
+    exactly for :obj:`eps=0` (functional name: :obj:`agp`). Self-loops are
+    added where the measure says so; the graph in :obj:`data` stays as it is.
+    See :func:`pyg_trust.functional.propagate` for the guarantee.
+
+    Args:
+        measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` and
+            :obj:`'heat'` for node features; :obj:`'ppr'`, :obj:`'pagerank'`,
+            :obj:`'single_target'`, :obj:`'hkpr'`, :obj:`'katz'` and
+            :obj:`'transition'` for the measures of that name; or a
+            :class:`~pyg_trust.functional.Measure` of your own.
+        alpha (float, optional): the teleport probability of
+            :obj:`'appnp'`, :obj:`'ppr'`, :obj:`'pagerank'` and
+            :obj:`'single_target'`. (default: :obj:`None`)
+        t (float, optional): the diffusion time of :obj:`'heat'` and
+            :obj:`'hkpr'`. (default: :obj:`None`)
+        beta (float, optional): the attenuation of :obj:`'katz'`.
+            (default: :obj:`None`)
+        levels (int, optional): the number of hops; by default chosen by
+            :obj:`tol`, two for :obj:`'sgc'`. (default: :obj:`None`)
+        tol (float, optional): the largest tail of the series that is cut.
+            (default: :obj:`None`, which stands for :obj:`1e-4`)
+        eps (float): the quantum of AGP, relative to the L1 norm of each
+            feature column; 0 for the exact result. (default: :obj:`1e-5`)
+        seed (int, optional): the seed; by default drawn from torch's default
+            generator at every call. (default: :obj:`None`)
+        attr (str): the attribute to propagate, a float32 or float64 tensor
+            with a row per node. (default: :obj:`'x'`)
+        out (str, optional): the attribute to write to; by default
+            :obj:`attr`, whose features are then replaced.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: as
+            :func:`pyg_trust.functional.propagate`, :meth:`CSRGraph.from_data
+            <pyg_trust.graph.CSRGraph.from_data>` and
+            :func:`~pyg_trust.functional.make_measure`.
+    """
+
+    def __init__(
+        self,
+        measure: str | Measure,
+        *,
+        alpha: float | None = None,
+        t: float | None = None,
+        beta: float | None = None,
+        levels: int | None = None,
+        tol: float | None = None,
+        eps: float = 1e-5,
+        seed: int | None = None,
+        attr: str = 'x',
+        out: str | None = None,
+    ) -> None:
+        super().__init__(
+            measure,
+            eps,
+            seed,
+            alpha=alpha,
+            t=t,
+            beta=beta,
+            levels=levels,
+            tol=tol,
+        )
+        self.attr = attr
+        self.out = attr if out is None else out
+
+    def forward(self, data: Data) -> Data:
+        """Returns the graph with propagated features."""
+        graph = CSRGraph.from_data(data)
+        x = data.get(self.attr)
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"'data' needs to have a tensor '{self.attr}' "
+                f'(got {type(x).__name__})'
+            )
+        measure = self.make_measure(graph)
+        data[self.out] = propagate(
+            graph, x, measure, eps=self.eps, seed=self.seed
+        )
+        return data
