@@ -42,7 +42,7 @@ def operators(graph: CSRGraph, measure: Measure) -> tuple:
     return ours, theirs
 
 
-def power_iteration(matrix: Any, x: Any, measure: Measure) -> Any: ANN201
+def power_iteration(matrix: Any, x: Any, measure: Measure) -> Any:
     """The exact sum by repeated products, whatever the library."""
     z = measure.weights[0] * x
     for weight in measure.weights[1:]:

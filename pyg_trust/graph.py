@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -398,6 +399,18 @@ class CSRGraph:
             check_invariants=False,
         )
 
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """The adjacency matrix in float64, for scipy's algorithms."""
+        value = (
+            np.ones(self.num_edges)
+            if self.weight is None
+            else self.weight.detach().cpu().double().numpy()
+        )
+        return scipy.sparse.csr_array(
+            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
+            shape=(self.num_nodes, self.num_nodes),
+        )
+
     def to_sparse_tensor(self) -> Any:
         """The adjacency matrix as a :class:`torch_sparse.SparseTensor`.
 
@@ -680,15 +693,7 @@ class CSRGraph:
     def _spectral_radius(self) -> float:
         if self.num_edges == 0:
             return 0.0
-        value = (
-            np.ones(self.num_edges)
-            if self.weight is None
-            else self.weight.detach().cpu().double().numpy()
-        )
-        adj = scipy.sparse.csr_array(
-            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
-            shape=(self.num_nodes, self.num_nodes),
-        )
+        adj = self.to_scipy()
         if self.num_nodes <= 500:
             dense = adj.toarray()
             eigenvalues = (

@@ -204,9 +204,17 @@ def katz(
 ) -> Measure:
     r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
 
-    The series is cut, not folded: :math:`w_L = \beta^L`. The tail is counted
-    with the growth of :math:`A^k`, :math:`\sum_{k>L} (\beta\lambda)^k \le`
-    :obj:`tol`, where :math:`\lambda` is the spectral radius of :math:`A`.
+    The series is cut, not folded: :math:`w_L = \beta^L`. What is cut off is
+    at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1 norm. With
+    :math:`c_k = \lVert (\beta A)^k \mathbf{1} \rVert_\infty`, the L1 norm of
+    the operator's :math:`k`-th power, and any :math:`m` with :math:`c_m < 1`,
+
+    .. math::
+        \sum_{k>L} c_k \le c_{L+1} \sum_{j \ge 0} c_j
+        \le c_{L+1} \frac{\sum_{j<m} c_j}{1 - c_m},
+
+    as :math:`c_{i+j} \le c_i c_j`. (The spectral radius :math:`\lambda` alone
+    bounds no power of a directed graph's adjacency matrix.)
 
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
@@ -229,15 +237,8 @@ def katz(
             'Katz series diverges'
         )
     if levels is None:
-        rate = beta * radius
         _check_tol(tol)
-        levels = (
-            min(graph.num_nodes, 1)
-            if rate == 0
-            else max(
-                0, math.ceil(math.log(tol * (1 - rate)) / math.log(rate)) - 1
-            )
-        )
+        levels = _katz_levels(beta, graph, tol)
     weights = tuple(beta**i for i in range(_check_levels(levels) + 1))
     return Measure(0, 0, weights, spectral_radius=radius, name='katz')
 
@@ -416,6 +417,22 @@ def _geometric(
     follow = 1 - alpha
     weights = [alpha * follow**i for i in range(levels)]
     return (*weights, follow**levels)
+
+
+def _katz_levels(beta: float, graph: CSRGraph, tol: float) -> int:
+    adj = graph.to_scipy()
+    power = np.ones(graph.num_nodes)
+    norms = [1.0]
+    total: float | None = None  # bounds the sum of all norms
+    while True:
+        power = beta * (adj @ power)
+        norms.append(float(power.max()))
+        if total is None and norms[-1] <= 0.5:
+            total = sum(norms[:-1]) / (1 - norms[-1])
+        if total is not None:
+            for level in range(len(norms) - 1):
+                if norms[level + 1] * total <= tol:
+                    return level
 
 
 def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:

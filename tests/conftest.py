@@ -1,0 +1,23 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope='session')
+def shared() -> Path:
+    """The folder with real data and oracles, which not every machine has."""
+    root = Path(__file__).resolve().parents[1]
+    folder = Path(os.environ.get('PYG_TRUST_SHARED', root.parent / 'shared'))
+    if not folder.is_dir():
+        pytest.skip(f'needs real data and oracles in {folder}')
+    return folder
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

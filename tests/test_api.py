@@ -1,0 +1,67 @@
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import pyg_trust
+
+
+def modules():
+    yield 'pyg_trust'
+    for module in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
+        if not module.name.endswith('._C'):
+            yield module.name
+
+
+@pytest.mark.parametrize('name', list(modules()))
+def test_public_names_exist_and_are_documented(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    names = getattr(module, '__all__', [])
+    assert names == sorted(set(names))
+    for public in names:
+        assert getattr(module, public).__doc__, public
+
+
+def test_version():
+    assert re.fullmatch(r'\d+\.\d+\.\d+', pyg_trust.__version__)
+    from importlib.metadata import version
+
+    assert version('pyg_trust') == pyg_trust.__version__
+
+
+def test_importing_has_no_side_effects():
+    code = """
+import os, random, sys, warnings
+import numpy, torch, torch_geometric
+import scipy.sparse.linalg
+before = (
+    dict(os.environ),
+    list(warnings.filters),
+    random.getstate(),
+    torch.get_rng_state().tolist(),
+    numpy.random.get_state()[1].tolist(),
+    torch.get_num_threads(),
+)
+warnings.simplefilter('error')
+import pyg_trust, pyg_trust.functional, pyg_trust.nn, pyg_trust.transforms
+warnings.filters.pop(0)
+after = (
+    dict(os.environ),
+    list(warnings.filters),
+    random.getstate(),
+    torch.get_rng_state().tolist(),
+    numpy.random.get_state()[1].tolist(),
+    torch.get_num_threads(),
+)
+assert before == after
+"""
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ''
+    assert done.stderr == ''

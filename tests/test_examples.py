@@ -1,0 +1,50 @@
+"""The examples run, on the data that is there, and print what they promise."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / 'examples'
+
+
+def run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'Warning' not in done.stderr
+    return done.stdout
+
+
+def accuracies(output):
+    rows = re.findall(
+        r'^(.{28}) +(\S+) +\S+ +(\S+) +(\S+)$', output, re.MULTILINE
+    )
+    return {
+        (name.strip(), eps): (float(error), float(accuracy))
+        for name, eps, error, accuracy in rows[1:]
+    }
+
+
+@pytest.mark.parametrize('dataset', ['digits', 'Cora'])
+def test_quickstart(dataset, tmp_path, request):
+    root = tmp_path / 'data'
+    if dataset != 'digits':
+        shared = request.getfixturevalue('shared')
+        shutil.copytree(shared / 'data/Planetoid', root)
+    output = run(
+        'quickstart.py', '--dataset', dataset, '--root', root, '--epochs', '20'
+    )
+    rows = accuracies(output)
+    assert len(rows) == 9
+    raw = rows['raw, no graph', '-'][1]
+    for (_, eps), (error, accuracy) in rows.items():
+        assert error == 0 if eps in ('0', '-') else 0 < error < 1
+        # Propagation helps, whether exact or not.
+        assert accuracy >= raw

@@ -1,0 +1,347 @@
+import itertools
+import warnings
+
+import networkx as nx
+import pytest
+import torch
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.typing import WITH_TORCH_SPARSE
+
+from pyg_trust.graph import CSRGraph
+from pyg_trust.testing import UNDIRECTED, make_graph
+
+EDGES = torch.tensor([[3, 0, 0, 2], [0, 2, 1, 2]])
+WEIGHTS = torch.tensor([1.5, 2.0, 3.0, 4.0])
+ADJ = torch.tensor(
+    [
+        [0.0, 3.0, 2.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 4.0, 0.0, 0.0],
+        [1.5, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+)
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+
+
+def dense(graph):
+    return graph.to_torch_sparse(torch.sparse_coo).to_dense()
+
+
+# Converters ##################################################################
+
+
+def test_from_edge_index():
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS)
+    assert graph.rowptr.tolist() == [0, 2, 2, 3, 4, 4]
+    assert graph.col.tolist() == [1, 2, 2, 0]
+    assert graph.weight.tolist() == [3.0, 2.0, 4.0, 1.5]
+    assert graph.perm.tolist() == [2, 1, 3, 0]
+    assert torch.equal(dense(graph), ADJ)
+    edge_index, weight = graph.to_edge_index()
+    assert torch.equal(edge_index, EDGES[:, graph.perm])
+    assert torch.equal(weight, WEIGHTS[graph.perm])
+
+
+def sources():
+    yield 'edge_index', EDGES, {'num_nodes': 5, 'edge_weight': WEIGHTS}
+    yield (
+        'EdgeIndex',
+        EdgeIndex(EDGES, sparse_size=(5, 5)),
+        {'edge_weight': WEIGHTS},
+    )
+    data = Data(edge_index=EDGES, edge_weight=WEIGHTS, num_nodes=5)
+    yield 'Data', data, {}
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for layout in LAYOUTS:
+            name = str(layout).removeprefix('torch.')
+            yield name, ADJ.to_sparse(layout=layout), {}
+            adj_t = ADJ.t().contiguous().to_sparse(layout=layout)
+            yield f'{name} transposed', adj_t, {'transposed': True}
+            yield f'Data with {name}', Data(adj_t=adj_t, num_nodes=5), {}
+    yield 'CSRGraph', CSRGraph.from_edge_index(EDGES, 5, WEIGHTS), {}
+
+
+@pytest.mark.parametrize(
+    ('source', 'kwargs'),
+    [pytest.param(*case[1:], id=case[0]) for case in sources()],
+)
+def test_convert_every_form(source, kwargs):
+    graph = CSRGraph.convert(source, **kwargs)
+    assert graph.num_nodes == 5
+    assert graph.is_weighted
+    assert torch.equal(dense(graph), ADJ)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('weighted', [False, True])
+def test_round_trip_through_torch_sparse(layout, weighted):
+    weight = WEIGHTS if weighted else None
+    graph = CSRGraph.from_edge_index(EDGES, 5, weight)
+    adj = graph.to_torch_sparse(layout)
+    assert adj.layout == layout
+    again = CSRGraph.convert(adj)
+    assert again.is_weighted == weighted
+    assert torch.equal(again.rowptr, graph.rowptr)
+    assert torch.equal(again.col, graph.col)
+    assert not weighted or torch.equal(again.weight, graph.weight)
+    assert graph.to_torch_sparse(layout, torch.float64).dtype == torch.float64
+
+
+@pytest.mark.skipif(not WITH_TORCH_SPARSE, reason='torch-sparse is missing')
+def test_round_trip_through_sparse_tensor():
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS)
+    adj = graph.to_sparse_tensor()
+    assert torch.equal(adj.to_dense(), ADJ)
+    assert torch.equal(dense(CSRGraph.convert(adj)), ADJ)
+    again = CSRGraph.convert(adj.t(), transposed=True)
+    assert torch.equal(dense(again), ADJ)
+    unweighted = CSRGraph.convert(adj.set_value(None))
+    assert not unweighted.is_weighted
+    assert torch.equal(unweighted.col, graph.col)
+    data = Data(adj_t=adj.t(), num_nodes=5)
+    assert torch.equal(dense(CSRGraph.from_data(data)), ADJ)
+
+
+def test_sparse_tensor_without_torch_sparse(monkeypatch):
+    class SparseTensor:
+        pass
+
+    monkeypatch.setattr('pyg_trust.graph.WITH_TORCH_SPARSE', False)
+    with pytest.raises(ImportError, match='torch-sparse'):
+        CSRGraph.convert(SparseTensor())
+    with pytest.raises(ImportError, match='torch-sparse'):
+        make_graph('path').to_sparse_tensor()
+
+
+def test_converting_copies_nothing_back():
+    before = EDGES.clone()
+    CSRGraph.from_edge_index(EDGES, 5).with_self_loops().transpose()
+    assert torch.equal(EDGES, before)
+
+
+def test_isolated_nodes_are_kept():
+    graph = make_graph('isolated')
+    assert graph.num_nodes == 5
+    assert graph.degree.tolist() == [0, 2, 2, 2, 0]
+    assert graph.isolated.tolist() == [True, False, False, False, True]
+    everyone = make_graph('no_edges')
+    assert everyone.num_nodes == 3
+    assert everyone.num_edges == 0
+    assert everyone.isolated.all()
+    assert everyone.is_undirected
+    only_loop = CSRGraph.from_edge_index(torch.tensor([[1], [1]]), 2)
+    assert only_loop.isolated.all()
+
+
+def test_duplicates():
+    edges = torch.tensor([[0, 1, 0, 0], [1, 0, 1, 2]])
+    weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    with pytest.raises(ValueError, match=r'1 edges more than once.*0 -> 1'):
+        CSRGraph.from_edge_index(edges, 3)
+    merged = CSRGraph.from_edge_index(edges, 3, weights, duplicates='merge')
+    assert merged.col.tolist() == [1, 2, 0]
+    assert merged.weight.tolist() == [5.0, 8.0, 2.0]
+    assert merged.perm.tolist() == [0, 3, 1]
+    kept = CSRGraph.from_edge_index(edges, 3, weights, duplicates='keep')
+    assert kept.col.tolist() == [1, 1, 2, 0]
+    assert kept.weight.tolist() == [1.0, 4.0, 8.0, 2.0]
+    assert kept.perm.tolist() == [0, 2, 3, 1]
+    assert kept.has_duplicates
+    assert not merged.has_duplicates
+    assert kept.degree.tolist() == [3, 1, 0]
+
+
+# Properties ##################################################################
+
+
+def test_undirected():
+    assert all(make_graph(name).is_undirected for name in UNDIRECTED)
+    assert make_graph('duplicate').is_undirected
+    assert not make_graph('directed').is_undirected
+    edges = torch.tensor([[0, 1], [1, 0]])
+    one_way = CSRGraph.from_edge_index(edges, 2, torch.tensor([1.0, 2.0]))
+    assert not one_way.is_undirected
+    # The same number of edges in and out of every node, yet directed.
+    ring = CSRGraph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)
+    assert not ring.is_undirected
+
+
+def test_degrees_of_a_directed_graph():
+    graph = make_graph('directed')
+    assert graph.degree.tolist() == [2, 1, 1, 2, 0]
+    assert graph.in_degree.tolist() == [1, 1, 2, 0, 2]
+
+
+def test_transpose():
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS)
+    other = graph.transpose()
+    assert torch.equal(dense(other), ADJ.t())
+    assert torch.equal(EDGES[:, other.perm].flip(0), other.to_edge_index()[0])
+    assert other.transpose() is graph
+    path = make_graph('path')
+    assert path.transpose() is path
+
+
+def test_with_self_loops():
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS).with_self_loops()
+    expected = ADJ + torch.diag(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]))
+    assert torch.equal(dense(graph), expected)
+    assert graph.perm.tolist() == [-1, 2, 1, -1, 3, 0, -1, -1]
+    assert graph.with_self_loops() is graph
+    assert graph.has_self_loops
+
+
+def test_derived_things_are_built_once():
+    graph = make_graph('directed')
+    assert graph.transpose() is graph.transpose()
+    assert graph.with_self_loops() is graph.with_self_loops()
+    assert graph.push_graph(0).col is graph.push_graph(0).col
+    assert graph.push_graph(0.5).scale is graph.push_graph(0.5).scale
+    assert graph.receivers()[1] is graph.receivers()[1]
+
+
+@pytest.mark.parametrize('along', [True, False])
+@pytest.mark.parametrize('name', ['random', 'directed', 'duplicate'])
+def test_push_graph_is_sorted_and_grouped_by_degree(name, along):
+    graph = make_graph(name)
+    laid = graph.push_graph(0.5, torch.float64, along)
+    source = graph if along else graph.transpose()
+    assert torch.equal(laid.rowptr, source.rowptr)
+    for u in range(graph.num_nodes):
+        begin, end = laid.rowptr[u : u + 2].tolist()
+        entries = laid.col[begin:end].long()
+        assert entries.sort().values.tolist() == source.col[begin:end].tolist()
+        degree = graph.degree[entries].double()
+        wanted = torch.where(degree > 0, degree.pow(-0.5), 0.0)
+        assert torch.equal(laid.scale[begin:end], wanted)
+        assert (wanted.diff() <= 0).all()
+        ends = laid.group_end[laid.group_ptr[u] : laid.group_ptr[u + 1]]
+        starts = [begin, *ends.tolist()]
+        assert starts[-1] == end
+        buckets = [
+            set(degree[i - begin : j - begin].log2().floor().tolist())
+            for i, j in itertools.pairwise(starts)
+        ]
+        assert all(len(bucket) == 1 for bucket in buckets)
+        assert len(set().union(*buckets)) == len(buckets)
+
+
+def test_spectral_radius():
+    assert make_graph('no_edges').spectral_radius == 0
+    cycle = make_graph('cycle')
+    assert cycle.spectral_radius == pytest.approx(2, abs=1e-12)
+    star = make_graph('star')
+    assert star.spectral_radius == pytest.approx(5**0.5, abs=1e-12)
+    # More than 500 nodes: the sparse solver, against numpy's dense one.
+    graph = nx.gnp_random_graph(600, 0.01, seed=1, directed=True)
+    edges = torch.tensor(list(graph.edges)).t()
+    wanted = abs(
+        torch.linalg.eigvals(
+            torch.tensor(nx.to_numpy_array(graph), dtype=torch.float64)
+        )
+    ).max()
+    made = CSRGraph.from_edge_index(edges, 600)
+    assert made.spectral_radius == pytest.approx(wanted.item(), rel=1e-10)
+    both = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), 600, duplicates='merge'
+    )
+    adj = both.to_torch_sparse(torch.sparse_coo, torch.float64).to_dense()
+    wanted = torch.linalg.eigvalsh(adj).abs().max()
+    assert both.spectral_radius == pytest.approx(wanted.item(), rel=1e-10)
+
+
+def test_repr_and_device():
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS)
+    assert str(graph) == 'CSRGraph(num_nodes=5, num_edges=4, weighted)'
+    assert graph.to('cpu') is graph
+
+
+# Bad input ###################################################################
+
+
+@pytest.mark.parametrize(
+    ('error', 'match', 'args', 'kwargs'),
+    [
+        (TypeError, "'edge_index'.*int64.*int32", (EDGES.int(), 5), {}),
+        (TypeError, "'edge_index'.*tensor.*list", ([[0], [1]], 5), {}),
+        (ValueError, "'edge_index'.*2 dim", (EDGES[0], 5), {}),
+        (ValueError, r"'edge_index'.*\[2, num_edges\]", (EDGES.t(), 5), {}),
+        (ValueError, "'num_nodes' is 3.*0 to 3", (EDGES, 3), {}),
+        (ValueError, "'edge_index'.*-1 to 2", (EDGES - 1, 5), {}),
+        (ValueError, "'num_nodes' is needed", (EDGES,), {}),
+        (ValueError, "'num_nodes'.*empty", (EDGES[:, :0], 0), {}),
+        (TypeError, "'num_nodes'.*float", (EDGES, 5.0), {}),
+        (ValueError, "'edge_weight'.*shape", (EDGES, 5, WEIGHTS[:3]), {}),
+        (TypeError, "'edge_weight'.*int64", (EDGES, 5, WEIGHTS.long()), {}),
+        (ValueError, "'edge_weight'.*NaN", (EDGES, 5, WEIGHTS / 0), {}),
+        (ValueError, "'duplicates'.*'x'", (EDGES, 5), {'duplicates': 'x'}),
+    ],
+)
+def test_from_edge_index_refuses(error, match, args, kwargs):
+    with pytest.raises(error, match=match):
+        CSRGraph.from_edge_index(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ('match', 'rowptr', 'col'),
+    [
+        ('at least one node', [0], []),
+        ('from 0 to 2', [0, 1, 1], [0, 1]),
+        ('from 0 to 1', [1, 1], [0]),
+        ('ascending', [0, 2, 1, 2], [0, 1]),
+        (r'\[0, 2\).*0 to 2', [0, 1, 2], [0, 2]),
+        ('ascending in every row', [0, 2, 2], [1, 0]),
+    ],
+)
+def test_constructor_refuses(match, rowptr, col):
+    with pytest.raises(ValueError, match=match):
+        CSRGraph(torch.tensor(rowptr), torch.tensor(col, dtype=torch.int64))
+
+
+def test_constructor_takes_falls_between_rows():
+    rowptr, col = torch.tensor([0, 0, 2, 2, 3, 3]), torch.tensor([1, 4, 0])
+    assert CSRGraph(rowptr, col).degree.tolist() == [0, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ('error', 'match', 'source', 'kwargs'),
+    [
+        (TypeError, "'graph'.*str", 'graph', {}),
+        (TypeError, 'homogeneous.*HeteroData', HeteroData(), {}),
+        (ValueError, "'edge_index' or an 'adj_t'", Data(num_nodes=3), {}),
+        (ValueError, 'square', torch.ones(2, 3).to_sparse(), {}),
+        (
+            ValueError,
+            "'num_nodes' is 4, but the graph has 5",
+            CSRGraph.from_edge_index(EDGES, 5),
+            {'num_nodes': 4},
+        ),
+        (
+            ValueError,
+            "'edge_weight' goes with an 'edge_index'",
+            CSRGraph.from_edge_index(EDGES, 5),
+            {'edge_weight': WEIGHTS},
+        ),
+    ],
+)
+def test_convert_refuses(error, match, source, kwargs):
+    with pytest.raises(error, match=match):
+        CSRGraph.convert(source, **kwargs)
+
+
+def test_sparse_values_are_not_dropped_silently():
+    adj = ADJ.to_sparse()
+    with pytest.raises(ValueError, match='only ones'):
+        CSRGraph.from_torch_sparse(adj, weighted=False)
+
+
+def test_uncoalesced_duplicates_are_refused():
+    index = torch.tensor([[0, 0], [1, 1]])
+    adj = torch.sparse_coo_tensor(
+        index, torch.ones(2), (2, 2), check_invariants=True
+    )
+    with pytest.raises(ValueError, match='more than once'):
+        CSRGraph.convert(adj)

@@ -1,0 +1,204 @@
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.datapipes import DatasetAdapter
+
+from pyg_trust import functional as F
+from pyg_trust.testing import make_graph
+from pyg_trust.transforms import AGP, GDC
+
+GRAPH = make_graph('random')
+
+
+def make_data(**kwargs):
+    x = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
+    return Data(x=x, edge_index=GRAPH.to_edge_index()[0], **kwargs)
+
+
+ARGUMENTS = {
+    'transition': {'levels': 2},
+    'pagerank': {'alpha': 0.2},
+    'ppr': {'alpha': 0.2, 'tol': 1e-3},
+    'single_target': {'alpha': 0.2, 'levels': 4},
+    'hkpr': {'t': 2.0},
+    'katz': {'beta': 0.05},
+    'sgc': {},
+    'appnp': {'alpha': 0.2},
+    'heat': {'t': 2.0},
+}
+
+
+@pytest.mark.parametrize('eps', [0.0, 1e-2])
+@pytest.mark.parametrize('name', ARGUMENTS)
+def test_agp_is_the_functional(name, eps):
+    data = make_data()
+    before = data.clone()
+    out = AGP(name, **ARGUMENTS[name], eps=eps, seed=3)(data)
+    measure = F.make_measure(name, GRAPH, **ARGUMENTS[name])
+    wanted = F.propagate(GRAPH, data.x, measure, eps=eps, seed=3)
+    assert torch.equal(out.x, wanted)
+    assert torch.equal(out.edge_index, before.edge_index)
+    assert torch.equal(data.x, before.x)
+    assert torch.equal(data.edge_index, before.edge_index)
+
+
+def test_agp_takes_a_measure():
+    measure = F.Measure(0.2, 0.8, (0.5, 0.5))
+    out = AGP(measure, eps=0)(make_data())
+    assert torch.equal(out.x, F.propagate(GRAPH, make_data().x, measure))
+    assert 'custom' in str(AGP(measure))
+
+
+def test_agp_writes_where_it_is_told():
+    data = make_data(score=torch.rand(40))
+    out = AGP('ppr', alpha=0.2, eps=0, attr='score', out='rank')(data)
+    assert torch.equal(out.x, data.x)
+    assert torch.equal(out.score, data.score)
+    assert torch.equal(out['rank'], F.propagate(GRAPH, data.score, F.ppr(0.2)))
+
+
+def test_agp_in_a_pipeline():
+    pipeline = T.Compose(
+        [
+            T.NormalizeFeatures(),
+            AGP('appnp', alpha=0.1, seed=1),
+            T.ToUndirected(),
+        ]
+    )
+    out = pipeline(make_data())
+    normal = T.NormalizeFeatures()(make_data())
+    assert torch.equal(out.x, AGP('appnp', alpha=0.1, seed=1)(normal).x)
+    assert 'AGP(appnp, alpha=0.1, eps=1e-05)' in str(pipeline)
+
+
+def test_seed_everything_is_enough():
+    transform = AGP('ppr', alpha=0.2, eps=1e-2)
+    torch.manual_seed(1)
+    first, second = transform(make_data()).x, transform(make_data()).x
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(transform(make_data()).x, first)
+
+
+def test_agp_keeps_isolated_nodes():
+    data = Data(x=torch.eye(5), edge_index=torch.tensor([[1, 2], [2, 1]]))
+    out = AGP('appnp', alpha=0.1, eps=0)(data)
+    assert torch.allclose(out.x[[0, 3, 4]], torch.eye(5)[[0, 3, 4]])
+
+
+def test_functional_names():
+    data = make_data()
+    pipe = DatasetAdapter([data]).agp('ppr', alpha=0.2, eps=0)
+    pipe = pipe.agp_gdc('heat', t=1.0, top_k=2, eps=0)
+    (out,) = list(pipe)
+    wanted = AGP('ppr', alpha=0.2, eps=0)(data)
+    wanted = GDC('heat', t=1.0, top_k=2, eps=0)(wanted)
+    assert torch.equal(out.x, wanted.x)
+    assert torch.equal(out.edge_index, wanted.edge_index)
+
+
+@pytest.mark.parametrize(
+    ('error', 'match', 'run'),
+    [
+        (ValueError, "'ppr' needs 'alpha'", lambda d: AGP('ppr')(d)),
+        (ValueError, "takes no 't'", lambda d: AGP('sgc', t=1.0)(d)),
+        (ValueError, "'measure'", lambda d: AGP('page')(d)),
+        (ValueError, "'eps'", lambda d: AGP('sgc', eps=-1)(d)),
+        (TypeError, "'seed'", lambda d: AGP('sgc', seed=1.5)),
+        (ValueError, "'beta'", lambda d: AGP('katz', beta=1.0)(d)),
+        (ValueError, "tensor 'y'", lambda d: AGP('sgc', attr='y')(d)),
+        (TypeError, 'HeteroData', lambda d: AGP('sgc')(HeteroData())),
+    ],
+)
+def test_agp_refuses(error, match, run):
+    data = make_data()
+    before = data.clone()
+    with pytest.raises(error, match=match):
+        run(data)
+    assert data.keys() == before.keys()
+    assert torch.equal(data.x, before.x)
+
+
+def test_agp_refuses_weights():
+    data = make_data()
+    data.edge_weight = torch.ones(data.num_edges)
+    with pytest.raises(ValueError, match='unweighted'):
+        AGP('sgc')(data)
+
+
+# GDC #########################################################################
+
+
+@pytest.mark.parametrize('name', ['appnp', 'heat', 'ppr', 'single_target'])
+def test_gdc_edges_carry_the_diffusion(name):
+    # Summing over the new edges is multiplying by the diffusion matrix.
+    data = make_data(y=torch.arange(40))
+    transform = GDC(
+        name,
+        **ARGUMENTS[name],
+        threshold=1e-12,
+        normalization=None,
+        eps=0,
+    )
+    out = transform(data)
+    source, target = out.edge_index
+    z = torch.zeros(40, 3).index_add_(
+        0, target, out.edge_weight[:, None] * data.x[source]
+    )
+    wanted = AGP(name, **ARGUMENTS[name], eps=0)(data).x
+    torch.testing.assert_close(z, wanted)
+    assert torch.equal(out.y, data.y)
+    assert torch.equal(data.edge_index, GRAPH.to_edge_index()[0])
+
+
+def test_gdc_top_k_and_normalization():
+    data = make_data()
+    out = GDC('heat', t=3.0, top_k=4, eps=1e-4, seed=1)(data)
+    source, target = out.edge_index
+    entering = torch.zeros(40).index_add_(0, target, out.edge_weight)
+    torch.testing.assert_close(entering, torch.ones(40))
+    assert target.bincount(minlength=40).max() == 4
+    raw = GDC('heat', t=3.0, top_k=4, eps=1e-4, seed=1, normalization=None)
+    value = raw(data).edge_weight
+    leaving = torch.zeros(40).index_add_(0, source, value)
+    entering = torch.zeros(40).index_add_(0, target, value)
+    wanted = value / (leaving[source] * entering[target]).sqrt()
+    both = GDC('heat', t=3.0, top_k=4, eps=1e-4, seed=1, normalization='sym')
+    torch.testing.assert_close(both(data).edge_weight, wanted)
+
+
+def test_gdc_replaces_weights_and_adj_t():
+    data = Data(
+        x=make_data().x,
+        adj_t=GRAPH.to_torch_sparse(),
+        num_nodes=40,
+    )
+    transform = GDC('appnp', alpha=0.2, threshold=1e-3, eps=0)
+    out = transform(data)
+    assert 'adj_t' not in out
+    wanted = transform(make_data())
+    assert torch.equal(out.edge_index, wanted.edge_index)
+    torch.testing.assert_close(out.edge_weight, wanted.edge_weight)
+    assert str(transform) == (
+        'GDC(appnp, alpha=0.2, eps=0, top_k=None, threshold=0.001)'
+    )
+
+
+@pytest.mark.parametrize(
+    ('match', 'run'),
+    [
+        ("'top_k' and 'threshold'", lambda: GDC('heat', t=1.0)),
+        ("'normalization'", lambda: GDC(top_k=1, normalization='col')),
+        ("'top_k'", lambda: GDC('heat', t=1.0, top_k=-1)(make_data())),
+        (
+            "no edge attribute 'edge_attr'",
+            lambda: GDC('heat', t=1.0, top_k=1)(
+                make_data(edge_attr=torch.rand(GRAPH.num_edges, 2))
+            ),
+        ),
+    ],
+)
+def test_gdc_refuses(match, run):
+    with pytest.raises(ValueError, match=match):
+        run()
