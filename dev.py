@@ -180,6 +180,7 @@ class Environment:
                     stop('torch-scatter or torch-sparse does not build')
                 found = sorted(Path(folder).glob('*.whl'))
                 self.pip('install', '--force-reinstall', '--no-deps', *found)
+                self.pip('install', *found)  # and what they import
             if self.ask(check) is not None:
                 return
         stop('torch-sparse was built but cannot be imported')
