@@ -77,7 +77,7 @@ class Environment:
 
     def pip(self, *arguments: str | Path) -> None:
         """Runs pip, quietly."""
-        self.run('-m', 'pip', *arguments, '--quiet')
+        self.run('-m', 'pip', *arguments, '-qq')
 
     def create(self) -> None:
         """Makes the environment, unless it is there and works."""
@@ -166,7 +166,7 @@ class Environment:
                     subprocess.Popen(
                         [
                             self.python,
-                            *('-m', 'pip', 'wheel', '--quiet', '--no-deps'),
+                            *('-m', 'pip', 'wheel', '-qq', '--no-deps'),
                             *('--no-build-isolation', '-w', folder),
                             *cache,
                             name,
