@@ -668,11 +668,14 @@ class CSRGraph:
             exponent (float): the exponent; 0 gives ones, at degree 0 too.
             dtype (torch.dtype): of the result.
         """
-        degree = self.degree.to(torch.float64)
-        power = degree.pow(exponent)
-        if exponent != 0:
-            power[degree == 0] = 0
-        return power.to(dtype)
+
+        def build() -> Tensor:
+            power = self.degree.to(torch.float64).pow(exponent)
+            if exponent != 0:
+                power[self.degree == 0] = 0
+            return power.to(dtype)
+
+        return self._cached(('degree_power', exponent, dtype), build)
 
     # Private ################################################################
 

@@ -157,7 +157,7 @@ Tensor propagate_typed(const Tensor& rowptr,
 
   const int64_t tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
   const auto by_rows = [&](const auto& run) {
-    parallel_tasks(tasks, [&] {
+    parallel_tasks(tasks, n * stride, [&] {
       return [&](int64_t task) {
         run(task * kRowsPerTask, std::min(n, (task + 1) * kRowsPerTask));
       };

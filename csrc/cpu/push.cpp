@@ -156,7 +156,7 @@ Tensor push_typed(const PushGraph<scalar_t>& graph,
   const auto* in = x.const_data_ptr<scalar_t>();
   const auto* quanta = eps.const_data_ptr<scalar_t>();
   auto* z = out.mutable_data_ptr<scalar_t>();
-  parallel_tasks(num_signals, [&] {
+  parallel_tasks(num_signals, num_signals * n, [&] {
     return [&, pusher = std::make_shared<Pusher<scalar_t>>(
                    graph, send.const_data_ptr<scalar_t>(), levels,
                    n)](int64_t k) {
@@ -258,7 +258,8 @@ std::tuple<Tensor, Tensor, Tensor> push_sparse_typed(
     Pusher<scalar_t> pusher;
     Reserve<scalar_t> reserve;
   };
-  parallel_tasks(num_signals, [&] {
+  // A query may touch little or much: it says nothing of n.
+  parallel_tasks(num_signals, kSerial, [&] {
     auto work = std::make_shared<Work>(
         Work{Pusher<scalar_t>(graph, send.const_data_ptr<scalar_t>(), levels,
                               n),
