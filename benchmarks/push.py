@@ -76,6 +76,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--sizes', nargs='+', default=list(SIZES))
+    parser.add_argument(
+        '--only', nargs='+', default=list(PARTS), choices=list(PARTS)
+    )
     parser.add_argument('--columns', type=int, default=64)
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--repeats', type=int, default=3)
@@ -99,8 +102,8 @@ def main() -> None:
                 for name in ('seconds', 'x torch', 'x scipy', 'relF', 'max|e|')
             )
         )
-        wide(graph, size, args, writer)
-        single(graph, size, args, writer)
+        for part in args.only:
+            PARTS[part](graph, size, args, writer)
 
 
 def compare(
@@ -155,6 +158,9 @@ def wide(
                 )
                 for eps in (0.0, 1e-8, 1e-7, 1e-6, 1e-5)
             }
+            methods['eps=0, bfloat16 levels'] = partial(
+                F.propagate, graph, x, measure, half=True
+            )
             compare(
                 graph,
                 x,
@@ -182,6 +188,12 @@ def single(
             )
             for eps in (1e-4, 1e-5, 1e-6, 1e-7)
         }
+        methods |= {
+            f'pruned eps={eps:g}': partial(
+                F.query, graph, node, measure, eps=eps, method='prune'
+            )
+            for eps in (1e-5, 1e-6, 1e-7)
+        }
         compare(
             graph,
             x,
@@ -192,6 +204,8 @@ def single(
             writer,
         )
 
+
+PARTS = {'wide': wide, 'single': single}
 
 if __name__ == '__main__':
     main()

@@ -4,26 +4,32 @@
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // z = sum_i weights[i] (D_recv B D_send)^i x, exactly. Row v of
-  // (rowptr, col) lists the nodes that v receives from.
+  // (rowptr, col) lists the nodes that v receives from. `half` keeps the
+  // levels of a float32 x in bfloat16.
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
-      "Tensor send, Tensor weights) -> Tensor");
+      "Tensor send, Tensor weights, bool half) -> Tensor");
 
-  // The same sum, estimated by randomized pushes. Row u of (rowptr, col)
-  // lists the nodes that u pushes to, in ascending degree; one row of `x` and
-  // of the result per signal.
+  // The same sum, estimated by randomized pushes, in blocks of columns that
+  // share what is sampled. Row u of (rowptr, col) lists the nodes that u
+  // pushes to, in ascending degree; row v of (pull_rowptr, pull_col) those
+  // that v receives from. A level is done exactly where pushing it is expected
+  // to cost more than `pull_above` times as much. Also returns how many levels
+  // of each block were pushed.
   m.def(
       "push(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
-      "Tensor group_end, Tensor send, Tensor x, Tensor eps, Tensor ratio, "
-      "Tensor keep, int seed, int first) -> Tensor");
+      "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
+      "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, int seed, "
+      "int first, float pull_above) -> (Tensor, Tensor)");
 
-  // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), with
-  // sparse rows (ptr, node, value) as the result: per row the top_k entries
-  // (all if top_k < 0) of magnitude above `threshold`.
+  // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
+  // itself, with sparse rows (ptr, node, value) as the result: per row the
+  // top_k entries (all if top_k < 0) of magnitude above `threshold`. Residues
+  // with |r| * send < prune are not pushed.
   m.def(
       "push_sparse(Tensor rowptr, Tensor col, Tensor? scale, "
       "Tensor group_ptr, Tensor group_end, Tensor send, Tensor sig_ptr, "
-      "Tensor sig_node, Tensor sig_value, Tensor eps, Tensor ratio, "
-      "Tensor keep, int seed, int first, int top_k, float threshold) "
-      "-> (Tensor, Tensor, Tensor)");
+      "Tensor sig_node, Tensor sig_value, Tensor eps, Tensor prune, "
+      "Tensor ratio, Tensor keep, int seed, int first, int top_k, "
+      "float threshold) -> (Tensor, Tensor, Tensor)");
 }

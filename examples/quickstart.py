@@ -9,6 +9,7 @@ classifier trained on it in a plain mini-batch loop.
 import argparse
 import time
 
+import numpy as np
 import torch
 import torch_geometric
 import torch_geometric.transforms as T
@@ -45,11 +46,8 @@ PER_CLASS = 5  # labelled nodes of each class, where no split is given
 def digits() -> Data:
     """The digits, each joined to its 10 nearest neighbours."""
     images, label = load_digits(return_X_y=True)
-    neighbours = kneighbors_graph(images, 10).tocoo()
-    edge_index = torch.from_numpy(neighbours.coords[0]).long()
-    edge_index = torch.stack(
-        [edge_index, torch.from_numpy(neighbours.coords[1]).long()]
-    )
+    pairs = np.stack(kneighbors_graph(images, 10).nonzero())
+    edge_index = torch.from_numpy(pairs).long()
     return Data(
         x=torch.from_numpy(images).float() / 16,
         y=torch.from_numpy(label).long(),

@@ -5,6 +5,7 @@ are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
 them; what the numbers mean is checked by :mod:`pyg_trust.functional`.
 """
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,14 +103,15 @@ def propagate(
     recv: Tensor,
     send: Tensor,
     weights: Tensor,
+    half: bool = False,
 ) -> Tensor:
     r"""Computes :math:`\sum_i w_i (R B S)^i x` for all columns at once.
 
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    Memory beside the result: two buffers of the size of :obj:`x`, the columns
-    rounded up to a multiple of 64 bytes.
+    Memory beside the result: two buffers of the size of :obj:`x` (half of it
+    with :obj:`half`), the columns rounded up to whole vectors.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -118,6 +120,8 @@ def propagate(
         recv (Tensor): as :obj:`x`, ``[num_nodes]``.
         send (Tensor): as :obj:`x`, ``[num_nodes]``.
         weights (Tensor): float64, ``[num_levels + 1]``.
+        half (bool): whether the levels of a float32 :obj:`x` are kept in
+            bfloat16; sums stay in float32. (default: :obj:`False`)
 
     Returns:
         Tensor: as :obj:`x`.
@@ -131,11 +135,14 @@ def propagate(
         _check('recv', recv, dtype, n),
         _check('send', send, dtype, n),
         _check('weights', weights, torch.float64, max(weights.numel(), 1)),
+        half,
     )
 
 
 def push(
     graph: PushGraph,
+    receivers: tuple[Tensor, Tensor],
+    recv: Tensor,
     send: Tensor,
     x: Tensor,
     eps: Tensor,
@@ -143,40 +150,58 @@ def push(
     keep: Tensor,
     seed: int,
     first: int = 0,
-) -> Tensor:
+    pull_above: float = math.inf,
+) -> tuple[Tensor, Tensor]:
     r"""Estimates :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
-    Signals are rows here, and independent: signal :math:`k` draws from the
-    stream of :obj:`(seed, first + k)`. Memory beside the result: two vectors
-    of ``num_nodes`` per thread.
+    The columns of a block (:func:`block_size` of them) share what is sampled;
+    block :math:`k` draws from the stream of :obj:`(seed, first + k)`. Memory
+    beside the result: two buffers of ``num_nodes`` cache lines per thread.
 
     Args:
         graph (PushGraph): the graph, with :math:`R` as its :obj:`scale`.
+        receivers (tuple[Tensor, Tensor]): the same graph from the receiving
+            side: ``rowptr`` (int64) and ``col`` (int32), as in
+            :func:`propagate`.
+        recv (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of
+            :math:`R`.
         send (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of
             :math:`S`.
-        x (Tensor): float32 or float64, ``[num_signals, num_nodes]``.
-        eps (Tensor): as :obj:`x`, ``[num_signals]``: the quantum, absolute
-            and positive.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        eps (Tensor): as :obj:`x`, ``[num_columns]``: the quantum, absolute.
         ratio (Tensor): float64, ``[num_levels]``: :math:`Y_{i+1} / Y_i`.
         keep (Tensor): float64, ``[num_levels + 1]``: :math:`w_i / Y_i`.
         seed (int): the seed.
-        first (int): the number of the first signal. (default: :obj:`0`)
+        first (int): the number of the first block. (default: :obj:`0`)
+        pull_above (float): a level is done exactly if pushing it is expected
+            to cost more than this times as much. (default: :obj:`math.inf`)
 
     Returns:
-        Tensor: as :obj:`x`.
+        tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
+        levels that were pushed, int64, ``[num_blocks]``.
     """
     dtype = _value_dtype('x', x)
     n = graph.rowptr.numel() - 1
+    rowptr, col = receivers
     return _ops.push(
         *_check_graph(graph, dtype),
+        _check('rowptr', rowptr, torch.int64, n + 1),
+        _check('col', col, torch.int32, graph.col.numel()),
+        _check('recv', recv, dtype, n),
         _check('send', send, dtype, n),
-        _check('x', x, dtype, *x.shape[:1], n),
-        _check('eps', eps, dtype, *x.shape[:1]),
+        _check('x', x, dtype, n, *x.shape[1:2]),
+        _check('eps', eps, dtype, *x.shape[1:2]),
         _check('ratio', ratio, torch.float64, ratio.numel()),
         _check('keep', keep, torch.float64, ratio.numel() + 1),
         seed,
         first,
+        pull_above,
     )
+
+
+def block_size(dtype: torch.dtype) -> int:
+    """The number of columns that share what is sampled: a cache line's."""
+    return 64 // dtype.itemsize
 
 
 def push_sparse(
@@ -186,6 +211,7 @@ def push_sparse(
     node: Tensor,
     value: Tensor,
     eps: Tensor,
+    prune: Tensor,
     ratio: Tensor,
     keep: Tensor,
     seed: int,
@@ -195,8 +221,10 @@ def push_sparse(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Is :func:`push` for sparse signals, with sparse results.
 
-    Time is that of the pushes alone. Memory beside the result: three vectors
-    of ``num_nodes`` per thread, of which only touched pages are used.
+    Signals are independent: signal :math:`k` draws from the stream of
+    :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside
+    the result: three vectors of ``num_nodes`` per thread, of which only
+    touched pages are used.
 
     Args:
         graph (PushGraph): as in :func:`push`.
@@ -205,7 +233,10 @@ def push_sparse(
             in :obj:`node`.
         node (Tensor): int64, ``[nnz]``: its nodes.
         value (Tensor): float32 or float64, ``[nnz]``: its values.
-        eps (Tensor): as in :func:`push`.
+        eps (Tensor): as :obj:`value`, ``[num_signals]``: the quantum; 0 for
+            pushes that are not randomized.
+        prune (Tensor): as :obj:`eps`: residues with :math:`|r| S` below it
+            are not pushed; 0 for none.
         ratio (Tensor): as in :func:`push`.
         keep (Tensor): as in :func:`push`.
         seed (int): the seed.
@@ -228,6 +259,7 @@ def push_sparse(
         _check('node', node, torch.int64, node.numel()),
         _check('value', value, dtype, node.numel()),
         _check('eps', eps, dtype, ptr.numel() - 1),
+        _check('prune', prune, dtype, ptr.numel() - 1),
         _check('ratio', ratio, torch.float64, ratio.numel()),
         _check('keep', keep, torch.float64, ratio.numel() + 1),
         seed,
@@ -245,6 +277,7 @@ def _(
     recv: Tensor,
     send: Tensor,
     weights: Tensor,
+    half: bool,
 ) -> Tensor:
     return torch.empty_like(x)
 
@@ -256,6 +289,9 @@ def _(
     scale: Tensor | None,
     group_ptr: Tensor,
     group_end: Tensor,
+    pull_rowptr: Tensor,
+    pull_col: Tensor,
+    recv: Tensor,
     send: Tensor,
     x: Tensor,
     eps: Tensor,
@@ -263,8 +299,11 @@ def _(
     keep: Tensor,
     seed: int,
     first: int,
-) -> Tensor:
-    return torch.empty_like(x)
+    pull_above: float,
+) -> tuple[Tensor, Tensor]:
+    size = block_size(x.dtype)
+    blocks = (x.size(1) + size - 1) // size
+    return torch.empty_like(x), x.new_empty(blocks, dtype=torch.int64)
 
 
 @torch.library.register_fake('pyg_trust::push_sparse')
@@ -279,6 +318,7 @@ def _(
     sig_node: Tensor,
     sig_value: Tensor,
     eps: Tensor,
+    prune: Tensor,
     ratio: Tensor,
     keep: Tensor,
     seed: int,

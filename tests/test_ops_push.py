@@ -1,10 +1,12 @@
+import math
+
 import pytest
 import torch
 
 from pyg_trust import functional as F
 from pyg_trust import ops, rng
 from pyg_trust.functional.propagation import _levels
-from pyg_trust.testing import make_graph
+from pyg_trust.testing import dense_operator, make_graph
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -31,57 +33,67 @@ def push_reference(graph, send, x, eps, ratio, keep, seed, first=0):
     scale = [1.0] * len(col) if graph.scale is None else graph.scale.tolist()
     ends = graph.group_end.tolist()
     out = torch.zeros_like(x)
-    for k, signal in enumerate(x.tolist()):
-        residue = signal
-        quantum = eps[k].item()
+    size = ops.block_size(x.dtype)
+    for block in range(0, x.size(1), size):
+        columns = slice(block, block + size)
+        residue = x[:, columns].clone()
         for level in range(len(keep)):
-            following = [0.0] * len(residue)
-            for u, r in enumerate(residue):
-                out[k, u] += keep[level].item() * r
-                if r == 0 or level == len(ratio):
+            out[:, columns] += keep[level] * residue
+            if level == len(ratio):
+                break
+            following = torch.zeros_like(residue)
+            for u in range(x.size(0)):
+                c = ratio[level] * residue[u] * send[u]
+                if not c.any():
                     continue
-                c = ratio[level].item() * r * send[u].item()
-                line = []  # entry, start, length, what a point is worth
+                mass = (c.abs() / eps[columns]).max().item()
+                line = []  # entry, start, end
                 top = 0.0
                 largest = 0.0
                 for e in range(rowptr[u], rowptr[u + 1]):
-                    if abs(c) * scale[e] >= quantum:
+                    if mass * scale[e] >= 1:
                         following[col[e]] += c * scale[e]
                         continue
-                    if e in ends or not line:  # a new group
-                        largest = scale[e]
-                    length = abs(c) * largest / quantum
-                    worth = scale[e] / largest if largest else 0.0
-                    line.append((e, top, top + length, worth))
+                    if (graph.scale is not None and e in ends) or not line:
+                        largest = scale[e]  # a new group
+                    length = mass * largest
+                    line.append((e, top, top + length))
                     top += length
-                key = key_of(seed, first + k, level, u)
-                piece = 0
-                while piece < top:
+                key = key_of(seed, first + block // size, level, u)
+                for piece in range(math.ceil(top)):
                     point = piece + uniform(key, piece)
-                    for e, start, stop, worth in line:
+                    for e, start, stop in line:
                         if start <= point < stop:
-                            sign = 1 if c > 0 else -1
-                            following[col[e]] += sign * quantum * worth
-                    piece += 1
+                            factor = scale[e] / (stop - start)
+                            following[col[e]] += c * factor
             residue = following
     return out
 
 
-def arguments(name, measure, dtype=torch.float64):
+def arguments(name, measure, dtype=torch.float64, columns=3):
     graph = make_graph(name)
     prepared = graph.with_self_loops() if measure.self_loops else graph
     _, ratio, keep = _levels(measure)
     generator = torch.Generator().manual_seed(1)
-    x = torch.rand(3, graph.num_nodes, generator=generator, dtype=dtype) - 0.3
+    x = torch.rand(
+        graph.num_nodes, columns, generator=generator, dtype=torch.float64
+    )
     return {
         'graph': prepared.push_graph(measure.a, dtype, measure.along),
+        'receivers': prepared.receivers(measure.along),
+        'recv': prepared.degree_power(-measure.a, dtype),
         'send': prepared.degree_power(-measure.b, dtype),
-        'x': x,
+        'x': (x - 0.3).to(dtype),
         'ratio': ratio,
         'keep': keep,
     }
 
 
+def without_pull(args):
+    return {k: v for k, v in args.items() if k not in ('receivers', 'recv')}
+
+
+@pytest.mark.parametrize('columns', [1, 3, 13])
 @pytest.mark.parametrize('eps', [1e-3, 0.03, 0.2, 1.0, 20.0])
 @pytest.mark.parametrize(
     ('name', 'measure'),
@@ -96,12 +108,43 @@ def arguments(name, measure, dtype=torch.float64):
         ('duplicate', F.Measure(0.2, 0.9, (1, 0, 2))),
     ],
 )
-def test_push_equals_the_reference(name, measure, eps):
-    args = arguments(name, measure)
-    quantum = torch.full((3,), eps, dtype=torch.float64)
-    got = ops.push(**args, eps=quantum, seed=11, first=5)
-    wanted = push_reference(**args, eps=quantum, seed=11, first=5)
+def test_push_equals_the_reference(name, measure, eps, columns):
+    args = arguments(name, measure, columns=columns)
+    quantum = torch.linspace(eps, 2 * eps, columns, dtype=torch.float64)
+    got, pushed = ops.push(**args, eps=quantum, seed=11, first=5)
+    wanted = push_reference(
+        **without_pull(args), eps=quantum, seed=11, first=5
+    )
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    assert pushed.tolist() == [len(args['ratio'])] * ((columns + 7) // 8)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', ['random', 'directed'])
+@pytest.mark.parametrize('columns', [1, 3, 5, 37])
+def test_pulled_levels_are_exact(name, columns, dtype):
+    measure = F.Measure(0.3, 0.8, (1, 2, 3, 4))
+    args = arguments(name, measure, dtype, columns)
+    eps = torch.full((columns,), 1e-9, dtype=dtype)
+    got, pushed = ops.push(**args, eps=eps, seed=11, pull_above=0.0)
+    # Level 0 is dense, and so is every other but for the small graph's.
+    assert (pushed == 0).all()
+    wanted = dense_operator(make_graph(name), measure) @ args['x'].double()
+    got = got.double() * sum(measure.weights)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_levels_are_pulled_where_pushes_are_many():
+    args = arguments('random', F.ppr(0.3, levels=3))
+    counts = []
+    for eps in (1e-9, 1e-1, 1e9):
+        quantum = torch.full((3,), eps, dtype=torch.float64)
+        _, pushed = ops.push(**args, eps=quantum, seed=1, pull_above=4.0)
+        counts.append(int(pushed))
+    assert counts[0] == 0
+    assert counts[2] == 3
+    assert counts == sorted(counts)
 
 
 def test_float32_samples_the_same_edges():
@@ -110,7 +153,6 @@ def test_float32_samples_the_same_edges():
     measure = F.appnp(0.3, levels=3)
     one = arguments('random', measure)
     two = arguments('random', measure, torch.float32)
-    two['x'] = one['x'].float()
     close = 0
     for seed in range(50):
         a, b = (
@@ -118,7 +160,7 @@ def test_float32_samples_the_same_edges():
                 **args,
                 eps=torch.full((3,), 0.2, dtype=args['x'].dtype),
                 seed=seed,
-            )
+            )[0]
             for args in (one, two)
         )
         close += torch.allclose(a.float(), b, atol=1e-5)
@@ -126,18 +168,16 @@ def test_float32_samples_the_same_edges():
 
 
 def test_first_shifts_the_streams():
-    args = arguments('random', F.ppr(0.3, levels=3))
-    eps = torch.full((3,), 0.1, dtype=torch.float64)
-    whole = ops.push(**args, eps=eps, seed=3)
-    args['x'] = args['x'][1:]
-    assert torch.equal(
-        ops.push(**args, eps=eps[1:], seed=3, first=1), whole[1:]
-    )
+    args = arguments('random', F.ppr(0.3, levels=3), columns=24)
+    eps = torch.full((24,), 0.1, dtype=torch.float64)
+    whole, _ = ops.push(**args, eps=eps, seed=3)
+    args['x'] = args['x'][:, 8:]
+    part, _ = ops.push(**args, eps=eps[8:], seed=3, first=1)
+    assert torch.equal(part, whole[:, 8:])
 
 
 def sparse_arguments(name='random'):
-    measure = F.appnp(0.3, levels=3)
-    args = arguments(name, measure)
+    args = without_pull(arguments(name, F.appnp(0.3, levels=3)))
     del args['x']
     return {
         **args,
@@ -145,20 +185,30 @@ def sparse_arguments(name='random'):
         'node': torch.tensor([1, 4, 1]),
         'value': torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64),
         'eps': torch.full((3,), 0.05, dtype=torch.float64),
+        'prune': torch.zeros(3, dtype=torch.float64),
     }
 
 
-def test_push_sparse_is_push():
+def test_push_sparse_equals_the_reference():
     args = sparse_arguments()
     ptr, node, value = ops.push_sparse(**args, seed=7)
-    x = torch.zeros(3, 40, dtype=torch.float64)
-    x[0, 1], x[0, 4], x[2, 1] = 1, -2, 0.5
-    dense = {k: args[k] for k in ('graph', 'send', 'eps', 'ratio', 'keep')}
-    wanted = ops.push(**dense, x=x, seed=7)
-    got = torch.zeros_like(wanted)
+    got = torch.zeros(3, 40, dtype=torch.float64)
     got[torch.arange(3).repeat_interleave(ptr.diff()), node] = value
-    torch.testing.assert_close(got, wanted)
-    assert ptr.tolist()[:1] == [0]
+    for k, signal in enumerate(({1: 1.0, 4: -2.0}, {}, {1: 0.5})):
+        x = torch.zeros(40, 1, dtype=torch.float64)
+        for u, entry in signal.items():
+            x[u] = entry
+        wanted = push_reference(
+            args['graph'],
+            args['send'],
+            x,
+            args['eps'][k : k + 1],
+            args['ratio'],
+            args['keep'],
+            seed=7,
+            first=k,
+        )
+        torch.testing.assert_close(got[k], wanted[:, 0])
     assert ptr[1] == ptr[2]
 
 
@@ -173,44 +223,26 @@ def opcheck_cases():
         graph.group_ptr,
         graph.group_end,
     )
-    yield (
-        'push',
-        (*layout, args['send'], args['x'], eps, args['ratio'], args['keep']),
-        (3, 0),
-    )
     flat = (*layout[:2], None, *layout[3:])
-    yield (
-        'push',
-        (*flat, args['send'], args['x'], eps, args['ratio'], args['keep']),
-        (3, 0),
-    )
+    sides = (*args['receivers'], args['recv'], args['send'])
+    levels = (args['ratio'], args['keep'])
+    for graph in (layout, flat):
+        yield 'push', (*graph, *sides, args['x'], eps, *levels), (3, 0, 0.25)
     sparse = sparse_arguments()
+    names = ('send', 'ptr', 'node', 'value', 'eps', 'prune')
     yield (
         'push_sparse',
-        (
-            *layout,
-            sparse['send'],
-            sparse['ptr'],
-            sparse['node'],
-            sparse['value'],
-            eps,
-            args['ratio'],
-            args['keep'],
-        ),
+        (*layout, *(sparse[name] for name in names), *levels),
         (3, 0, 5, 1e-3),
     )
-    yield (
-        'propagate',
-        (
-            graph.rowptr,
-            graph.col,
-            args['x'].t().contiguous(),
-            args['send'],
-            args['send'],
-            torch.tensor([0.5, 0.5], dtype=torch.float64),
-        ),
-        (),
-    )
+    weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for x, half in ((args['x'], False), (args['x'].float(), True)):
+        scale = args['send'].to(x.dtype)
+        yield (
+            'propagate',
+            (layout[0], layout[1], x, scale, scale, weights),
+            (half,),
+        )
 
 
 @pytest.mark.parametrize(('name', 'tensors', 'numbers'), list(opcheck_cases()))
@@ -225,12 +257,14 @@ def test_ops_compile():
 
     @torch.compile(backend='aot_eager', fullgraph=True)
     def compiled(x):
-        out = torch.ops.pyg_trust.push(
+        out, _ = torch.ops.pyg_trust.push(
             args['graph'].rowptr,
             args['graph'].col,
             args['graph'].scale,
             args['graph'].group_ptr,
             args['graph'].group_end,
+            *args['receivers'],
+            args['recv'],
             args['send'],
             2 * x,
             eps,
@@ -238,24 +272,25 @@ def test_ops_compile():
             args['keep'],
             3,
             0,
+            math.inf,
         )
         return out + 1
 
-    wanted = ops.push(**{**args, 'x': 2 * args['x']}, eps=eps, seed=3) + 1
-    assert torch.equal(compiled(args['x']), wanted)
+    out, _ = ops.push(**{**args, 'x': 2 * args['x']}, eps=eps, seed=3)
+    assert torch.equal(compiled(args['x']), out + 1)
 
 
 @pytest.mark.parametrize(
     ('error', 'match', 'change'),
     [
-        (TypeError, "'x'.*float16", {'x': torch.rand(3, 40).half()}),
+        (TypeError, "'x'.*float16", {'x': torch.rand(40, 3).half()}),
         (TypeError, "'send'.*float64.*float32", {'send': torch.rand(40)}),
-        (ValueError, r"'x'.*\[3, 40\].*\[3, 39\]", {'x': torch.rand(3, 39)}),
+        (ValueError, r"'x'.*\[40, 3\].*\[39, 3\]", {'x': torch.rand(39, 3)}),
         (ValueError, r"'send'.*\[40\].*\[39\]", {'send': torch.rand(39)}),
         (ValueError, r"'eps'.*\[3\]", {'eps': torch.rand(2)}),
         (ValueError, r"'keep'.*\[4\]", {'keep': torch.rand(3)}),
         (TypeError, "'ratio'.*int64", {'ratio': torch.tensor([1, 1, 1])}),
-        (ValueError, "'x'.*CPU.*meta", {'x': torch.rand(3, 40).to('meta')}),
+        (ValueError, "'x'.*CPU.*meta", {'x': torch.rand(40, 3).to('meta')}),
     ],
 )
 def test_push_refuses(error, match, change):

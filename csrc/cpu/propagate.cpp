@@ -7,21 +7,13 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <utility>
-#include <vector>
 
+#include "gather.h"
 #include "parallel.h"
-
-// One function, compiled for each vector width, chosen when it is loaded.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && \
-    !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define PYG_TRUST_CLONES \
-  __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define PYG_TRUST_CLONES
-#endif
+#include "scratch.h"
 
 namespace pyg_trust {
 namespace {
@@ -30,17 +22,15 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kRowsPerTask = 256;
-constexpr int64_t kAhead = 8;  // neighbours to prefetch
-constexpr int64_t kLine = 64;  // bytes
 
 // One level. Buffers have `stride` columns, of which the first `columns` are
 // real; the others stay zero.
-template <typename scalar_t>
+template <typename scalar_t, typename store_t>
 struct Level {
   const int64_t* rowptr;
   const int32_t* col;
-  const scalar_t* in;    // send * P^i x
-  scalar_t* out;         // send * P^(i+1) x
+  const store_t* in;     // send * P^i x
+  store_t* out;          // send * P^(i+1) x
   const scalar_t* recv;  // d^-a
   const scalar_t* send;  // d^-b
   scalar_t* z;           // += weight * P^(i+1) x
@@ -52,76 +42,78 @@ struct Level {
 };
 
 // Rows [begin, end) of a level, for the `width` columns from `first` on.
-// `width` is a constant in every caller, so the sum lives in registers.
-template <int width, typename scalar_t>
-inline __attribute__((always_inline)) void gather(const Level<scalar_t>& level,
-                                                  int64_t begin,
-                                                  int64_t end,
-                                                  int64_t first) {
-  const int64_t stride = level.stride;
-  const int64_t last_entry = level.num_entries - 1;
-  const scalar_t* in = level.in + first;
+template <int width, typename scalar_t, typename store_t>
+inline __attribute__((always_inline)) void advance(
+    const Level<scalar_t, store_t>& level,
+    int64_t begin,
+    int64_t end,
+    int64_t first) {
   const int64_t columns = std::min<int64_t>(width, level.columns - first);
-  for (int64_t v = begin; v < end; ++v) {
-    scalar_t sum[width] = {};
-    const int64_t stop = level.rowptr[v + 1];
-    for (int64_t e = level.rowptr[v]; e < stop; ++e) {
-      const scalar_t* row = in + level.col[e] * stride;
-      // Past the row's end comes the next row, which is wanted next.
-      const int64_t later = std::min(e + kAhead, last_entry);
-      const scalar_t* ahead = in + level.col[later] * stride;
-      for (int64_t b = 0; b < width * int64_t{sizeof(scalar_t)}; b += kLine)
-        __builtin_prefetch(reinterpret_cast<const char*>(ahead) + b);
-      for (int c = 0; c < width; ++c)
-        sum[c] += row[c];
-    }
-    const scalar_t recv = level.recv[v];
-    for (int c = 0; c < width; ++c)
-      sum[c] *= recv;
-    if (level.weight != 0) {
-      scalar_t* z = level.z + v * level.columns + first;
-      for (int c = 0; c < columns; ++c)
-        z[c] += level.weight * sum[c];
-    }
-    if (!level.last) {
-      const scalar_t send = level.send[v];
-      scalar_t* out = level.out + v * stride + first;
-      for (int c = 0; c < width; ++c)
-        out[c] = send * sum[c];
-    }
-  }
+  gather<width, scalar_t>(
+      level.rowptr, level.col, level.num_entries, level.in + first,
+      level.stride, begin, end, [&](int64_t v, scalar_t* sum) {
+        const scalar_t recv = level.recv[v];
+        for (int c = 0; c < width; ++c)
+          sum[c] *= recv;
+        if (level.weight != 0) {
+          scalar_t* z = level.z + v * level.columns + first;
+          for (int c = 0; c < columns; ++c)
+            z[c] += level.weight * sum[c];
+        }
+        if (!level.last) {
+          const scalar_t send = level.send[v];
+          store_t* out = level.out + v * level.stride + first;
+          for (int c = 0; c < width; ++c)
+            out[c] = static_cast<store_t>(send * sum[c]);
+        }
+      });
 }
 
-template <typename scalar_t>
-inline __attribute__((always_inline)) void gather_columns(
-    const Level<scalar_t>& level,
+template <typename scalar_t, typename store_t>
+inline __attribute__((always_inline)) void advance_columns(
+    const Level<scalar_t, store_t>& level,
     int64_t begin,
     int64_t end) {
-  constexpr int wide = 256 / sizeof(scalar_t);
+  constexpr int line = kCacheLine / sizeof(scalar_t);
   int64_t first = 0;
-  for (; first + wide <= level.stride; first += wide)
-    gather<wide>(level, begin, end, first);
-  for (; first + wide / 4 <= level.stride; first += wide / 4)
-    gather<wide / 4>(level, begin, end, first);
-  for (; first + 4 <= level.stride; first += 4)
-    gather<4>(level, begin, end, first);
-  for (; first < level.stride; ++first)
-    gather<1>(level, begin, end, first);
+  for (; first + 4 * line <= level.stride; first += 4 * line)
+    advance<4 * line>(level, begin, end, first);
+  const int64_t rest = level.stride - first;
+  if (rest >= 3 * line)
+    advance<3 * line>(level, begin, end, first);
+  else if (rest >= 2 * line)
+    advance<2 * line>(level, begin, end, first);
+  else if (rest >= line)
+    advance<line>(level, begin, end, first);
+  else if (rest >= line / 2 && line / 2 > 4)
+    advance<line / 2>(level, begin, end, first);
+  else if (rest >= 4)
+    advance<4>(level, begin, end, first);
+  else if (rest >= 2)
+    advance<2>(level, begin, end, first);
+  else if (rest == 1)
+    advance<1>(level, begin, end, first);
 }
 
-PYG_TRUST_CLONES void gather_rows(const Level<float>& level,
-                                  int64_t begin,
-                                  int64_t end) {
-  gather_columns(level, begin, end);
+PYG_TRUST_CLONES void advance_rows(const Level<float, float>& level,
+                                   int64_t begin,
+                                   int64_t end) {
+  advance_columns(level, begin, end);
 }
 
-PYG_TRUST_CLONES void gather_rows(const Level<double>& level,
-                                  int64_t begin,
-                                  int64_t end) {
-  gather_columns(level, begin, end);
+PYG_TRUST_CLONES void advance_rows(const Level<float, BFloat16>& level,
+                                   int64_t begin,
+                                   int64_t end) {
+  advance_columns(level, begin, end);
 }
 
-template <typename scalar_t>
+PYG_TRUST_CLONES void advance_rows(const Level<double, double>& level,
+                                   int64_t begin,
+                                   int64_t end) {
+  advance_columns(level, begin, end);
+}
+
+template <typename scalar_t, typename store_t>
 Tensor propagate_typed(const Tensor& rowptr,
                        const Tensor& col,
                        const Tensor& x,
@@ -131,19 +123,20 @@ Tensor propagate_typed(const Tensor& rowptr,
   const int64_t n = x.size(0), columns = x.size(1);
   const int64_t levels = weights.numel() - 1;
   const auto* w = weights.const_data_ptr<double>();
-  // Whole vectors of columns, so that the gather has no remainder.
-  constexpr int64_t vector = 64 / sizeof(scalar_t);
-  const int64_t stride = columns < 4 ? columns
-                         : columns < vector
-                             ? (columns + 3) / 4 * 4
-                             : (columns + vector - 1) / vector * vector;
+  // Columns in whole vectors: powers of two, then cache lines.
+  constexpr int64_t line = kCacheLine / sizeof(scalar_t);
+  const int64_t stride =
+      columns < line
+          ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(columns)))
+          : (columns + line - 1) / line * line;
 
   Tensor out = torch::stable::new_empty(x, {n, columns});
-  Tensor buffers = torch::stable::new_empty(x, {2, n, stride});
+  Scratch<store_t> one(n * stride, Pages::kHuge);
+  Scratch<store_t> two(n * stride, Pages::kHuge);
   const auto* in = x.const_data_ptr<scalar_t>();
   const auto* d_send = send.const_data_ptr<scalar_t>();
   auto* z = out.mutable_data_ptr<scalar_t>();
-  Level<scalar_t> level;
+  Level<scalar_t, store_t> level;
   level.rowptr = rowptr.const_data_ptr<int64_t>();
   level.col = col.const_data_ptr<int32_t>();
   level.recv = recv.const_data_ptr<scalar_t>();
@@ -152,8 +145,8 @@ Tensor propagate_typed(const Tensor& rowptr,
   level.num_entries = col.numel();
   level.stride = stride;
   level.columns = columns;
-  auto* current = buffers.mutable_data_ptr<scalar_t>();
-  auto* next = current + n * stride;
+  store_t* current = one.get();
+  store_t* next = two.get();
 
   const int64_t tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
   const auto by_rows = [&](const auto& run) {
@@ -165,13 +158,12 @@ Tensor propagate_typed(const Tensor& rowptr,
   };
   by_rows([&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
-      scalar_t* row = current + u * stride;
+      store_t* row = current + u * stride;
       for (int64_t c = 0; c < columns; ++c) {
         const scalar_t value = in[u * columns + c];
         z[u * columns + c] = static_cast<scalar_t>(w[0]) * value;
-        row[c] = d_send[u] * value;
+        row[c] = static_cast<store_t>(d_send[u] * value);
       }
-      std::fill(row + columns, row + stride, scalar_t(0));
     }
   });
   for (int64_t i = 1; i <= levels; ++i) {
@@ -180,7 +172,7 @@ Tensor propagate_typed(const Tensor& rowptr,
     level.weight = static_cast<scalar_t>(w[i]);
     level.last = i == levels;
     by_rows([&](int64_t begin, int64_t end) {
-      gather_rows(level, begin, end);
+      advance_rows(level, begin, end);
     });
     std::swap(current, next);
   }
@@ -192,10 +184,15 @@ Tensor propagate(const Tensor& rowptr,
                  const Tensor& x,
                  const Tensor& recv,
                  const Tensor& send,
-                 const Tensor& weights) {
-  return x.scalar_type() == ScalarType::Double
-             ? propagate_typed<double>(rowptr, col, x, recv, send, weights)
-             : propagate_typed<float>(rowptr, col, x, recv, send, weights);
+                 const Tensor& weights,
+                 bool half) {
+  if (x.scalar_type() == ScalarType::Double)
+    return propagate_typed<double, double>(rowptr, col, x, recv, send,
+                                           weights);
+  if (half)
+    return propagate_typed<float, BFloat16>(rowptr, col, x, recv, send,
+                                            weights);
+  return propagate_typed<float, float>(rowptr, col, x, recv, send, weights);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ from pyg_trust.functional.measures import (
 from pyg_trust.functional.propagation import (
     eps_for,
     propagate,
+    prune_bound,
     query,
     variance_bound,
 )
@@ -31,6 +32,7 @@ __all__ = [
     'pagerank',
     'ppr',
     'propagate',
+    'prune_bound',
     'query',
     'sgc',
     'single_target',

@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from pyg_trust import functional as F
 from pyg_trust import ops
-from pyg_trust.functional import Measure
+from pyg_trust.functional import Measure, propagation
 from pyg_trust.functional.propagation import _levels
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
@@ -32,6 +32,13 @@ def measures(graph):
 
 
 NAMES = list(measures(make_graph('random')))
+
+
+@pytest.fixture(params=['all levels pushed', 'some'])
+def pushing(request, monkeypatch):
+    """On small graphs most levels would be done exactly: push instead."""
+    limit = math.inf if request.param == 'all levels pushed' else 4.0
+    monkeypatch.setattr(propagation, 'PULL_ABOVE', limit)
 
 
 def signals(n, kind):
@@ -124,6 +131,28 @@ def test_input_is_left_alone_in_any_layout():
         assert z.is_contiguous()
 
 
+def test_half_keeps_three_digits():
+    graph = make_graph('random')
+    x = torch.rand(40, 21)
+    for measure in (F.appnp(0.1, levels=10), F.sgc(3), F.ppr(0.2)):
+        z = F.propagate(graph, x, measure, half=True)
+        exact = F.propagate(graph, x, measure)
+        error = (z - exact).norm() / exact.norm()
+        assert 0 < error < 3e-3
+        # Rounding to 8 bits at every level: never more than 2^-8 each.
+        assert ((z - exact).abs() <= measure.levels * 2**-8 * exact).all()
+    leaf = x.clone().requires_grad_()
+    F.propagate(graph, leaf, F.sgc(2), half=True).sum().backward()
+    wanted = F.propagate(graph, torch.ones_like(x), F.sgc(2))
+    torch.testing.assert_close(leaf.grad, wanted, rtol=1e-2, atol=0)
+
+
+def test_half_refuses_what_it_does_not_do():
+    for x, eps in ((torch.rand(4, 2).double(), 0), (torch.rand(4, 2), 1e-3)):
+        with pytest.raises(ValueError, match=r"'half' needs eps=0 and"):
+            F.propagate(PATH, x, F.ppr(0.1), eps=eps, half=True)
+
+
 # Randomized: the mean and the variance #######################################
 
 
@@ -151,7 +180,7 @@ def check_runs(runs, exact, bound, events):
 
 @pytest.mark.parametrize('kind', ['positive', 'signed'])
 @pytest.mark.parametrize('name', NAMES)
-def test_estimate_is_unbiased_within_the_variance_bound(name, kind):
+def test_estimate_is_unbiased_within_the_variance_bound(name, kind, pushing):
     graph = make_graph('random')
     measure = measures(graph)[name]
     x = signals(40, kind)
@@ -192,13 +221,15 @@ def test_every_level_is_unbiased_within_its_variance_bound(name, kind):
             [
                 ops.push(
                     prepared.push_graph(measure.a, x.dtype, measure.along),
+                    prepared.receivers(measure.along),
+                    prepared.degree_power(-measure.a, x.dtype),
                     prepared.degree_power(-measure.b, x.dtype),
-                    x.t().contiguous(),
+                    x,
                     torch.full((2,), eps, dtype=x.dtype),
                     ratio,
                     only,
                     seed,
-                ).t()
+                )[0]
                 for seed in range(RUNS)
             ]
         )
@@ -208,7 +239,7 @@ def test_every_level_is_unbiased_within_its_variance_bound(name, kind):
         check_runs(runs, step @ x, eps * level * size, RUNS * size / eps)
 
 
-def test_one_push_against_its_distribution():
+def test_one_push_against_its_distribution(pushing):
     # The centre of a star sends 1/5 to each of 5 leaves: with eps = 0.5 each
     # leaf gets 0.5 with probability 0.4.
     graph = make_graph('star')
@@ -232,7 +263,7 @@ def test_one_push_against_its_distribution():
     assert off.max() < 4 * 0.25 / 4000**0.5
 
 
-def test_error_shrinks_with_eps():
+def test_error_shrinks_with_eps(pushing):
     graph = make_graph('random')
     x = signals(40, 'positive')
     measure = F.appnp(0.2, levels=6)
@@ -252,7 +283,7 @@ def test_error_shrinks_with_eps():
     assert errors[3] < errors[1] / 5
 
 
-def test_eps_is_relative_to_each_column():
+def test_eps_is_relative_to_each_column(pushing):
     # A power of two scales without rounding.
     graph = make_graph('random')
     x = signals(40, 'signed')
@@ -261,19 +292,19 @@ def test_eps_is_relative_to_each_column():
     assert torch.equal(scaled, 1024 * z)
 
 
-def test_columns_do_not_depend_on_their_neighbours():
+def test_blocks_do_not_depend_on_their_neighbours(pushing):
     graph = make_graph('random')
     x = torch.rand(40, 70)
     z = F.propagate(graph, x, F.hkpr(3.0), eps=1e-2, seed=4)
-    few = F.propagate(graph, x[:, :3], F.hkpr(3.0), eps=1e-2, seed=4)
-    assert torch.equal(z[:, :3], few)
+    few = F.propagate(graph, x[:, :16], F.hkpr(3.0), eps=1e-2, seed=4)
+    assert torch.equal(z[:, :16], few)
     same = F.propagate(
-        graph, x[:, :1].expand(-1, 2), F.hkpr(3.0), eps=1e-2, seed=4
+        graph, x[:, :1].expand(-1, 17), F.hkpr(3.0), eps=1e-2, seed=4
     )
-    assert not torch.equal(same[:, 0], same[:, 1])
+    assert not torch.equal(same[:, 0], same[:, 16])
 
 
-def test_zero_and_opposite_signals():
+def test_zero_and_opposite_signals(pushing):
     graph = make_graph('random')
     x = torch.zeros(40, 2)
     z = F.propagate(graph, x, F.ppr(0.1), eps=1e-3, seed=1)
@@ -306,7 +337,7 @@ def test_threads_do_not_matter(eps, threads):
         assert all(map(torch.equal, results[0], other))
 
 
-def test_seeds():
+def test_seeds(pushing):
     graph = make_graph('random')
     x = torch.rand(40, 3)
 
@@ -335,15 +366,67 @@ def test_exact_propagation_draws_nothing():
 # Queries #####################################################################
 
 
-def test_query_equals_the_column_of_a_propagation():
+def test_query_is_a_propagation(pushing):
     graph = make_graph('random')
-    nodes = torch.tensor([7, 3, 7, 39])
-    x = torch.eye(40)[nodes].t()
     for measure in measures(graph).values():
-        rows = F.query(graph, nodes, measure, eps=1e-2, seed=6)
-        z = F.propagate(graph, x, measure, eps=1e-2, seed=6)
-        assert rows.shape == (4, 40)
-        torch.testing.assert_close(rows.to_dense().t(), z)
+        for node in (7, 39):
+            row = F.query(
+                graph, torch.tensor([node]), measure, eps=1e-2, seed=6
+            )
+            x = torch.eye(40)[node]
+            z = F.propagate(graph, x, measure, eps=1e-2, seed=6)
+            torch.testing.assert_close(row.to_dense()[0], z)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_query_takes_sparse_signals(dtype, pushing):
+    graph = make_graph('random')
+    x = torch.zeros(3, 40, dtype=dtype)
+    x[0, 4], x[0, 9], x[2, 1] = 2, -1, 0.5
+    rows = F.query(graph, x.to_sparse_csr(), F.ppr(0.2), eps=1e-2, seed=6)
+    assert rows.dtype == dtype
+    z = F.propagate(graph, x[0], F.ppr(0.2), eps=1e-2, seed=6)
+    torch.testing.assert_close(rows.to_dense()[0], z)
+    assert rows.to_dense()[1].eq(0).all()
+    exact = F.query(graph, x.to_sparse_csr(), F.ppr(0.2), eps=0)
+    wanted = F.propagate(graph, x.t(), F.ppr(0.2))
+    torch.testing.assert_close(exact.to_dense().t(), wanted)
+
+
+@pytest.mark.parametrize('name', ['ppr', 'hkpr', 'single_target', 'appnp'])
+@pytest.mark.parametrize('eps', [1e-1, 1e-2, 1e-3])
+def test_pruned_queries_are_within_their_bound(name, eps):
+    graph = make_graph('random')
+    measure = measures(graph)[name]
+    nodes = torch.arange(40)
+    exact = F.query(graph, nodes, measure, eps=0, dtype=torch.float64)
+    pruned, again = (
+        F.query(
+            graph,
+            nodes,
+            measure,
+            eps=eps,
+            method='prune',
+            dtype=torch.float64,
+            seed=seed,
+        ).to_dense()
+        for seed in (1, 2)
+    )
+    assert torch.equal(pruned, again)  # nothing is random
+    lost = exact.to_dense() - pruned
+    assert lost.min() >= -1e-15
+    assert lost.max() > 0
+    bound = F.prune_bound(graph, measure, eps)
+    assert (lost <= bound + 1e-15).all()
+
+
+def test_no_prune_bound_without_a_proof():
+    for graph, measure in (
+        (make_graph('directed'), F.ppr(0.2)),
+        (make_graph('path'), Measure(0.2, 0.3, (0, 1))),
+    ):
+        with pytest.raises(ValueError, match='no bound is known'):
+            F.prune_bound(graph, measure, 1e-3)
 
 
 def test_query_top_k_and_threshold():
@@ -447,7 +530,7 @@ def test_eps_for():
     assert loose == pytest.approx(0.2 * 0.25 * 1e-3 / 10)
 
 
-def test_eps_for_keeps_its_promise():
+def test_eps_for_keeps_its_promise(pushing):
     # Every node above delta, 200 seeds: the failure rate of each is at most
     # the promised one (far below, as Chebyshev's inequality is loose).
     graph = make_graph('random')
@@ -482,7 +565,7 @@ def test_gradients():
             )
 
 
-def test_randomized_gradient_is_unbiased():
+def test_randomized_gradient_is_unbiased(pushing):
     graph = make_graph('random')
     measure = F.ppr(0.3, levels=4)
     x = signals(40, 'signed').requires_grad_()
@@ -510,6 +593,7 @@ def test_randomized_gradient_is_unbiased():
 PATH = make_graph('path')
 WEIGHTED = CSRGraph(PATH.rowptr, PATH.col, torch.ones(6))
 X = torch.rand(4, 2)
+EYE = torch.eye(4)
 
 
 @pytest.mark.parametrize(
@@ -547,11 +631,15 @@ def test_gnn_measures_refuse_directed_graphs(make):
 @pytest.mark.parametrize(
     ('error', 'match', 'nodes', 'kwargs'),
     [
-        (TypeError, "'nodes'.*list", [1], {}),
-        (TypeError, "'nodes'.*int32", torch.tensor([1]).int(), {}),
-        (ValueError, "'nodes'.*dimension", torch.tensor([[1]]), {}),
-        (ValueError, r"'nodes'.*\[0, 4\).*4 to 4", torch.tensor([4]), {}),
-        (ValueError, "'nodes'.*-1", torch.tensor([-1]), {}),
+        (TypeError, "'signals'.*list", [1], {}),
+        (TypeError, "'signals'.*int32", torch.tensor([1]).int(), {}),
+        (ValueError, "'signals'.*dimension", torch.tensor([[1]]), {}),
+        (ValueError, r"'signals'.*\[0, 4\).*4 to 4", torch.tensor([4]), {}),
+        (ValueError, "'signals'.*-1", torch.tensor([-1]), {}),
+        (ValueError, "'signals'.*shape", torch.eye(3).to_sparse_csr(), {}),
+        (ValueError, "'signals'.*fin", (EYE / 0).to_sparse_csr(), {}),
+        (TypeError, "'signals'.*int64", EYE.long().to_sparse_csr(), {}),
+        (ValueError, "'method'.*'x'", torch.tensor([1]), {'method': 'x'}),
         (ValueError, "'top_k'.*-1", torch.tensor([1]), {'top_k': -1}),
         (ValueError, "'threshold'", torch.tensor([1]), {'threshold': -0.1}),
         (

@@ -1,0 +1,56 @@
+// Working memory for the kernels.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace pyg_trust {
+
+enum class Pages {
+  kSmall,  // taken as they are touched: for work that touches little
+  kHuge,   // few, so that random access finds their addresses cached
+};
+
+// `count` zeros.
+template <typename T>
+class Scratch {
+ public:
+  Scratch(int64_t count, Pages pages) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+#ifdef __linux__
+    constexpr size_t kHugePage = size_t{1} << 21;
+    if (pages == Pages::kHuge && bytes >= 2 * kHugePage) {
+      const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+      void* start = std::aligned_alloc(kHugePage, whole);
+      if (start == nullptr)
+        throw std::bad_alloc();
+      madvise(start, whole, MADV_HUGEPAGE);  // a wish: it may fail
+      std::memset(start, 0, whole);
+      data_.reset(static_cast<T*>(start));
+      return;
+    }
+#endif
+    data_.reset(static_cast<T*>(std::calloc(bytes > 0 ? bytes : 1, 1)));
+    if (data_ == nullptr)
+      throw std::bad_alloc();
+  }
+
+  T* get() { return data_.get(); }
+  T& operator[](int64_t i) { return data_[i]; }
+  void swap(Scratch& other) { data_.swap(other.data_); }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<T[], Free> data_;
+};
+
+}  // namespace pyg_trust
