@@ -158,6 +158,16 @@ def wide(
                 )
                 for eps in (0.0, 1e-8, 1e-7, 1e-6, 1e-5)
             }
+            methods |= {
+                f'always pushed eps={eps:g}': partial(
+                    F.propagate,
+                    *(graph, x, measure),
+                    eps=eps,
+                    seed=0,
+                    force_push=True,
+                )
+                for eps in (1e-7, 1e-5)
+            }
             methods['eps=0, bfloat16 levels'] = partial(
                 F.propagate, graph, x, measure, half=True
             )

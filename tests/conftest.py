@@ -1,8 +1,11 @@
+import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
+
+from pyg_trust.functional import propagation
 
 
 @pytest.fixture(scope='session')
@@ -21,3 +24,9 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def always_push(monkeypatch):
+    """On small graphs most levels would be done exactly: push instead."""
+    monkeypatch.setattr(propagation, 'PULL_ABOVE', math.inf)

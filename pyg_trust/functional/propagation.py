@@ -61,6 +61,7 @@ For Katz on undirected graphs :math:`G_k(v, u)` is an entry of
 as no entry of :math:`A^j` exceeds its spectral norm :math:`\lambda^j`.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,7 @@ def propagate(
     *,
     eps: float = 0.0,
     seed: int | None = None,
+    force_push: bool = False,
     half: bool = False,
 ) -> Tensor:
     r"""Computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
@@ -109,6 +111,8 @@ def propagate(
             column; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed; by default drawn from torch's default
             generator. (default: :obj:`None`)
+        force_push (bool): whether to sample even where the exact product is
+            expected to be cheaper, as in the paper. (default: :obj:`False`)
         half (bool): whether the exact path keeps its levels in bfloat16, for
             float32 signals: faster, with a relative error of up to
             :math:`2^{-8}` per level where nothing averages out, and of about
@@ -137,7 +141,7 @@ def propagate(
     columns = x.view(-1, 1) if x.dim() == 1 else x
     # Exact propagation leaves the generator alone.
     seed = 0 if eps == 0 else rng.resolve(seed)
-    z = _Propagate.apply(columns, graph, measure, eps, seed, half)
+    z = _Propagate.apply(columns, graph, measure, eps, seed, force_push, half)
     return z.view(-1) if x.dim() == 1 else z
 
 
@@ -424,20 +428,21 @@ class _Propagate(torch.autograd.Function):
         measure: Measure,
         eps: float,
         seed: int,
+        force_push: bool,
         half: bool,
     ) -> Tensor:
-        ctx.arguments = graph, measure, eps, seed, half
+        ctx.arguments = graph, measure, eps, seed, force_push, half
         if eps == 0:
             return _exact(graph, x, measure, half)
-        return _randomized(graph, x, measure, eps, seed)
+        return _randomized(graph, x, measure, eps, seed, force_push)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        graph, measure, eps, seed, half = ctx.arguments
+        graph, measure, eps, seed, *flags = ctx.arguments
         seed = rng.derive(seed, 1)
         adjoint = measure.adjoint()
-        z = _Propagate.apply(grads[0], graph, adjoint, eps, seed, half)
-        return z, None, None, None, None, None
+        z = _Propagate.apply(grads[0], graph, adjoint, eps, seed, *flags)
+        return z, None, None, None, None, None, None
 
 
 def _exact(
@@ -454,7 +459,12 @@ def _exact(
 
 
 def _randomized(
-    graph: CSRGraph, x: Tensor, measure: Measure, eps: float, seed: int
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    eps: float,
+    seed: int,
+    force_push: bool,
 ) -> Tensor:
     total, ratio, keep = _levels(measure)
     push_graph = graph.push_graph(measure.a, x.dtype, measure.along)
@@ -475,7 +485,7 @@ def _randomized(
             keep,
             seed,
             first,
-            PULL_ABOVE,
+            math.inf if force_push else PULL_ABOVE,
         )
 
     size = ops.block_size(x.dtype)
@@ -560,7 +570,7 @@ def _prepare(graph: CSRGraph, measure: Measure) -> CSRGraph:
 
 
 def _check_eps(eps: float) -> float:
-    if not 0 <= check_number('eps', eps) < float('inf'):
+    if not 0 <= check_number('eps', eps) < math.inf:
         raise ValueError(
             f"'eps' needs to be non-negative and finite (got {eps})"
         )

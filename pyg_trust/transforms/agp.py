@@ -76,6 +76,8 @@ class AGP(MeasureTransform):
             feature column; 0 for the exact result. (default: :obj:`1e-5`)
         seed (int, optional): the seed; by default drawn from torch's default
             generator at every call. (default: :obj:`None`)
+        force_push (bool): whether to sample even where the exact product is
+            expected to be cheaper. (default: :obj:`False`)
         attr (str): the attribute to propagate, a float32 or float64 tensor
             with a row per node. (default: :obj:`'x'`)
         out (str, optional): the attribute to write to; by default
@@ -100,6 +102,7 @@ class AGP(MeasureTransform):
         tol: float | None = None,
         eps: float = 1e-5,
         seed: int | None = None,
+        force_push: bool = False,
         attr: str = 'x',
         out: str | None = None,
     ) -> None:
@@ -113,6 +116,7 @@ class AGP(MeasureTransform):
             levels=levels,
             tol=tol,
         )
+        self.force_push = force_push
         self.attr = attr
         self.out = attr if out is None else out
 
@@ -127,6 +131,11 @@ class AGP(MeasureTransform):
             )
         measure = self.make_measure(graph)
         data[self.out] = propagate(
-            graph, x, measure, eps=self.eps, seed=self.seed
+            graph,
+            x,
+            measure,
+            eps=self.eps,
+            seed=self.seed,
+            force_push=self.force_push,
         )
         return data

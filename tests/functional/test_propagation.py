@@ -353,6 +353,19 @@ def test_seeds(pushing):
     assert torch.equal(run(None), first)
 
 
+def test_sampling_can_be_forced():
+    # On a small graph and dense columns the exact product is cheaper.
+    graph = make_graph('random')
+    x = torch.rand(40, 20)
+    exact = F.propagate(graph, x, F.appnp(0.1))
+    chosen = F.propagate(graph, x, F.appnp(0.1), eps=1e-2, seed=0)
+    torch.testing.assert_close(chosen, exact)
+    forced = F.propagate(
+        graph, x, F.appnp(0.1), eps=1e-2, seed=0, force_push=True
+    )
+    assert (forced - exact).norm() > 1e-2 * exact.norm()
+
+
 def test_exact_propagation_draws_nothing():
     torch.manual_seed(5)
     state = torch.get_rng_state()

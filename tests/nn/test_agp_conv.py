@@ -57,7 +57,7 @@ def forms():
 @pytest.mark.parametrize(
     'form', [pytest.param(form, id=name) for name, form in forms()]
 )
-def test_every_form_of_the_graph(form, eps):
+def test_every_form_of_the_graph(form, eps, always_push):
     for conv in (
         SGConv(6, 3, eps=eps, seed=1),
         APPNP(3, 0.1, eps=eps, seed=1),
@@ -65,7 +65,7 @@ def test_every_form_of_the_graph(form, eps):
         assert torch.equal(conv(X, form), conv(X, EDGE_INDEX))
 
 
-def test_randomized_layers_are_the_functional():
+def test_randomized_layers_are_the_functional(always_push):
     z = F.propagate(GRAPH, X, F.appnp(0.2, levels=4), eps=1e-2, seed=5)
     assert torch.equal(APPNP(4, 0.2, eps=1e-2, seed=5)(X, GRAPH), z)
     conv = SGConv(6, 3, K=2, eps=1e-2, seed=5)
@@ -73,7 +73,7 @@ def test_randomized_layers_are_the_functional():
     assert torch.equal(conv(X, GRAPH), conv.lin(z))
 
 
-def test_seeds():
+def test_seeds(always_push):
     conv = APPNP(4, 0.2, eps=1e-2)
     assert not torch.equal(conv(X, GRAPH), conv(X, GRAPH))
     torch.manual_seed(0)
@@ -108,7 +108,7 @@ def test_cached_appnp_keeps_the_graph_and_not_the_features():
     assert not torch.equal(conv(X, EDGE_INDEX[:, :0]), first)
 
 
-def test_training_through_estimates_ends_near_exact_training():
+def test_training_through_estimates_ends_near_exact_training(always_push):
     label = (X[:, 0] > X[:, 0].median()).long()
 
     def train(eps):
