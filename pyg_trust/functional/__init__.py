@@ -1,5 +1,10 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.clustering import (
+    SweepCut,
+    sweep_cut,
+    uniform_signal,
+)
 from pyg_trust.functional.measures import (
     Measure,
     appnp,
@@ -14,8 +19,11 @@ from pyg_trust.functional.measures import (
     transition,
 )
 from pyg_trust.functional.propagation import (
+    Plan,
     eps_for,
+    plan,
     propagate,
+    propagate_median,
     prune_bound,
     query,
     variance_bound,
@@ -23,6 +31,8 @@ from pyg_trust.functional.propagation import (
 
 __all__ = [
     'Measure',
+    'Plan',
+    'SweepCut',
     'appnp',
     'eps_for',
     'heat',
@@ -30,12 +40,16 @@ __all__ = [
     'katz',
     'make_measure',
     'pagerank',
+    'plan',
     'ppr',
     'propagate',
+    'propagate_median',
     'prune_bound',
     'query',
     'sgc',
     'single_target',
+    'sweep_cut',
     'transition',
+    'uniform_signal',
     'variance_bound',
 ]

@@ -1,0 +1,153 @@
+"""Local clustering: cuts found from scores on a few nodes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust.graph import CSRGraph, sparse_rows
+
+
+class SweepCut(NamedTuple):
+    """The best cut of a sweep.
+
+    Args:
+        nodes (Tensor): int64: the cluster, in the order of the sweep.
+        conductance (float): its conductance.
+        profile (Tensor): float64, ``[num_scored]``: the conductance of every
+            prefix of the sweep, infinite where it is not defined.
+        volume (int): the sum of the degrees in the cluster.
+    """
+
+    nodes: Tensor
+    conductance: float
+    profile: Tensor
+    volume: int
+
+
+def sweep_cut(
+    graph: CSRGraph,
+    nodes: Tensor,
+    score: Tensor,
+    *,
+    max_size: int | None = None,
+) -> SweepCut:
+    r"""Cuts off the prefix of the best-scored nodes of least conductance.
+
+    .. math::
+        \phi(S) = \frac{|\partial S|}{\min(\operatorname{vol}(S),\,
+        \operatorname{vol}(V) - \operatorname{vol}(S))}
+
+    (Andersen, Chung and Lang 2006). With PPR or heat kernel values divided by
+    the degrees as scores, this is local clustering; see
+    :func:`pyg_trust.utils.local_cluster`. Time is :math:`O(\operatorname{vol}
+    \log k)` for the :math:`k` scored nodes and their volume, whatever the
+    size of the graph.
+
+    Args:
+        graph (CSRGraph): an undirected graph; weights are refused.
+        nodes (Tensor): int64, ``[num_scored]``: distinct nodes.
+        score (Tensor): floating point, ``[num_scored]``; ties keep the order
+            of :obj:`nodes`.
+        max_size (int, optional): the largest cluster to consider.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError: on a wrong dtype.
+        ValueError: on a directed or weighted graph, nodes out of range,
+            repeated or none, NaN in :obj:`score`, shapes that differ, or if no
+            prefix has a conductance (isolated nodes, the whole graph).
+    """
+    if graph.is_weighted or not graph.is_undirected:
+        raise ValueError(
+            "'graph' needs to be undirected and unweighted (got a "
+            f'{"weighted" if graph.is_weighted else "directed"} one)'
+        )
+    if not isinstance(nodes, Tensor) or nodes.dtype != torch.int64:
+        got = getattr(nodes, 'dtype', type(nodes).__name__)
+        raise TypeError(f"'nodes' needs to be an int64 tensor (got {got})")
+    if not isinstance(score, Tensor) or not score.is_floating_point():
+        got = getattr(score, 'dtype', type(score).__name__)
+        raise TypeError(
+            f"'score' needs to be a floating-point tensor (got {got})"
+        )
+    count = nodes.numel()
+    if count == 0 or nodes.dim() != 1 or score.shape != nodes.shape:
+        raise ValueError(
+            "'nodes' and 'score' need to have one entry per scored node, and "
+            f'at least one (got the shapes {list(nodes.shape)} and '
+            f'{list(score.shape)})'
+        )
+    if bool(score.isnan().any()):
+        raise ValueError("'score' needs to be free of NaN")
+    if max_size is not None and max_size < 1:
+        raise ValueError(f"'max_size' needs to be at least 1 (got {max_size})")
+
+    ranked = nodes[score.sort(descending=True, stable=True).indices]
+    known, rank = ranked.sort()
+    if int(known[0]) < 0 or int(known[-1]) >= graph.num_nodes:
+        raise ValueError(
+            f"'nodes' needs to be in [0, {graph.num_nodes}) "
+            f'(got {int(known[0])} to {int(known[-1])})'
+        )
+    if bool((known.diff() == 0).any()):
+        raise ValueError("'nodes' needs to name each node once")
+
+    # Every entry of the ranked rows, and the ranks at both of its ends.
+    start = graph.rowptr[ranked]
+    degree = graph.rowptr[ranked + 1] - start
+    volume = degree.cumsum(0)
+    offset = (start - volume + degree).repeat_interleave(degree)
+    entry = offset + torch.arange(offset.numel())
+    here = torch.arange(count).repeat_interleave(degree)
+    other = graph.col[entry]
+    place = torch.searchsorted(known, other).clamp_(max=count - 1)
+    inside = known[place] == other
+    later = torch.maximum(here[inside], rank[place[inside]])
+    internal = later.bincount(minlength=count).cumsum(0)
+
+    smaller = torch.minimum(volume, graph.num_edges - volume)
+    profile = (volume - internal).double() / smaller
+    profile[smaller <= 0] = torch.inf
+    size = int(profile[:max_size].argmin()) + 1
+    conductance = float(profile[size - 1])
+    if conductance == torch.inf:
+        raise ValueError(
+            "'nodes' has no prefix with a conductance: it holds isolated "
+            'nodes or the whole graph'
+        )
+    return SweepCut(ranked[:size], conductance, profile, int(volume[size - 1]))
+
+
+def uniform_signal(seeds: Tensor, num_nodes: int) -> Tensor:
+    """A distribution over seeds, as a row that ``query`` takes.
+
+    Args:
+        seeds (Tensor): int64, ``[num_seeds]``: distinct nodes.
+        num_nodes (int): the number of nodes of the graph.
+
+    Returns:
+        Tensor: a sparse CSR matrix, ``[1, num_nodes]``, float64.
+
+    Raises:
+        TypeError: on a wrong dtype.
+        ValueError: if there is no seed, one is out of range or repeated.
+    """
+    if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
+        got = getattr(seeds, 'dtype', type(seeds).__name__)
+        raise TypeError(f"'seeds' needs to be an int64 tensor (got {got})")
+    seeds = seeds.view(-1).sort().values
+    count = seeds.numel()
+    if count == 0 or bool((seeds.diff() == 0).any()):
+        raise ValueError(
+            "'seeds' needs to name at least one node, and each once "
+            f'(got {seeds.tolist()[:10]})'
+        )
+    if int(seeds[0]) < 0 or int(seeds[-1]) >= num_nodes:
+        raise ValueError(
+            f"'seeds' needs to be in [0, {num_nodes}) "
+            f'(got {int(seeds[0])} to {int(seeds[-1])})'
+        )
+    value = torch.full((count,), 1 / count, dtype=torch.float64)
+    ptr = torch.tensor([0, count])
+    return sparse_rows(ptr, seeds, value, (1, num_nodes))

@@ -1,0 +1,105 @@
+"""Utilities on PyG graphs, in the manner of ``torch_geometric.utils``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_trust import rng
+from pyg_trust.functional.clustering import sweep_cut, uniform_signal
+from pyg_trust.functional.measures import Measure, hkpr
+from pyg_trust.functional.propagation import query
+from pyg_trust.graph import CSRGraph
+from pyg_trust.report import Report, provenance
+
+
+@dataclass(frozen=True)
+class LocalCluster(Report):
+    """A cluster around seeds, and how it was found.
+
+    Args:
+        nodes (Tensor): int64: the cluster, best node first.
+        conductance (float): its conductance.
+        volume (int): the sum of its degrees.
+        num_scored (int): the number of nodes that the query reached.
+        provenance (dict): versions and arguments.
+    """
+
+    nodes: Tensor
+    conductance: float
+    volume: int
+    num_scored: int
+    provenance: dict[str, Any]
+
+
+def local_cluster(
+    graph: Any,
+    seeds: int | Tensor,
+    *,
+    measure: Measure | None = None,
+    eps: float = 1e-6,
+    method: str = 'prune',
+    max_size: int | None = None,
+    num_nodes: int | None = None,
+    seed: int | None = None,
+) -> LocalCluster:
+    r"""Finds a cluster of small conductance around one or more nodes.
+
+    Scores nodes by a diffusion from the seeds, :math:`z(v) / d_v^b`, and cuts
+    the best prefix (:func:`pyg_trust.functional.sweep_cut`). It touches what
+    the diffusion reaches, not the whole graph; hand over a :class:`CSRGraph`
+    if you ask more than once.
+
+    Args:
+        graph (Any): an undirected, unweighted graph in any form that
+            :meth:`CSRGraph.convert
+            <pyg_trust.graph.CSRGraph.convert>` takes.
+        seeds (int or Tensor): a node, or int64, ``[num_seeds]``.
+        measure (Measure, optional): the diffusion; by default heat kernel
+            PageRank with :math:`t = 5`. (default: :obj:`None`)
+        eps (float): the threshold or quantum of
+            :func:`pyg_trust.functional.query`. (default: :obj:`1e-6`)
+        method (str): :obj:`'prune'` or :obj:`'sample'`. Pruning has the
+            smaller degree-normalised error. (default: :obj:`'prune'`)
+        max_size (int, optional): the largest cluster to consider.
+            (default: :obj:`None`)
+        num_nodes (int, optional): as in :meth:`CSRGraph.convert
+            <pyg_trust.graph.CSRGraph.convert>`. (default: :obj:`None`)
+        seed (int, optional): the seed of sampling. (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: as :func:`pyg_trust.functional.query` and
+            :func:`pyg_trust.functional.sweep_cut`.
+    """
+    graph = CSRGraph.convert(graph, num_nodes)
+    if not isinstance(seeds, Tensor):
+        seeds = torch.tensor([seeds])
+    if measure is None:
+        measure = hkpr(5.0)
+    seed = rng.resolve(seed) if method == 'sample' else 0
+    row = query(
+        graph,
+        uniform_signal(seeds, graph.num_nodes),
+        measure,
+        eps=eps,
+        method=method,
+        seed=seed,
+    )
+    nodes, score = row.col_indices(), row.values()
+    normal = graph.degree_power(-measure.b, score.dtype)[nodes]
+    cut = sweep_cut(graph, nodes, score * normal, max_size=max_size)
+    return LocalCluster(
+        nodes=cut.nodes,
+        conductance=cut.conductance,
+        volume=cut.volume,
+        num_scored=nodes.numel(),
+        provenance=provenance(
+            seeds=seeds.tolist(),
+            measure=measure,
+            eps=eps,
+            method=method,
+            max_size=max_size,
+            seed=seed,
+        ),
+    )
