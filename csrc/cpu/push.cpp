@@ -28,8 +28,8 @@ constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
 
 // What a push and a visited node cost, where an entry of an exact level costs
 // one (benchmarks/push.py, 200 thousand and a million nodes).
-constexpr double kPushCost = 4;
-constexpr double kVisitCost = 10;
+constexpr double kPushCost = 8;
+constexpr double kVisitCost = 16;
 
 // The levels of one propagation: Y_{i+1} / Y_i and w_i / Y_i.
 struct Levels {
