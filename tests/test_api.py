@@ -37,7 +37,7 @@ def test_importing_has_no_side_effects():
     code = """
 import os, random, sys, warnings
 import numpy, torch, torch_geometric
-import scipy.sparse.linalg
+import scipy.sparse.linalg, scipy.special
 before = (
     dict(os.environ),
     list(warnings.filters),
