@@ -1,1 +1,9 @@
 """PyG transforms."""
+
+from pyg_trust.transforms.graph_scattering import (
+    GFT,
+    GraphEmbedding,
+    GraphScattering,
+)
+
+__all__ = ['GFT', 'GraphEmbedding', 'GraphScattering']
