@@ -39,9 +39,11 @@ class PerPower(MessagePassing):
         self.J, self.Q, self.L = J, Q, L
 
     def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        """A neighbour's share."""
         return weight.view(-1, 1) * x_j
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        """The coefficients, graph by graph."""
         n = x.size(0)
         inverse = degree(edge_index[1], n, dtype=x.dtype).pow(-1)
         inverse[inverse.isinf()] = 0
@@ -82,7 +84,9 @@ def seconds(call) -> float:
     return time.perf_counter() - start
 
 
-def compare(graphs: list, case: tuple, dtype: torch.dtype, rounds: int) -> None:
+def compare(
+    graphs: list, case: tuple, dtype: torch.dtype, rounds: int
+) -> None:
     """Prints the ratio of one case."""
     J, Q, L, max_degree = case
 
@@ -106,9 +110,7 @@ def compare(graphs: list, case: tuple, dtype: torch.dtype, rounds: int) -> None:
     sparse = max_degree is not None
 
     def theirs() -> Tensor:
-        return torch.cat(
-            [peer(b.x, b.edge_index, b.batch) for b in batches]
-        )
+        return torch.cat([peer(b.x, b.edge_index, b.batch) for b in batches])
 
     def ours() -> Tensor:
         return transform.embed(whole, dtype, sparse)
@@ -142,7 +144,7 @@ def tune() -> None:
             runs: tuple[list, list] = ([], [])
             for _ in range(30):
                 runs[0].append(
-                    seconds(lambda x=x: torch.addmm(x, csr, x, beta=0.5))
+                    seconds(lambda x=x, a=csr: torch.addmm(x, a, x, beta=0.5))
                 )
                 runs[1].append(
                     seconds(lambda s=stack, f=filters: torch.bmm(s, f))

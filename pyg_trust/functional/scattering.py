@@ -47,11 +47,13 @@ has no bound that is free of the graph.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph
 
 WAVELETS = (
@@ -288,7 +290,10 @@ def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
     """
     _check_wavelet(wavelet)
     scaled = adj
-    for dim, power in ((-1, _EXPONENTS[wavelet][0]), (-2, _EXPONENTS[wavelet][1])):
+    for dim, power in (
+        (-1, _EXPONENTS[wavelet][0]),
+        (-2, _EXPONENTS[wavelet][1]),
+    ):
         if power:
             scaled = scaled * _power(adj.sum(dim, keepdim=True), -power)
     eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
@@ -396,15 +401,13 @@ def scattering(
         )
     batch = _Batch.make(graph, x, ptr, wavelet)
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
-    values = x.new_empty((batch.pair_graph.numel(), T, Q)) if (
-        x.layout == torch.strided
-    ) else x.values().new_empty((batch.pair_graph.numel(), T, Q))
+    values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     for block, dense in batch.blocks(wavelet, J, L, method):
         embed = _embed_dense if dense else _embed_sparse
         out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
         active = batch.active[block]
         slots = torch.arange(out.size(1), device=active.device)
-        rows = _ranges(batch.first[block], active)
+        rows = ranges(batch.first[block], active)
         values[rows] = out[slots < active.view(-1, 1)]
     graph_id, column = batch.pair_graph, batch.pair_column
     if not sparse:
@@ -416,10 +419,10 @@ def scattering(
         return z.reshape(num_graphs, T * d * Q)
     path = torch.arange(T, device=x.device).view(1, T, 1)
     moment = torch.arange(Q, device=x.device)
-    crow = _pointer(batch.active * (T * Q))
+    crow = pointer(batch.active * (T * Q))
     local = torch.arange(graph_id.numel(), device=x.device)
     local = local - batch.first[graph_id]
-    at = (path * batch.active[graph_id].view(-1, 1, 1) + local.view(-1, 1, 1))
+    at = path * batch.active[graph_id].view(-1, 1, 1) + local.view(-1, 1, 1)
     at = (at * Q + crow[graph_id].view(-1, 1, 1) + moment).view(-1)
     index = ((path * d + column.view(-1, 1, 1)) * Q + moment).view(-1)
     col = torch.empty_like(index)
@@ -442,8 +445,7 @@ def graph_fourier(
     *,
     num_bands: int | None = None,
 ) -> Tensor:
-    r"""The graph Fourier embedding: the paper's baseline, and one that is
-    well defined.
+    r"""The graph Fourier embedding of the paper, or a well-defined one.
 
     With the eigenvectors :math:`V` of the normalized Laplacian of each graph
     and :math:`\hat{X} = V^\top X`,
@@ -567,9 +569,7 @@ class _Batch(NamedTuple):
             )
         dtype = x.dtype
         if graph.weight is None:
-            weight = torch.ones(
-                row.numel(), dtype=dtype, device=x.device
-            )
+            weight = torch.ones(row.numel(), dtype=dtype, device=x.device)
         else:
             weight = graph.weight.to(dtype)
             if bool((weight < 0).any()):
@@ -589,7 +589,7 @@ class _Batch(NamedTuple):
         pairs, slot = (owner[node] * d + column).unique(return_inverse=True)
         pair_graph = pairs // d
         active = pair_graph.bincount(minlength=size.numel())
-        first = _pointer(active)[:-1]
+        first = pointer(active)[:-1]
         return cls(
             graph=graph,
             degrees=(out_degree, in_degree),
@@ -611,18 +611,30 @@ class _Batch(NamedTuple):
         self, wavelet: str, J: int, L: int, method: str
     ) -> list[tuple[Tensor, bool]]:
         # Ids of graphs that are computed together, and whether densely.
-        size, active = self.size.double(), self.active.double()
-        signals = active * num_paths(J, L - 1)
-        dense = J * size**2 * signals + (J - 1) * size**3
-        nnz = self.edges.diff() + self.size
-        steps = 2 ** (J - 1) * (L - 1)
-        sparse = 2.0 ** (J - 1) * nnz * signals
-        sparse = sparse + steps * _CALL_COST / self.num_graphs
-        choice = dense * _DENSE_COST <= sparse
-        if method == 'dense' or wavelet in _KERNELS:
-            choice = torch.ones_like(choice)
-        elif method == 'sparse':
-            choice = torch.zeros_like(choice)
+        def prefers_dense(size: Any, nnz: Any, active: Any) -> Any:
+            # Of numbers or of tensors: what each way multiplies.
+            signals = active * num_paths(J, L - 1)
+            dense = J * size**2 * signals + (J - 1) * size**3
+            steps = 2 ** (J - 1) * (L - 1)
+            sparse = 2 ** (J - 1) * (nnz + size) * signals
+            sparse = sparse + steps * _CALL_COST / self.num_graphs
+            return dense * _DENSE_COST <= sparse
+
+        if method == 'auto' and wavelet not in _KERNELS:
+            count = (self.size, self.edges.diff(), self.active)
+            if self.num_graphs == 1:
+                # A graph after a removal: no time for the sorting below.
+                numbers = [int(each) for each in count]
+                if numbers[2] == 0:
+                    return []
+                one = torch.zeros(1, dtype=torch.int64, device=self.ptr.device)
+                return [(one, prefers_dense(*numbers))]
+            choice = prefers_dense(*(each.double() for each in count))
+        else:
+            choice = torch.full_like(
+                self.size, method != 'sparse', dtype=torch.bool
+            )
+        size, active = self.size.double(), self.active
         # Graphs without an active column have nothing to compute.
         busy = self.active > 0
         blocks = []
@@ -664,7 +676,7 @@ class _Batch(NamedTuple):
         count = self.edges.diff()[block]
         place = torch.arange(block.numel(), device=block.device)
         return (
-            _ranges(self.edges[block], count),
+            ranges(self.edges[block], count),
             place.repeat_interleave(count),
         )
 
@@ -672,7 +684,7 @@ class _Batch(NamedTuple):
         count = self.entry_ptr.diff()[block]
         place = torch.arange(block.numel(), device=block.device)
         return (
-            _ranges(self.entry_ptr[block], count),
+            ranges(self.entry_ptr[block], count),
             place.repeat_interleave(count),
         )
 
@@ -706,7 +718,7 @@ class _Batch(NamedTuple):
         mean = (1 / count.to(self.value.dtype))[place]
         if kind == 'mean':
             return mean, place
-        nodes = _ranges(self.ptr[block], count)
+        nodes = ranges(self.ptr[block], count)
         degree = self.degrees[0][nodes]
         total = degree.new_zeros(block.numel()).index_add(0, place, degree)
         share = degree / total[place]
@@ -729,7 +741,7 @@ def _embed_dense(
     b, a, g = signal.shape
     weight, place = batch.low_pass(low_pass, block)
     average = weight.new_zeros((b, g, 1))
-    first = _pointer(batch.size[block])[place]
+    first = pointer(batch.size[block])[place]
     node = torch.arange(place.numel(), device=place.device) - first
     average.view(-1)[place * g + node] = weight
     out = []
@@ -766,8 +778,8 @@ def _embed_sparse(
     b, a = block.numel(), int(batch.active[block].max())
     weight, owner = batch.low_pass(low_pass, block)
     n = owner.numel()
-    nodes = _ranges(batch.ptr[block], batch.size[block])
-    offset = _pointer(batch.size[block])[:-1] - batch.ptr[block]
+    nodes = ranges(batch.ptr[block], batch.size[block])
+    offset = pointer(batch.size[block])[:-1] - batch.ptr[block]
     edge, place = batch.edges_of(block)
     row, col = batch._row[edge], batch.graph.col[edge]
     value = batch.weight[edge] / 2
@@ -776,12 +788,12 @@ def _embed_sparse(
     ):
         if power:
             value = value * _power(degree, -power)[ends]
-    rowptr = _pointer(batch.graph.rowptr.diff()[nodes])
+    rowptr = pointer(batch.graph.rowptr.diff()[nodes])
     half_walk = torch.sparse_csr_tensor(
         rowptr, col + offset[place], value, (n, n), check_invariants=False
     )
     average = torch.sparse_csr_tensor(
-        _pointer(batch.size[block]),
+        pointer(batch.size[block]),
         torch.arange(n, device=owner.device),
         weight,
         (b, n),
@@ -797,11 +809,11 @@ def _embed_sparse(
         if layer > 0:
             filters, last = [], signal
             for j in range(J):
-                power = last
+                walked = last
                 for _ in range(1 if j == 0 else 2 ** (j - 1)):
-                    power = torch.addmm(power, half_walk, power, beta=0.5)
-                filters.append(last - power)
-                last = power
+                    walked = torch.addmm(walked, half_walk, walked, beta=0.5)
+                filters.append(last - walked)
+                last = walked
             signal = torch.cat(filters, dim=1)
             if not linear:
                 signal = signal.abs_()
@@ -812,7 +824,9 @@ def _embed_sparse(
     return torch.cat(out, dim=2)
 
 
-def _moments(average, signal: Tensor, Q: int) -> Tensor:  # type: ignore
+def _moments(
+    average: Callable[[Tensor], Tensor], signal: Tensor, Q: int
+) -> Tensor:
     power, out = signal, [average(signal)]
     for _ in range(Q - 1):
         power = power * signal
@@ -822,19 +836,6 @@ def _moments(average, signal: Tensor, Q: int) -> Tensor:  # type: ignore
 
 def _power(degree: Tensor, exponent: float) -> Tensor:
     return torch.where(degree > 0, degree.pow(exponent), 0)
-
-
-def _pointer(count: Tensor) -> Tensor:
-    ptr = count.new_zeros(count.numel() + 1)
-    torch.cumsum(count, 0, out=ptr[1:])
-    return ptr
-
-
-def _ranges(start: Tensor, count: Tensor) -> Tensor:
-    # start[0], start[0] + 1, ..., start[0] + count[0] - 1, start[1], ...
-    ptr = _pointer(count)
-    shift = (start - ptr[:-1]).repeat_interleave(count)
-    return shift + torch.arange(shift.numel(), device=count.device)
 
 
 def _sorted_by(ids: Tensor, key: Tensor, second: Tensor) -> list[Tensor]:
@@ -851,9 +852,16 @@ def _check_wavelet(wavelet: str) -> None:
         )
 
 
-def check_order(
-    wavelet: str, low_pass: str, J: int, Q: int, L: int
-) -> None:
+def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
+    """Raises an error unless there is such a transform.
+
+    Args:
+        wavelet (str): as in :func:`scattering`.
+        low_pass (str): as in :func:`scattering`.
+        J (int): as in :func:`scattering`.
+        Q (int): as in :func:`scattering`.
+        L (int): as in :func:`scattering`.
+    """
     _check_wavelet(wavelet)
     if low_pass not in LOW_PASSES:
         raise ValueError(
@@ -863,8 +871,7 @@ def check_order(
     for name, value, low in (('J', J, least), ('Q', Q, 1), ('L', L, 1)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(
-                f"'{name}' needs to be an integer "
-                f'(got {type(value).__name__})'
+                f"'{name}' needs to be an integer (got {type(value).__name__})"
             )
         if value < low:
             raise ValueError(

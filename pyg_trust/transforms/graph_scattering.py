@@ -21,8 +21,7 @@ from pyg_trust.graph import CSRGraph
 
 
 class GraphEmbedding(BaseTransform):
-    r"""One vector per graph: what :class:`GraphScattering` and :class:`GFT`
-    share.
+    r"""The base of transforms that write one vector per graph.
 
     The features of a graph are ``data.x``, or the one-hot degree of its nodes
     if :obj:`max_degree` is given. Nothing is taken from any other graph (no
@@ -160,15 +159,14 @@ class GraphEmbedding(BaseTransform):
         return x
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor, sparse: bool
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         raise NotImplementedError
 
 
 @functional_transform('graph_scattering')
 class GraphScattering(GraphEmbedding):
-    r"""The scattering coefficients of every graph (functional name:
-    :obj:`graph_scattering`).
+    r"""Graph scattering (functional name: :obj:`graph_scattering`).
 
     Applies :func:`~pyg_trust.functional.scattering`, whose module gives the
     formulas, to a :class:`~torch_geometric.data.Data` or
@@ -268,7 +266,7 @@ class GraphScattering(GraphEmbedding):
         return num_features
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor, sparse: bool
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         return scattering(
             graph,
@@ -324,7 +322,7 @@ class GFT(GraphEmbedding):
         self.num_bands = num_bands
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor, sparse: bool
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         z = graph_fourier(graph, x, ptr, num_bands=self.num_bands)
         return z.to_sparse_csr() if sparse else z
