@@ -176,7 +176,8 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     number of nodes or on degrees can be computed anew. ``mode='mask'`` is the
     paper's: the node stays as an isolated one with the name -1 and the
     features 0, so that its former existence can be seen. What changes is
-    copied, so that no tensor of the result holds what was removed. Attributes of the whole graph are kept as they are.
+    copied, so that no tensor of the result holds what was removed. Attributes
+    of the whole graph are kept as they are.
 
     Args:
         data (Data): the graph, with an ``edge_index``.

@@ -547,8 +547,8 @@ class _Batch(NamedTuple):
     def make(
         cls, graph: CSRGraph, x: Tensor, ptr: Tensor | None, wavelet: str
     ) -> '_Batch':
-        n = graph.num_nodes
         _check_features(graph, x)
+        n = graph.num_nodes
         ptr = _check_ptr(graph, ptr)
         size = ptr.diff()
         owner = torch.arange(size.numel(), device=ptr.device)

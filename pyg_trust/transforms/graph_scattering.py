@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
@@ -97,7 +97,7 @@ class GraphEmbedding(BaseTransform):
             ValueError: on missing features, features outside
                 :math:`[-1, 1]`, or graphs that the embedding refuses.
         """
-        if not isinstance(data, Data):
+        if not isinstance(data, Data | HeteroData):
             data = list(data)
             if not data:
                 raise ValueError("'data' needs to hold at least one graph")

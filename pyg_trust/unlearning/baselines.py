@@ -55,8 +55,7 @@ class GINClassifier:
         self.epochs = epochs
         self._seed = rng.resolve(seed)
         self._graphs: dict[int, Data] = {}
-        self._net: torch.nn.Module | None = None
-        self._head: torch.nn.Module | None = None
+        self._net: torch.nn.ModuleDict | None = None
 
     def fit(self, graphs: Sequence[Data]) -> 'GINClassifier':
         """Trains from scratch.
@@ -93,10 +92,13 @@ class GINClassifier:
         Args:
             graphs (list[Data]): the graphs.
         """
-        if self._net is not None:
-            self._net.eval()
+        if self._net is None:
+            raise ValueError('the classifier needs to be fitted first')
+        self._net.eval()
         with torch.no_grad():
-            return self._logits(*self._batch(list(graphs))).argmax(1)
+            return self._logits(self._net, *self._batch(list(graphs))).argmax(
+                1
+            )
 
     def score(self, graphs: Sequence[Data]) -> float:
         """The share of graphs that are classified as their ``y``.
@@ -123,10 +125,15 @@ class GINClassifier:
         x = x.to_dense() if x.layout != torch.strided else x
         return x, batch.edge_index, batch.batch
 
-    def _logits(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-        if self._net is None or self._head is None:
-            raise ValueError('the classifier needs to be fitted first')
-        return self._head(global_mean_pool(self._net(x, edge_index), batch))
+    @staticmethod
+    def _logits(
+        net: torch.nn.ModuleDict,
+        x: Tensor,
+        edge_index: Tensor,
+        batch: Tensor,
+    ) -> Tensor:
+        nodes = net['gin'](x, edge_index)
+        return net['head'](global_mean_pool(nodes, batch))
 
     def _train(self, graphs: dict[int, Data]) -> None:
         listed = list(graphs.values())
@@ -134,21 +141,21 @@ class GINClassifier:
         y = torch.tensor([int(data.y) for data in listed])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            self._net = GIN(
+            gin = GIN(
                 inputs[0].size(1),
                 self.hidden_channels,
                 self.num_layers,
                 norm='batch_norm',
             )
-            self._head = torch.nn.Linear(
-                self.hidden_channels, int(y.max()) + 1
-            )
-        parameters = [*self._net.parameters(), *self._head.parameters()]
-        optimizer = torch.optim.Adam(parameters, lr=self.lr)
-        self._net.train()
+            head = torch.nn.Linear(self.hidden_channels, int(y.max()) + 1)
+        net = torch.nn.ModuleDict({'gin': gin, 'head': head})
+        optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
+        net.train()
         for _ in range(self.epochs):
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(self._logits(*inputs), y)
+            loss = torch.nn.functional.cross_entropy(
+                self._logits(net, *inputs), y
+            )
             loss.backward()
             optimizer.step()
-        self._graphs = graphs
+        self._graphs, self._net = graphs, net

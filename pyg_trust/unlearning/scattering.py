@@ -261,7 +261,6 @@ class ScatteringClassifier:
         self.classes: tuple[int, ...] = ()
         self.ledger = RemovalLedger(self.budget)
         self._seed = rng.resolve(seed)
-        self._salt = hashlib.sha256(str(self._seed).encode()).hexdigest()
         self._model: _Model | None = None
 
     # Training and prediction ################################################
@@ -280,22 +279,17 @@ class ScatteringClassifier:
                 that are missing or no integers, or fewer than two classes.
         """
         kept = {i: self._copy(i, data) for i, data in enumerate(graphs)}
-        labels = [int(data.y) for data in kept.values()]
-        classes = tuple(sorted(set(labels)))
+        classes = tuple(sorted({int(data.y) for data in kept.values()}))
         if len(classes) < 2:
             raise ValueError(
                 "'graphs' need to have labels of at least two classes "
                 f'(got {list(classes)})'
             )
-        positive = classes[1:] if len(classes) == 2 else classes
-        y = torch.tensor(labels).view(-1, 1)
-        Y = torch.where(y == torch.tensor(positive), 1.0, -1.0).double()
-        Z = self._embed(list(kept.values()), stored=True)
+        prints = {i: _print(self._seed, data) for i, data in kept.items()}
+        Z, K, Y = self._design(kept, classes)
         draws = 1 + (0 if self._model is None else self._model.draws)
         B = self._noise(draws, Z.size(1), Y.size(1))
-        K = gram(Z) if Z.size(0) <= Z.size(1) else None
         W = minimize(Z, Y, B, self.lam, self.loss, K=K, tol=self.tol).W
-        prints = {i: self._print(data) for i, data in kept.items()}
         model = _Model(kept, prints, Z, K, Y, B, W, draws)
         ledger = RemovalLedger(self.budget)
         if self.noise_std > 0:
@@ -361,6 +355,14 @@ class ScatteringClassifier:
     def num_graphs(self) -> int:
         """The number of training graphs that remain."""
         return len(self._fitted.graphs)
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The embeddings of the training graphs that remain, in order.
+
+        Float64, ``[num_graphs, d]``; sparse CSR with one-hot degrees.
+        """
+        return self._fitted.Z
 
     @property
     def weight(self) -> Tensor:
@@ -536,8 +538,6 @@ class ScatteringClassifier:
             'seed': self._seed,
             'ledger': self.ledger.state_dict(),
             'graphs': {i: data.to_dict() for i, data in model.graphs.items()},
-            'Z': model.Z,
-            'Y': model.Y,
             'B': model.B,
             'W': model.W,
             'draws': model.draws,
@@ -566,29 +566,33 @@ class ScatteringClassifier:
             i: Data.from_dict(dict(data))
             for i, data in state['graphs'].items()
         }
-        Z, Y, B, W = (state[key] for key in 'ZYBW')
-        num_outputs = len(state['classes'])
-        num_outputs = 1 if num_outputs == 2 else num_outputs
-        if (
-            Z.size(0) != len(graphs)
-            or Y.shape != (len(graphs), num_outputs)
-            or B.shape != (Z.size(1), num_outputs)
-            or W.shape != B.shape
-        ):
-            raise ValueError('the parts of the state do not fit together')
-        seed, salt = self._seed, self._salt
-        self._seed = rng.resolve(state['seed'])
-        self._salt = hashlib.sha256(str(self._seed).encode()).hexdigest()
-        prints = {i: self._print(data) for i, data in graphs.items()}
+        seed = rng.resolve(state['seed'])
+        prints = {i: _print(seed, data) for i, data in graphs.items()}
         if ledger.entries and ledger.entries[-1].data != _digest(prints):
-            self._seed, self._salt = seed, salt
             raise ValueError(
                 'the graphs of the state are not those of its ledger'
             )
-        K = gram(Z) if Z.size(0) <= Z.size(1) else None
-        self._model = _Model(graphs, prints, Z, K, Y, B, W, state['draws'])
-        self.classes = tuple(state['classes'])
-        self.ledger = ledger
+        classes = tuple(state['classes'])
+        B, W = state['B'], state['W']
+        Z, K, Y = self._design(graphs, classes)
+        shape = (Z.size(1), Y.size(1))
+        if B.shape != shape or W.shape != shape:
+            raise ValueError(
+                f"'B' and 'W' of the state need to have the shape {shape} "
+                f'(got {tuple(B.shape)} and {tuple(W.shape)})'
+            )
+        model = _Model(graphs, prints, Z, K, Y, B, W, state['draws'])
+        if ledger.entries:
+            measured, upper = self._residual(model)
+            # The embeddings are computed anew, and round differently.
+            if measured > ledger.spent + 2 * (upper - measured):
+                raise ValueError(
+                    'the weights of the state are not those of its ledger: '
+                    f'their residual is {measured:.6g}, not at most '
+                    f'{ledger.spent:.6g}'
+                )
+        self._seed, self._model = seed, model
+        self.classes, self.ledger = classes, ledger
 
     def __repr__(self) -> str:
         return (
@@ -649,6 +653,17 @@ class ScatteringClassifier:
             kept.x = signal.to_dense()
         return kept
 
+    def _design(
+        self, graphs: dict[int, Data], classes: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        # Embeddings, their inner products if these are fewer, and labels.
+        Z = self._embed(list(graphs.values()), stored=True)
+        K = gram(Z) if Z.size(0) <= Z.size(1) else None
+        y = torch.tensor([[int(data.y)] for data in graphs.values()])
+        positive = classes[1:] if len(classes) == 2 else classes
+        Y = torch.where(y == torch.tensor(positive), 1.0, -1.0).double()
+        return Z, K, Y
+
     def _noise(self, draw: int, d: int, num_outputs: int) -> Tensor:
         source = rng.generator(rng.derive(self._seed, draw))
         normal = torch.randn(
@@ -696,7 +711,7 @@ class ScatteringClassifier:
                 graphs[i] = remove_from_data(graphs[i], part, self.mode)
             except ValueError as error:
                 raise ValueError(f'graph {i}: {error}') from None
-            prints[i] = self._print(graphs[i])
+            prints[i] = _print(self._seed, graphs[i])
             touched.append(i)
         place = {name: row for row, name in enumerate(old.graphs)}
         Z, K, Y = old.Z, old.K, old.Y
@@ -850,16 +865,6 @@ class ScatteringClassifier:
         ]
         return tuple(found)
 
-    def _print(self, data: Data) -> str:
-        # Salted, so that small graphs can't be guessed from it.
-        digest = hashlib.sha256(self._salt.encode())
-        for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y'):
-            value = data.get(key)
-            if value is not None:
-                digest.update(key.encode())
-                digest.update(value.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
     def _config(self) -> dict[str, Any]:
         transform = {
             key: str(value) if isinstance(value, torch.dtype) else value
@@ -875,6 +880,17 @@ class ScatteringClassifier:
             'mode': self.mode,
             'tol': self.tol,
         }
+
+
+def _print(seed: int, data: Data) -> str:
+    # Salted with the secret seed, so that small graphs can't be guessed.
+    digest = hashlib.sha256(str(seed).encode())
+    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y'):
+        value = data.get(key)
+        if value is not None:
+            digest.update(key.encode())
+            digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _digest(prints: dict[int, str]) -> str:
