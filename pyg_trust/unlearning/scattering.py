@@ -357,6 +357,11 @@ class ScatteringClassifier:
         return len(self._fitted.graphs)
 
     @property
+    def graphs(self) -> dict[int, Data]:
+        """The training graphs that remain, by name: what is left of them."""
+        return dict(self._fitted.graphs)
+
+    @property
     def embeddings(self) -> Tensor:
         """The embeddings of the training graphs that remain, in order.
 
