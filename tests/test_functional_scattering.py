@@ -15,8 +15,8 @@ from pyg_trust.functional.scattering import (
     lazy_walk,
     monic_cubic,
     num_paths,
-    scattering,
     scattering_path,
+    scattering_transform,
     wavelet_bank,
 )
 from pyg_trust.graph import CSRGraph
@@ -148,7 +148,7 @@ def test_equals_the_definition(name, wavelet, linear):
     for low_pass, method in itertools.product(('mean', 'degree'), METHODS):
         if method == 'sparse' and wavelet not in POLYNOMIAL:
             continue
-        z = scattering(
+        z = scattering_transform(
             graph,
             x,
             J=4,
@@ -173,7 +173,7 @@ def test_any_number_of_layers_and_filters(J, L):
     graph = CSRGraph.from_edge_index(edge_index, n)
     x = features(n, 3)
     for method in METHODS:
-        z = scattering(graph, x, J=J, Q=2, L=L, method=method)
+        z = scattering_transform(graph, x, J=J, Q=2, L=L, method=method)
         expected = reference(edge_index, n, x, J, 2, L)
         np.testing.assert_allclose(z[0], expected, atol=1e-13)
 
@@ -195,12 +195,12 @@ def test_a_batch_is_its_graphs(wavelet, method):
     graph = CSRGraph.from_edge_index(torch.cat(edges, 1), ptr[-1])
     x = torch.cat(signals)
     kwargs = {'J': 3, 'Q': 2, 'L': 3, 'wavelet': wavelet, 'method': method}
-    z = scattering(graph, x, torch.tensor(ptr), **kwargs)
+    z = scattering_transform(graph, x, torch.tensor(ptr), **kwargs)
     for row, (edge_index, n), signal in zip(z, parts, signals, strict=True):
         expected = reference(edge_index, n, signal, 3, 2, 3, wavelet)
         np.testing.assert_allclose(row, expected, atol=1e-13)
     for features_of in (x, x.to_sparse_csr()):
-        sparse = scattering(
+        sparse = scattering_transform(
             graph, features_of, torch.tensor(ptr), sparse=True, **kwargs
         )
         assert sparse.layout == torch.sparse_csr
@@ -215,6 +215,24 @@ def test_a_batch_is_its_graphs(wavelet, method):
         # Only active columns are stored.
         active = sum((s != 0).any(0).sum() for s in signals)
         assert sparse.values().numel() == active * num_paths(3, 3) * 2
+
+
+def test_large_graphs_take_their_columns_in_parts(monkeypatch):
+    edge_index, n = random_graph(20, 0.2, 7)
+    x = features(n, 5)
+    monkeypatch.setattr(
+        'pyg_trust.functional.scattering._SPARSE_NUMBERS', 2 * 20 * 9
+    )
+    z = scattering_transform(
+        CSRGraph.from_edge_index(edge_index, n),
+        x,
+        J=3,
+        Q=2,
+        L=3,
+        method='sparse',
+    )
+    expected = reference(edge_index, n, x, 3, 2, 3)
+    np.testing.assert_allclose(z[0], expected, atol=1e-13)
 
 
 def test_weights_and_directions():
@@ -238,7 +256,7 @@ def test_weights_and_directions():
             ),
         ]
         for method in METHODS:
-            z = scattering(
+            z = scattering_transform(
                 graph, x, J=2, Q=1, L=2, wavelet=wavelet, method=method
             )
             np.testing.assert_allclose(z[0], expected, atol=1e-14)
@@ -252,7 +270,7 @@ def test_order_of_nodes_does_not_matter():
     other[perm] = x
     for wavelet in WAVELETS:
         one, two = (
-            scattering(
+            scattering_transform(
                 CSRGraph.from_edge_index(edges, n),
                 signal,
                 J=3,
@@ -269,9 +287,9 @@ def test_float32_follows_the_features():
     edge_index, n = GRAPHS['star']
     graph = CSRGraph.from_edge_index(edge_index, n)
     x = features(n, 2)
-    z = scattering(graph, x.float(), J=4, Q=3, L=3)
+    z = scattering_transform(graph, x.float(), J=4, Q=3, L=3)
     assert z.dtype == torch.float32
-    expected = scattering(graph, x, J=4, Q=3, L=3)
+    expected = scattering_transform(graph, x, J=4, Q=3, L=3)
     torch.testing.assert_close(z.double(), expected, rtol=0, atol=1e-5)
 
 
@@ -281,7 +299,9 @@ def test_differentiable_in_the_features():
     x = features(n, 2).requires_grad_()
     for method in METHODS:
         assert torch.autograd.gradcheck(
-            lambda x, m=method: scattering(graph, x, J=3, Q=2, L=2, method=m),
+            lambda x, m=method: scattering_transform(
+                graph, x, J=3, Q=2, L=2, method=m
+            ),
             x,
         )
 
@@ -356,7 +376,7 @@ def test_energy_of_tight_banks_is_bounded_by_the_layers():
         graph = CSRGraph.from_edge_index(edge_index, n)
         x = features(n, 1, seed).sign()
         for wavelet in ('diffusion', 'itersine'):
-            z = scattering(graph, x, J=4, Q=1, L=3, wavelet=wavelet)
+            z = scattering_transform(graph, x, J=4, Q=1, L=3, wavelet=wavelet)
             assert z.norm() <= math.sqrt(3) + 1e-12
 
 
@@ -364,13 +384,17 @@ def test_row_walk_keeps_coefficients_in_the_unit_interval():
     for seed in range(20):
         edge_index, n = random_graph(14, 0.25, seed)
         graph = CSRGraph.from_edge_index(edge_index, n)
-        z = scattering(graph, features(n, 2, seed).abs(), J=4, Q=4, L=3)
+        z = scattering_transform(
+            graph, features(n, 2, seed).abs(), J=4, Q=4, L=3
+        )
         assert z.min() >= 0
         assert z.max() <= 1
     edge_index, n = GRAPHS['star']
     graph = CSRGraph.from_edge_index(edge_index, n)
     ones = torch.ones(n, 1, dtype=torch.float64)
-    column = scattering(graph, ones, J=4, Q=4, L=3, wavelet='geometric_column')
+    column = scattering_transform(
+        graph, ones, J=4, Q=4, L=3, wavelet='geometric_column'
+    )
     assert column.max() > 1
 
 
@@ -384,7 +408,9 @@ def test_paths_name_their_coefficients():
     J, Q, L, d = 3, 2, 3, 2
     edge_index, n = random_graph(9, 0.4, 4)
     x = features(n, d)
-    z = scattering(CSRGraph.from_edge_index(edge_index, n), x, J=J, Q=Q, L=L)
+    z = scattering_transform(
+        CSRGraph.from_edge_index(edge_index, n), x, J=J, Q=Q, L=L
+    )
     bank = bank_reference(adjacency(edge_index, n), 'geometric', J)
     names = set()
     for i in range(z.size(1)):
@@ -444,7 +470,7 @@ def test_oracles(shared):
             for variant, kwargs in options.items():
                 expected = oracle[f'{name}/{order}/{variant}'].ravel()
                 for method in METHODS:
-                    z = scattering(
+                    z = scattering_transform(
                         graph, x, J=J, Q=Q, L=L, method=method, **kwargs
                     )
                     np.testing.assert_allclose(
@@ -511,4 +537,4 @@ def test_bad_input(change, error, match):
     for key, value in change.items():
         (arguments if key in arguments else options)[key] = value
     with pytest.raises(error, match=match):
-        scattering(*arguments.values(), **options)
+        scattering_transform(*arguments.values(), **options)

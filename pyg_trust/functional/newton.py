@@ -198,7 +198,7 @@ def gram(Z: Tensor) -> Tensor:
         return Z @ Z.t()
     # Columns without a number add nothing.
     col = Z.col_indices()
-    present = torch.zeros(Z.size(1), dtype=torch.bool)
+    present = torch.zeros(Z.size(1), dtype=torch.bool, device=Z.device)
     present[col] = True
     place = present.cumsum(0) - 1
     narrow = Z.values().new_zeros((Z.size(0), int(present.sum())))
@@ -531,7 +531,8 @@ def dense_rows(Z: Tensor, index: Tensor) -> Tensor:
     crow = Z.crow_indices()
     count = crow.diff()[index]
     at = ranges(crow[index], count)
-    place = torch.arange(index.numel()).repeat_interleave(count)
+    place = torch.arange(index.numel(), device=Z.device)
+    place = place.repeat_interleave(count)
     rows = Z.values().new_zeros((index.numel(), Z.size(1)))
     rows[place, Z.col_indices()[at]] = Z.values()[at]
     return rows
@@ -592,7 +593,8 @@ def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
 
 
 def _row(Z: Tensor) -> Tensor:
-    return torch.arange(Z.size(0)).repeat_interleave(Z.crow_indices().diff())
+    rows = torch.arange(Z.size(0), device=Z.device)
+    return rows.repeat_interleave(Z.crow_indices().diff())
 
 
 def _transposed_times(Z: Tensor, U: Tensor) -> Tensor:

@@ -80,6 +80,9 @@ _CALL_COST = 20_000
 # keep a block's signals in the cache.
 _SPARSE_NODES = 2048
 _DENSE_NUMBERS = 2**18
+# Numbers in the last layer of a sparse block that is one large graph: more
+# columns are taken one part after the other.
+_SPARSE_NUMBERS = 2**22
 
 
 class ScatteringPath(NamedTuple):
@@ -329,7 +332,7 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
     return torch.stack(filters, dim=-3)
 
 
-def scattering(
+def scattering_transform(
     graph: CSRGraph,
     x: Tensor,
     ptr: Tensor | None = None,
@@ -350,9 +353,9 @@ def scattering(
     taken in blocks of alike ones, by one of two ways: ``dense`` (the filters
     as matrices, powers by squaring, all paths of a layer in one product;
     memory :math:`O(J g^2)`) or ``sparse`` (all paths of a layer share each
-    power of the walk; memory :math:`O(J^{L-1} g \cdot \text{active})`, and
-    none quadratic in :math:`g`). ``auto`` takes for each graph the one that
-    costs less. The spectral banks are always dense.
+    power of the walk; memory :math:`O(J^{L-1} g)` for as many active columns
+    at a time as fit into 32 MB, at least one). ``auto`` takes for each graph
+    the one that costs less. The spectral banks are always dense.
 
     Args:
         graph (CSRGraph): the disjoint union of the graphs, without
@@ -466,9 +469,9 @@ def graph_fourier(
     Memory: the dense eigenvectors of one graph at a time.
 
     Args:
-        graph (CSRGraph): as in :func:`scattering`, undirected.
-        x (Tensor): dense, as in :func:`scattering`.
-        ptr (Tensor, optional): as in :func:`scattering`.
+        graph (CSRGraph): as in :func:`scattering_transform`, undirected.
+        x (Tensor): dense, as in :func:`scattering_transform`.
+        ptr (Tensor, optional): as in :func:`scattering_transform`.
             (default: :obj:`None`)
         num_bands (int, optional): the number of bands; by default the paper's
             mean. (default: :obj:`None`)
@@ -804,24 +807,31 @@ def _embed_sparse(
         (batch.node[entry] + offset[place], batch.slot[entry]),
         batch.value[entry],
     )
-    out = []
-    for layer in range(L):
-        if layer > 0:
-            filters, last = [], signal
-            for j in range(J):
-                walked = last
-                for _ in range(1 if j == 0 else 2 ** (j - 1)):
-                    walked = torch.addmm(walked, half_walk, walked, beta=0.5)
-                filters.append(last - walked)
-                last = walked
-            signal = torch.cat(filters, dim=1)
-            if not linear:
-                signal = signal.abs_()
-        moments = _moments(lambda y: average @ y, signal, Q)
-        moments = moments.view(b, *(J,) * layer, a, Q)
-        order = (0, layer + 1, *range(layer, 0, -1), layer + 2)
-        out.append(moments.permute(order).reshape(b, a, -1, Q))
-    return torch.cat(out, dim=2)
+    width = max(1, _SPARSE_NUMBERS // (n * J ** (L - 1)))
+    parts = []
+    for columns in signal.split(width, dim=1):
+        out, layer_signal = [], columns
+        for layer in range(L):
+            if layer > 0:
+                filters, last = [], layer_signal
+                for j in range(J):
+                    walked = last
+                    for _ in range(1 if j == 0 else 2 ** (j - 1)):
+                        walked = torch.addmm(
+                            walked, half_walk, walked, beta=0.5
+                        )
+                    filters.append(last - walked)
+                    last = walked
+                layer_signal = torch.cat(filters, dim=1)
+                if not linear:
+                    layer_signal = layer_signal.abs_()
+            moments = _moments(lambda y: average @ y, layer_signal, Q)
+            moments = moments.view(b, *(J,) * layer, columns.size(1), Q)
+            order = (0, layer + 1, *range(layer, 0, -1), layer + 2)
+            moments = moments.permute(order)
+            out.append(moments.reshape(b, columns.size(1), -1, Q))
+        parts.append(torch.cat(out, dim=2))
+    return torch.cat(parts, dim=1)
 
 
 def _moments(
@@ -856,11 +866,11 @@ def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
     """Raises an error unless there is such a transform.
 
     Args:
-        wavelet (str): as in :func:`scattering`.
-        low_pass (str): as in :func:`scattering`.
-        J (int): as in :func:`scattering`.
-        Q (int): as in :func:`scattering`.
-        L (int): as in :func:`scattering`.
+        wavelet (str): as in :func:`scattering_transform`.
+        low_pass (str): as in :func:`scattering_transform`.
+        J (int): as in :func:`scattering_transform`.
+        Q (int): as in :func:`scattering_transform`.
+        L (int): as in :func:`scattering_transform`.
     """
     _check_wavelet(wavelet)
     if low_pass not in LOW_PASSES:

@@ -14,8 +14,8 @@ from pyg_trust.functional.scattering import (
     check_order,
     graph_fourier,
     num_paths,
-    scattering,
     scattering_path,
+    scattering_transform,
 )
 from pyg_trust.graph import CSRGraph
 
@@ -125,38 +125,7 @@ class GraphEmbedding(BaseTransform):
             dtype (torch.dtype, optional): as in :meth:`embed`.
                 (default: :obj:`None`)
         """
-        if self.max_degree is not None:
-            graph = CSRGraph.from_data(data) if graph is None else graph
-            column = graph.degree.clamp(max=self.max_degree)
-            n = graph.num_nodes
-            return torch.sparse_csr_tensor(
-                torch.arange(n + 1, device=graph.device),
-                column,
-                torch.ones(
-                    n,
-                    dtype=dtype or torch.get_default_dtype(),
-                    device=graph.device,
-                ),
-                (n, self.max_degree + 1),
-                check_invariants=False,
-            )
-        x = data.get('x')
-        if x is None:
-            raise ValueError(
-                "'data' needs to have features 'x', or 'max_degree' to be "
-                'given to use one-hot degrees'
-            )
-        x = x.view(-1, 1) if x.dim() == 1 else x
-        x = x if dtype is None else x.to(dtype)
-        if self.clip:
-            return x.clamp(-1, 1)
-        if x.numel() > 0 and not float(x.abs().max()) <= 1:
-            raise ValueError(
-                "'x' needs to be in [-1, 1] (got "
-                f'{float(x.abs().max()):.6g} in magnitude): scale it by '
-                'constants that do not depend on the data, or clip=True'
-            )
-        return x
+        return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
     def _embed(
         self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
@@ -168,8 +137,8 @@ class GraphEmbedding(BaseTransform):
 class GraphScattering(GraphEmbedding):
     r"""Graph scattering (functional name: :obj:`graph_scattering`).
 
-    Applies :func:`~pyg_trust.functional.scattering`, whose module gives the
-    formulas, to a :class:`~torch_geometric.data.Data` or
+    Applies :func:`~pyg_trust.functional.scattering_transform`, whose module
+    gives the formulas, to a :class:`~torch_geometric.data.Data` or
     :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
     num_features * Q]`` to ``data.z``, in the order (path, feature, moment);
     :meth:`path` tells what each coefficient is.
@@ -268,7 +237,7 @@ class GraphScattering(GraphEmbedding):
     def _embed(
         self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
-        return scattering(
+        return scattering_transform(
             graph,
             x,
             ptr,
@@ -329,6 +298,62 @@ class GFT(GraphEmbedding):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(num_bands={self.num_bands})'
+
+
+def graph_signal(
+    data: Data,
+    graph: CSRGraph | None = None,
+    max_degree: int | None = None,
+    clip: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The features of a graph or batch: ``data.x`` or one-hot degrees.
+
+    Args:
+        data (Data): the graph or batch.
+        graph (CSRGraph, optional): its :class:`CSRGraph`.
+            (default: :obj:`None`)
+        max_degree (int, optional): as in :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+        clip (bool): as in :class:`GraphEmbedding`. (default: :obj:`False`)
+        dtype (torch.dtype, optional): as in :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: ``[num_nodes, num_features]``, sparse CSR for degrees.
+
+    Raises:
+        ValueError: if there are no features, or some outside :math:`[-1, 1]`.
+    """
+    if max_degree is not None:
+        graph = CSRGraph.from_data(data) if graph is None else graph
+        n = graph.num_nodes
+        dtype = dtype or torch.get_default_dtype()
+        return torch.sparse_csr_tensor(
+            torch.arange(n + 1, device=graph.device),
+            graph.degree.clamp(max=max_degree),
+            torch.ones(n, dtype=dtype, device=graph.device),
+            (n, max_degree + 1),
+            check_invariants=False,
+        )
+    x = data.get('x')
+    if x is None:
+        raise ValueError(
+            "'data' needs to have features 'x', or 'max_degree' to be given "
+            'to use one-hot degrees'
+        )
+    x = x.view(-1, 1) if x.dim() == 1 else x
+    x = x if dtype is None else x.to(dtype)
+    if clip:
+        return x.clamp(-1, 1)
+    largest = float(x.abs().max()) if x.numel() > 0 else 0.0
+    if not largest <= 1:
+        raise ValueError(
+            f"'x' needs to be in [-1, 1] (got {largest:.6g} in magnitude): "
+            'scale it by constants that do not depend on the data, or '
+            'clip=True'
+        )
+    return x
 
 
 def _only(data: Any, keys: list[str]) -> Data:

@@ -18,7 +18,7 @@ from torch_geometric.nn import GIN, global_mean_pool
 from pyg_trust import rng
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.transforms.graph_scattering import graph_signal
 
 
 class GINClassifier:
@@ -48,7 +48,7 @@ class GINClassifier:
         epochs: int = 500,
         seed: int | None = None,
     ) -> None:
-        self._signal = GraphEmbedding(max_degree, False, 'z', False, None)
+        self.max_degree = max_degree
         self.hidden_channels = hidden_channels
         self.num_layers = num_layers
         self.lr = lr
@@ -121,7 +121,7 @@ class GINClassifier:
             ]
         )
         graph = CSRGraph.from_data(batch)
-        x = self._signal.signal(batch, graph, torch.float32)
+        x = graph_signal(batch, graph, self.max_degree, dtype=torch.float32)
         x = x.to_dense() if x.layout != torch.strided else x
         return x, batch.edge_index, batch.batch
 

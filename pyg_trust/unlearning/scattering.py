@@ -416,7 +416,8 @@ class ScatteringClassifier:
             left = hessian_times(new.Z, curvature, mu, P) - delta_grad
             which = 'tight' if self.accounting == 'bound' else 'paper'
             spent = self.ledger.spent + increments[which]
-            spent += float(left.norm()) + (upper - measured)
+            # The parts of the step round too, as gradients do.
+            spent += float(left.norm()) + 4 * (upper - measured)
         # Within an account what is spent never falls.
         spent = max(spent, self.ledger.spent)
 
