@@ -743,10 +743,10 @@ def _embed_dense(
     adj, signal = batch.dense(block)
     b, a, g = signal.shape
     weight, place = batch.low_pass(low_pass, block)
-    average = weight.new_zeros((b, g, 1))
+    low = weight.new_zeros((b, 1, g))
     first = pointer(batch.size[block])[place]
     node = torch.arange(place.numel(), device=place.device) - first
-    average.view(-1)[place * g + node] = weight
+    low.view(-1)[place * g + node] = weight
     out = []
     bank = None
     for layer in range(L):
@@ -758,11 +758,8 @@ def _embed_dense(
             if not linear:
                 signal = signal.abs_()
             signal = signal.view(b, -1, g)
-        out.append(
-            _moments(lambda y: torch.bmm(y, average), signal, Q).view(
-                b, a, -1, Q
-            )
-        )
+        moments = _moments(signal, low, lambda y: y.sum(-1), Q)
+        out.append(moments.view(b, a, -1, Q))
     return torch.cat(out, dim=2)
 
 
@@ -795,13 +792,14 @@ def _embed_sparse(
     half_walk = torch.sparse_csr_tensor(
         rowptr, col + offset[place], value, (n, n), check_invariants=False
     )
-    average = torch.sparse_csr_tensor(
+    members = torch.sparse_csr_tensor(
         pointer(batch.size[block]),
         torch.arange(n, device=owner.device),
-        weight,
+        torch.ones_like(weight),
         (b, n),
         check_invariants=False,
     )
+    low = weight.view(-1, 1)
     entry, place = batch.entries_of(block)
     signal = batch.value.new_zeros((n, a)).index_put(
         (batch.node[entry] + offset[place], batch.slot[entry]),
@@ -825,7 +823,7 @@ def _embed_sparse(
                 layer_signal = torch.cat(filters, dim=1)
                 if not linear:
                     layer_signal = layer_signal.abs_()
-            moments = _moments(lambda y: average @ y, layer_signal, Q)
+            moments = _moments(layer_signal, low, lambda y: members @ y, Q)
             moments = moments.view(b, *(J,) * layer, columns.size(1), Q)
             order = (0, layer + 1, *range(layer, 0, -1), layer + 2)
             moments = moments.permute(order)
@@ -835,12 +833,14 @@ def _embed_sparse(
 
 
 def _moments(
-    average: Callable[[Tensor], Tensor], signal: Tensor, Q: int
+    signal: Tensor, low: Tensor, total: Callable[[Tensor], Tensor], Q: int
 ) -> Tensor:
-    power, out = signal, [average(signal)]
+    # The low-pass of the powers, in a new last dimension.
+    power = low * signal
+    out = [total(power)]
     for _ in range(Q - 1):
         power = power * signal
-        out.append(average(power))
+        out.append(total(power))
     return torch.stack(out, dim=-1)
 
 
