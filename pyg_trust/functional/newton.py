@@ -528,13 +528,11 @@ def dense_rows(Z: Tensor, index: Tensor) -> Tensor:
     """
     if Z.layout == torch.strided:
         return Z[index]
-    crow = Z.crow_indices()
-    count = crow.diff()[index]
-    at = ranges(crow[index], count)
-    place = torch.arange(index.numel(), device=Z.device)
-    place = place.repeat_interleave(count)
-    rows = Z.values().new_zeros((index.numel(), Z.size(1)))
-    rows[place, Z.col_indices()[at]] = Z.values()[at]
+    ends = Z.crow_indices().tolist()
+    col, value = Z.col_indices(), Z.values()
+    rows = value.new_zeros((index.numel(), Z.size(1)))
+    for row, i in zip(rows, index.tolist(), strict=True):
+        row[col[ends[i] : ends[i + 1]]] = value[ends[i] : ends[i + 1]]
     return rows
 
 

@@ -528,7 +528,6 @@ class _Batch(NamedTuple):
     # features as entries (node, slot, value), where the slot counts the
     # active columns of each graph. A pair is a graph and an active column.
     graph: CSRGraph
-    degrees: tuple[Tensor, Tensor]
     weight: Tensor
     ptr: Tensor
     size: Tensor
@@ -577,9 +576,6 @@ class _Batch(NamedTuple):
             weight = graph.weight.to(dtype)
             if bool((weight < 0).any()):
                 raise ValueError("'graph' needs to have no negative weights")
-        zeros = torch.zeros(n, dtype=dtype, device=x.device)
-        out_degree = zeros.index_add(0, row, weight)
-        in_degree = zeros.index_add(0, graph.col, weight)
 
         if x.layout == torch.strided:
             node, column = x.nonzero(as_tuple=True)
@@ -595,7 +591,6 @@ class _Batch(NamedTuple):
         first = pointer(active)[:-1]
         return cls(
             graph=graph,
-            degrees=(out_degree, in_degree),
             weight=weight,
             ptr=ptr,
             size=size,
@@ -721,8 +716,10 @@ class _Batch(NamedTuple):
         mean = (1 / count.to(self.value.dtype))[place]
         if kind == 'mean':
             return mean, place
-        nodes = ranges(self.ptr[block], count)
-        degree = self.degrees[0][nodes]
+        edge, owner = self.edges_of(block)
+        offset = pointer(count)[:-1] - self.ptr[block]
+        row = self._row[edge] + offset[owner]
+        degree = torch.zeros_like(mean).index_add_(0, row, self.weight[edge])
         total = degree.new_zeros(block.numel()).index_add(0, place, degree)
         share = degree / total[place]
         return torch.where(total[place] > 0, share, mean), place
@@ -781,16 +778,17 @@ def _embed_sparse(
     nodes = ranges(batch.ptr[block], batch.size[block])
     offset = pointer(batch.size[block])[:-1] - batch.ptr[block]
     edge, place = batch.edges_of(block)
-    row, col = batch._row[edge], batch.graph.col[edge]
-    value = batch.weight[edge] / 2
-    for ends, degree, power in zip(
-        (row, col), batch.degrees, _EXPONENTS[wavelet], strict=True
-    ):
+    row = batch._row[edge] + offset[place]
+    col = batch.graph.col[edge] + offset[place]
+    weights = batch.weight[edge]
+    value = weights / 2
+    for ends, power in zip((row, col), _EXPONENTS[wavelet], strict=True):
         if power:
+            degree = torch.zeros_like(weight).index_add_(0, ends, weights)
             value = value * _power(degree, -power)[ends]
     rowptr = pointer(batch.graph.rowptr.diff()[nodes])
     half_walk = torch.sparse_csr_tensor(
-        rowptr, col + offset[place], value, (n, n), check_invariants=False
+        rowptr, col, value, (n, n), check_invariants=False
     )
     members = torch.sparse_csr_tensor(
         pointer(batch.size[block]),

@@ -400,9 +400,8 @@ class ScatteringClassifier:
                 "'noise_std' needs to be positive for a certified removal "
                 '(got 0)'
             )
-        new, touched = self._without(request)
+        new, touched, delta_grad = self._without(request)
         n = len(new.graphs)
-        delta_grad = self._gradient_change(old, new, request, touched)
         _, curvature = loss_derivatives(new.Z @ old.W, new.Y, self.loss)
         mu = self.lam * n
         P = hessian_solve(new.Z, curvature, mu, delta_grad, new.K)
@@ -682,9 +681,12 @@ class ScatteringClassifier:
             model.Z, model.Y, model.W, model.B, self.lam, self.loss
         )
 
-    def _without(self, request: RemovalRequest) -> tuple[_Model, list[int]]:
-        # The model with the data that remain and the old weights, and the
-        # graphs that were embedded again.
+    def _without(
+        self, request: RemovalRequest
+    ) -> tuple[_Model, list[int], Tensor]:
+        # The model with the data that remain and the old weights; the graphs
+        # that were embedded again; and grad L(w, D) - grad L(w, D'), to which
+        # untouched rows add nothing.
         if not isinstance(request, RemovalRequest):
             raise TypeError(
                 "'request' needs to be a RemovalRequest "
@@ -721,6 +723,9 @@ class ScatteringClassifier:
             touched.append(i)
         place = {name: row for row, name in enumerate(old.graphs)}
         Z, K, Y = old.Z, old.K, old.Y
+        at = torch.tensor([place[i] for i in request.graphs])
+        before = dense_rows(Z, at)
+        change = before.t() @ self._slope(before @ old.W, Y[at])
         keep = None
         if len(graphs) < len(old.graphs):
             keep = torch.tensor([place[i] for i in graphs], dtype=torch.int64)
@@ -730,9 +735,10 @@ class ScatteringClassifier:
             rows = self._embed([graphs[i] for i in touched], stored=True)
             at = torch.tensor([place[i] for i in touched])
             Z = replace_rows(Z, at, rows)
+            after = dense_rows(rows, torch.arange(at.numel()))
+            change -= after.t() @ self._slope(after @ old.W, old.Y[at])
             if K is not None:
-                every = torch.arange(at.numel())
-                cross = Z @ dense_rows(rows, every).t()
+                cross = Z @ after.t()
                 K = K.clone()
                 K[:, at] = cross
                 K[at] = cross.t()
@@ -741,8 +747,12 @@ class ScatteringClassifier:
             K = None if K is None else K[keep][:, keep]
         if K is None and Z.size(0) <= Z.size(1):
             K = gram(Z)
+        change += self.lam * (len(old.graphs) - len(graphs)) * old.W
         model = old._replace(graphs=graphs, prints=prints, Z=Z, K=K, Y=Y)
-        return model, touched
+        return model, touched, change
+
+    def _slope(self, margin: Tensor, Y: Tensor) -> Tensor:
+        return loss_derivatives(margin, Y, self.loss)[0]
 
     def _check_classes(self, Y: Tensor) -> None:
         positive = (Y > 0).any(0) if Y.numel() else Y.new_zeros(1)
@@ -754,27 +764,6 @@ class ScatteringClassifier:
                 'the request would leave a class without any graph: retrain '
                 'with the classes that remain'
             )
-
-    def _gradient_change(
-        self,
-        old: _Model,
-        new: _Model,
-        request: RemovalRequest,
-        touched: list[int],
-    ) -> Tensor:
-        # grad L(w, D) - grad L(w, D'): of the touched rows alone.
-        gone = len(old.graphs) - len(new.graphs)
-        change = self.lam * gone * old.W
-        for model, names, sign in (
-            (old, request.graphs, 1.0),
-            (new, touched, -1.0),
-        ):
-            place = {name: row for row, name in enumerate(model.graphs)}
-            at = torch.tensor([place[i] for i in names], dtype=torch.int64)
-            rows = dense_rows(model.Z, at)
-            first, _ = loss_derivatives(rows @ old.W, model.Y[at], self.loss)
-            change = change + sign * (rows.t() @ first)
-        return change
 
     def _increments(
         self, old: _Model, new: _Model, request: RemovalRequest, P: Tensor
