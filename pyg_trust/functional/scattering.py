@@ -671,20 +671,19 @@ class _Batch(NamedTuple):
 
     def edges_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
         # The positions of the block's edges, and the graph's place in it.
-        count = self.edges.diff()[block]
-        place = torch.arange(block.numel(), device=block.device)
-        return (
-            ranges(self.edges[block], count),
-            place.repeat_interleave(count),
-        )
+        return self._rows_of(self.edges, block)
 
     def entries_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        count = self.entry_ptr.diff()[block]
+        # The same of the block's entries.
+        return self._rows_of(self.entry_ptr, block)
+
+    def _rows_of(self, ptr: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+        if self.num_graphs == 1:
+            every = torch.arange(int(ptr[-1]), device=ptr.device)
+            return every, torch.zeros_like(every)
+        count = ptr.diff()[block]
         place = torch.arange(block.numel(), device=block.device)
-        return (
-            ranges(self.entry_ptr[block], count),
-            place.repeat_interleave(count),
-        )
+        return ranges(ptr[block], count), place.repeat_interleave(count)
 
     def dense(self, block: Tensor) -> tuple[Tensor, Tensor]:
         # Adjacency [B, g, g] and signals [B, active, g], padded with zeros.
