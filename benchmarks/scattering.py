@@ -7,9 +7,12 @@ start from collated batches on one thread, run in turns in one process, and
 the ratio of their median times is printed.
 
     python benchmarks/scattering.py --root DATA/TU
+
+Also written to ``--csv``. ``--tune`` measures the constants of the cost model.
 """
 
 import argparse
+import csv
 import shutil
 import statistics
 import tempfile
@@ -84,10 +87,19 @@ def seconds(call) -> float:
     return time.perf_counter() - start
 
 
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Writes measurements, one row each."""
+    with path.open('w', newline='') as file:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def compare(
     graphs: list, case: tuple, dtype: torch.dtype, rounds: int
-) -> None:
-    """Prints the ratio of one case."""
+) -> dict:
+    """Prints the ratio of one case, and returns it with its parts."""
     J, Q, L, max_degree = case
 
     def features(data):
@@ -128,6 +140,14 @@ def compare(
         f'per power {other:7.3f} s  ratio {other / mine:6.1f}  '
         f'largest difference {error:.1e}'
     )
+    return {
+        'case': f'J{J}Q{Q}L{L}',
+        'dtype': str(dtype)[6:],
+        'ours_s': mine,
+        'per_power_s': other,
+        'ratio': other / mine,
+        'difference': error,
+    }
 
 
 def tune() -> None:
@@ -163,17 +183,23 @@ def main() -> None:
     parser.add_argument('--root', default='../shared/data/TU')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--tune', action='store_true')
+    parser.add_argument(
+        '--csv', type=Path, default=Path(__file__).with_suffix('.csv')
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.tune:
         tune()
         return
+    rows = []
     for name, cases in CASES.items():
         graphs = load(args.root, name)
         print(f'{name}: {len(graphs)} graphs')
         for case in cases:
             for dtype in (torch.float32, torch.float64):
-                compare(graphs, case, dtype, args.rounds)
+                row = compare(graphs, case, dtype, args.rounds)
+                rows.append({'dataset': name, **row})
+    write_csv(args.csv, rows)
 
 
 if __name__ == '__main__':

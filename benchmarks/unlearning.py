@@ -11,15 +11,18 @@ Times are ratios of the medians of interleaved runs on one thread. The peers:
 The bounds are checked on every removal of long sequences in both modes.
 
     python benchmarks/unlearning.py --root DATA/TU
+
+Also written to ``--csv``.
 """
 
 import argparse
 import random
 import statistics
 import time
+from pathlib import Path
 
 import torch
-from scattering import load
+from scattering import load, write_csv
 
 from pyg_trust.functional.newton import gradient, minimize
 from pyg_trust.removal import RemovalRequest
@@ -58,10 +61,11 @@ def clock(call):
     return result, 1e3 * (time.perf_counter() - start)
 
 
-def speed(name: str, graphs: list, inverse: bool) -> None:
+def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
     """Removal, refinement and exact retraining, in turns."""
     options, lam = SETTINGS[name]
     train, _ = split(graphs, 0)
+    rows = []
     for mode in ('delete', 'mask'):
         model = ScatteringClassifier(
             GraphScattering(**options),
@@ -99,6 +103,16 @@ def speed(name: str, graphs: list, inverse: bool) -> None:
                     f'    {label}: {mid / base:.2f}x, {mid / full:.2f}x '
                     f'({len(times)} removals)'
                 )
+                rows.append(
+                    {
+                        'dataset': name,
+                        'mode': mode,
+                        'what': label,
+                        'ms': mid,
+                        'over_retrain': mid / base,
+                        'over_retrain_with_inner_products': mid / full,
+                    }
+                )
     now = model._model
     _, slow = clock(lambda: lbfgs(now, model.lam))
     print(f'{name}: L-BFGS, 500 steps / exact retrain {slow / base:.0f}x')
@@ -109,6 +123,7 @@ def speed(name: str, graphs: list, inverse: bool) -> None:
         _, slow = clock(lambda: torch.linalg.inv(scaled))
         ratio = slow / statistics.median(step)
         print(f'{name}: explicit inverse / step {ratio:.0f}x')
+    return rows
 
 
 def lbfgs(model, lam: float) -> torch.Tensor:
@@ -132,9 +147,12 @@ def lbfgs(model, lam: float) -> torch.Tensor:
     return W.detach()
 
 
-def soundness(name: str, graphs: list, accounting: str, rounds: int) -> None:
+def soundness(
+    name: str, graphs: list, accounting: str, rounds: int
+) -> list[dict]:
     """Every step's true residual against what the ledger holds."""
     options, lam = SETTINGS[name]
+    rows = []
     for mode in ('delete', 'mask'):
         total = held = refined = retrained = 0
         ledger_ratio, tight, paper = [], [], []
@@ -172,6 +190,15 @@ def soundness(name: str, graphs: list, accounting: str, rounds: int) -> None:
             f'{name} {mode} {accounting}: residual <= bound in {held} of '
             f'{total} removals; {refined} refined, {retrained} retrained'
         )
+        row = {
+            'dataset': name,
+            'mode': mode,
+            'what': f'{accounting} accounting',
+            'removals': total,
+            'bound_held': held,
+            'refined': refined,
+            'retrained': retrained,
+        }
         for label, ratios in (
             ('ledger/true', ledger_ratio),
             ('tight/true per step', tight),
@@ -182,7 +209,10 @@ def soundness(name: str, graphs: list, accounting: str, rounds: int) -> None:
                     f'; {label} median {statistics.median(ratios):.3g} '
                     f'(least {min(ratios):.3g})'
                 )
+                row[f'{label} median'] = statistics.median(ratios)
         print(line)
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -191,13 +221,18 @@ def main() -> None:
     parser.add_argument('--root', default='../shared/data/TU')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--inverse', action='store_true')
+    parser.add_argument(
+        '--csv', type=Path, default=Path(__file__).with_suffix('.csv')
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
+    rows = []
     for name in SETTINGS:
         graphs = load(args.root, name)
-        speed(name, graphs, args.inverse and name == 'IMDB-BINARY')
+        rows += speed(name, graphs, args.inverse and name == 'IMDB-BINARY')
         for accounting in ('residual', 'bound', 'paper'):
-            soundness(name, graphs, accounting, args.rounds)
+            rows += soundness(name, graphs, accounting, args.rounds)
+    write_csv(args.csv, rows)
 
 
 if __name__ == '__main__':

@@ -528,6 +528,7 @@ class _Batch(NamedTuple):
     # features as entries (node, slot, value), where the slot counts the
     # active columns of each graph. A pair is a graph and an active column.
     graph: CSRGraph
+    row: Tensor
     weight: Tensor
     ptr: Tensor
     size: Tensor
@@ -591,6 +592,7 @@ class _Batch(NamedTuple):
         first = pointer(active)[:-1]
         return cls(
             graph=graph,
+            row=row,
             weight=weight,
             ptr=ptr,
             size=size,
@@ -632,41 +634,38 @@ class _Batch(NamedTuple):
             choice = torch.full_like(
                 self.size, method != 'sparse', dtype=torch.bool
             )
-        size, active = self.size.double(), self.active
+        active = self.active
         # Graphs without an active column have nothing to compute.
-        busy = self.active > 0
+        busy = active > 0
         blocks = []
         # A step of the key is 15 % in size. Spectra are not padded.
-        key = (size.log() / math.log(1.15)).long()
+        key = (self.size.double().log() / math.log(1.15)).long()
         if wavelet in _KERNELS:
             key = self.size
-        for ids in _sorted_by((choice & busy).nonzero().view(-1), key, active):
-            sizes = self.size[ids].tolist()
-            widths = self.active[ids].tolist()
-            keys = key[ids].tolist()
-            start = 0
-            for end in range(1, len(sizes) + 1):
-                if end < len(sizes):
-                    numbers = max(sizes[start : end + 1]) * widths[end]
-                    numbers *= (end + 1 - start) * J ** (L - 1)
-                    if (
-                        keys[end] == keys[start]
-                        and widths[end] <= 1.3 * widths[start] + 1
-                        and numbers <= _DENSE_NUMBERS
-                    ):
-                        continue
-                blocks.append((ids[start:end], True))
-                start = end
-        constant = torch.zeros_like(key)
-        for ids in _sorted_by(
-            (~choice & busy).nonzero().view(-1), constant, active
-        ):
-            sizes, start, nodes = self.size[ids].tolist(), 0, 0
-            for end in range(1, len(sizes) + 1):
-                nodes += sizes[end - 1]
-                if end == len(sizes) or nodes + sizes[end] > _SPARSE_NODES:
-                    blocks.append((ids[start:end], False))
-                    start, nodes = end, 0
+        ids = _sorted(choice & busy, key, active)
+        sizes, widths, keys = (
+            each[ids].tolist() for each in (self.size, active, key)
+        )
+        start = 0
+        for end in range(1, len(sizes) + 1):
+            if end < len(sizes):
+                numbers = max(sizes[start : end + 1]) * widths[end]
+                numbers *= (end + 1 - start) * J ** (L - 1)
+                if (
+                    keys[end] == keys[start]
+                    and widths[end] <= 1.3 * widths[start] + 1
+                    and numbers <= _DENSE_NUMBERS
+                ):
+                    continue
+            blocks.append((ids[start:end], True))
+            start = end
+        ids = _sorted(~choice & busy, torch.zeros_like(key), active)
+        sizes, start, nodes = self.size[ids].tolist(), 0, 0
+        for end in range(1, len(sizes) + 1):
+            nodes += sizes[end - 1]
+            if end == len(sizes) or nodes + sizes[end] > _SPARSE_NODES:
+                blocks.append((ids[start:end], False))
+                start, nodes = end, 0
         return blocks
 
     def edges_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
@@ -690,7 +689,7 @@ class _Batch(NamedTuple):
         b, g = block.numel(), int(self.size[block].max())
         edge, place = self.edges_of(block)
         start = self.ptr[block]
-        row = self._row[edge] - start[place]
+        row = self.row[edge] - start[place]
         col = self.graph.col[edge] - start[place]
         adj = self.value.new_zeros((b, g, g))
         adj.view(-1)[(place * g + row) * g + col] = self.weight[edge]
@@ -703,10 +702,6 @@ class _Batch(NamedTuple):
         )
         return adj, signal.view(b, a, g)
 
-    @property
-    def _row(self) -> Tensor:
-        return self.graph._cached('row', lambda: self.graph.row)
-
     def low_pass(self, kind: str, block: Tensor) -> tuple[Tensor, Tensor]:
         # The weights of the block's nodes, and the place of each node's graph.
         count = self.size[block]
@@ -717,7 +712,7 @@ class _Batch(NamedTuple):
             return mean, place
         edge, owner = self.edges_of(block)
         offset = pointer(count)[:-1] - self.ptr[block]
-        row = self._row[edge] + offset[owner]
+        row = self.row[edge] + offset[owner]
         degree = torch.zeros_like(mean).index_add_(0, row, self.weight[edge])
         total = degree.new_zeros(block.numel()).index_add(0, place, degree)
         share = degree / total[place]
@@ -777,7 +772,7 @@ def _embed_sparse(
     nodes = ranges(batch.ptr[block], batch.size[block])
     offset = pointer(batch.size[block])[:-1] - batch.ptr[block]
     edge, place = batch.edges_of(block)
-    row = batch._row[edge] + offset[place]
+    row = batch.row[edge] + offset[place]
     col = batch.graph.col[edge] + offset[place]
     weights = batch.weight[edge]
     value = weights / 2
@@ -845,11 +840,11 @@ def _power(degree: Tensor, exponent: float) -> Tensor:
     return torch.where(degree > 0, degree.pow(exponent), 0)
 
 
-def _sorted_by(ids: Tensor, key: Tensor, second: Tensor) -> list[Tensor]:
-    if ids.numel() == 0:
-        return []
+def _sorted(mask: Tensor, key: Tensor, second: Tensor) -> Tensor:
+    # The places of a mask in the order of two keys.
+    ids = mask.nonzero().view(-1)
     ids = ids[second[ids].argsort(stable=True)]
-    return [ids[key[ids].argsort(stable=True)]]
+    return ids[key[ids].argsort(stable=True)]
 
 
 def _check_wavelet(wavelet: str) -> None:
