@@ -412,6 +412,34 @@ def test_batch_or_one_by_one():
     torch.testing.assert_close(*exact, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize('seed', range(6))
+def test_random_sequences_of_everything(seed):
+    source = random.Random(seed)
+    graphs = random_graphs(24, 2 + seed % 2, seed)
+    for data in graphs:
+        data.edge_weight = torch.ones(data.num_edges, dtype=torch.float64)
+    mode = MODES[seed % 2]
+    accounting = ACCOUNTINGS[seed % 3]
+    model = make(graphs, mode=mode, accounting=accounting, lam=1e-2)
+    for _ in range(15):
+        now = model.graphs
+        more = [i for i in now if (now[i].n_id >= 0).sum() > 1]
+        names = source.sample(more, 2)
+        nodes = [v for v in now[names[0]].n_id.tolist() if v >= 0]
+        wanted = {'nodes': {names[0]: source.sample(nodes, 1)}}
+        other = now[names[1]]
+        if other.num_edges > 0:
+            u, v = other.n_id[other.edge_index[:, 0]].tolist()
+            wanted['edges'] = {names[1]: [(u, v)]}
+        report = model.remove(RemovalRequest(**wanted))
+        assert report.residual <= report.bound <= report.budget
+    check = model.verify()
+    assert check.ok
+    # What is stored is what embedding the remaining graphs gives.
+    Z = model.transform.embed(list(model.graphs.values()), torch.float64)
+    torch.testing.assert_close(Z, model.embeddings, rtol=0, atol=1e-13)
+
+
 def test_removing_until_little_is_left():
     # The number of graphs falls below the number of coefficients on the way.
     graphs = random_graphs(40)
