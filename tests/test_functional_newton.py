@@ -139,10 +139,18 @@ def test_minimize_says_when_it_fails():
 @pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize('loss', LOSSES)
 def test_residual_covers_its_rounding(loss, sparse):
-    # Against the same gradient in extended precision.
-    for seed in range(10):
+    # Against the same gradient in extended precision. In the second half
+    # margins are small differences of large numbers, and most of the rounding
+    # enters through them.
+    for seed in range(20):
         Z, Y, B = problem(40, 60, 2, seed, sparse, 10.0)
         W = 100 * torch.randn_like(B)
+        if seed >= 10:
+            dense = Z.to_dense()
+            dense[:, 30:] = dense[:, :30]
+            Z = dense.to_sparse_csr() if sparse else dense
+            W[:30] *= 1e6
+            W[30:] = 1e-4 * torch.randn(30, 2) - W[:30]
         measured, upper = residual(Z, Y, W, B, 1e-4, loss)
         z, y, w, b = (
             np.asarray(t.to_dense() if t.is_sparse_csr else t, np.longdouble)
@@ -155,7 +163,7 @@ def test_residual_covers_its_rounding(loss, sparse):
         lam = np.longdouble(1e-4)
         exact = np.sqrt(((z.T @ first + lam * 40 * w + b) ** 2).sum())
         assert abs(float(exact - measured)) <= upper - measured
-        assert upper - measured <= 1e-7 * max(measured, 1.0)
+        assert upper - measured <= 1e-4 * max(measured, 1.0)
 
 
 @pytest.mark.parametrize('num_outputs', [1, 4])
