@@ -167,7 +167,7 @@ def table_3(name: str, graphs: list, splits: int) -> None:
             f'paper {paper}',
             flush=True,
         )
-    print("  with on_exceed='refine', the default: 0 in every row")
+    print("  on_exceed='refine', the default, solves with the stored noise")
 
 
 def figure_4(
