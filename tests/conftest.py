@@ -1,3 +1,5 @@
+"""Fixtures that several test modules share."""
+
 import math
 import os
 from pathlib import Path

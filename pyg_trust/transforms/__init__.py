@@ -2,5 +2,10 @@
 
 from pyg_trust.transforms.agp import AGP
 from pyg_trust.transforms.gdc import GDC
+from pyg_trust.transforms.graph_scattering import (
+    GFT,
+    GraphEmbedding,
+    GraphScattering,
+)
 
-__all__ = ['AGP', 'GDC']
+__all__ = ['AGP', 'GDC', 'GFT', 'GraphEmbedding', 'GraphScattering']

@@ -1,0 +1,32 @@
+"""Rows of different lengths, laid one after the other."""
+
+import torch
+from torch import Tensor
+
+
+def pointer(count: Tensor) -> Tensor:
+    """Where each row starts, and at the end how many entries there are.
+
+    Args:
+        count (Tensor): int64, ``[num_rows]``: the length of each row.
+
+    Returns:
+        Tensor: int64, ``[num_rows + 1]``.
+    """
+    ptr = count.new_zeros(count.numel() + 1)
+    torch.cumsum(count, 0, out=ptr[1:])
+    return ptr
+
+
+def ranges(start: Tensor, count: Tensor) -> Tensor:
+    """The integers ``start[i], ..., start[i] + count[i] - 1``, row by row.
+
+    Args:
+        start (Tensor): int64, ``[num_rows]``.
+        count (Tensor): int64, ``[num_rows]``.
+
+    Returns:
+        Tensor: int64, ``[count.sum()]``.
+    """
+    shift = (start - pointer(count)[:-1]).repeat_interleave(count)
+    return shift + torch.arange(shift.numel(), device=count.device)

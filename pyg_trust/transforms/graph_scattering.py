@@ -1,0 +1,380 @@
+"""Graph scattering and graph Fourier embeddings as PyG transforms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from pyg_trust.functional.scattering import (
+    ScatteringPath,
+    check_order,
+    graph_fourier,
+    num_paths,
+    scattering_path,
+    scattering_transform,
+)
+from pyg_trust.graph import CSRGraph
+
+
+class GraphEmbedding(BaseTransform):
+    r"""The base of transforms that write one vector per graph.
+
+    The features of a graph are ``data.x``, or the one-hot degree of its nodes
+    if :obj:`max_degree` is given. Nothing is taken from any other graph (no
+    scaler, no largest degree), so that a graph's vector tells nothing about
+    the others. That is what lets a removal touch one graph alone.
+
+    Args:
+        max_degree (int, optional): use one-hot degrees of the width
+            :obj:`max_degree + 1` as features, degrees beyond it counted as
+            :obj:`max_degree`. Choose it without looking at the data.
+            (default: :obj:`None`)
+        clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
+            features outside are an error. (default: :obj:`False`)
+        attr (str): the attribute to write. (default: :obj:`'z'`)
+        sparse (bool): whether to write a sparse CSR matrix; worth it for
+            one-hot degrees. (default: :obj:`False`)
+        dtype (torch.dtype, optional): by default that of ``data.x``, or the
+            default dtype for degrees. (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        max_degree: int | None,
+        clip: bool,
+        attr: str,
+        sparse: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        if max_degree is not None and (
+            isinstance(max_degree, bool)
+            or not isinstance(max_degree, int)
+            or max_degree < 1
+        ):
+            raise ValueError(
+                "'max_degree' needs to be a positive integer or None "
+                f'(got {max_degree!r})'
+            )
+        if dtype not in (None, torch.float32, torch.float64):
+            raise TypeError(
+                f"'dtype' needs to be float32 or float64 (got {dtype})"
+            )
+        self.max_degree = max_degree
+        self.clip = clip
+        self.attr = attr
+        self.sparse = sparse
+        self.dtype = dtype
+
+    def forward(self, data: Data) -> Data:
+        """Writes ``[num_graphs, num_coefficients]`` to :obj:`attr`."""
+        data[self.attr] = self.embed(data, self.dtype, self.sparse)
+        return data
+
+    def embed(
+        self,
+        data: Data | Sequence[Data],
+        dtype: torch.dtype | None = None,
+        sparse: bool = False,
+    ) -> Tensor:
+        """The vectors of a graph, a batch or a list of graphs.
+
+        Args:
+            data (Data, Batch or list[Data]): the graphs.
+            dtype (torch.dtype, optional): by default that of the features.
+                (default: :obj:`None`)
+            sparse (bool): whether to return a sparse CSR matrix.
+                (default: :obj:`False`)
+
+        Returns:
+            Tensor: ``[num_graphs, num_coefficients]``.
+
+        Raises:
+            TypeError: if :obj:`data` holds no homogeneous graphs.
+            ValueError: on missing features, features outside
+                :math:`[-1, 1]`, or graphs that the embedding refuses.
+        """
+        if not isinstance(data, Data | HeteroData):
+            data = list(data)
+            if not data:
+                raise ValueError("'data' needs to hold at least one graph")
+            if len(data) == 1:
+                data = data[0]
+            else:
+                keys = ['edge_index', 'adj_t', 'edge_weight', 'x']
+                data = Batch.from_data_list([_only(g, keys) for g in data])
+        graph = CSRGraph.from_data(data)
+        x = self.signal(data, graph, dtype)
+        return self._embed(graph, x, _ptr(data), sparse)
+
+    def signal(
+        self,
+        data: Data,
+        graph: CSRGraph | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """The features that are embedded, dense or sparse CSR.
+
+        Args:
+            data (Data): the graph or batch.
+            graph (CSRGraph, optional): its :class:`CSRGraph`.
+                (default: :obj:`None`)
+            dtype (torch.dtype, optional): as in :meth:`embed`.
+                (default: :obj:`None`)
+        """
+        return graph_signal(data, graph, self.max_degree, self.clip, dtype)
+
+    def _embed(
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+@functional_transform('graph_scattering')
+class GraphScattering(GraphEmbedding):
+    r"""Graph scattering (functional name: :obj:`graph_scattering`).
+
+    Applies :func:`~pyg_trust.functional.scattering_transform`, whose module
+    gives the formulas, to a :class:`~torch_geometric.data.Data` or
+    :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
+    num_features * Q]`` to ``data.z``, in the order (path, feature, moment);
+    :meth:`path` tells what each coefficient is.
+
+    .. code-block:: python
+
+        transform = GraphScattering(J=5, Q=4, L=3)
+        data = transform(data)
+        transform.path(17, data.num_features).name  # 'U[0] x1 q2'
+
+    Args:
+        J (int): the number of filters of the bank.
+        Q (int): the number of moments.
+        L (int): the number of layers, the root included.
+        wavelet (str): :obj:`'geometric'` (row walk),
+            :obj:`'geometric_column'` (the walk of the papers),
+            :obj:`'diffusion'`, :obj:`'itersine'` or :obj:`'monic_cubic'`.
+            (default: :obj:`'geometric'`)
+        low_pass (str): :obj:`'mean'` or :obj:`'degree'`.
+            (default: :obj:`'mean'`)
+        linear (bool): whether to leave out the absolute value (linear-GST).
+            (default: :obj:`False`)
+        max_degree (int, optional): see :class:`GraphEmbedding`; without it
+            ``data.x`` is used. (default: :obj:`None`)
+        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
+        attr (str): the attribute to write. (default: :obj:`'z'`)
+        sparse (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
+        dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        J: int = 5,
+        Q: int = 4,
+        L: int = 3,
+        *,
+        wavelet: str = 'geometric',
+        low_pass: str = 'mean',
+        linear: bool = False,
+        max_degree: int | None = None,
+        clip: bool = False,
+        attr: str = 'z',
+        sparse: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(max_degree, clip, attr, sparse, dtype)
+        check_order(wavelet, low_pass, J, Q, L)
+        self.J = J
+        self.Q = Q
+        self.L = L
+        self.wavelet = wavelet
+        self.low_pass = low_pass
+        self.linear = linear
+
+    def num_coefficients(self, num_features: int | None = None) -> int:
+        """The length of a graph's vector.
+
+        Args:
+            num_features (int, optional): the number of features; not needed
+                with :obj:`max_degree`. (default: :obj:`None`)
+        """
+        width = self._width(num_features)
+        return num_paths(self.J, self.L) * width * self.Q
+
+    def path(
+        self, index: int, num_features: int | None = None
+    ) -> ScatteringPath:
+        """What a coefficient is: its layer, filters, feature and moment.
+
+        Args:
+            index (int): its position.
+            num_features (int, optional): the number of features; not needed
+                with :obj:`max_degree`. (default: :obj:`None`)
+        """
+        width = self._width(num_features)
+        return scattering_path(index, width, self.J, self.Q, self.L)
+
+    def paths(self, num_features: int | None = None) -> list[ScatteringPath]:
+        """The paths of all coefficients, in order.
+
+        Args:
+            num_features (int, optional): as in :meth:`path`.
+                (default: :obj:`None`)
+        """
+        size = self.num_coefficients(num_features)
+        return [self.path(i, num_features) for i in range(size)]
+
+    def _width(self, num_features: int | None) -> int:
+        if self.max_degree is not None:
+            return self.max_degree + 1
+        if num_features is None:
+            raise ValueError("'num_features' is needed without 'max_degree'")
+        return num_features
+
+    def _embed(
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+    ) -> Tensor:
+        return scattering_transform(
+            graph,
+            x,
+            ptr,
+            J=self.J,
+            Q=self.Q,
+            L=self.L,
+            wavelet=self.wavelet,
+            low_pass=self.low_pass,
+            linear=self.linear,
+            sparse=sparse,
+        )
+
+    def __repr__(self) -> str:
+        linear = ', linear=True' if self.linear else ''
+        return (
+            f'{type(self).__name__}(J={self.J}, Q={self.Q}, L={self.L}, '
+            f'wavelet={self.wavelet!r}{linear})'
+        )
+
+
+@functional_transform('graph_fourier')
+class GFT(GraphEmbedding):
+    r"""The graph Fourier embedding (functional name: :obj:`graph_fourier`).
+
+    The baseline of the paper; see
+    :func:`~pyg_trust.functional.graph_fourier`.
+
+    Args:
+        num_bands (int, optional): the number of frequency bands whose energy
+            is taken; by default the mean of the Fourier coefficients, as in
+            the paper, which is not well defined where eigenvalues repeat.
+            (default: :obj:`None`)
+        max_degree (int, optional): see :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
+        attr (str): the attribute to write. (default: :obj:`'z'`)
+        dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        num_bands: int | None = None,
+        *,
+        max_degree: int | None = None,
+        clip: bool = False,
+        attr: str = 'z',
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(max_degree, clip, attr, False, dtype)
+        self.num_bands = num_bands
+
+    def _embed(
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+    ) -> Tensor:
+        z = graph_fourier(graph, x, ptr, num_bands=self.num_bands)
+        return z.to_sparse_csr() if sparse else z
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(num_bands={self.num_bands})'
+
+
+def graph_signal(
+    data: Data,
+    graph: CSRGraph | None = None,
+    max_degree: int | None = None,
+    clip: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The features of a graph or batch: ``data.x`` or one-hot degrees.
+
+    Args:
+        data (Data): the graph or batch.
+        graph (CSRGraph, optional): its :class:`CSRGraph`.
+            (default: :obj:`None`)
+        max_degree (int, optional): as in :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+        clip (bool): as in :class:`GraphEmbedding`. (default: :obj:`False`)
+        dtype (torch.dtype, optional): as in :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: ``[num_nodes, num_features]``, sparse CSR for degrees.
+
+    Raises:
+        ValueError: if there are no features, or some outside :math:`[-1, 1]`.
+    """
+    if max_degree is not None:
+        graph = CSRGraph.from_data(data) if graph is None else graph
+        n = graph.num_nodes
+        dtype = dtype or torch.get_default_dtype()
+        return torch.sparse_csr_tensor(
+            torch.arange(n + 1, device=graph.device),
+            graph.degree.clamp(max=max_degree),
+            torch.ones(n, dtype=dtype, device=graph.device),
+            (n, max_degree + 1),
+            check_invariants=False,
+        )
+    x = data.get('x')
+    if x is None:
+        raise ValueError(
+            "'data' needs to have features 'x', or 'max_degree' to be given "
+            'to use one-hot degrees'
+        )
+    x = x.view(-1, 1) if x.dim() == 1 else x
+    x = x if dtype is None else x.to(dtype)
+    if clip:
+        return x.clamp(-1, 1)
+    largest = float(x.abs().max()) if x.numel() > 0 else 0.0
+    if not largest <= 1:
+        raise ValueError(
+            f"'x' needs to be in [-1, 1] (got {largest:.6g} in magnitude): "
+            'scale it by constants that do not depend on the data, or '
+            'clip=True'
+        )
+    return x
+
+
+def _only(data: Any, keys: list[str]) -> Data:
+    # What an embedding reads, so that batches hold nothing else.
+    if not isinstance(data, Data):
+        raise TypeError(
+            "'data' needs to hold homogeneous torch_geometric.data.Data "
+            f'(got {type(data).__name__})'
+        )
+    kept = {key: data[key] for key in keys if data.get(key) is not None}
+    return Data(**kept, num_nodes=data.num_nodes)
+
+
+def _ptr(data: Data) -> Tensor | None:
+    if data.get('ptr') is not None:
+        return data.ptr
+    if data.get('batch') is None:
+        return None
+    batch = data.batch
+    if bool((batch.diff() < 0).any()):
+        raise ValueError("'batch' needs to be ascending")
+    ptr = batch.new_zeros(int(batch.max()) + 2)
+    ptr[1:] = batch.bincount().cumsum(0)
+    return ptr

@@ -1,0 +1,184 @@
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust.removal import Part, RemovalRequest, remove_from_data
+
+
+def diamond():
+    # 0 - 1, 0 - 2, 1 - 2, 2 - 3
+    edge_index = torch.tensor(
+        [[0, 1, 0, 2, 1, 2, 2, 3], [1, 0, 2, 0, 2, 1, 3, 2]]
+    )
+    return Data(
+        x=torch.arange(1.0, 9.0).view(4, 2),
+        edge_index=edge_index,
+        edge_weight=torch.tensor([1.0, 1, 2, 2, 3, 3, 4, 4]),
+        y=torch.tensor([1]),
+        num_nodes=4,
+    )
+
+
+def edges(data):
+    names = data.n_id[data.edge_index]
+    return {tuple(edge) for edge in names.t().tolist()}
+
+
+def test_request_of_every_kind():
+    request = RemovalRequest(
+        graphs=[7],
+        nodes={3: torch.tensor([5, 0, 5]), 4: [1]},
+        features={3: [2], 7: [0]},
+        edges={9: torch.tensor([[0, 1], [2, 3]])},
+    )
+    assert request.graphs == [3, 4, 7, 9]
+    assert request.parts[3] == Part(nodes=(0, 5), features=(2,))
+    assert request.parts[7] == Part(whole=True)
+    assert request.parts[9] == Part(edges=((0, 2), (1, 3)))
+    assert request.to_dict() == {
+        '3': {'nodes': [0, 5], 'features': [2]},
+        '4': {'nodes': [1]},
+        '7': {'whole': True},
+        '9': {'edges': [[0, 2], [1, 3]]},
+    }
+    assert request.whole_graphs().to_dict() == {
+        str(i): {'whole': True} for i in (3, 4, 7, 9)
+    }
+
+
+def test_without_a_graph_it_is_graph_0():
+    mask = torch.tensor([False, True, False, True])
+    assert RemovalRequest(nodes=mask).parts == {0: Part(nodes=(1, 3))}
+    assert RemovalRequest(edges=[(1, 2)]).parts == {0: Part(edges=((1, 2),))}
+
+
+def test_larger_things_contain_smaller_ones():
+    one = RemovalRequest(
+        nodes={0: [1]}, features={0: [1, 2]}, edges={0: [(1, 2), (2, 3)]}
+    )
+    assert one.parts[0] == Part(False, (1,), (2,), ((2, 3),))
+    two = RemovalRequest(nodes={0: [2], 1: [0]})
+    both = one | two
+    assert both.parts[0] == Part(nodes=(1, 2))
+    assert both.graphs == [0, 1]
+    three = RemovalRequest.batch([one, two, RemovalRequest(graphs=[0])])
+    assert three.parts[0] == Part(whole=True)
+
+
+@pytest.mark.parametrize(
+    ('change', 'error', 'match'),
+    [
+        ({}, ValueError, 'something'),
+        ({'nodes': {}}, ValueError, 'something'),
+        ({'nodes': {0: []}}, ValueError, 'something'),
+        ({'graphs': [-1]}, ValueError, "'graphs'"),
+        ({'nodes': [1.5]}, TypeError, "'nodes'"),
+        ({'nodes': [True]}, TypeError, "'nodes'"),
+        ({'nodes': torch.ones(2)}, TypeError, "'nodes'"),
+        ({'features': {'a': [1]}}, TypeError, "'features'"),
+        ({'edges': torch.ones(3, 2).long()}, ValueError, "'edges'"),
+        ({'edges': [(1, 2, 3)]}, ValueError, "'edges'"),
+        ({'edges': [(1, -2)]}, ValueError, "'edges'"),
+    ],
+)
+def test_bad_requests(change, error, match):
+    with pytest.raises(error, match=match):
+        RemovalRequest(**change)
+
+
+def test_delete_removes_the_node():
+    data = diamond()
+    before = data.clone()
+    out = remove_from_data(data, Part(nodes=(1,)))
+    assert out.num_nodes == 3
+    assert out.n_id.tolist() == [0, 2, 3]
+    assert edges(out) == {(0, 2), (2, 0), (2, 3), (3, 2)}
+    assert out.edge_weight.tolist() == [2, 2, 4, 4]
+    assert torch.equal(out.x, before.x[[0, 2, 3]])
+    assert out.y.tolist() == [1]
+    # Names are kept: 2 and 3 are what they were.
+    out = remove_from_data(out, Part(nodes=(3,)))
+    assert out.n_id.tolist() == [0, 2]
+    assert edges(out) == {(0, 2), (2, 0)}
+    with pytest.raises(ValueError, match='node 3 is not there'):
+        remove_from_data(out, Part(nodes=(3,)))
+    # The caller's graph is what it was.
+    for key in ('x', 'edge_index', 'edge_weight', 'y'):
+        assert torch.equal(data[key], before[key])
+
+
+def test_mask_keeps_an_empty_node():
+    data = diamond()
+    before = data.clone()
+    out = remove_from_data(data, Part(nodes=(1,)), 'mask')
+    assert out.num_nodes == 4
+    assert out.n_id.tolist() == [0, -1, 2, 3]
+    assert edges(out) == {(0, 2), (2, 0), (2, 3), (3, 2)}
+    assert out.x[1].tolist() == [0, 0]
+    assert torch.equal(data.x, before.x)
+    with pytest.raises(ValueError, match='node 1 is not there'):
+        remove_from_data(out, Part(nodes=(1,)), 'mask')
+    # Node 2 has lost a neighbour in either mode.
+    out = remove_from_data(out, Part(nodes=(2,)), 'mask')
+    assert edges(out) == set()
+    out = remove_from_data(out, Part(nodes=(0,)), 'mask')
+    with pytest.raises(ValueError, match='no node'):
+        remove_from_data(out, Part(nodes=(3,)), 'mask')
+
+
+@pytest.mark.parametrize('mode', ['delete', 'mask'])
+def test_features(mode):
+    data = diamond()
+    out = remove_from_data(data, Part(features=(2,)), mode)
+    assert out.num_nodes == 4
+    assert out.x.tolist() == [[1, 2], [3, 4], [0, 0], [7, 8]]
+    assert edges(out) == {tuple(e) for e in data.edge_index.t().tolist()}
+    with pytest.raises(ValueError, match='removed before'):
+        remove_from_data(out, Part(features=(2,)), mode)
+    # The mark moves with its node.
+    out = remove_from_data(out, Part(nodes=(0,)), mode)
+    with pytest.raises(ValueError, match='removed before'):
+        remove_from_data(out, Part(features=(2,)), mode)
+    remove_from_data(out, Part(features=(3,)), mode)
+    data.x = None
+    with pytest.raises(ValueError, match="no features 'x'"):
+        remove_from_data(data, Part(features=(2,)), mode)
+
+
+def test_edges_of_undirected_and_directed_graphs():
+    out = remove_from_data(diamond(), Part(edges=((2, 1),)))
+    assert (1, 2) not in edges(out)
+    assert (2, 1) not in edges(out)
+    assert len(edges(out)) == 6
+    assert out.edge_weight.tolist() == [1, 1, 2, 2, 4, 4]
+    with pytest.raises(ValueError, match='edge 1 -> 2 is not there'):
+        remove_from_data(out, Part(edges=((1, 2),)))
+    directed = Data(
+        edge_index=torch.tensor([[0, 1, 1], [1, 0, 2]]), num_nodes=3
+    )
+    out = remove_from_data(directed, Part(edges=((0, 1),)))
+    assert edges(out) == {(1, 0), (1, 2)}
+
+
+def test_everything_at_once():
+    part = Part(nodes=(3,), features=(0,), edges=((0, 1),))
+    out = remove_from_data(diamond(), part)
+    assert out.n_id.tolist() == [0, 1, 2]
+    assert edges(out) == {(0, 2), (2, 0), (1, 2), (2, 1)}
+    assert out.x.tolist() == [[0, 0], [3, 4], [5, 6]]
+
+
+def test_refusals():
+    data = diamond()
+    for part, match in (
+        (Part(nodes=(4,)), 'node 4 is not there'),
+        (Part(edges=((0, 3),)), 'edge 0 -> 3 is not there'),
+        (Part(nodes=(0, 1, 2, 3)), 'no node'),
+        (Part(whole=True), 'whole graph'),
+    ):
+        with pytest.raises(ValueError, match=match):
+            remove_from_data(data, part)
+    with pytest.raises(ValueError, match="'mode'"):
+        remove_from_data(data, Part(nodes=(0,)), 'forget')
+    with pytest.raises(ValueError, match="'edge_index'"):
+        remove_from_data(Data(x=torch.ones(2, 1)), Part(nodes=(0,)))

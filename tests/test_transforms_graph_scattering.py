@@ -1,0 +1,151 @@
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.utils import one_hot
+
+from pyg_trust.functional.scattering import scattering_transform
+from pyg_trust.graph import CSRGraph
+from pyg_trust.transforms import GFT, GraphScattering
+
+
+def ring(n, d=2, seed=0):
+    nodes = torch.arange(n)
+    edge_index = torch.stack([nodes, (nodes + 1) % n])
+    edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
+    x = torch.rand(n, d, generator=torch.Generator().manual_seed(seed))
+    return Data(x=x, edge_index=edge_index, num_nodes=n)
+
+
+def test_writes_a_vector_per_graph():
+    data = ring(5)
+    transform = GraphScattering(J=3, Q=2, L=2)
+    assert str(transform) == (
+        "GraphScattering(J=3, Q=2, L=2, wavelet='geometric')"
+    )
+    out = transform(data)
+    assert 'z' not in data
+    assert out.z.shape == (1, transform.num_coefficients(2))
+    assert out.z.dtype == torch.float32
+    graph = CSRGraph.from_data(data)
+    expected = scattering_transform(graph, data.x, J=3, Q=2, L=2)
+    assert torch.equal(out.z, expected)
+
+
+def test_batches_with_isolated_nodes_at_the_end():
+    graphs = [ring(4), ring(6, seed=1)]
+    graphs[0].x = torch.rand(6, 2)
+    graphs[0].num_nodes = 6
+    transform = GraphScattering(J=3, Q=2, L=3, dtype=torch.float64)
+    batch = transform(Batch.from_data_list(graphs))
+    single = torch.cat([transform(g).z for g in graphs])
+    torch.testing.assert_close(batch.z, single, rtol=0, atol=1e-14)
+    listed = transform.embed(graphs, torch.float64)
+    torch.testing.assert_close(listed, single, rtol=0, atol=1e-14)
+    # A batch vector without pointers will do.
+    bare = Data(x=batch.x, edge_index=batch.edge_index, batch=batch.batch)
+    torch.testing.assert_close(transform(bare).z, single, rtol=0, atol=1e-14)
+
+
+def test_composes():
+    data = T.Compose(
+        [T.ToUndirected(), GraphScattering(J=3, L=2, attr='phi'), GFT()]
+    )(ring(7))
+    assert data.phi.dim() == 2
+    assert data.z.shape == (1, 2)
+
+
+def test_degrees_are_one_hot_of_a_fixed_width():
+    data = Data(
+        edge_index=torch.tensor([[0, 1, 0, 2, 0, 3], [1, 0, 2, 0, 3, 0]]),
+        num_nodes=5,
+    )
+    for max_degree in (2, 4, 9):
+        transform = GraphScattering(J=3, Q=2, L=3, max_degree=max_degree)
+        degree = torch.tensor([3, 1, 1, 1, 0]).clamp(max=max_degree)
+        x = one_hot(degree, max_degree + 1)
+        expected = scattering_transform(
+            CSRGraph.from_data(data), x, J=3, Q=2, L=3
+        )
+        torch.testing.assert_close(transform(data).z, expected)
+        assert transform.num_coefficients() == expected.size(1)
+        transform.sparse = True
+        z = transform(data).z
+        assert z.layout == torch.sparse_csr
+        torch.testing.assert_close(z.to_dense(), expected)
+    with pytest.raises(ValueError, match="'max_degree'"):
+        GraphScattering()(data)
+
+
+def test_other_graphs_do_not_matter():
+    small, large = ring(4), ring(9)
+    for transform in (
+        GraphScattering(J=3, Q=2, L=3, max_degree=5),
+        GFT(num_bands=4),
+    ):
+        alone = transform.embed(small, torch.float64)
+        together = transform.embed([large, small], torch.float64)[1:]
+        torch.testing.assert_close(alone, together, rtol=0, atol=1e-14)
+
+
+def test_features_need_to_be_bounded():
+    data = ring(5)
+    data.x = data.x * 3
+    with pytest.raises(ValueError, match=r"'x' needs to be in \[-1, 1\]"):
+        GraphScattering()(data)
+    clipped = GraphScattering(clip=True)(data).z
+    data.x = data.x.clamp(-1, 1)
+    assert torch.equal(clipped, GraphScattering()(data).z)
+    data.x[0, 0] = float('nan')
+    with pytest.raises(ValueError, match="'x'"):
+        GraphScattering()(data)
+
+
+def test_one_feature_may_be_a_vector():
+    data = ring(5, 1)
+    expected = GraphScattering()(data).z
+    data.x = data.x.view(-1)
+    assert torch.equal(GraphScattering()(data).z, expected)
+
+
+def test_paths():
+    transform = GraphScattering(J=5, Q=4, L=3)
+    paths = transform.paths(3)
+    assert len(paths) == transform.num_coefficients(3) == 31 * 3 * 4
+    assert paths[17] == transform.path(17, 3)
+    assert transform.path(17, 3).name == 'U[0] x1 q2'
+    assert paths[-1].filters == (4, 4)
+    with pytest.raises(ValueError, match="'num_features'"):
+        transform.path(0)
+
+
+@pytest.mark.parametrize(
+    ('change', 'error'),
+    [
+        ({'J': 0}, ValueError),
+        ({'L': 1.5}, TypeError),
+        ({'wavelet': 'haar'}, ValueError),
+        ({'low_pass': 'max'}, ValueError),
+        ({'max_degree': 0}, ValueError),
+        ({'max_degree': True}, ValueError),
+        ({'dtype': torch.int64}, TypeError),
+    ],
+)
+def test_bad_arguments(change, error):
+    with pytest.raises(error):
+        GraphScattering(**change)
+
+
+def test_bad_graphs():
+    directed = Data(
+        x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]])
+    )
+    for transform in (GraphScattering(wavelet='diffusion'), GFT()):
+        with pytest.raises(ValueError, match='undirected'):
+            transform(directed)
+    with pytest.raises(TypeError, match="'data'"):
+        GraphScattering()(HeteroData())
+    with pytest.raises(ValueError, match='at least one'):
+        GraphScattering().embed([])
+    with pytest.raises(ValueError, match="'num_bands'"):
+        GFT(num_bands=0)(ring(4))
