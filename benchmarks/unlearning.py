@@ -19,7 +19,9 @@ import argparse
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from scattering import load, write_csv
@@ -29,7 +31,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 
-SETTINGS = {
+SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     'PROTEINS': ({'J': 5, 'Q': 4, 'L': 3}, 1e-4),
     'IMDB-BINARY': ({'J': 4, 'Q': 3, 'L': 3, 'max_degree': 135}, 1e-3),
 }
@@ -54,7 +56,7 @@ def requests(graphs: list, seed: int) -> list[RemovalRequest]:
     ]
 
 
-def clock(call):
+def clock(call: Callable[..., Any]) -> tuple[Any, float]:
     """The result and the milliseconds of a call."""
     start = time.perf_counter()
     result = call()
@@ -74,11 +76,15 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
             accounting='residual',
             seed=0,
         ).fit(train)
-        step, refine, both, given, whole = [], [], [], [], []
+        step: list[float] = []
+        refine: list[float] = []
+        both: list[float] = []
+        given: list[float] = []
+        whole: list[float] = []
         for request in requests(train, 0):
             report, spent = clock(lambda r=request, m=model: m.remove(r))
             (step if report.action == 'step' else both).append(spent)
-            now = model._model
+            now = model._fitted
             fixed = (now.Z, now.Y, now.B, model.lam, model.loss)
             if report.action == 'step':
                 _, spent = clock(
@@ -113,7 +119,7 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
                         'over_retrain_with_inner_products': mid / full,
                     }
                 )
-    now = model._model
+    now = model._fitted
     _, slow = clock(lambda: lbfgs(now, model.lam))
     print(f'{name}: L-BFGS, 500 steps / exact retrain {slow / base:.0f}x')
     if inverse:
@@ -126,7 +132,7 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
     return rows
 
 
-def lbfgs(model, lam: float) -> torch.Tensor:
+def lbfgs(model: Any, lam: float) -> torch.Tensor:
     """The same problem by L-BFGS with gradients that are not stale."""
     Z = model.Z if model.Z.layout == torch.strided else model.Z.to_dense()
     W = torch.zeros_like(model.B, requires_grad=True)
@@ -135,7 +141,7 @@ def lbfgs(model, lam: float) -> torch.Tensor:
     )
     n = Z.size(0)
 
-    def closure():
+    def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss = torch.nn.functional.softplus(-model.Y * (Z @ W)).sum()
         loss = loss + lam * n / 2 * W.square().sum() + (model.B * W).sum()
@@ -166,10 +172,10 @@ def soundness(
                 seed=fold,
             ).fit(train)
             for request in requests(train, fold):
-                old = model._model
+                old = model._fitted
                 before = gradient(old.Z, old.Y, old.W, old.B, lam, model.loss)
                 report = model.remove(request)
-                now = model._model
+                now = model._fitted
                 after = gradient(now.Z, now.Y, now.W, now.B, lam, model.loss)
                 total += 1
                 held += float(after.norm()) <= report.bound
@@ -190,7 +196,7 @@ def soundness(
             f'{name} {mode} {accounting}: residual <= bound in {held} of '
             f'{total} removals; {refined} refined, {retrained} retrained'
         )
-        row = {
+        row: dict[str, Any] = {
             'dataset': name,
             'mode': mode,
             'what': f'{accounting} accounting',

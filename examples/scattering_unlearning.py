@@ -18,6 +18,7 @@ import random
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch_geometric.datasets import TUDataset
@@ -36,7 +37,7 @@ from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning import GINClassifier, ScatteringClassifier
 
 # Settings of Table 4, and the numbers of the paper.
-DATASETS = {
+DATASETS: dict[str, dict[str, Any]] = {
     'IMDB-BINARY': {
         'max_degree': 135,
         'classify': {'J': 5, 'Q': 4, 'L': 3},
@@ -116,8 +117,8 @@ def table_1(name: str, graphs: list, splits: int, gin_splits: int) -> None:
     scores = []
     for fold in range(gin_splits):
         train, test = split(graphs, fold)
-        model = GINClassifier(max_degree=degree, seed=fold)
-        scores.append(100 * model.fit(train).score(test))
+        gin = GINClassifier(max_degree=degree, seed=fold)
+        scores.append(100 * gin.fit(train).score(test))
     if scores:
         paper = setting['accuracy']['GIN']
         print(
@@ -227,13 +228,13 @@ def figure_4(
     if gin_points:
         train, test = split(graphs, 0)
         requests = one_node_of(train, 0.9, 0)
-        model = GINClassifier(max_degree=setting['max_degree'], seed=0)
+        gin = GINClassifier(max_degree=setting['max_degree'], seed=0)
         start = time.perf_counter()
-        scores = [100 * model.fit(train).score(test)]
+        scores = [100 * gin.fit(train).score(test)]
         part = -(-len(requests) // gin_points)
         for i in range(0, len(requests), part):
-            model.remove(RemovalRequest.batch(requests[i : i + part]))
-            scores.append(100 * model.score(test))
+            gin.remove(RemovalRequest.batch(requests[i : i + part]))
+            scores.append(100 * gin.score(test))
         each = (time.perf_counter() - start) / len(scores)
         print(
             f'  GIN      accuracy {scores[0]:.2f} -> {scores[-1]:.2f}, '

@@ -48,3 +48,17 @@ def test_quickstart(dataset, tmp_path, request):
         assert error == 0 if eps in ('0', '-') else 0 < error < 1
         # Propagation helps, whether exact or not.
         assert accuracy >= raw
+
+
+def test_scattering_unlearning(shared, tmp_path):
+    root = tmp_path / 'TU'
+    shutil.copytree(shared / 'data/TU/PROTEINS', root / 'PROTEINS')
+    output = run(
+        *('scattering_unlearning.py', '--root', root, '--out', tmp_path),
+        *('--datasets', 'PROTEINS', '--splits', '1'),
+        *('--gin-splits', '0', '--gin-points', '0'),
+    )
+    # Removal with the stored noise ends where exact retraining does.
+    gap = re.search(r'with the same noise.*mean ([+-]\S+)', output)
+    assert abs(float(gap.group(1))) < 0.5
+    assert len(list(tmp_path.glob('*.png'))) == 2

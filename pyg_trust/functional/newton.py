@@ -56,6 +56,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust.functional.ragged import pointer, ranges
+from pyg_trust.graph import sparse_rows
 
 LOSSES = ('logistic', 'squared')
 # The Lipschitz constant of the second derivative, and the largest second
@@ -560,12 +561,11 @@ def replace_rows(Z: Tensor, index: Tensor, rows: Tensor) -> Tensor:
             last = ends[row + 1]
         return torch.cat([*cuts, old[last:]])
 
-    return torch.sparse_csr_tensor(
+    return sparse_rows(
         pointer(count),
         spliced(Z.col_indices(), rows.col_indices()),
         spliced(Z.values(), rows.values()),
-        Z.shape,
-        check_invariants=False,
+        (Z.size(0), Z.size(1)),
     )
 
 
@@ -581,12 +581,11 @@ def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
     crow = Z.crow_indices()
     count = crow.diff()[index]
     at = ranges(crow[index], count)
-    return torch.sparse_csr_tensor(
+    return sparse_rows(
         pointer(count),
         Z.col_indices()[at],
         Z.values()[at],
         (index.numel(), Z.size(1)),
-        check_invariants=False,
     )
 
 

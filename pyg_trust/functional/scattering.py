@@ -54,7 +54,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust.functional.ragged import pointer, ranges
-from pyg_trust.graph import CSRGraph
+from pyg_trust.graph import CSRGraph, sparse_rows
 
 WAVELETS = (
     'geometric',
@@ -432,12 +432,11 @@ def scattering_transform(
     col[at] = index
     value = torch.empty_like(values).view(-1)
     value[at] = values.view(-1)
-    return torch.sparse_csr_tensor(
+    return sparse_rows(
         crow,
         col,
         value,
         (num_graphs, T * d * Q),
-        check_invariants=False,
     )
 
 
@@ -781,15 +780,12 @@ def _embed_sparse(
             degree = torch.zeros_like(weight).index_add_(0, ends, weights)
             value = value * _power(degree, -power)[ends]
     rowptr = pointer(batch.graph.rowptr.diff()[nodes])
-    half_walk = torch.sparse_csr_tensor(
-        rowptr, col, value, (n, n), check_invariants=False
-    )
-    members = torch.sparse_csr_tensor(
+    half_walk = sparse_rows(rowptr, col, value, (n, n))
+    members = sparse_rows(
         pointer(batch.size[block]),
         torch.arange(n, device=owner.device),
         torch.ones_like(weight),
         (b, n),
-        check_invariants=False,
     )
     low = weight.view(-1, 1)
     entry, place = batch.entries_of(block)

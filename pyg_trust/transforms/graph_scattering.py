@@ -17,7 +17,7 @@ from pyg_trust.functional.scattering import (
     scattering_path,
     scattering_transform,
 )
-from pyg_trust.graph import CSRGraph
+from pyg_trust.graph import CSRGraph, sparse_rows
 
 
 class GraphEmbedding(BaseTransform):
@@ -329,12 +329,11 @@ def graph_signal(
         graph = CSRGraph.from_data(data) if graph is None else graph
         n = graph.num_nodes
         dtype = dtype or torch.get_default_dtype()
-        return torch.sparse_csr_tensor(
+        return sparse_rows(
             torch.arange(n + 1, device=graph.device),
             graph.degree.clamp(max=max_degree),
             torch.ones(n, dtype=dtype, device=graph.device),
             (n, max_degree + 1),
-            check_invariants=False,
         )
     x = data.get('x')
     if x is None:
