@@ -1,0 +1,886 @@
+r"""Personalized PageRank, and its worst case over admissible graphs.
+
+`"Certifiable Robustness to Graph Perturbations"
+<https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019) asks how
+far an attacker who flips edges can push a linear function of PageRank. Write
+:math:`\alpha` for the teleport probability, :math:`a = 1 - \alpha`, :math:`P =
+D^{-1} A` over out-edges, and :math:`\Pi = \alpha (I - a P)^{-1}`, whose row
+:math:`v` is the personalized PageRank of :math:`v`. A node :math:`i` may
+choose any out-neighbourhood :math:`S` that differs from its clean one by at
+most :math:`b_i` fragile edges, independently of all others. So
+
+.. math::
+    V^* = \max_{\tilde P} (I - a \tilde P)^{-1} r
+
+is attained by one graph for all nodes at once, the fixed point of
+
+.. math::
+    (T V)_i = r_i + \max_{S, k \le b_i} \left[ \frac{a \sum_{j \in S} V_j +
+    \rho_i - \mu_i k}{|S|} - \nu_i k \right], \quad k = |S \,\triangle\, S_i|,
+
+with :math:`\rho = \mu = \nu = 0`. (These three serve the global budget,
+:mod:`.budget`; they must be non-negative, :math:`\mu` and :math:`\nu` are
+prices of a flip.) :func:`policy_iteration` finds it: it takes the
+maximizing sets, solves the linear system they define, and repeats. For given
+numbers of added and removed edges the best set adds the largest :math:`V_j`
+and removes the smallest ones, so that prefix sums over sorted neighbours give
+the maximum exactly; additions among all pairs need the first :math:`b_i + d_i
++ 1` nodes of the global order alone, never all :math:`n^2` pairs.
+
+**What is certified.** For any :math:`V`, let :math:`g = T V - V`, attained by
+the policy :math:`\tilde P`. As :math:`T` is monotone and :math:`T(V + c) = T V
++ a c` for a constant :math:`c \ge 0` (every :math:`S` is non-empty), and
+:math:`V_{\tilde P} - V = (I - a \tilde P)^{-1} g`,
+
+.. math::
+    V_i + \frac{\min(0, \min_j g_j)}{\alpha} \le V_{\tilde P, i} \le V^*_i \le
+    V_i + \frac{\max(0, \max_j g_j)}{\alpha} .
+
+In float64 with unit roundoff :math:`u`, a computed :math:`g_i` is off by at
+most :math:`e = u\,[\max_i L_i (L_i + 32) / s_i \cdot \lVert V \rVert_\infty +
+8 (\lVert r \rVert_\infty + \lVert \rho \rVert_\infty)]`, where :math:`L_i` is
+the largest and :math:`s_i` the smallest size of :math:`S`: a sum of up to
+:math:`L_i` terms is off by :math:`u L_i^2 \lVert V \rVert_\infty`, each of the
+few further operations, and each comparison that rounding may have decided
+wrongly (at most one per element), by a few :math:`u L_i \lVert V
+\rVert_\infty`, all of it divided by :math:`|S| \ge s_i`. Every bound here is
+widened by :math:`e / \alpha`; it assumes nothing about how well the solver
+did.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust.functional.measures import check_number
+from pyg_trust.graph import CSRGraph
+
+T = TypeVar('T')
+
+# Columns are solved together while their edges fit into the cache.
+_BLOCK = 2**19
+_UNIT = torch.finfo(torch.float64).eps / 2
+
+
+class Perturbations:
+    r"""The graphs an attacker can make: flips of fragile out-edges.
+
+    Admissible is every graph that differs from the clean one by fragile
+    directed edges, at most :math:`b_i` in row :math:`i`. Rows are sources.
+
+    Memory: :math:`O(|E| + \sum_i (b_i + d_i))`, for additions among all pairs
+    too.
+
+    Args:
+        graph (CSRGraph): the clean graph, unweighted and without duplicate
+            edges; every node needs an out-edge.
+        removable (Tensor): bool, ``[num_edges]``: the edges, in the order of
+            :obj:`graph.col`, that may be removed.
+        addable (Tensor, optional): int64, ``[2, num_pairs]``: the edges that
+            may be added, none of them in the graph. (default: :obj:`None`)
+        budget (Tensor): int64, ``[num_nodes]``: :math:`b_i`.
+        all_pairs (bool): whether every ordered pair of distinct nodes that is
+            no edge may be added. (default: :obj:`False`)
+
+    Raises:
+        TypeError: on a wrong type or dtype.
+        ValueError: on a wrong shape, a weighted or repeated edge, a negative
+            budget, an addable edge that is in the graph, listed twice or out
+            of range, or a node that could lose all its edges.
+    """
+
+    def __init__(
+        self,
+        graph: CSRGraph,
+        removable: Tensor,
+        budget: Tensor,
+        addable: Tensor | None = None,
+        *,
+        all_pairs: bool = False,
+    ) -> None:
+        _check_perturbations(graph, removable, budget, addable, all_pairs)
+        self.graph = graph
+        self.removable = removable
+        self.addable = addable
+        self.all_pairs = all_pairs
+        self._made: dict[Any, Any] = {}
+        n, device = graph.num_nodes, graph.device
+        degree, row, col = graph.degree, graph.row, graph.col
+        nodes = torch.arange(n, device=device)
+
+        removals = row[removable].bincount(minlength=n)
+        loops = row[row == col].bincount(minlength=n)
+        if all_pairs:
+            additions = n - 1 - (degree - loops)
+        elif addable is not None:
+            additions = addable[0].bincount(minlength=n)
+        else:
+            additions = torch.zeros_like(degree)
+        self.budget = budget.minimum(removals + additions)
+        self.smallest = degree - self.budget.minimum(removals)
+        if bool((self.smallest < 1).any()):
+            node = int((self.smallest < 1).nonzero()[0])
+            raise ValueError(
+                f'node {node} could lose all its {int(degree[node])} edges, '
+                'and PageRank is not defined then: it needs a fixed edge or '
+                f'a budget below {int(degree[node])} '
+                f'(got {int(budget[node])})'
+            )
+        # At most so many flips of either kind can be of use in a row.
+        self._max_removed = self.budget.minimum(removals)
+        self._max_added = self.budget.minimum(additions)
+        self.largest = degree + self._max_added
+        active = self.budget > 0
+
+        # Removable edges of rows with a budget; after sorting, the first
+        # 'max_removed' of each row.
+        self._edge = (removable & active[row]).nonzero().view(-1)
+        self._edge_row, self._edge_col = row[self._edge], col[self._edge]
+        keep = _position(self._edge_row) < self._max_removed[self._edge_row]
+        self._best_edge = keep.nonzero().view(-1)
+        self._removal = _Segments(self._max_removed)
+
+        self._addition = _Segments(self._max_added)
+        self._extra_row = row.new_zeros(0)
+        if all_pairs:
+            # The first b + d + 1 nodes of a global order hold the first b
+            # that are neither a neighbour nor the node itself.
+            width = (self.budget + degree + 1).clamp(max=n) * active
+            self._window = _Segments(width)
+            proper = active[row] & (row != col)
+            self._taken_row = torch.cat([row[proper], nodes[active]])
+            self._taken_col = torch.cat([col[proper], nodes[active]])
+        elif addable is not None:
+            addable = addable[:, active[addable[0]]]
+            key = (addable[0] * n + addable[1]).sort().values
+            self._extra_row, self._extra_col = key // n, key % n
+            keep = (
+                _position(self._extra_row) < self._max_added[self._extra_row]
+            )
+            self._best_extra = keep.nonzero().view(-1)
+
+        self._choice = _Segments(self.budget)
+        size = self.largest.double()
+        self._rounding = float(
+            (size * (size + 32) / self.smallest).max() * _UNIT
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes."""
+        return self.graph.num_nodes
+
+    @property
+    def active(self) -> Tensor:
+        """The nodes that can be perturbed: int64."""
+        return (self.budget > 0).nonzero().view(-1)
+
+    def with_budget(self, budget: Tensor) -> 'Perturbations':
+        """The same fragile edges with another budget per node."""
+        return Perturbations(
+            self.graph,
+            self.removable,
+            budget,
+            self.addable,
+            all_pairs=self.all_pairs,
+        )
+
+    def column_blocks(self, num_columns: int) -> Iterator[slice]:
+        """Slices of columns that are worth solving together."""
+        work = self.graph.num_edges + self.num_nodes
+        work += self._choice.total + self._addition.total
+        size = max(1, _BLOCK // work)
+        # Blocks of even size: 30 columns as 15 + 15, not 29 + 1.
+        count = max(1, math.ceil(num_columns / size))
+        size = max(1, math.ceil(num_columns / count))
+        for first in range(0, num_columns, size):
+            yield slice(first, min(first + size, num_columns))
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(num_nodes={self.num_nodes}, '
+            f'removable={int(self.removable.sum())}, '
+            f'additions={self._describe_additions()}, '
+            f'budget={int(self.budget.sum())})'
+        )
+
+    def _describe_additions(self) -> str:
+        if self.all_pairs:
+            return 'all'
+        return '0' if self.addable is None else str(self.addable.size(1))
+
+    # One step of the dynamic program ########################################
+
+    def improve(
+        self,
+        value: Tensor,
+        follow: float,
+        *,
+        bonus: Tensor | None = None,
+        visit_cost: Tensor | None = None,
+        step_cost: Tensor | None = None,
+    ) -> tuple['Policy', Tensor]:
+        r"""The maximizing policy and :math:`T V - r`, column by column.
+
+        Args:
+            value (Tensor): :math:`V`, float64, ``[num_columns, num_nodes]``.
+            follow (float): :math:`a`, the probability of following an edge.
+            bonus (Tensor, optional): :math:`\rho`, the shape of
+                :obj:`value`. (default: :obj:`None`)
+            visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
+            step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
+        """
+        degree = self.graph.degree
+        sums = self._clean_sums(value)
+        clean = follow * sums
+        if bonus is not None:
+            clean = clean + bonus
+        clean = clean / degree
+        if self._choice.total == 0:
+            return self.clean_policy(value.size(0)), clean
+
+        order = _argsort(value)
+        rank = torch.empty_like(order)
+        nodes = torch.arange(self.num_nodes, device=order.device)
+        rank.scatter_(1, order, nodes.expand_as(order))
+        removed = self._sorted_removals(order, rank)
+        out = value.gather(1, order.gather(1, removed))
+        added = self._sorted_additions(order, rank)
+        new = value.gather(1, added)
+
+        row, count = self._choice.row, self._choice.position + 1
+        total = sums.index_select(1, row)
+        if bonus is not None:
+            total = total + bonus.index_select(1, row) / follow
+        if visit_cost is not None:
+            total = total - visit_cost.index_select(1, row) * count / follow
+        size: Tensor = degree[row]
+        split: Tensor | None = None
+        if self._addition.total == 0:
+            total = total - self._removal.cumsum(out)
+            size = size - count
+        elif self._removal.total == 0:
+            total = total + self._addition.cumsum(new)
+            size = size + count
+        else:
+            split = self._split(total, sums / degree, new, out)
+            total = (
+                total
+                + self._addition.prefix(self._addition.cumsum(new), row, split)
+                - self._removal.prefix(
+                    self._removal.cumsum(out), row, count - split
+                )
+            )
+            size = size + 2 * split - count
+        total = follow * total / size
+        if step_cost is not None:
+            total = total - step_cost.index_select(1, row) * count
+
+        flips, best = self._choice.argmax(total, clean)
+        if split is None:
+            none = torch.zeros_like(flips)
+            both = (flips, none) if self._addition.total == 0 else (none, flips)
+        else:
+            chosen = (self._choice.start + flips - 1).clamp(min=0)
+            chosen = chosen.clamp(max=self._choice.total - 1)
+            adds = torch.where(flips > 0, split.gather(1, chosen), 0)
+            both = (flips - adds, adds)
+        return Policy(self, *both, rank, removed, added), best
+
+    def _clean_sums(self, value: Tensor) -> Tensor:
+        matrix = self._constant(
+            'clean',
+            lambda: _csr(
+                self.graph.rowptr,
+                self.graph.col,
+                value.new_ones(self.graph.num_edges),
+                self.num_nodes,
+            ),
+        )
+        return (matrix @ value.t().contiguous()).t().contiguous()
+
+    def _sorted_removals(self, order: Tensor, rank: Tensor) -> Tensor:
+        # The ranks of the cheapest removals of each row, ascending.
+        key = rank.index_select(1, self._edge_col)
+        key += self._edge_row * self.num_nodes
+        key = _sort(key).index_select(1, self._best_edge)
+        return key - self._removal.row * self.num_nodes
+
+    def _sorted_additions(self, order: Tensor, rank: Tensor) -> Tensor:
+        # The best additions of each row, descending.
+        n = self.num_nodes
+        if self.all_pairs:
+            # Strike the row's own neighbours out of the first places of the
+            # global order and take the first 'max_added' that are left.
+            window = self._window
+            place = n - 1 - rank.index_select(1, self._taken_col)
+            inside = place < window.length[self._taken_row]
+            place += window.start[self._taken_row]
+            free = torch.ones(
+                (rank.size(0), window.total + 1),
+                dtype=torch.bool,
+                device=rank.device,
+            )
+            free.scatter_(1, torch.where(inside, place, window.total), False)
+            free = free[:, :-1]
+            seen = free.cumsum(1)
+            before = torch.where(window.start > 0, window.start - 1, 0)
+            before = seen.index_select(1, before.clamp(max=window.total - 1))
+            before = torch.where(window.start > 0, before, 0)
+            free = free & (
+                seen
+                <= (before + self._max_added).index_select(1, window.row)
+            )
+            chosen = free.nonzero()[:, 1].view(rank.size(0), -1)
+            return order.gather(1, n - 1 - window.position[chosen])
+        if self._addition.total == 0:
+            return order.new_zeros((rank.size(0), 0))
+        key = self._extra_row * n + n - 1
+        key = key - rank.index_select(1, self._extra_col)
+        key = _sort(key).index_select(1, self._best_extra)
+        return order.gather(1, n - 1 - (key - self._addition.row * n))
+
+    def _split(
+        self, total: Tensor, mean: Tensor, new: Tensor, out: Tensor
+    ) -> Tensor:
+        r"""How many of the k flips of every choice are additions.
+
+        The best set of k flips maximizes a ratio, :math:`(c + \sum_S V) /
+        |S|` with a constant c that k fixes. Dinkelbach: at level :math:`m`
+        take the k largest of :math:`V_j - m` (additions) and :math:`m - V_j`
+        (removals) and make the new ratio the level, until it grows no more.
+        The t-th addition belongs to the k largest if :math:`A_t + R_{k-t+1}
+        \ge 2m`, which falls with t: a binary search.
+        """
+        row, count = self._choice.row, self._choice.position + 1
+        low = (count - self._max_removed[row]).clamp(min=0)
+        high = count.minimum(self._max_added[row])
+        steps = int((high - low).max()).bit_length()
+        last_in = self._addition.start[row] - 1
+        last_out = self._removal.start[row] + count
+        gained, lost = self._addition.cumsum(new), self._removal.cumsum(out)
+        level = mean.index_select(1, row)
+        kept: Tensor | None = None
+        while True:
+            left = low.expand_as(level)
+            right = high.expand_as(level)
+            for _ in range(steps):
+                # The index leaves its row only where left == right.
+                middle = (left + right + 1) // 2
+                t_in = (last_in + middle).clamp(0, new.size(1) - 1)
+                t_out = (last_out - middle).clamp(0, out.size(1) - 1)
+                wanted = new.gather(1, t_in) + out.gather(1, t_out)
+                wanted = (wanted >= 2 * level) & (left < right)
+                right = torch.where(wanted | (left == right), right, middle - 1)
+                left = torch.where(wanted, middle, left)
+            ratio = (
+                total
+                + self._addition.prefix(gained, row, left)
+                - self._removal.prefix(lost, row, count - left)
+            ) / (self.graph.degree[row] + 2 * left - count)
+            if kept is None:
+                kept, level = left, ratio
+                continue
+            better = ratio > level
+            if not bool(better.any()):
+                return kept
+            kept = torch.where(better, left, kept)
+            level = torch.where(better, ratio, level)
+
+    def _constant(self, key: Any, build: Callable[[], T]) -> T:
+        if key not in self._made:
+            self._made[key] = build()
+        return self._made[key]
+
+    def clean_policy(self, num_columns: int) -> 'Policy':
+        """The policy that flips nothing."""
+        none = self.graph.rowptr.new_zeros((num_columns, self.num_nodes))
+        empty = none[:, :0]
+        return Policy(self, none, none, none, empty, empty)
+
+    def block_pattern(self, num_columns: int) -> tuple[Tensor, Tensor]:
+        """The clean graph ``num_columns`` times, as int32 rows and columns."""
+
+        def build() -> tuple[Tensor, Tensor]:
+            n, graph = self.num_nodes, self.graph
+            step = torch.arange(num_columns, device=graph.device) * n
+            col = (step[:, None] + graph.col).view(-1)
+            rowptr = _rowptr(graph.degree.repeat(num_columns))
+            return rowptr.int(), col.int()
+
+        return self._constant(('pattern', num_columns), build)
+
+
+class Policy:
+    r"""One perturbed graph per column, :math:`\tilde P`, as an operator.
+
+    Args:
+        perturbations (Perturbations): what may be flipped.
+        num_removed (Tensor): int64, ``[num_columns, num_nodes]``.
+        num_added (Tensor): int64, ``[num_columns, num_nodes]``.
+        rank (Tensor): the rank of each node in the order that sorted the
+            removals.
+        removed (Tensor): ranks of the removals, best first in every row.
+        added (Tensor): nodes to add, best first in every row.
+    """
+
+    def __init__(
+        self,
+        perturbations: Perturbations,
+        num_removed: Tensor,
+        num_added: Tensor,
+        rank: Tensor,
+        removed: Tensor,
+        added: Tensor,
+    ) -> None:
+        self.perturbations = p = perturbations
+        self.num_columns, n = num_removed.shape
+        self.flips = num_removed + num_added
+        self.size = p.graph.degree + num_added - num_removed
+        self._weight = torch.ones(
+            (self.num_columns, p.graph.num_edges),
+            dtype=torch.float64,
+            device=rank.device,
+        )
+        if p._removal.total > 0 and removed.numel() > 0:
+            # Of the removable edges of a row, sorted by rank, the first go.
+            last = (p._removal.start + num_removed - 1).clamp(
+                0, removed.size(1) - 1
+            )
+            last = torch.where(num_removed > 0, removed.gather(1, last), -1)
+            gone = rank.index_select(1, p._edge_col) <= last.index_select(
+                1, p._edge_row
+            )
+            self._weight[:, p._edge] = (~gone).double()
+        column = num_removed.new_zeros(0)
+        self._added = (column, column, column)
+        if p._addition.total > 0 and added.numel() > 0:
+            row = p._addition.row
+            column, entry = (
+                p._addition.position < num_added.index_select(1, row)
+            ).nonzero(as_tuple=True)
+            self._added = (column, row[entry], added[column, entry])
+        self._num_added = num_added
+        self._matrix: tuple[Tensor, ...] | None = None
+
+    def step(self, x: Tensor) -> Tensor:
+        r""":math:`\tilde P x`, column by column."""
+        if self._matrix is None:
+            n = self.perturbations.num_nodes
+            size = self.num_columns * n
+            rowptr, col = self.perturbations.block_pattern(self.num_columns)
+            self._matrix = (_csr(rowptr, col, self._weight.view(-1), size),)
+            column, _, target = self._added
+            if column.numel() > 0:
+                self._matrix += (
+                    _csr(
+                        _rowptr(self._num_added.view(-1)),
+                        column * n + target,
+                        self._weight.new_ones(column.numel()),
+                        size,
+                    ),
+                )
+        flat = x.reshape(-1)
+        out = self._matrix[0] @ flat
+        if len(self._matrix) == 2:
+            out += self._matrix[1] @ flat
+        return out.view_as(x) / self.size
+
+    def step_back(self, x: Tensor) -> Tensor:
+        r""":math:`\tilde P^{\top} x`, column by column."""
+        p = self.perturbations
+        x = x / self.size
+        out = torch.zeros_like(x)
+        sent = x.index_select(1, p.graph.row) * self._weight
+        out.index_add_(1, p.graph.col, sent)
+        column, row, target = self._added
+        if column.numel() > 0:
+            out.index_put_((column, target), x[column, row], accumulate=True)
+        return out
+
+    def edges(self, column: int) -> Tensor:
+        """The flipped edges of a column: int64, ``[2, num_flips]``."""
+        p = self.perturbations
+        gone = (self._weight[column] == 0).nonzero().view(-1)
+        of, row, target = self._added
+        mine = of == column
+        return torch.stack(
+            [
+                torch.cat([p.graph.row[gone], row[mine]]),
+                torch.cat([p.graph.col[gone], target[mine]]),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Optimum:
+    r"""The worst case that policy iteration found, and how sure it is.
+
+    The value of :obj:`policy` and the optimum are both in ``[value + low,
+    value + high]`` at every node, roundoff included.
+    """
+
+    value: Tensor
+    """:math:`V`, float64, ``[num_columns, num_nodes]``."""
+    low: Tensor
+    """float64, ``[num_columns]``, at most zero."""
+    high: Tensor
+    """float64, ``[num_columns]``, at least zero."""
+    policy: Policy
+
+
+def policy_iteration(
+    perturbations: Perturbations,
+    reward: Tensor,
+    alpha: float,
+    *,
+    bonus: Tensor | None = None,
+    visit_cost: Tensor | None = None,
+    step_cost: Tensor | None = None,
+    start: Tensor | None = None,
+    tol: float = 1e-12,
+    max_iter: int = 100,
+) -> Optimum:
+    r"""Maximizes :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
+
+    All columns are independent problems, solved together; the maximum holds
+    at all nodes at once. Inexact policy iteration: a policy is evaluated a
+    hundred times more precisely than the last one was optimal, by BiCGSTAB
+    and, where that stalls, by plain iteration. It stops when :math:`\lVert g
+    \rVert_\infty` is at most :obj:`tol` times the largest reward or the
+    roundoff (see the text of this module), or after :obj:`max_iter`
+    iterations; the bounds returned hold in any case.
+
+    Args:
+        perturbations (Perturbations): the admissible graphs.
+        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        bonus (Tensor, optional): :math:`\rho`. (default: :obj:`None`)
+        visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
+        step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
+        start (Tensor, optional): a first guess of :math:`V`.
+            (default: :obj:`None`)
+        tol (float): relative tolerance. (default: :obj:`1e-12`)
+        max_iter (int): the largest number of policies.
+            (default: :obj:`100`)
+
+    Returns:
+        Optimum: value, error bounds and policy.
+    """
+    follow = 1 - check_alpha(alpha)
+    costs = {
+        'bonus': bonus,
+        'visit_cost': visit_cost,
+        'step_cost': step_cost,
+    }
+    bound = reward.abs().amax(1)
+    if bonus is not None:
+        bound = bound + bonus.abs().amax(1)
+    value = reward / alpha if start is None else start
+    if start is None:
+        value = reward.clone()
+    for iteration in range(max_iter):
+        policy, best = perturbations.improve(value, follow, **costs)
+        gap = reward + best - value
+        largest = gap.abs().amax(1)
+        error = perturbations._rounding * value.abs().amax(1)
+        error = error + 8 * _UNIT * bound
+        goal = torch.maximum(tol * bound, 2 * error)
+        if bool((largest <= goal).all()) or iteration == max_iter - 1:
+            break
+        value = _solve(
+            policy.step,
+            reward + policy_reward(policy, **costs),
+            follow,
+            value + gap,
+            torch.maximum(_PRECISION * largest, goal / 4),
+        )
+    low = (gap.amin(1).clamp(max=0) - error) / alpha
+    high = (gap.amax(1).clamp(min=0) + error) / alpha
+    return Optimum(value, low, high, policy)
+
+
+_PRECISION = 1e-2
+
+
+def policy_reward(
+    policy: Policy,
+    *,
+    bonus: Tensor | None = None,
+    visit_cost: Tensor | None = None,
+    step_cost: Tensor | None = None,
+) -> Tensor:
+    r""":math:`(\rho - \mu k) / |S| - \nu k` of a policy."""
+    made = torch.zeros(policy.size.shape, dtype=torch.float64)
+    if bonus is not None:
+        made = made + bonus / policy.size
+    if visit_cost is not None:
+        made = made - visit_cost * policy.flips / policy.size
+    if step_cost is not None:
+        made = made - step_cost * policy.flips
+    return made
+
+
+def check_alpha(alpha: float) -> float:
+    """Checks a teleport probability."""
+    if not 0 < check_number('alpha', alpha) < 1:
+        raise ValueError(
+            "'alpha', the teleport probability, needs to be in (0, 1) "
+            f'(got {alpha})'
+        )
+    return float(alpha)
+
+
+class _Segments:
+    """Consecutive pieces of an array, one per node."""
+
+    def __init__(self, length: Tensor) -> None:
+        self.length = length
+        self.total = int(length.sum())
+        self.start = length.cumsum(0) - length
+        nodes = torch.arange(length.numel(), device=length.device)
+        self.row = nodes.repeat_interleave(length)
+        self.position = (
+            torch.arange(self.total, device=length.device)
+            - self.start[self.row]
+        )
+        self.longest = int(length.max())
+
+    def cumsum(self, values: Tensor) -> Tensor:
+        """Running sums inside each piece, in a tree of depth log2.
+
+        Unlike a running sum over the whole array, its roundoff is that of the
+        piece alone.
+        """
+        step = 1
+        while step < self.longest:
+            before = torch.where(
+                self.position[step:] >= step, values[:, :-step], 0
+            )
+            values = torch.cat(
+                [values[:, :step], values[:, step:] + before], dim=1
+            )
+            step *= 2
+        return values
+
+    def prefix(self, sums: Tensor, row: Tensor, count: Tensor) -> Tensor:
+        """The sum of the first ``count`` entries of the pieces ``row``."""
+        last = (self.start[row] + count - 1).clamp(0, self.total - 1)
+        return torch.where(count > 0, sums.gather(1, last), 0)
+
+    def argmax(
+        self, values: Tensor, baseline: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The first position of the maximum of each piece, plus one.
+
+        Zero where nothing exceeds the baseline; and the maximum.
+        """
+        row = self.row.expand_as(values)
+        best = baseline.scatter_reduce(1, row, values, 'amax')
+        hit = values == best.index_select(1, self.row)
+        hit &= values > baseline.index_select(1, self.row)
+        large = self.longest + 1
+        where = torch.where(hit, self.position + 1, large)
+        first = self.row.new_full(baseline.shape, large)
+        first.scatter_reduce_(1, row, where, 'amin')
+        return torch.where(first == large, 0, first), best
+
+
+def _solve(
+    step: Callable[[Tensor], Tensor],
+    reward: Tensor,
+    follow: float,
+    x: Tensor,
+    tol: Tensor,
+) -> Tensor:
+    r"""Solves :math:`x = r + a \tilde P x` to residual ``tol`` per column.
+
+    BiCGSTAB on all columns at once, then plain iteration, whose residual
+    falls by :math:`a` per step whatever the graph.
+    """
+    x = _bicgstab(step, reward, follow, x, tol)
+    last = math.inf
+    while True:
+        following = reward + follow * step(x)
+        left = float(((following - x).abs().amax(1) / tol).max())
+        if left <= 1 or left >= last:
+            return x
+        x, last = following, left
+
+
+def _bicgstab(
+    step: Callable[[Tensor], Tensor],
+    reward: Tensor,
+    follow: float,
+    x: Tensor,
+    tol: Tensor,
+    max_iter: int = 200,
+) -> Tensor:
+    first = x
+    residual = reward + follow * step(x) - x
+    initial = residual.abs().amax(1)
+    shadow = residual
+    direction = image = torch.zeros_like(x)
+    rho = size = omega = x.new_ones((x.size(0), 1))
+    for _ in range(max_iter):
+        largest = residual.abs().amax(1)
+        if bool((largest <= tol).all()):
+            break
+        rho_next = _dot(shadow, residual)
+        beta = _ratio(rho_next * size, rho * omega)
+        direction = residual + beta * (direction - omega * image)
+        image = direction - follow * step(direction)
+        size = _ratio(rho_next, _dot(shadow, image))
+        half = residual - size * image
+        moved = half - follow * step(half)
+        omega = _ratio(_dot(moved, half), _dot(moved, moved))
+        x = x + size * direction + omega * half
+        residual = half - omega * moved
+        rho = rho_next
+    # Where it broke down, keep what came in.
+    bad = ~(residual.abs().amax(1) <= initial)
+    return torch.where(bad[:, None], first, x)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return torch.linalg.vecdot(x, y).unsqueeze(1)
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    # Zero stops a column that has converged to nothing or broken down.
+    ratio = numerator / denominator
+    return torch.where(ratio.isfinite(), ratio, 0)
+
+
+def _csr(rowptr: Tensor, col: Tensor, value: Tensor, size: int) -> Tensor:
+    # int32, which MKL multiplies without a copy.
+    return torch.sparse_csr_tensor(
+        rowptr.int(),
+        col.int(),
+        value,
+        (size, size),
+        check_invariants=False,
+    )
+
+
+def _rowptr(count: Tensor) -> Tensor:
+    return torch.nn.functional.pad(count.cumsum(0), (1, 0))
+
+
+def _position(row: Tensor) -> Tensor:
+    # The position of each entry in its row; rows are ascending.
+    start = torch.searchsorted(row, row)
+    return torch.arange(row.numel(), device=row.device) - start
+
+
+def _sort(key: Tensor) -> Tensor:
+    # numpy's vectorized sort is about ten times faster than torch's.
+    if key.device.type == 'cpu':
+        return torch.from_numpy(np.sort(key.numpy(), axis=1))
+    return key.sort(1).values
+
+
+def _argsort(value: Tensor) -> Tensor:
+    if value.device.type == 'cpu':
+        return torch.from_numpy(np.argsort(value.numpy(), axis=1))
+    return value.argsort(1)
+
+
+def _check_perturbations(
+    graph: CSRGraph,
+    removable: Tensor,
+    budget: Tensor,
+    addable: Tensor | None,
+    all_pairs: bool,
+) -> None:
+    if not isinstance(graph, CSRGraph):
+        raise TypeError(
+            "'graph' needs to be a CSRGraph, see CSRGraph.convert "
+            f'(got {type(graph).__name__})'
+        )
+    n = graph.num_nodes
+    if graph.is_weighted:
+        raise ValueError(
+            "'graph' needs to be unweighted: an edge is there or not "
+            '(got edge weights)'
+        )
+    if graph.has_duplicates:
+        raise ValueError("'graph' needs to have no duplicate edges")
+    check_out_edges(graph)
+    check_tensor('removable', removable, torch.bool, (graph.num_edges,))
+    check_tensor('budget', budget, torch.int64, (n,))
+    if bool((budget < 0).any()):
+        node = int((budget < 0).nonzero()[0])
+        raise ValueError(
+            "'budget' needs to be non-negative "
+            f'(got {int(budget[node])} at node {node})'
+        )
+    if addable is None:
+        return
+    if all_pairs:
+        raise ValueError("'addable' is all pairs already with all_pairs=True")
+    if addable.dim() != 2 or addable.size(0) != 2:
+        raise ValueError(
+            "'addable' needs to have the shape [2, num_pairs] "
+            f'(got {list(addable.shape)})'
+        )
+    check_tensor('addable', addable, torch.int64, tuple(addable.shape))
+    if addable.numel() == 0:
+        return
+    low, high = int(addable.min()), int(addable.max())
+    if low < 0 or high >= n:
+        raise ValueError(
+            f"'addable' needs to be in [0, {n}), the nodes "
+            f'(got {low} to {high})'
+        )
+    key = (addable[0] * n + addable[1]).sort().values
+    again = (key.diff() == 0).nonzero()
+    if again.numel() > 0:
+        pair = int(key[again[0]])
+        raise ValueError(
+            "'addable' needs to list each edge once "
+            f'(got {pair // n} -> {pair % n} more than once)'
+        )
+    there = torch.isin(key, graph.row * n + graph.col)
+    if bool(there.any()):
+        pair = int(key[there][0])
+        raise ValueError(
+            "'addable' needs to hold edges that are not in the graph "
+            f'(got {pair // n} -> {pair % n})'
+        )
+
+
+def check_out_edges(graph: CSRGraph) -> None:
+    """Checks that PageRank is defined: every node has an out-edge."""
+    if bool((graph.degree == 0).any()):
+        node = int((graph.degree == 0).nonzero()[0])
+        raise ValueError(
+            f'node {node} has no out-edge, and PageRank is not defined then: '
+            'drop it (torch_geometric.transforms.LargestConnectedComponents) '
+            'or give it an edge'
+        )
+
+
+def check_tensor(
+    name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Checks a tensor's dtype and shape."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"'{name}' needs to be a tensor (got {type(value).__name__})"
+        )
+    if value.dtype != dtype:
+        raise TypeError(
+            f"'{name}' needs to be {str(dtype).removeprefix('torch.')} "
+            f'(got {value.dtype})'
+        )
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            f"'{name}' needs to have the shape {list(shape)} "
+            f'(got {list(value.shape)})'
+        )
