@@ -49,7 +49,7 @@ did.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -282,15 +282,40 @@ class Perturbations:
             total = total - step_cost.index_select(1, row) * count
 
         flips, best = self._choice.argmax(total, clean)
-        if split is None:
-            none = torch.zeros_like(flips)
-            both = (flips, none) if self._addition.total == 0 else (none, flips)
-        else:
-            chosen = (self._choice.start + flips - 1).clamp(min=0)
-            chosen = chosen.clamp(max=self._choice.total - 1)
-            adds = torch.where(flips > 0, split.gather(1, chosen), 0)
-            both = (flips - adds, adds)
-        return Policy(self, *both, rank, removed, added), best
+        num_added = flips
+        if self._addition.total == 0:
+            num_added = torch.zeros_like(flips)
+        elif split is not None:
+            chosen = (self._choice.start + flips - 1).clamp(
+                0, self._choice.total - 1
+            )
+            num_added = torch.where(flips > 0, split.gather(1, chosen), 0)
+        kept = self._kept(flips - num_added, rank, removed)
+        row = self._addition.row
+        column, entry = (
+            self._addition.position < num_added.index_select(1, row)
+        ).nonzero(as_tuple=True)
+        new_edges = column, row[entry], added[column, entry]
+        return Policy(self, kept, new_edges), best
+
+    def _kept(
+        self, num_removed: Tensor, rank: Tensor, removed: Tensor
+    ) -> Tensor:
+        # Of the removable edges of a row, sorted by rank, the first go.
+        kept = torch.ones(
+            (rank.size(0), self.graph.num_edges),
+            dtype=torch.bool,
+            device=rank.device,
+        )
+        if self._removal.total > 0:
+            last = (self._removal.start + num_removed - 1).clamp(
+                0, self._removal.total - 1
+            )
+            last = torch.where(num_removed > 0, removed.gather(1, last), -1)
+            kept[:, self._edge] = rank.index_select(
+                1, self._edge_col
+            ) > last.index_select(1, self._edge_row)
+        return kept
 
     def _clean_sums(self, value: Tensor) -> Tensor:
         matrix = self._constant(
@@ -333,8 +358,7 @@ class Perturbations:
             before = seen.index_select(1, before.clamp(max=window.total - 1))
             before = torch.where(window.start > 0, before, 0)
             free = free & (
-                seen
-                <= (before + self._max_added).index_select(1, window.row)
+                seen <= (before + self._max_added).index_select(1, window.row)
             )
             chosen = free.nonzero()[:, 1].view(rank.size(0), -1)
             return order.gather(1, n - 1 - window.position[chosen])
@@ -376,7 +400,9 @@ class Perturbations:
                 t_out = (last_out - middle).clamp(0, out.size(1) - 1)
                 wanted = new.gather(1, t_in) + out.gather(1, t_out)
                 wanted = (wanted >= 2 * level) & (left < right)
-                right = torch.where(wanted | (left == right), right, middle - 1)
+                right = torch.where(
+                    wanted | (left == right), right, middle - 1
+                )
                 left = torch.where(wanted, middle, left)
             ratio = (
                 total
@@ -399,89 +425,123 @@ class Perturbations:
 
     def clean_policy(self, num_columns: int) -> 'Policy':
         """The policy that flips nothing."""
-        none = self.graph.rowptr.new_zeros((num_columns, self.num_nodes))
-        empty = none[:, :0]
-        return Policy(self, none, none, none, empty, empty)
+        none = self.graph.col.new_zeros(0)
+        kept = torch.ones(
+            (num_columns, self.graph.num_edges),
+            dtype=torch.bool,
+            device=none.device,
+        )
+        return Policy(self, kept, (none, none, none))
 
-    def block_pattern(self, num_columns: int) -> tuple[Tensor, Tensor]:
-        """The clean graph ``num_columns`` times, as int32 rows and columns."""
+    def block_pattern(
+        self, num_columns: int, *, back: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The clean graph ``num_columns`` times, as int32 rows and columns.
 
-        def build() -> tuple[Tensor, Tensor]:
-            n, graph = self.num_nodes, self.graph
-            step = torch.arange(num_columns, device=graph.device) * n
-            col = (step[:, None] + graph.col).view(-1)
-            rowptr = _rowptr(graph.degree.repeat(num_columns))
-            return rowptr.int(), col.int()
+        Args:
+            num_columns (int): how many times.
+            back (bool): whether the edges are reversed.
+                (default: :obj:`False`)
 
-        return self._constant(('pattern', num_columns), build)
+        Returns:
+            tuple[Tensor, Tensor, Tensor]: ``rowptr``, ``col`` and, of a
+            single copy, the position of each edge in the clean graph.
+        """
+
+        def build() -> tuple[Tensor, Tensor, Tensor]:
+            graph = self.graph
+            perm = torch.arange(graph.num_edges, device=graph.device)
+            col, count = graph.col, graph.degree
+            if back:
+                perm = col.argsort(stable=True)
+                col, count = graph.row[perm], graph.in_degree
+            step = torch.arange(num_columns, device=graph.device)
+            col = (step[:, None] * self.num_nodes + col).view(-1)
+            rowptr = _rowptr(count.repeat(num_columns))
+            return rowptr.int(), col.int(), perm
+
+        return self._constant(('pattern', num_columns, back), build)
 
 
 class Policy:
     r"""One perturbed graph per column, :math:`\tilde P`, as an operator.
 
     Args:
-        perturbations (Perturbations): what may be flipped.
-        num_removed (Tensor): int64, ``[num_columns, num_nodes]``.
-        num_added (Tensor): int64, ``[num_columns, num_nodes]``.
-        rank (Tensor): the rank of each node in the order that sorted the
-            removals.
-        removed (Tensor): ranks of the removals, best first in every row.
-        added (Tensor): nodes to add, best first in every row.
+        perturbations (Perturbations): the clean graph and what may be flipped.
+        kept (Tensor): bool, ``[num_columns, num_edges]``: the clean edges
+            that stay.
+        added (tuple[Tensor, Tensor, Tensor]): column, source and target of
+            the new edges, sorted by column and source.
     """
 
     def __init__(
         self,
         perturbations: Perturbations,
-        num_removed: Tensor,
-        num_added: Tensor,
-        rank: Tensor,
-        removed: Tensor,
-        added: Tensor,
+        kept: Tensor,
+        added: tuple[Tensor, Tensor, Tensor],
     ) -> None:
-        self.perturbations = p = perturbations
-        self.num_columns, n = num_removed.shape
-        self.flips = num_removed + num_added
-        self.size = p.graph.degree + num_added - num_removed
-        self._weight = torch.ones(
-            (self.num_columns, p.graph.num_edges),
-            dtype=torch.float64,
-            device=rank.device,
+        self.perturbations = perturbations
+        self.num_columns = kept.size(0)
+        self.kept = kept
+        self.added = added
+        graph = perturbations.graph
+        shape = (self.num_columns, graph.num_nodes)
+        column, row, _ = added
+        self._num_added = (
+            (column * graph.num_nodes + row)
+            .bincount(minlength=self.num_columns * graph.num_nodes)
+            .view(shape)
         )
-        if p._removal.total > 0 and removed.numel() > 0:
-            # Of the removable edges of a row, sorted by rank, the first go.
-            last = (p._removal.start + num_removed - 1).clamp(
-                0, removed.size(1) - 1
-            )
-            last = torch.where(num_removed > 0, removed.gather(1, last), -1)
-            gone = rank.index_select(1, p._edge_col) <= last.index_select(
-                1, p._edge_row
-            )
-            self._weight[:, p._edge] = (~gone).double()
-        column = num_removed.new_zeros(0)
-        self._added = (column, column, column)
-        if p._addition.total > 0 and added.numel() > 0:
-            row = p._addition.row
-            column, entry = (
-                p._addition.position < num_added.index_select(1, row)
-            ).nonzero(as_tuple=True)
-            self._added = (column, row[entry], added[column, entry])
-        self._num_added = num_added
+        lost = torch.zeros(shape, dtype=torch.int64, device=graph.device)
+        gone_column, gone_edge = (~kept).nonzero(as_tuple=True)
+        lost.index_put_(
+            (gone_column, graph.row[gone_edge]),
+            torch.ones_like(gone_edge),
+            accumulate=True,
+        )
+        self.flips = self._num_added + lost
+        self.size = graph.degree + self._num_added - lost
         self._matrix: tuple[Tensor, ...] | None = None
+        self._transposed: Tensor | None = None
+
+    @classmethod
+    def from_flips(
+        cls, perturbations: Perturbations, flips: Sequence[Tensor]
+    ) -> 'Policy':
+        """The policy that flips given edges, ``[2, num_flips]`` per column."""
+        graph = perturbations.graph
+        n = graph.num_nodes
+        edges = graph.row * n + graph.col
+        kept = torch.ones((len(flips), graph.num_edges), dtype=torch.bool)
+        column = torch.arange(len(flips)).repeat_interleave(
+            torch.tensor([pairs.size(1) for pairs in flips], dtype=torch.int64)
+        )
+        row, col = torch.cat([torch.zeros((2, 0)).long(), *flips], dim=1)
+        key, order = ((column * n + row) * n + col).sort()
+        column = column[order]
+        key = key % (n * n)
+        place = torch.searchsorted(edges, key).clamp(max=edges.numel() - 1)
+        there = edges[place] == key
+        kept[column[there], place[there]] = False
+        key = key[~there]
+        return cls(perturbations, kept, (column[~there], key // n, key % n))
 
     def step(self, x: Tensor) -> Tensor:
         r""":math:`\tilde P x`, column by column."""
         if self._matrix is None:
             n = self.perturbations.num_nodes
             size = self.num_columns * n
-            rowptr, col = self.perturbations.block_pattern(self.num_columns)
-            self._matrix = (_csr(rowptr, col, self._weight.view(-1), size),)
-            column, _, target = self._added
+            rowptr, col, _ = self.perturbations.block_pattern(self.num_columns)
+            self._matrix = (
+                _csr(rowptr, col, self.kept.view(-1).double(), size),
+            )
+            column, _, target = self.added
             if column.numel() > 0:
                 self._matrix += (
                     _csr(
                         _rowptr(self._num_added.view(-1)),
                         column * n + target,
-                        self._weight.new_ones(column.numel()),
+                        torch.ones(column.numel(), dtype=torch.float64),
                         size,
                     ),
                 )
@@ -493,21 +553,29 @@ class Policy:
 
     def step_back(self, x: Tensor) -> Tensor:
         r""":math:`\tilde P^{\top} x`, column by column."""
-        p = self.perturbations
-        x = x / self.size
-        out = torch.zeros_like(x)
-        sent = x.index_select(1, p.graph.row) * self._weight
-        out.index_add_(1, p.graph.col, sent)
-        column, row, target = self._added
+        n = self.perturbations.num_nodes
+        if self._transposed is None:
+            rowptr, col, perm = self.perturbations.block_pattern(
+                self.num_columns, back=True
+            )
+            self._transposed = _csr(
+                rowptr,
+                col,
+                self.kept[:, perm].view(-1).double(),
+                self.num_columns * n,
+            )
+        sent = (x / self.size).view(-1)
+        out = self._transposed @ sent
+        column, row, target = self.added
         if column.numel() > 0:
-            out.index_put_((column, target), x[column, row], accumulate=True)
-        return out
+            out.index_add_(0, column * n + target, sent[column * n + row])
+        return out.view_as(x)
 
     def edges(self, column: int) -> Tensor:
         """The flipped edges of a column: int64, ``[2, num_flips]``."""
         p = self.perturbations
-        gone = (self._weight[column] == 0).nonzero().view(-1)
-        of, row, target = self._added
+        gone = (~self.kept[column]).nonzero().view(-1)
+        of, row, target = self.added
         mine = of == column
         return torch.stack(
             [
@@ -593,7 +661,7 @@ def policy_iteration(
         goal = torch.maximum(tol * bound, 2 * error)
         if bool((largest <= goal).all()) or iteration == max_iter - 1:
             break
-        value = _solve(
+        value = solve(
             policy.step,
             reward + policy_reward(policy, **costs),
             follow,
@@ -606,6 +674,34 @@ def policy_iteration(
 
 
 _PRECISION = 1e-2
+
+
+def evaluate(
+    policy: Policy, reward: Tensor, alpha: float, *, tol: float = 1e-12
+) -> Optimum:
+    r"""Computes :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
+
+    Args:
+        policy (Policy): a graph per column.
+        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        tol (float): relative tolerance. (default: :obj:`1e-12`)
+
+    Returns:
+        Optimum: value and error bounds, derived as in
+        :func:`policy_iteration`.
+    """
+    follow = 1 - check_alpha(alpha)
+    bound = reward.abs().amax(1)
+    goal = tol * bound.clamp(min=_UNIT)
+    value = solve(policy.step, reward, follow, reward, goal)
+    gap = reward + follow * policy.step(value) - value
+    error = _UNIT * (
+        (policy.size.amax(1) + 32) * value.abs().amax(1) + 8 * bound
+    )
+    low = (gap.amin(1).clamp(max=0) - error) / alpha
+    high = (gap.amax(1).clamp(min=0) + error) / alpha
+    return Optimum(value, low, high, policy)
 
 
 def policy_reward(
@@ -624,6 +720,276 @@ def policy_reward(
     if step_cost is not None:
         made = made - step_cost * policy.flips
     return made
+
+
+def class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
+    """All ordered pairs of distinct classes."""
+    pairs = torch.ones(num_classes, num_classes).fill_diagonal_(0).nonzero()
+    return pairs[:, 0], pairs[:, 1]
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    r"""The smallest margins over all admissible graphs, for all nodes.
+
+    Entry ``[c1, c2, v]`` is about :math:`\min_{\tilde G} \pi_{\tilde
+    G}(v)^\top (H_{c1} - H_{c2})`, and infinite for :math:`c1 = c2`. Both the
+    exact minimum and the margin in the graph that :meth:`flips` makes are in
+    ``[lower, upper]``.
+    """
+
+    margins: Tensor
+    """float64, ``[num_classes, num_classes, num_nodes]``."""
+    lower: Tensor
+    """A bound from below that holds in spite of roundoff."""
+    upper: Tensor
+    """A bound from above that holds in spite of roundoff."""
+    policies: tuple[tuple[slice, Policy], ...]
+    """The worst graphs, by blocks of class pairs."""
+
+    def flips(self, c1: int, c2: int) -> Tensor:
+        """The edges to flip for a pair of classes: ``[2, num_flips]``."""
+        num_classes = self.margins.size(0)
+        pair = c1 * (num_classes - 1) + c2 - int(c2 > c1)
+        for block, policy in self.policies:
+            if block.start <= pair < block.stop:
+                return policy.edges(pair - block.start)
+        raise ValueError(f'there is no pair of classes ({c1}, {c2})')
+
+
+def worst_case_margins(
+    logits: Tensor,
+    perturbations: Perturbations,
+    alpha: float,
+    *,
+    start: Tensor | None = None,
+    tol: float = 1e-12,
+) -> WorstCase:
+    r"""The exact worst-case margins under local budgets.
+
+    .. math::
+        m^*_{c_1, c_2}(v) = \min_{\tilde G} \pi_{\tilde G}(v)^{\top}
+        (H_{c_1} - H_{c_2}) = - \alpha V^*_v \quad \text{with} \quad r =
+        H_{c_2} - H_{c_1}
+
+    for all nodes and the :math:`K (K - 1)` pairs of classes at once
+    (Proposition 1). Differentiable in :obj:`logits`, see
+    :func:`robust_margins`, for training.
+
+    Args:
+        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``, taken as
+            float64.
+        perturbations (Perturbations): the admissible graphs.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        start (Tensor, optional): :obj:`margins` of a similar problem.
+            (default: :obj:`None`)
+        tol (float): as in :func:`policy_iteration`. (default: :obj:`1e-12`)
+
+    Returns:
+        WorstCase: margins, their bounds, and the graphs that attain them.
+    """
+    alpha = check_alpha(alpha)
+    check_logits(logits, perturbations.graph)
+    logits = logits.detach().double()
+    num_classes = logits.size(1)
+    first, second = class_pairs(num_classes)
+    reward = (logits[:, second] - logits[:, first]).t().contiguous()
+    guess = None if start is None else -start[first, second] / alpha
+    shape = (num_classes, num_classes, logits.size(0))
+    margins, lower, upper = (
+        logits.new_full(shape, math.inf) for _ in range(3)
+    )
+    policies = []
+    for block in perturbations.column_blocks(first.numel()):
+        found = policy_iteration(
+            perturbations,
+            reward[block],
+            alpha,
+            start=None if guess is None else guess[block],
+            tol=tol,
+        )
+        pair = first[block], second[block]
+        margins[pair] = -alpha * found.value
+        lower[pair] = -alpha * (found.value + found.high[:, None])
+        upper[pair] = -alpha * (found.value + found.low[:, None])
+        policies.append((block, found.policy))
+    return WorstCase(margins, lower, upper, tuple(policies))
+
+
+class _RobustMargins(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, worst: WorstCase, alpha: float
+    ) -> Tensor:
+        ctx.arguments = worst, alpha
+        ctx.dtype = logits.dtype
+        return worst.margins.to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        worst, alpha = ctx.arguments
+        num_classes, _, num_nodes = worst.margins.shape
+        first, second = class_pairs(num_classes)
+        made = grads[0].new_zeros(
+            (num_classes, num_nodes), dtype=torch.float64
+        )
+        for block, policy in worst.policies:
+            pair = first[block], second[block]
+            sent = alpha * grads[0][pair].double()
+            back = solve(
+                policy.step_back,
+                sent,
+                1 - alpha,
+                sent,
+                _BACKWARD * sent.abs().amax(1).clamp(min=_UNIT),
+            )
+            made.index_add_(0, pair[0], back)
+            made.index_add_(0, pair[1], back, alpha=-1)
+        return made.t().to(ctx.dtype), None, None
+
+
+_BACKWARD = 1e-9
+
+
+def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
+    r"""The worst-case margins as a differentiable function of the logits.
+
+    By Danskin's theorem the derivative of a minimum is that of its minimizer:
+    with the worst graphs held fixed,
+
+    .. math::
+        \frac{\partial m^*_{c_1, c_2}(v)}{\partial H_{i, c_1}} =
+        \pi^*_{c_1, c_2}(v)_i = - \frac{\partial m^*_{c_1, c_2}(v)}{\partial
+        H_{i, c_2}} .
+
+    (Where several graphs are worst, this is one element of the
+    subdifferential.) The backward pass solves one transposed system per pair
+    of classes; no PageRank matrix is made.
+
+    Args:
+        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.
+        worst (WorstCase): of the same logits.
+        alpha (float): the same teleport probability.
+
+    Returns:
+        Tensor: ``[num_classes, num_classes, num_nodes]`` in the dtype of
+        :obj:`logits`.
+    """
+    return _RobustMargins.apply(logits, worst, alpha)
+
+
+def diffuse(
+    graph: CSRGraph,
+    x: Tensor,
+    alpha: float,
+    *,
+    normalization: str = 'rw',
+    tol: float | None = None,
+) -> Tensor:
+    r"""Solves for exact personalized PageRank diffusion.
+
+    .. math::
+        Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} X
+
+    with :math:`\hat{A} = D^{-1} A` over out-edges (:obj:`'rw'`), whose rows
+    are the personalized PageRank vectors, or :math:`\hat{A} = D^{-1/2} A
+    D^{-1/2}` (:obj:`'sym'`, for undirected graphs), iteratively and without
+    a dense matrix. Differentiable in :obj:`x`. A node without out-edges keeps
+    :math:`\alpha x`.
+
+    Args:
+        graph (CSRGraph): the graph; edge weights, if any, count.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
+            (default: :obj:`'rw'`)
+        tol (float, optional): the largest residual, relative to the largest
+            entry of each column; the error is at most :math:`1 / \alpha`
+            (:obj:`'rw'`) times that. By default 1e-12 (float64) or 1e-6.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: :math:`Z`, of the shape and dtype of :obj:`x`.
+    """
+    check_alpha(alpha)
+    if normalization not in ('rw', 'sym'):
+        raise ValueError(
+            "'normalization' needs to be 'rw' or 'sym' "
+            f'(got {normalization!r})'
+        )
+    if normalization == 'sym' and not graph.is_undirected:
+        raise ValueError(
+            "'graph' needs to be undirected for normalization='sym' (got a "
+            'directed one)'
+        )
+    if x.dim() != 2 or x.size(0) != graph.num_nodes:
+        raise ValueError(
+            f"'x' needs to have the shape [{graph.num_nodes}, num_columns] "
+            f'(got {list(x.shape)})'
+        )
+    if x.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"'x' needs to be float32 or float64 (got {x.dtype})")
+    if tol is None:
+        tol = 1e-12 if x.dtype == torch.float64 else 1e-6
+    return _Diffuse.apply(x, graph, float(alpha), normalization, tol)
+
+
+class _Diffuse(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        graph: CSRGraph,
+        alpha: float,
+        normalization: str,
+        tol: float,
+    ) -> Tensor:
+        ctx.arguments = graph, alpha, normalization, tol
+        return _diffuse(x, graph, alpha, normalization, tol)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        graph, alpha, normalization, tol = ctx.arguments
+        made = _diffuse(grads[0], graph, alpha, normalization, tol, back=True)
+        return made, None, None, None, None
+
+
+def _diffuse(
+    x: Tensor,
+    graph: CSRGraph,
+    alpha: float,
+    normalization: str,
+    tol: float,
+    *,
+    back: bool = False,
+) -> Tensor:
+    weight = graph.weight
+    if weight is None:
+        weight = torch.ones(graph.num_edges, device=graph.device)
+    weight = weight.to(x.dtype)
+    degree = weight.new_zeros(graph.num_nodes)
+    degree.index_add_(0, graph.row, weight)
+    degree[degree == 0] = 1
+    weight = weight / degree[graph.row]
+    # (I - a D^-1/2 A D^-1/2)^-1 = D^1/2 (I - a D^-1 A)^-1 D^-1/2, which is
+    # its own transpose.
+    scale = degree.sqrt() if normalization == 'sym' else 1.0
+    rowptr, col = graph.rowptr, graph.col
+    if back and normalization == 'rw':
+        perm = graph.col.argsort(stable=True)
+        rowptr = _rowptr(graph.in_degree)
+        col, weight = graph.row[perm], weight[perm]
+    matrix = _csr(rowptr, col, weight, graph.num_nodes)
+    reward = alpha * (x.t() / scale).contiguous()
+    tiny = torch.finfo(x.dtype).tiny
+    value = solve(
+        lambda value: (matrix @ value.t().contiguous()).t().contiguous(),
+        reward,
+        1 - alpha,
+        reward,
+        tol * reward.abs().amax(1).clamp(min=tiny),
+    )
+    return (value * scale).t().contiguous()
 
 
 def check_alpha(alpha: float) -> float:
@@ -691,7 +1057,7 @@ class _Segments:
         return torch.where(first == large, 0, first), best
 
 
-def _solve(
+def solve(
     step: Callable[[Tensor], Tensor],
     reward: Tensor,
     follow: float,
@@ -701,16 +1067,17 @@ def _solve(
     r"""Solves :math:`x = r + a \tilde P x` to residual ``tol`` per column.
 
     BiCGSTAB on all columns at once, then plain iteration, whose residual
-    falls by :math:`a` per step whatever the graph.
+    falls by :math:`a` per step whatever the graph, until roundoff stops it.
     """
     x = _bicgstab(step, reward, follow, x, tol)
-    last = math.inf
+    best, stale = math.inf, 0
     while True:
         following = reward + follow * step(x)
         left = float(((following - x).abs().amax(1) / tol).max())
-        if left <= 1 or left >= last:
+        stale = 0 if left < best else stale + 1
+        if left <= 1 or stale > 10:
             return x
-        x, last = following, left
+        x, best = following, min(left, best)
 
 
 def _bicgstab(
@@ -853,6 +1220,24 @@ def _check_perturbations(
             "'addable' needs to hold edges that are not in the graph "
             f'(got {pair // n} -> {pair % n})'
         )
+
+
+def check_logits(logits: Tensor, graph: CSRGraph) -> None:
+    """Checks logits: finite, a row per node, two classes or more."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        got = getattr(logits, 'dtype', type(logits).__name__)
+        raise TypeError(
+            f"'logits' needs to be a floating-point tensor (got {got})"
+        )
+    n = graph.num_nodes
+    if logits.dim() != 2 or logits.size(0) != n or logits.size(1) < 2:
+        raise ValueError(
+            f"'logits' needs to have the shape [{n}, num_classes], a row per "
+            'node and at least two classes '
+            f'(got {list(logits.shape)})'
+        )
+    if not bool(logits.isfinite().all()):
+        raise ValueError("'logits' needs to be finite (got NaN or infinity)")
 
 
 def check_out_edges(graph: CSRGraph) -> None:
