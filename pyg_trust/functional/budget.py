@@ -57,6 +57,7 @@ from pyg_trust.functional.policy import (
     check_alpha,
     check_logits,
     check_tensor,
+    evaluate,
     policy_iteration,
     solve,
 )
@@ -305,7 +306,11 @@ class _DualSearch:
             trial = self.crossing()
 
     def solve(
-        self, columns: Tensor, multiplier: Tensor, start: Tensor, tol: float
+        self,
+        columns: Tensor,
+        multiplier: Tensor,
+        start: Tensor | None,
+        tol: float,
     ) -> Optimum:
         price = multiplier[:, None] * _DOWN / self.upper[columns]
         steps = self.cost == 'pagerank'
@@ -342,5 +347,305 @@ def _pagerank(policy: Policy, nodes: Tensor, alpha: float) -> Tensor:
     # The personalized PageRank of one node per column, in its graph.
     teleport = torch.zeros(policy.size.shape, dtype=torch.float64)
     teleport[torch.arange(nodes.numel()), nodes] = alpha
-    goal = teleport.new_full((nodes.numel(),), 1e-13)
+    goal = teleport.new_full((nodes.numel(),), 1e-10)
     return solve(policy.step_back, teleport, 1 - alpha, teleport, goal)
+
+
+def linear_program(
+    perturbations: Perturbations,
+    reward: Tensor,
+    target: int,
+    upper: Tensor,
+    global_budget: int,
+    alpha: float,
+) -> tuple[float, float]:
+    r"""The relaxed linear program of the paper, by cvxpy and HiGHS.
+
+    Equations 4a to 4d and 5, with :math:`\bar x_i = D_i \bar y_i`: the
+    reference for :func:`dual_bound` with :obj:`cost='visits'`, far slower.
+    HiGHS stops within its own tolerances on **either side** of the optimum
+    (about 1e-7 here), so the value proves nothing by itself; the multiplier
+    does, when :func:`dual_bound` or :func:`policy_iteration` evaluates it.
+
+    Needs memory for every fragile pair of the rows with a budget.
+
+    Args:
+        perturbations (Perturbations): the graphs admissible by the local
+            budgets.
+        reward (Tensor): :math:`r`, float64, ``[num_nodes]``.
+        target (int): :math:`u`.
+        upper (Tensor): float64, ``[num_nodes]``: :math:`\bar y(u)`.
+        global_budget (int): :math:`B`.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+
+    Returns:
+        tuple[float, float]: the optimum and the multiplier of the budget.
+
+    Raises:
+        RuntimeError: if the solver fails.
+    """
+    import cvxpy
+
+    follow = 1 - check_alpha(alpha)
+    n = perturbations.num_nodes
+    graph = perturbations.graph
+    row, col, there = fragile_pairs(perturbations, perturbations.active)
+    count = row.numel()
+    fixed = ~(perturbations.removable & (perturbations.budget[graph.row] > 0))
+    size = row[~there].bincount(minlength=n) + graph.degree
+    bar = (upper * size).numpy()
+
+    def matrix(value: Tensor, i: Tensor, j: Tensor, shape: tuple) -> object:
+        return scipy.sparse.csr_array(
+            (value.double().numpy(), (i.numpy(), j.numpy())), shape=shape
+        )
+
+    pair = torch.arange(count)
+    share = 1 / size.double()
+    source = matrix(torch.ones(count), row, pair, (n, count))
+    head = matrix(torch.ones(count), col, pair, (n, count))
+    stay = matrix(
+        share[graph.row[fixed]], graph.col[fixed], graph.row[fixed], (n, n)
+    )
+    spread = matrix(share[row], pair, row, (count, n))
+    is_old = there.double().numpy()
+    price = 1 / bar[row.numpy()] * size[row].double().numpy()
+    local = (perturbations.budget * share).numpy()
+    teleport = np.zeros(n)
+    teleport[target] = alpha
+
+    visits = cvxpy.Variable(n, nonneg=True)
+    off = cvxpy.Variable(count, nonneg=True)
+    on = cvxpy.Variable(count, nonneg=True)
+    flipped = cvxpy.multiply(is_old, off) + cvxpy.multiply(1 - is_old, on)
+    limit = price @ flipped <= global_budget
+    gain = reward.numpy()
+    problem = cvxpy.Problem(
+        cvxpy.Maximize(gain @ visits - gain[row.numpy()] @ off),
+        [
+            visits - follow * (stay @ visits + head @ on) - source @ off
+            == teleport,
+            off + on == spread @ visits,
+            source @ flipped <= cvxpy.multiply(local, visits),
+            limit,
+        ],
+    )
+    problem.solve(solver=cvxpy.HIGHS)
+    if problem.status != 'optimal':
+        raise RuntimeError(f'HiGHS ended with status {problem.status!r}')
+    return float(problem.value), max(0.0, float(limit.dual_value))
+
+
+def fragile_pairs(
+    perturbations: Perturbations, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lists the fragile pairs of some rows, all pairs too.
+
+    Args:
+        perturbations (Perturbations): what may be flipped.
+        rows (Tensor): int64: the rows, ascending.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: source, target, and whether it is an
+        edge of the clean graph.
+    """
+    graph, n = perturbations.graph, perturbations.num_nodes
+    wanted = torch.zeros(n, dtype=torch.bool)
+    wanted[rows] = True
+    old = perturbations.removable & wanted[graph.row]
+    row, col = graph.row[old], graph.col[old]
+    if perturbations.all_pairs:
+        free = torch.ones((rows.numel(), n), dtype=torch.bool)
+        place = torch.full((n,), -1)
+        place[rows] = torch.arange(rows.numel())
+        mine = wanted[graph.row]
+        free[place[graph.row[mine]], graph.col[mine]] = False
+        free[place[rows], rows] = False
+        new_row, new_col = free.nonzero(as_tuple=True)
+        new_row = rows[new_row]
+    elif perturbations.addable is not None:
+        mine = wanted[perturbations.addable[0]]
+        new_row, new_col = perturbations.addable[:, mine]
+    else:
+        new_row = new_col = row[:0]
+    there = torch.arange(row.numel() + new_row.numel()) < row.numel()
+    return torch.cat([row, new_row]), torch.cat([col, new_col]), there
+
+
+@dataclass(frozen=True)
+class SingleFlip:
+    """The exact worst case of at most one flip, by trying them all."""
+
+    margins: Tensor
+    """float64, ``[num_targets, num_classes]``: the smallest margin of the
+    reference class over each class; infinite over itself."""
+    error: float
+    """How far roundoff and the solver may have moved any margin."""
+    flips: Tensor
+    """int64, ``[num_targets, num_classes, 2]``: the flip that attains it, -1
+    where no flip lowers the margin."""
+
+
+def single_flip_margins(
+    logits: Tensor,
+    perturbations: Perturbations,
+    targets: Tensor,
+    reference: Tensor,
+    alpha: float,
+) -> SingleFlip:
+    r"""The exact worst case for :math:`B = 1`, by brute force.
+
+    A flip in row :math:`i` changes the transition row by :math:`\delta`, and
+    by the formula of Sherman and Morrison the margin :math:`z = \alpha (I - a
+    P)^{-1} r` becomes
+
+    .. math::
+        z_u + g_u \frac{a\, \delta^{\top} z}{1 - a\, \delta^{\top} g},
+        \quad g = (I - a P)^{-1} e_i .
+
+    Costs a linear system per row with a budget and a few operations per
+    fragile pair, :math:`n^2` of them if all pairs are; memory for a block of
+    rows at a time.
+
+    **Error.** With residuals at most :math:`\epsilon_z` and
+    :math:`\epsilon_g`, :math:`z` and :math:`g` are off by at most
+    :math:`\eta = \epsilon / \alpha`. Here :math:`0 \le g_u \le g_i \le
+    1/\alpha`, :math:`|\delta^\top z| \le s`, the spread of :math:`z`, and
+    the denominator is the ratio of :math:`g_i` before and after the flip,
+    at least :math:`\alpha`. To first order the change is off by at most
+    :math:`\frac{\eta_g s}{\alpha} + \frac{2 \eta_z}{\alpha^2} + \frac{2
+    \eta_g s}{\alpha^3}`; :obj:`error` is four times that plus :math:`2
+    \eta_z`.
+
+    Args:
+        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.
+        perturbations (Perturbations): the admissible graphs.
+        targets (Tensor): int64, ``[num_targets]``.
+        reference (Tensor): int64, ``[num_targets]``: the class to defend.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+    """
+    alpha = check_alpha(alpha)
+    follow = 1 - alpha
+    graph, n = perturbations.graph, perturbations.num_nodes
+    check_logits(logits, graph)
+    check_targets(targets, n)
+    logits = logits.detach().double()
+    num_classes = logits.size(1)
+    clean = perturbations.clean_policy(num_classes)
+    found = evaluate(clean, logits.t().contiguous(), alpha)
+    z = alpha * found.value.t().contiguous()
+    eta_z = alpha * float((found.high - found.low).max())
+    mine = z[targets].gather(1, reference[:, None])
+    margins = mine - z[targets]
+    flips = torch.full((targets.numel(), num_classes, 2), -1)
+    spread = float((z.amax(0) - z.amin(0)).max())
+    eta_g = 0.0
+    degree = graph.degree
+    for block in perturbations.column_blocks(perturbations.active.numel()):
+        rows = perturbations.active[block]
+        unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
+        unit[torch.arange(rows.numel()), rows] = 1
+        policy = perturbations.clean_policy(rows.numel())
+        found = evaluate(policy, unit, alpha, tol=1e-14)
+        g, eta_g = found.value, max(eta_g, float(found.high.max()))
+        row, col, there = fragile_pairs(perturbations, rows)
+        place = torch.searchsorted(rows, row)
+        mean_z = perturbations._clean_sums(z.t())[:, row].t()
+        mean_g = perturbations._clean_sums(g)[place, row]
+        sign = 1.0 - 2.0 * there
+        size = degree[row] + sign
+        mean_z = mean_z / degree[row, None]
+        mean_g = mean_g / degree[row]
+        change = follow * (sign / size)[:, None] * (z[col] - mean_z)
+        change = change / (
+            1 - follow * (sign / size) * (g[place, col] - mean_g)
+        ).unsqueeze(1)
+        for c in range(num_classes):
+            held = reference == c
+            if not bool(held.any()):
+                continue
+            # The flip of each row that hurts c most against every class.
+            drop = change[:, c, None] - change
+            where = place[:, None].expand_as(drop)
+            worst = drop.new_zeros((rows.numel(), num_classes))
+            worst.scatter_reduce_(0, where, drop, 'amin')
+            reach = g[:, targets[held]]
+            lowered, which = (reach[:, :, None] * worst[:, None]).min(0)
+            lowered += (mine - z[targets])[held]
+            better = lowered < margins[held]
+            margins[held] = torch.where(better, lowered, margins[held])
+            pair = drop.new_full(worst.shape, row.numel()).long()
+            hit = drop == worst[place]
+            number = torch.arange(row.numel())[:, None].expand_as(drop)
+            pair.scatter_reduce_(
+                0, where, torch.where(hit, number, row.numel()), 'amin'
+            )
+            pair = pair.gather(0, which).clamp(max=row.numel() - 1)
+            made = torch.stack([row[pair], col[pair]], dim=2)
+            flips[held] = torch.where(better[:, :, None], made, flips[held])
+    margins[torch.arange(targets.numel()), reference] = math.inf
+    first_order = (
+        eta_g * spread / alpha
+        + 2 * eta_z / alpha**2
+        + 2 * eta_g * spread / alpha**3
+    )
+    return SingleFlip(margins, 4 * first_order + 2 * eta_z, flips)
+
+
+def truncated_attacks(
+    perturbations: Perturbations,
+    reward: Tensor,
+    targets: Tensor,
+    upper: Tensor,
+    multiplier: Tensor,
+    global_budget: int,
+    alpha: float,
+    *,
+    cost: str = 'pagerank',
+) -> list[Tensor]:
+    r"""Admissible attacks, from the solution of the relaxation.
+
+    The policy that is optimal at the multiplier, cut down to its
+    :math:`B` most effective flips: those with the largest :math:`\frac{\pi_i}
+    {|S_i|} |V_j - m_i|`, where :math:`m_i` is the mean of :math:`V` over
+    :math:`S_i`. A heuristic; whoever uses an attack evaluates it.
+
+    Args:
+        perturbations (Perturbations): the graphs admissible by the local
+            budgets.
+        reward (Tensor): as in :func:`dual_bound`.
+        targets (Tensor): as in :func:`dual_bound`.
+        upper (Tensor): as in :func:`dual_bound`.
+        multiplier (Tensor): float64, ``[num_columns]``.
+        global_budget (int): :math:`B`.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
+
+    Returns:
+        list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
+    """
+    made = []
+    for block in perturbations.column_blocks(targets.numel()):
+        search = _DualSearch(
+            perturbations,
+            reward[block],
+            targets[block],
+            upper[block],
+            global_budget,
+            alpha,
+            cost,
+        )
+        everything = torch.arange(search.targets.numel())
+        found = search.solve(everything, multiplier[block], None, 1e-9)
+        policy, value = found.policy, found.value
+        pagerank = _pagerank(policy, search.targets, alpha)
+        mean = policy.step(value)
+        weight = pagerank / policy.size
+        for column in everything.tolist():
+            flips = policy.edges(column)
+            row, col = flips
+            effect = value[column, col] - mean[column, row]
+            effect = effect.abs() * weight[column, row]
+            order = effect.sort(descending=True, stable=True).indices
+            made.append(flips[:, order[:global_budget]])
+    return made
