@@ -267,6 +267,7 @@ class _DualSearch:
         self.bound = reward.new_full((count,), math.inf)
         self.multiplier = reward.new_zeros(count)
         everything = torch.arange(count)
+        self.pagerank: Tensor | None = None
         self.cheap = torch.stack(
             self.line(perturbations.clean_policy(count), everything)
         )
@@ -326,7 +327,16 @@ class _DualSearch:
 
     def line(self, policy: Policy, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The objective and the cost of a policy, in its own graph."""
-        pagerank = _pagerank(policy, self.targets[columns], self.alpha)
+        pagerank = _pagerank(
+            policy,
+            self.targets[columns],
+            self.alpha,
+            None if self.pagerank is None else self.pagerank[columns],
+        )
+        if self.pagerank is None:
+            self.pagerank = pagerank
+        else:
+            self.pagerank[columns] = pagerank
         spent = policy.flips * pagerank / self.upper[columns]
         if self.cost == 'visits':
             spent = spent / policy.size
@@ -343,12 +353,19 @@ class _DualSearch:
         return objective + self.crossing() * (self.budget - spent)
 
 
-def _pagerank(policy: Policy, nodes: Tensor, alpha: float) -> Tensor:
+def _pagerank(
+    policy: Policy, nodes: Tensor, alpha: float, start: Tensor | None = None
+) -> Tensor:
     # The personalized PageRank of one node per column, in its graph.
     teleport = torch.zeros(policy.size.shape, dtype=torch.float64)
     teleport[torch.arange(nodes.numel()), nodes] = alpha
-    goal = teleport.new_full((nodes.numel(),), 1e-10)
-    return solve(policy.step_back, teleport, 1 - alpha, teleport, goal)
+    return solve(
+        policy.step_back,
+        teleport,
+        1 - alpha,
+        teleport if start is None else start,
+        teleport.new_full((nodes.numel(),), 1e-12),
+    )
 
 
 def linear_program(
@@ -547,12 +564,15 @@ def single_flip_margins(
         unit[torch.arange(rows.numel()), rows] = 1
         policy = perturbations.clean_policy(rows.numel())
         found = evaluate(policy, unit, alpha, tol=1e-14)
-        g, eta_g = found.value, max(eta_g, float(found.high.max()))
+        g, eta_g = (
+            found.value,
+            max(eta_g, float((found.high - found.low).max())),
+        )
         row, col, there = fragile_pairs(perturbations, rows)
         place = torch.searchsorted(rows, row)
         mean_z = perturbations._clean_sums(z.t())[:, row].t()
         mean_g = perturbations._clean_sums(g)[place, row]
-        sign = 1.0 - 2.0 * there
+        sign = 1 - 2 * there.double()
         size = degree[row] + sign
         mean_z = mean_z / degree[row, None]
         mean_g = mean_g / degree[row]
