@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.budget import (
+    BudgetBound,
+    SingleFlip,
+    clip_budget,
+    dual_bound,
+    linear_program,
+    pagerank_bounds,
+    single_flip_margins,
+    truncated_attacks,
+)
 from pyg_trust.functional.measures import (
     Measure,
     appnp,
@@ -13,6 +23,17 @@ from pyg_trust.functional.measures import (
     single_target,
     transition,
 )
+from pyg_trust.functional.policy import (
+    Optimum,
+    Perturbations,
+    Policy,
+    WorstCase,
+    diffuse,
+    policy_iteration,
+    policy_value,
+    robust_margins,
+    worst_case_margins,
+)
 from pyg_trust.functional.propagation import (
     eps_for,
     propagate,
@@ -21,19 +42,36 @@ from pyg_trust.functional.propagation import (
 )
 
 __all__ = [
+    'BudgetBound',
     'Measure',
+    'Optimum',
+    'Perturbations',
+    'Policy',
+    'SingleFlip',
+    'WorstCase',
     'appnp',
+    'clip_budget',
+    'diffuse',
+    'dual_bound',
     'eps_for',
     'heat',
     'hkpr',
     'katz',
+    'linear_program',
     'make_measure',
     'pagerank',
+    'pagerank_bounds',
+    'policy_iteration',
+    'policy_value',
     'ppr',
     'propagate',
     'query',
+    'robust_margins',
     'sgc',
+    'single_flip_margins',
     'single_target',
     'transition',
+    'truncated_attacks',
     'variance_bound',
+    'worst_case_margins',
 ]

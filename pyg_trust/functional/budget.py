@@ -57,8 +57,8 @@ from pyg_trust.functional.policy import (
     check_alpha,
     check_logits,
     check_tensor,
-    evaluate,
     policy_iteration,
+    policy_value,
     solve,
 )
 
@@ -549,7 +549,7 @@ def single_flip_margins(
     logits = logits.detach().double()
     num_classes = logits.size(1)
     clean = perturbations.clean_policy(num_classes)
-    found = evaluate(clean, logits.t().contiguous(), alpha)
+    found = policy_value(clean, logits.t().contiguous(), alpha)
     z = alpha * found.value.t().contiguous()
     eta_z = alpha * float((found.high - found.low).max())
     mine = z[targets].gather(1, reference[:, None])
@@ -563,7 +563,7 @@ def single_flip_margins(
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
         policy = perturbations.clean_policy(rows.numel())
-        found = evaluate(policy, unit, alpha, tol=1e-14)
+        found = policy_value(policy, unit, alpha, tol=1e-14)
         g, eta_g = (
             found.value,
             max(eta_g, float((found.high - found.low).max())),

@@ -676,7 +676,7 @@ def policy_iteration(
 _PRECISION = 1e-2
 
 
-def evaluate(
+def policy_value(
     policy: Policy, reward: Tensor, alpha: float, *, tol: float = 1e-12
 ) -> Optimum:
     r"""Computes :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
