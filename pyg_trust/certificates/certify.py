@@ -10,13 +10,13 @@ from torch import Tensor
 
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import (
+    budget_attacks,
     check_targets,
     clip_budget,
     dual_bound,
     linear_program,
     pagerank_bounds,
     single_flip_margins,
-    truncated_attacks,
 )
 from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
@@ -435,7 +435,7 @@ class _Columns:
         column = weak.nonzero().view(-1)
         if column.numel() == 0:
             return
-        flips = truncated_attacks(
+        flips = budget_attacks(
             problem.perturbations,
             self.reward[column],
             self.targets[column],

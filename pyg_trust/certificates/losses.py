@@ -22,7 +22,8 @@ class RobustLoss(torch.nn.Module):
     r"""Cross-entropy and hinge loss in the worst admissible graph.
 
     The losses RCE and CEM of `"Certifiable Robustness to Graph Perturbations"
-    <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019). With the exact worst-case margins :math:`m^*_{y_v, c}(v)` under the local
+    <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019).
+    With the exact worst-case margins :math:`m^*_{y_v, c}(v)` under the local
     budgets of a threat model, and :math:`m^*_{y_v, y_v}(v) = 0`,
 
     .. math::

@@ -3,12 +3,12 @@
 from pyg_trust.functional.budget import (
     BudgetBound,
     SingleFlip,
+    budget_attacks,
     clip_budget,
     dual_bound,
     linear_program,
     pagerank_bounds,
     single_flip_margins,
-    truncated_attacks,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -50,6 +50,7 @@ __all__ = [
     'SingleFlip',
     'WorstCase',
     'appnp',
+    'budget_attacks',
     'clip_budget',
     'diffuse',
     'dual_bound',
@@ -71,7 +72,6 @@ __all__ = [
     'single_flip_margins',
     'single_target',
     'transition',
-    'truncated_attacks',
     'variance_bound',
     'worst_case_margins',
 ]

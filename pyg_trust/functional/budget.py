@@ -612,7 +612,7 @@ def single_flip_margins(
     return SingleFlip(margins, 4 * first_order + 2 * eta_z, flips)
 
 
-def truncated_attacks(
+def budget_attacks(
     perturbations: Perturbations,
     reward: Tensor,
     targets: Tensor,
@@ -622,13 +622,16 @@ def truncated_attacks(
     alpha: float,
     *,
     cost: str = 'pagerank',
+    rounds: int = 5,
 ) -> list[Tensor]:
     r"""Admissible attacks, from the solution of the relaxation.
 
-    The policy that is optimal at the multiplier, cut down to its
-    :math:`B` most effective flips: those with the largest :math:`\frac{\pi_i}
-    {|S_i|} |V_j - m_i|`, where :math:`m_i` is the mean of :math:`V` over
-    :math:`S_i`. A heuristic; whoever uses an attack evaluates it.
+    Starts with the policy that is optimal at the multiplier, cut down to its
+    :math:`B` most effective flips: those with the largest
+    :math:`\frac{\pi_i}{d_i} |V_j - m_i|`, where :math:`m_i` is the mean of
+    :math:`V` over :math:`S_i`. Then takes the best policy for the
+    values in that graph, cuts it down, and so on; the best graph counts. A
+    heuristic; whoever uses an attack evaluates it.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local
@@ -640,11 +643,12 @@ def truncated_attacks(
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
+        rounds (int): how often. (default: :obj:`5`)
 
     Returns:
         list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
     """
-    made = []
+    made: list[Tensor] = []
     for block in perturbations.column_blocks(targets.numel()):
         search = _DualSearch(
             perturbations,
@@ -655,17 +659,37 @@ def truncated_attacks(
             alpha,
             cost,
         )
-        everything = torch.arange(search.targets.numel())
-        found = search.solve(everything, multiplier[block], None, 1e-9)
+        here = torch.arange(search.targets.numel())
+        found = search.solve(here, multiplier[block], None, 1e-6)
         policy, value = found.policy, found.value
         pagerank = _pagerank(policy, search.targets, alpha)
-        mean = policy.step(value)
-        weight = pagerank / policy.size
-        for column in everything.tolist():
-            flips = policy.edges(column)
-            row, col = flips
-            effect = value[column, col] - mean[column, row]
-            effect = effect.abs() * weight[column, row]
-            order = effect.sort(descending=True, stable=True).indices
-            made.append(flips[:, order[:global_budget]])
+        best = reward.new_full((here.numel(),), -math.inf)
+        flips: list[Tensor] = [reward.new_zeros((2, 0)).long()] * len(here)
+        for _ in range(rounds):
+            tried = _most_effective(policy, value, pagerank, global_budget)
+            policy = Policy.from_flips(perturbations, tried)
+            value = policy_value(policy, search.reward, alpha, tol=1e-6).value
+            at = value[here, search.targets]
+            for column in (at > best).nonzero().view(-1).tolist():
+                flips[column] = tried[column]
+            best = torch.maximum(best, at)
+            pagerank = _pagerank(policy, search.targets, alpha)
+            policy, _ = perturbations.improve(value, 1 - alpha)
+        made += flips
+    return made
+
+
+def _most_effective(
+    policy: Policy, value: Tensor, pagerank: Tensor, budget: int
+) -> list[Tensor]:
+    mean = policy.step(value)
+    weight = pagerank / policy.perturbations.graph.degree
+    made = []
+    for column in range(policy.num_columns):
+        flips = policy.edges(column)
+        row, col = flips
+        effect = (value[column, col] - mean[column, row]).abs()
+        effect = effect * weight[column, row]
+        order = effect.sort(descending=True, stable=True).indices
+        made.append(flips[:, order[:budget]])
     return made
