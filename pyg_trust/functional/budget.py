@@ -80,7 +80,8 @@ def check_budget(name: str, budget: int) -> int:
 
 def check_targets(targets: Tensor, num_nodes: int) -> None:
     """Checks node indices."""
-    check_tensor('targets', targets, torch.int64, (targets.numel(),))
+    size = targets.numel() if isinstance(targets, Tensor) else 0
+    check_tensor('targets', targets, torch.int64, (size,))
     if targets.numel() > 0:
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= num_nodes:

@@ -823,7 +823,8 @@ class _RobustMargins(torch.autograd.Function):
     ) -> Tensor:
         ctx.arguments = worst, alpha
         ctx.dtype = logits.dtype
-        return worst.margins.to(logits.dtype)
+        # A copy: autograd marks what is returned here.
+        return worst.margins.to(logits.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
