@@ -224,6 +224,7 @@ class Perturbations:
         bonus: Tensor | None = None,
         visit_cost: Tensor | None = None,
         step_cost: Tensor | None = None,
+        guess: Tensor | None = None,
     ) -> tuple['Policy', Tensor]:
         r"""The maximizing policy and :math:`T V - r`, column by column.
 
@@ -234,6 +235,8 @@ class Perturbations:
                 :obj:`value`. (default: :obj:`None`)
             visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
             step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
+            guess (Tensor, optional): of :math:`T V - r`; it saves time.
+                (default: :obj:`None`)
         """
         degree = self.graph.degree
         sums = self._clean_sums(value)
@@ -254,34 +257,35 @@ class Perturbations:
         new = value.gather(1, added)
 
         row, count = self._choice.row, self._choice.position + 1
-        total = sums.index_select(1, row)
+        total = follow * sums.index_select(1, row)
         if bonus is not None:
-            total = total + bonus.index_select(1, row) / follow
+            total = total + bonus.index_select(1, row)
         if visit_cost is not None:
-            total = total - visit_cost.index_select(1, row) * count / follow
+            total = total - visit_cost.index_select(1, row) * count
+        price: Tensor | float = 0.0
+        if step_cost is not None:
+            price = step_cost.index_select(1, row) * count
         size: Tensor = degree[row]
         split: Tensor | None = None
         if self._addition.total == 0:
-            total = total - self._removal.cumsum(out)
-            size = size - count
-        elif self._removal.total == 0:
-            total = total + self._addition.cumsum(new)
-            size = size + count
-        else:
-            split = self._split(total, sums / degree, new, out)
-            total = (
-                total
-                + self._addition.prefix(self._addition.cumsum(new), row, split)
-                - self._removal.prefix(
-                    self._removal.cumsum(out), row, count - split
-                )
+            total = total - follow * self._removal.cumsum(out)
+            flips, best = self._choice.argmax(
+                total / (size - count) - price, clean
             )
-            size = size + 2 * split - count
-        total = follow * total / size
-        if step_cost is not None:
-            total = total - step_cost.index_select(1, row) * count
-
-        flips, best = self._choice.argmax(total, clean)
+        elif self._removal.total == 0:
+            total = total + follow * self._addition.cumsum(new)
+            flips, best = self._choice.argmax(
+                total / (size + count) - price, clean
+            )
+        else:
+            flips, best, split = self._search(
+                total,
+                price,
+                clean,
+                clean if guess is None else guess,
+                follow * new,
+                follow * out,
+            )
         num_added = flips
         if self._addition.total == 0:
             num_added = torch.zeros_like(flips)
@@ -369,17 +373,24 @@ class Perturbations:
         key = _sort(key).index_select(1, self._best_extra)
         return order.gather(1, n - 1 - (key - self._addition.row * n))
 
-    def _split(
-        self, total: Tensor, mean: Tensor, new: Tensor, out: Tensor
-    ) -> Tensor:
-        r"""How many of the k flips of every choice are additions.
+    def _search(
+        self,
+        total: Tensor,
+        price: Tensor | float,
+        clean: Tensor,
+        guess: Tensor,
+        new: Tensor,
+        out: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        r"""The best number of flips, the maximum, and how many are additions.
 
-        The best set of k flips maximizes a ratio, :math:`(c + \sum_S V) /
-        |S|` with a constant c that k fixes. Dinkelbach: at level :math:`m`
-        take the k largest of :math:`V_j - m` (additions) and :math:`m - V_j`
-        (removals) and make the new ratio the level, until it grows no more.
-        The t-th addition belongs to the k largest if :math:`A_t + R_{k-t+1}
-        \ge 2m`, which falls with t: a binary search.
+        With k flips a row is worth :math:`\frac{c_k + a \sum_S V}{|S|} -
+        \nu k`. Dinkelbach's method: whether any S is worth more than
+        :math:`f` is decided at the level :math:`m_k = f + \nu k` by the k
+        largest of :math:`a V_j - m_k` (additions) and :math:`m_k - a V_j`
+        (removals); what they are worth becomes :math:`f`, until it grows no
+        more. The t-th addition belongs to the k largest if :math:`a (A_t +
+        R_{k-t+1}) \ge 2 m_k`, which falls with t: a binary search.
         """
         row, count = self._choice.row, self._choice.position + 1
         low = (count - self._max_removed[row]).clamp(min=0)
@@ -388,35 +399,32 @@ class Perturbations:
         last_in = self._addition.start[row] - 1
         last_out = self._removal.start[row] + count
         gained, lost = self._addition.cumsum(new), self._removal.cumsum(out)
-        level = mean.index_select(1, row)
-        kept: Tensor | None = None
+        degree = self.graph.degree[row]
+        found: tuple[Tensor, Tensor, Tensor] | None = None
         while True:
-            left = low.expand_as(level)
-            right = high.expand_as(level)
+            level = 2 * (guess.index_select(1, row) + price)
+            left, right = low.expand_as(level), high.expand_as(level)
             for _ in range(steps):
                 # The index leaves its row only where left == right.
                 middle = (left + right + 1) // 2
                 t_in = (last_in + middle).clamp(0, new.size(1) - 1)
                 t_out = (last_out - middle).clamp(0, out.size(1) - 1)
-                wanted = new.gather(1, t_in) + out.gather(1, t_out)
-                wanted = (wanted >= 2 * level) & (left < right)
+                wanted = new.gather(1, t_in) + out.gather(1, t_out) >= level
+                wanted &= left < right
                 right = torch.where(
                     wanted | (left == right), right, middle - 1
                 )
                 left = torch.where(wanted, middle, left)
-            ratio = (
+            worth = (
                 total
                 + self._addition.prefix(gained, row, left)
                 - self._removal.prefix(lost, row, count - left)
-            ) / (self.graph.degree[row] + 2 * left - count)
-            if kept is None:
-                kept, level = left, ratio
-                continue
-            better = ratio > level
-            if not bool(better.any()):
-                return kept
-            kept = torch.where(better, left, kept)
-            level = torch.where(better, ratio, level)
+            ) / (degree + 2 * left - count)
+            flips, best = self._choice.argmax(worth - price, clean)
+            if found is not None and not bool((best > found[1]).any()):
+                return found
+            found = flips, best, left
+            guess = best
 
     def _constant(self, key: Any, build: Callable[[], T]) -> T:
         if key not in self._made:
@@ -525,6 +533,23 @@ class Policy:
         kept[column[there], place[there]] = False
         key = key[~there]
         return cls(perturbations, kept, (column[~there], key // n, key % n))
+
+    def unlike(self, other: 'Policy') -> Tensor:
+        """A mask of the columns in which two policies differ."""
+        unlike = (self.kept != other.kept).any(1)
+        if not all(map(torch.equal, self.added, other.added)):
+            n = self.perturbations.num_nodes
+            key = torch.cat(
+                [(c * n + i) * n + j for c, i, j in (self.added, other.added)]
+            )
+            key = _sort(key[None])[0]
+            # Edges that only one of the two adds are there once.
+            once = torch.ones_like(key, dtype=torch.bool)
+            twice = key[1:] == key[:-1]
+            once[1:][twice] = False
+            once[:-1][twice] = False
+            unlike[key[once] // n**2] = True
+        return unlike
 
     def step(self, x: Tensor) -> Tensor:
         r""":math:`\tilde P x`, column by column."""
@@ -652,8 +677,11 @@ def policy_iteration(
     value = reward / alpha if start is None else start
     if start is None:
         value = reward.clone()
+    last: Policy | None = None
     for iteration in range(max_iter):
-        policy, best = perturbations.improve(value, follow, **costs)
+        policy, best = perturbations.improve(
+            value, follow, guess=value - reward, **costs
+        )
         gap = reward + best - value
         largest = gap.abs().amax(1)
         error = perturbations._rounding * value.abs().amax(1)
@@ -661,12 +689,18 @@ def policy_iteration(
         goal = torch.maximum(tol * bound, 2 * error)
         if bool((largest <= goal).all()) or iteration == max_iter - 1:
             break
+        # A policy that has not changed is likely to be the last one.
+        precision = torch.maximum(_PRECISION * largest, goal / 4)
+        if last is not None:
+            changed = policy.unlike(last)
+            precision = torch.where(changed, precision, goal / 4)
+        last = policy
         value = solve(
             policy.step,
             reward + policy_reward(policy, **costs),
             follow,
             value + gap,
-            torch.maximum(_PRECISION * largest, goal / 4),
+            precision,
         )
     low = (gap.amin(1).clamp(max=0) - error) / alpha
     high = (gap.amax(1).clamp(min=0) + error) / alpha
