@@ -270,7 +270,11 @@ class _DualSearch:
         everything = torch.arange(count)
         self.pagerank: Tensor | None = None
         self.cheap = torch.stack(
-            self.line(perturbations.clean_policy(count), everything)
+            self.line(
+                perturbations.clean_policy(count),
+                everything,
+                torch.full((count,), 1e-9),
+            )
         )
         # No dear policy yet: a line that never restricts the search.
         self.dear = self.cheap.new_full(self.cheap.shape, math.nan)
@@ -282,12 +286,13 @@ class _DualSearch:
         tol: float,
         max_iter: int,
     ) -> None:
-        goal = tol * self.reward.abs().amax(1)
+        scale = self.reward.abs().amax(1).clamp(min=1e-300)
         value = self.reward / self.alpha if start is None else start.clone()
         trial = torch.zeros_like(self.multiplier)
         live = torch.arange(self.targets.numel())
+        precision = torch.full_like(scale, 1e-4)
         for _ in range(max_iter):
-            found = self.solve(live, trial[live], value[live], tol)
+            found = self.solve(live, trial[live], value[live], precision[live])
             value[live] = found.value
             here = torch.arange(live.numel())
             top = found.value[here, self.targets[live]] + found.high
@@ -295,25 +300,29 @@ class _DualSearch:
             better = made < self.bound[live]
             self.bound[live[better]] = made[better]
             self.multiplier[live[better]] = trial[live[better]]
-            line = torch.stack(self.line(found.policy, live))
+            line = torch.stack(self.line(found.policy, live, precision[live]))
             fits = line[1] <= self.budget
             self.cheap[:, live[fits]] = line[:, fits]
             self.dear[:, live[~fits]] = line[:, ~fits]
-            left = self.bound - self.predicted() > goal
+            gap = (self.bound - self.predicted()) / scale
+            left = gap > tol
             if sign_only:
                 left &= (self.bound >= 0) & (self.predicted() < 0)
             live = left.nonzero().view(-1)
             if live.numel() == 0:
                 return
             trial = self.crossing()
+            # A hundred times more precise than what is left to gain.
+            precision = precision.minimum(gap / 100).clamp(min=tol / 10)
 
     def solve(
         self,
         columns: Tensor,
         multiplier: Tensor,
         start: Tensor | None,
-        tol: float,
+        precision: Tensor | float,
     ) -> Optimum:
+        """The fixed point at a multiplier per column."""
         price = multiplier[:, None] * _DOWN / self.upper[columns]
         steps = self.cost == 'pagerank'
         return policy_iteration(
@@ -323,16 +332,19 @@ class _DualSearch:
             step_cost=price if steps else None,
             visit_cost=None if steps else price,
             start=start,
-            tol=min(tol / 10, 1e-10),
+            tol=precision,
         )
 
-    def line(self, policy: Policy, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def line(
+        self, policy: Policy, columns: Tensor, precision: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The objective and the cost of a policy, in its own graph."""
         pagerank = _pagerank(
             policy,
             self.targets[columns],
             self.alpha,
             None if self.pagerank is None else self.pagerank[columns],
+            precision,
         )
         if self.pagerank is None:
             self.pagerank = pagerank
@@ -355,7 +367,11 @@ class _DualSearch:
 
 
 def _pagerank(
-    policy: Policy, nodes: Tensor, alpha: float, start: Tensor | None = None
+    policy: Policy,
+    nodes: Tensor,
+    alpha: float,
+    start: Tensor | None,
+    precision: Tensor,
 ) -> Tensor:
     # The personalized PageRank of one node per column, in its graph.
     teleport = torch.zeros(policy.size.shape, dtype=torch.float64)
@@ -365,8 +381,11 @@ def _pagerank(
         teleport,
         1 - alpha,
         teleport if start is None else start,
-        teleport.new_full((nodes.numel(),), 1e-12),
+        (precision.double() / 1e4).clamp(1e-13, _COARSE),
     )
+
+
+_COARSE = 1e-10
 
 
 def linear_program(
@@ -663,8 +682,10 @@ def budget_attacks(
         here = torch.arange(search.targets.numel())
         found = search.solve(here, multiplier[block], None, 1e-6)
         policy, value = found.policy, found.value
-        pagerank = _pagerank(policy, search.targets, alpha)
         best = reward.new_full((here.numel(),), -math.inf)
+        pagerank = _pagerank(
+            policy, search.targets, alpha, None, torch.full_like(best, 1e-6)
+        )
         flips: list[Tensor] = [reward.new_zeros((2, 0)).long()] * len(here)
         for _ in range(rounds):
             tried = _most_effective(policy, value, pagerank, global_budget)
@@ -674,7 +695,13 @@ def budget_attacks(
             for column in (at > best).nonzero().view(-1).tolist():
                 flips[column] = tried[column]
             best = torch.maximum(best, at)
-            pagerank = _pagerank(policy, search.targets, alpha)
+            pagerank = _pagerank(
+                policy,
+                search.targets,
+                alpha,
+                None,
+                torch.full_like(best, 1e-6),
+            )
             policy, _ = perturbations.improve(value, 1 - alpha)
         made += flips
     return made

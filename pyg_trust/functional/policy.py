@@ -636,7 +636,7 @@ def policy_iteration(
     visit_cost: Tensor | None = None,
     step_cost: Tensor | None = None,
     start: Tensor | None = None,
-    tol: float = 1e-12,
+    tol: Tensor | float = 1e-12,
     max_iter: int = 100,
 ) -> Optimum:
     r"""Maximizes :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
@@ -658,7 +658,8 @@ def policy_iteration(
         step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
         start (Tensor, optional): a first guess of :math:`V`.
             (default: :obj:`None`)
-        tol (float): relative tolerance. (default: :obj:`1e-12`)
+        tol (float or Tensor): relative tolerance, one for all columns or
+            one for each. (default: :obj:`1e-12`)
         max_iter (int): the largest number of policies.
             (default: :obj:`100`)
 
