@@ -300,7 +300,8 @@ class Perturbations:
             self._addition.position < num_added.index_select(1, row)
         ).nonzero(as_tuple=True)
         new_edges = column, row[entry], added[column, entry]
-        return Policy(self, kept, new_edges), best
+        counts = flips - num_added, num_added
+        return Policy(self, kept, new_edges, counts), best
 
     def _kept(
         self, num_removed: Tensor, rank: Tensor, removed: Tensor
@@ -480,6 +481,8 @@ class Policy:
             that stay.
         added (tuple[Tensor, Tensor, Tensor]): column, source and target of
             the new edges, sorted by column and source.
+        counts (tuple[Tensor, Tensor], optional): how many edges each row
+            lost and won, if it is known. (default: :obj:`None`)
     """
 
     def __init__(
@@ -487,30 +490,37 @@ class Policy:
         perturbations: Perturbations,
         kept: Tensor,
         added: tuple[Tensor, Tensor, Tensor],
+        counts: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.perturbations = perturbations
         self.num_columns = kept.size(0)
         self.kept = kept
         self.added = added
         graph = perturbations.graph
-        shape = (self.num_columns, graph.num_nodes)
-        column, row, _ = added
-        self._num_added = (
-            (column * graph.num_nodes + row)
-            .bincount(minlength=self.num_columns * graph.num_nodes)
-            .view(shape)
-        )
-        lost = torch.zeros(shape, dtype=torch.int64, device=graph.device)
-        gone_column, gone_edge = (~kept).nonzero(as_tuple=True)
-        lost.index_put_(
-            (gone_column, graph.row[gone_edge]),
-            torch.ones_like(gone_edge),
-            accumulate=True,
-        )
-        self.flips = self._num_added + lost
-        self.size = graph.degree + self._num_added - lost
+        if counts is None:
+            counts = self._count()
+        num_removed, self._num_added = counts
+        self.flips = self._num_added + num_removed
+        self.size = graph.degree + self._num_added - num_removed
+        self._share = self.size.double().reciprocal_()
         self._matrix: tuple[Tensor, ...] | None = None
         self._transposed: Tensor | None = None
+
+    def _count(self) -> tuple[Tensor, Tensor]:
+        graph = self.perturbations.graph
+        lost, won = torch.zeros(
+            (2, self.num_columns, graph.num_nodes),
+            dtype=torch.int64,
+            device=graph.device,
+        )
+        column, edge = (~self.kept).nonzero(as_tuple=True)
+        for count, at in (
+            (lost, (column, graph.row[edge])),
+            (won, self.added[:2]),
+        ):
+            one = torch.ones_like(at[0])
+            count.index_put_(at, one, accumulate=True)
+        return lost, won
 
     @classmethod
     def from_flips(
@@ -574,7 +584,7 @@ class Policy:
         out = self._matrix[0] @ flat
         if len(self._matrix) == 2:
             out += self._matrix[1] @ flat
-        return out.view_as(x) / self.size
+        return out.view_as(x).mul_(self._share)
 
     def step_back(self, x: Tensor) -> Tensor:
         r""":math:`\tilde P^{\top} x`, column by column."""
@@ -589,7 +599,7 @@ class Policy:
                 self.kept[:, perm].view(-1).double(),
                 self.num_columns * n,
             )
-        sent = (x / self.size).view(-1)
+        sent = (x * self._share).view(-1)
         out = self._transposed @ sent
         column, row, target = self.added
         if column.numel() > 0:
@@ -829,7 +839,17 @@ def worst_case_margins(
     num_classes = logits.size(1)
     first, second = class_pairs(num_classes)
     reward = (logits[:, second] - logits[:, first]).t().contiguous()
-    guess = None if start is None else -start[first, second] / alpha
+    if start is None:
+        # The clean graph's, which takes a column per class, not per pair.
+        clean = policy_value(
+            perturbations.clean_policy(num_classes),
+            logits.t().contiguous(),
+            alpha,
+            tol=1e-3,
+        ).value
+        guess = clean[second] - clean[first]
+    else:
+        guess = -start[first, second] / alpha
     shape = (num_classes, num_classes, logits.size(0))
     margins, lower, upper = (
         logits.new_full(shape, math.inf) for _ in range(3)
@@ -840,7 +860,7 @@ def worst_case_margins(
             perturbations,
             reward[block],
             alpha,
-            start=None if guess is None else guess[block],
+            start=guess[block],
             tol=tol,
         )
         pair = first[block], second[block]
@@ -1124,30 +1144,34 @@ def _bicgstab(
     tol: Tensor,
     max_iter: int = 200,
 ) -> Tensor:
-    first = x
+    first, x = x, x.clone()
     residual = reward + follow * step(x) - x
-    initial = residual.abs().amax(1)
+    initial = _largest(residual)
     shadow = residual
     direction = image = torch.zeros_like(x)
     rho = size = omega = x.new_ones((x.size(0), 1))
     for _ in range(max_iter):
-        largest = residual.abs().amax(1)
-        if bool((largest <= tol).all()):
+        if bool((_largest(residual) <= tol).all()):
             break
         rho_next = _dot(shadow, residual)
         beta = _ratio(rho_next * size, rho * omega)
-        direction = residual + beta * (direction - omega * image)
-        image = direction - follow * step(direction)
+        direction = torch.addcmul(direction, omega, image, value=-1)
+        direction = torch.addcmul(residual, beta, direction)
+        image = torch.add(direction, step(direction), alpha=-follow)
         size = _ratio(rho_next, _dot(shadow, image))
-        half = residual - size * image
-        moved = half - follow * step(half)
+        half = torch.addcmul(residual, size, image, value=-1)
+        moved = torch.add(half, step(half), alpha=-follow)
         omega = _ratio(_dot(moved, half), _dot(moved, moved))
-        x = x + size * direction + omega * half
-        residual = half - omega * moved
+        x.addcmul_(size, direction).addcmul_(omega, half)
+        residual = torch.addcmul(half, omega, moved, value=-1)
         rho = rho_next
     # Where it broke down, keep what came in.
-    bad = ~(residual.abs().amax(1) <= initial)
+    bad = ~(_largest(residual) <= initial)
     return torch.where(bad[:, None], first, x)
+
+
+def _largest(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, math.inf, dim=1)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
