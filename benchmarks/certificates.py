@@ -160,7 +160,7 @@ def scipy_policy_iteration(threat, reward, fragile, tuned):
         step = scipy.sparse.diags_array((1 - ALPHA) / adj.sum(1)) @ adj
         system = scipy.sparse.eye_array(n, format='csr') - step
         x, _ = scipy.sparse.linalg.bicgstab(
-            system, reward, x0=x if tuned else None, rtol=1e-10
+            system, reward, x0=x if tuned else None, rtol=1e-12
         )
         level = (x - reward) / (1 - ALPHA)
         if not tuned:
