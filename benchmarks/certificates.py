@@ -59,7 +59,7 @@ def report(part, name, **numbers):
 
 
 def interleave(peer, ours, repeats):
-    """Median CPU seconds of both and the median of the ratios of each round."""
+    """Median CPU seconds of both, and the median of the rounds' ratios."""
     times = []
     for _ in range(repeats):
         start = time.process_time()

@@ -36,6 +36,7 @@ class RobustLoss(torch.nn.Module):
     the current logits and held fixed
     (:func:`~pyg_trust.functional.robust_margins`). Policy iteration starts
     from the margins of the last call, so that an epoch costs a few solves.
+    They run on the CPU, wherever the model is.
 
     .. code-block:: python
 
@@ -105,9 +106,10 @@ class RobustLoss(torch.nn.Module):
         """
         check_logits(logits, self.threat.graph)
         check_tensor('y', y, torch.int64, (self.threat.num_nodes,))
+        logits, y = logits.cpu(), y.cpu()
         nodes = torch.arange(self.threat.num_nodes)
         if index is not None:
-            nodes = nodes[index]
+            nodes = nodes[index.cpu()]
         target = y[nodes]
         start = self._last
         if start is not None and start.size(0) != logits.size(1):
@@ -129,7 +131,7 @@ class RobustLoss(torch.nn.Module):
         if diffused is None:
             diffused = diffuse(self.threat.graph, logits, self.alpha)
         hinge = (self.margin - margins).clamp(min=0).masked_fill(own, 0)
-        clean = F.cross_entropy(diffused[nodes], target)
+        clean = F.cross_entropy(diffused.cpu()[nodes], target)
         return clean + hinge.sum(1).mean()
 
     def extra_repr(self) -> str:

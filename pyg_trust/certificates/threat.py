@@ -76,7 +76,7 @@ class ThreatModel:
         global_budget: int | None = None,
         num_nodes: int | None = None,
     ) -> None:
-        graph = CSRGraph.convert(graph, num_nodes)
+        graph = CSRGraph.convert(graph, num_nodes).to('cpu')
         held = _fixed_edges(graph, fixed, isinstance(fragile, Tensor))
         addable = None
         if isinstance(fragile, Tensor):

@@ -467,7 +467,11 @@ def linear_program(
             limit,
         ],
     )
-    problem.solve(solver=cvxpy.HIGHS)
+    problem.solve(
+        solver=cvxpy.HIGHS,
+        primal_feasibility_tolerance=1e-9,
+        dual_feasibility_tolerance=1e-9,
+    )
     if problem.status != 'optimal':
         raise RuntimeError(f'HiGHS ended with status {problem.status!r}')
     return float(problem.value), max(0.0, float(limit.dual_value))

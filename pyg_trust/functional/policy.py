@@ -1207,15 +1207,11 @@ def _position(row: Tensor) -> Tensor:
 
 def _sort(key: Tensor) -> Tensor:
     # numpy's vectorized sort is about ten times faster than torch's.
-    if key.device.type == 'cpu':
-        return torch.from_numpy(np.sort(key.numpy(), axis=1))
-    return key.sort(1).values
+    return torch.from_numpy(np.sort(key.numpy(), axis=1))
 
 
 def _argsort(value: Tensor) -> Tensor:
-    if value.device.type == 'cpu':
-        return torch.from_numpy(np.argsort(value.numpy(), axis=1))
-    return value.argsort(1)
+    return torch.from_numpy(np.argsort(value.numpy(), axis=1))
 
 
 def _check_perturbations(
@@ -1231,6 +1227,11 @@ def _check_perturbations(
             f'(got {type(graph).__name__})'
         )
     n = graph.num_nodes
+    if graph.device.type != 'cpu':
+        raise ValueError(
+            "'graph' needs to be on the CPU, where worst cases are found "
+            f'(got {graph.device})'
+        )
     if graph.is_weighted:
         raise ValueError(
             "'graph' needs to be unweighted: an edge is there or not "
