@@ -401,8 +401,10 @@ class Perturbations:
         last_out = self._removal.start[row] + count
         gained, lost = self._addition.cumsum(new), self._removal.cumsum(out)
         degree = self.graph.degree[row]
-        found: tuple[Tensor, Tensor, Tensor] | None = None
-        while True:
+        found = clean.new_zeros(0), clean.new_full((), -math.inf), low
+        # A few rounds do, as convergence is superlinear; after that, roundoff
+        # alone could still move a tie up and down.
+        for _ in range(_ROUNDS):
             level = 2 * (guess.index_select(1, row) + price)
             left, right = low.expand_as(level), high.expand_as(level)
             for _ in range(steps):
@@ -422,10 +424,11 @@ class Perturbations:
                 - self._removal.prefix(lost, row, count - left)
             ) / (degree + 2 * left - count)
             flips, best = self._choice.argmax(worth - price, clean)
-            if found is not None and not bool((best > found[1]).any()):
-                return found
+            if not bool((best > found[1]).any()):
+                break
             found = flips, best, left
             guess = best
+        return found
 
     def _constant(self, key: Any, build: Callable[[], T]) -> T:
         if key not in self._made:
@@ -719,6 +722,7 @@ def policy_iteration(
 
 
 _PRECISION = 1e-2
+_ROUNDS = 50
 
 
 def policy_value(
