@@ -15,7 +15,9 @@ All losses of 4c are compared at the epoch of the best validation accuracy
 (ties: the lower validation loss). The paper reports larger gains from robust
 training; its authors' plain model is one of a later epoch than their robust
 ones, and certified ratios fall as a model trains on, so that part of their
-gain is one of different stopping rules.
+gain is one of different stopping rules. Measured with this rule at s=10: RCE
+gains 2.4 and 1.8 points on CiteSeer (seeds 0 and 1, F1 +0.4 and +0.2), CEM
+loses some; on Cora-ML neither gains.
 """
 
 import argparse
