@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.budget import (
+    BudgetBound,
+    SingleFlip,
+    budget_attacks,
+    clip_budget,
+    dual_bound,
+    linear_program,
+    pagerank_bounds,
+    single_flip_margins,
+)
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
@@ -27,6 +37,17 @@ from pyg_trust.functional.newton import (
     removal_budget,
     tight_bound,
 )
+from pyg_trust.functional.policy import (
+    Optimum,
+    Perturbations,
+    Policy,
+    WorstCase,
+    diffuse,
+    policy_iteration,
+    policy_value,
+    robust_margins,
+    worst_case_margins,
+)
 from pyg_trust.functional.propagation import (
     Plan,
     eps_for,
@@ -52,11 +73,21 @@ from pyg_trust.functional.scattering import (
 )
 
 __all__ = [
+    'BudgetBound',
     'Measure',
+    'Optimum',
+    'Perturbations',
     'Plan',
+    'Policy',
     'ScatteringPath',
+    'SingleFlip',
     'SweepCut',
+    'WorstCase',
     'appnp',
+    'budget_attacks',
+    'clip_budget',
+    'diffuse',
+    'dual_bound',
     'eps_for',
     'feature_removal_bound',
     'frame_bound',
@@ -68,23 +99,29 @@ __all__ = [
     'itersine',
     'katz',
     'lazy_walk',
+    'linear_program',
     'make_measure',
     'minimize',
     'monic_cubic',
     'node_removal_bound',
     'num_paths',
     'pagerank',
+    'pagerank_bounds',
     'paper_bound',
     'plan',
+    'policy_iteration',
+    'policy_value',
     'ppr',
     'propagate',
     'propagate_median',
     'prune_bound',
     'query',
     'removal_budget',
+    'robust_margins',
     'scattering_path',
     'scattering_transform',
     'sgc',
+    'single_flip_margins',
     'single_target',
     'sweep_cut',
     'tight_bound',
@@ -92,4 +129,5 @@ __all__ = [
     'uniform_signal',
     'variance_bound',
     'wavelet_bank',
+    'worst_case_margins',
 ]

@@ -1,0 +1,130 @@
+"""Plots of certificates; they need matplotlib."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from pyg_trust.certificates.certify import Certificate
+from pyg_trust.functional.policy import check_tensor
+from pyg_trust.graph import CSRGraph
+
+
+def neighborhood_purity(
+    graph: CSRGraph, labels: Tensor, hops: int = 2
+) -> Tensor:
+    """The share of a node's neighbourhood that has its class.
+
+    Args:
+        graph (CSRGraph): the graph.
+        labels (Tensor): int64, ``[num_nodes]``.
+        hops (int): how far the neighbourhood reaches, the node itself
+            excluded. (default: :obj:`2`)
+
+    Returns:
+        Tensor: float64, ``[num_nodes]``; NaN without any neighbour.
+    """
+    check_tensor('labels', labels, torch.int64, (graph.num_nodes,))
+    if hops < 1:
+        raise ValueError(f"'hops' needs to be at least 1 (got {hops})")
+    n = graph.num_nodes
+    adj = scipy.sparse.csr_array(
+        (np.ones(graph.num_edges), graph.col.numpy(), graph.rowptr.numpy()),
+        shape=(n, n),
+    )
+    reach = adj
+    for _ in range(hops - 1):
+        reach = reach + reach @ adj
+        reach.data[:] = 1
+    reach = reach.tocoo()
+    row, col = reach.coords
+    proper = row != col
+    row, col = row[proper], col[proper]
+    same = (labels[row] == labels[col]).numpy()
+    total = np.bincount(row, minlength=n)
+    with np.errstate(invalid='ignore'):
+        share = np.bincount(row, weights=same, minlength=n) / total
+    return torch.from_numpy(share)
+
+
+def plot_certified_ratio(
+    budgets: Sequence[int],
+    certificates: Sequence[Certificate],
+    *,
+    label: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draws the certified ratio against the budget.
+
+    Args:
+        budgets (Sequence[int]): the attack strength or global budget of each
+            certificate.
+        certificates (Sequence[Certificate]): as many.
+        label (str, optional): the name of the curve. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
+            new figure. (default: :obj:`None`)
+
+    Returns:
+        matplotlib.axes.Axes: with one more curve.
+    """
+    if len(budgets) != len(certificates):
+        raise ValueError(
+            f"'budgets' and 'certificates' need to have the same length "
+            f'(got {len(budgets)} and {len(certificates)})'
+        )
+    ax = _axes(ax)
+    ratios = [certificate.certified_ratio for certificate in certificates]
+    ax.plot(budgets, ratios, marker='.', label=label)
+    ax.set_xlabel('budget')
+    ax.set_ylabel('share certified robust')
+    return ax
+
+
+def plot_purity(
+    certificate: Certificate,
+    purity: Tensor,
+    *,
+    label: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draws the worst-case margin against the neighbourhood purity.
+
+    Args:
+        certificate (Certificate): the margins.
+        purity (Tensor): of all nodes, see :func:`neighborhood_purity`.
+        label (str, optional): the name of the points. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
+            new figure. (default: :obj:`None`)
+
+    Returns:
+        matplotlib.axes.Axes: with the points added.
+    """
+    size = (certificate.local_budget.numel(),)
+    check_tensor('purity', purity, torch.float64, size)
+    ax = _axes(ax)
+    ax.scatter(
+        purity[certificate.targets],
+        certificate.lower,
+        s=4,
+        alpha=0.4,
+        label=label,
+    )
+    ax.axhline(0, color='gray', linewidth=0.5)
+    ax.set_xlabel('neighbourhood purity')
+    ax.set_ylabel('worst-case margin')
+    return ax
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(
+            "plots need 'matplotlib': install it with 'pip install matplotlib'"
+        ) from error
+    return pyplot.subplots()[1]

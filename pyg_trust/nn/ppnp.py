@@ -1,0 +1,253 @@
+r"""Models that diffuse logits by personalized PageRank.
+
+`PPNP <https://arxiv.org/abs/1810.05997>`_ (Gasteiger et al. 2019) and
+:math:`\pi`-PPNP, label propagation and feature propagation of `"Certifiable
+Robustness to Graph Perturbations" <https://arxiv.org/abs/1910.14356>`_
+(Bojchevski and Günnemann 2019). All of them predict :math:`\Pi H`, and all of
+them expose :math:`H`, which is what
+:func:`pyg_trust.certificates.certify` takes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.nn import MessagePassing
+
+from pyg_trust.functional.policy import check_alpha, diffuse
+from pyg_trust.graph import CSRGraph
+
+
+class PageRankDiffusion(MessagePassing):
+    r"""Diffuses a signal by personalized PageRank, exactly or step by step.
+
+    .. math::
+        Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} H \quad \text{or} \quad
+        Z^{(k+1)} = (1 - \alpha) \hat{A} Z^{(k)} + \alpha H, \; Z^{(0)} = H
+
+    with :math:`\hat{A} = D^{-1} A` (:obj:`'rw'`, :math:`\pi`-PPNP) or
+    :math:`\hat{A} = D^{-1/2} A D^{-1/2}` (:obj:`'sym'`, PPNP and APPNP). The
+    exact form (:obj:`K=None`) is an iterative solve to about the precision of
+    the dtype, never an inverse.
+
+    Node :math:`v` receives from the targets of its **out**-edges: its row of
+    :math:`\Pi` is the distribution of a random walk that starts at :math:`v`
+    and follows edges. On undirected graphs this is PyG's usual direction. A
+    node without out-edges keeps :math:`\alpha H_v`.
+
+    Certificates are about :obj:`'rw'`, unweighted edges and
+    :obj:`K=None`.
+
+    Args:
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+            (default: :obj:`0.15`)
+        K (int, optional): the number of steps; :obj:`None` for the exact
+            solution. (default: :obj:`None`)
+        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
+            (default: :obj:`'rw'`)
+        add_self_loops (bool): whether nodes without a self-loop get one, as
+            in the original PPNP. (default: :obj:`False`)
+        **kwargs (Any): of :class:`~torch_geometric.nn.MessagePassing`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.15,
+        K: int | None = None,
+        *,
+        normalization: str = 'rw',
+        add_self_loops: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault('aggr', 'add')
+        kwargs.setdefault('flow', 'target_to_source')
+        super().__init__(**kwargs)
+        if K is not None and (isinstance(K, bool) or not isinstance(K, int)):
+            raise TypeError(
+                f"'K' needs to be an integer or None (got {type(K).__name__})"
+            )
+        if K is not None and K < 0:
+            raise ValueError(f"'K' needs to be non-negative (got {K})")
+        if normalization not in ('rw', 'sym'):
+            raise ValueError(
+                "'normalization' needs to be 'rw' or 'sym' "
+                f'(got {normalization!r})'
+            )
+        self.alpha = check_alpha(alpha)
+        self.K = K
+        self.normalization = normalization
+        self.add_self_loops = add_self_loops
+
+    def diffuse(
+        self, h: Tensor, graph: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        r"""Computes :math:`\Pi H`.
+
+        Args:
+            h (Tensor): :math:`H`, ``[num_nodes, num_columns]``.
+            graph (Any): an ``edge_index``, sparse matrix, :class:`Data`, or,
+                to convert it once only, a :class:`CSRGraph`.
+            edge_weight (Tensor, optional): with an ``edge_index``.
+                (default: :obj:`None`)
+        """
+        num_nodes = h.size(0)
+        graph = CSRGraph.convert(graph, num_nodes, edge_weight)
+        if self.add_self_loops:
+            graph = graph.with_self_loops()
+        if self.K is None:
+            return diffuse(
+                graph, h, self.alpha, normalization=self.normalization
+            )
+        edge_index, weight = graph.to_edge_index()
+        if weight is None:
+            weight = h.new_ones(graph.num_edges)
+        row, col = edge_index
+        degree = h.new_zeros(num_nodes).index_add_(0, row, weight.to(h.dtype))
+        degree[degree == 0] = 1
+        if self.normalization == 'rw':
+            weight = weight / degree[row]
+        else:
+            weight = weight / (degree[row] * degree[col]).sqrt()
+        z = h
+        for _ in range(self.K):
+            spread = self.propagate(edge_index, x=z, edge_weight=weight)
+            z = (1 - self.alpha) * spread + self.alpha * h
+        return z
+
+    def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
+        """What a node receives along an edge."""
+        return edge_weight.view(-1, 1) * x_j
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(alpha={self.alpha:g}, K={self.K}, '
+            f'normalization={self.normalization!r})'
+        )
+
+
+class PPNP(PageRankDiffusion):
+    r"""PPNP and :math:`\pi`-PPNP: :math:`Z = \Pi f_\theta(X)`.
+
+    Args:
+        encoder (torch.nn.Module): :math:`f_\theta`, from features to logits,
+            node by node.
+        alpha (float): the teleport probability. (default: :obj:`0.15`)
+        K (int, optional): as in :class:`PageRankDiffusion`.
+            (default: :obj:`None`)
+        **kwargs (Any): of :class:`PageRankDiffusion`.
+    """
+
+    def __init__(
+        self,
+        encoder: torch.nn.Module,
+        alpha: float = 0.15,
+        K: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(alpha, K, **kwargs)
+        self.encoder = encoder
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Resets the encoder, or whichever of its modules can be."""
+        for module in self.encoder.modules():
+            reset = getattr(module, 'reset_parameters', None)
+            if callable(reset):
+                reset()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The logits before diffusion: ``[num_nodes, num_classes]``."""
+        return self.encoder(x)
+
+    def forward(
+        self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """The diffused logits: ``[num_nodes, num_classes]``."""
+        return self.diffuse(self.logits(x), edge_index, edge_weight)
+
+
+class FeaturePropagation(PPNP):
+    r"""Logistic regression on diffused features: :math:`\Pi X W + b`.
+
+    The rows of :math:`\Pi` sum to one (:obj:`'rw'`, every node with an
+    out-edge), so that :math:`\Pi X W + b = \Pi (X W + b)`: this is
+    :class:`PPNP` with a linear encoder.
+
+    Args:
+        in_channels (int): the number of features.
+        out_channels (int): the number of classes.
+        alpha (float): the teleport probability. (default: :obj:`0.15`)
+        K (int, optional): as in :class:`PageRankDiffusion`.
+            (default: :obj:`None`)
+        bias (bool): whether there is a bias. (default: :obj:`True`)
+        **kwargs (Any): of :class:`PageRankDiffusion`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        alpha: float = 0.15,
+        K: int | None = None,
+        *,
+        bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        encoder = torch.nn.Linear(in_channels, out_channels, bias=bias)
+        super().__init__(encoder, alpha, K, **kwargs)
+
+
+class LabelPropagation(PageRankDiffusion):
+    r"""Label propagation with the random-walk Laplacian: :math:`\Pi H`.
+
+    :math:`H` holds the one-hot classes of the labelled nodes and zeros
+    elsewhere (:math:`\sigma = 1` in the paper's appendix, :math:`1 - \alpha =
+    2 / (2 + \mu)`).
+
+    Args:
+        num_classes (int): the number of classes.
+        alpha (float): the teleport probability. (default: :obj:`0.15`)
+        K (int, optional): as in :class:`PageRankDiffusion`.
+            (default: :obj:`None`)
+        **kwargs (Any): of :class:`PageRankDiffusion`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        alpha: float = 0.15,
+        K: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(alpha, K, **kwargs)
+        if num_classes < 2:
+            raise ValueError(
+                f"'num_classes' needs to be at least 2 (got {num_classes})"
+            )
+        self.num_classes = num_classes
+
+    def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The one-hot classes of the labelled nodes.
+
+        Args:
+            y (Tensor): int64, ``[num_nodes]``; only labelled nodes are read.
+            mask (Tensor, optional): the labelled nodes, a mask or indices;
+                by default all. (default: :obj:`None`)
+        """
+        labelled = torch.arange(y.numel(), device=y.device)
+        if mask is not None:
+            labelled = labelled[mask]
+        h = torch.zeros((y.numel(), self.num_classes), device=y.device)
+        h[labelled] = F.one_hot(y[labelled], self.num_classes).to(h.dtype)
+        return h
+
+    def forward(
+        self,
+        y: Tensor,
+        edge_index: Any,
+        mask: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+    ) -> Tensor:
+        """The diffused labels: ``[num_nodes, num_classes]``."""
+        return self.diffuse(self.logits(y, mask), edge_index, edge_weight)

@@ -1,0 +1,453 @@
+import json
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from exhaustive import (
+    admissible,
+    csr,
+    pagerank,
+    random_problem,
+    worst_margins,
+)
+
+from pyg_trust.certificates import (
+    BROKEN,
+    ROBUST,
+    UNKNOWN,
+    ThreatModel,
+    certify,
+    neighborhood_purity,
+    plot_certified_ratio,
+    plot_purity,
+)
+from pyg_trust.certificates.threat import spanning_tree
+from pyg_trust.graph import CSRGraph
+from pyg_trust.nn import FeaturePropagation, LabelPropagation
+
+NODES = torch.arange(5)
+
+
+def problem(seed, scenario):
+    """A threat on five nodes, and its fragile pairs as a dense mask."""
+    adj, logits = random_problem(seed, 5)
+    graph = csr(adj)
+    fixed = torch.zeros_like(adj)
+    tree = spanning_tree(graph)
+    fixed[graph.row[tree], graph.col[tree]] = True
+    fragile = adj & ~fixed
+    if scenario == 'both':
+        fragile = ~fixed
+        fragile.fill_diagonal_(False)
+    budget = torch.randint(
+        0, 3, (5,), generator=torch.Generator().manual_seed(seed)
+    )
+    return adj, logits, fragile, budget
+
+
+def exact(adj, logits, fragile, budget, global_budget=None):
+    """The predicted classes and the exact worst-case margins."""
+    pred = (pagerank(adj, 0.15) @ logits).argmax(1)
+    graphs = admissible(adj, fragile, budget, global_budget)
+    margins = worst_margins(graphs, logits, 0.15)[pred, :, NODES]
+    margins[NODES, pred] = torch.inf
+    return pred, margins.amin(1)
+
+
+def check_witness(certificate, adj, logits, fragile, budget, node, most=None):
+    """A witness is admissible and really flips the prediction."""
+    flips = certificate.witness(node)
+    assert bool(fragile[flips[0], flips[1]].all())
+    count = flips[0].bincount(minlength=adj.size(0))
+    assert bool((count <= budget).all())
+    assert most is None or flips.size(1) <= most
+    graph = adj.clone()
+    graph[flips[0], flips[1]] ^= True
+    after = (pagerank(graph, 0.15)[node] @ logits).argmax()
+    where = int((certificate.targets == node).nonzero())
+    assert int(after) != int(certificate.reference[where])
+
+
+@pytest.mark.parametrize('scenario', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(15))
+def test_local_certificates_are_exact(scenario, seed):
+    adj, logits, fragile, budget = problem(seed, scenario)
+    pred, expected = exact(adj, logits, fragile, budget)
+    threat = ThreatModel(csr(adj), scenario, local_budget=budget)
+    made = certify(logits, threat)
+    assert made.exact
+    assert torch.equal(made.predicted, pred)
+    assert torch.allclose(made.margins, expected, rtol=0, atol=1e-11)
+    assert torch.equal(made.robust, expected > 0)
+    assert torch.equal(made.broken, expected < 0)
+    for node in made.broken.nonzero().view(-1).tolist():
+        check_witness(made, adj, logits, fragile, budget, node)
+
+
+@pytest.mark.parametrize('scenario', ['removals', 'both'])
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        {},
+        {'cost': 'visits'},
+        {'sign_only': True},
+        {'method': 'exact'},
+        {'method': 'lp'},
+    ],
+)
+@pytest.mark.parametrize('seed', range(6))
+def test_global_certificates_never_beat_exhaustive_search(
+    scenario, arguments, seed
+):
+    adj, logits, fragile, budget = problem(seed, scenario)
+    method = arguments.get('method')
+    for most in (0, 1, 2, 4):
+        if method == 'exact' and most > 1:
+            continue
+        if method == 'lp' and (most != 2 or seed > 1):
+            continue
+        _, expected = exact(adj, logits, fragile, budget, most)
+        threat = ThreatModel(
+            csr(adj), scenario, local_budget=budget, global_budget=most
+        )
+        made = certify(logits, threat, **arguments)
+        assert bool((made.lower <= expected).all())
+        assert bool((made.upper >= expected).all())
+        assert not bool((made.robust & (expected <= 0)).any())
+        assert not bool((made.broken & (expected >= 0)).any())
+        if made.exact:
+            assert torch.allclose(made.lower, expected, atol=1e-7)
+            assert not bool(made.unknown.any())
+        for node in made.broken.nonzero().view(-1).tolist():
+            check_witness(made, adj, logits, fragile, budget, node, most)
+
+
+def test_every_status_occurs_under_a_global_budget():
+    seen = set()
+    for seed in range(40):
+        adj, logits, _, budget = problem(seed, 'both')
+        threat = ThreatModel(
+            csr(adj), 'both', local_budget=budget, global_budget=2
+        )
+        seen |= set(certify(logits, threat).status.tolist())
+    assert seen == {ROBUST, UNKNOWN, BROKEN}
+
+
+def test_a_tie_is_unknown():
+    # Classes 0 and 1 tie everywhere; no edge is fragile.
+    adj, logits, _, _ = problem(0, 'removals')
+    logits[:, 1] = logits[:, 0]
+    logits[:, 2] = logits[:, 0] - 1
+    made = certify(logits, ThreatModel(csr(adj), local_budget=0))
+    assert made.status.tolist() == [UNKNOWN] * 5
+
+
+def test_tolerance_widens_what_is_unknown():
+    adj, logits, _, budget = problem(1, 'removals')
+    threat = ThreatModel(csr(adj), local_budget=budget)
+    made = certify(logits, threat)
+    wide = certify(
+        logits, threat, tolerance=float(made.margins.abs().median())
+    )
+    assert made.num_unknown == 0
+    assert wide.num_unknown == 3
+
+
+def test_targets_and_reference():
+    adj, logits, _, budget = problem(2, 'both')
+    threat = ThreatModel(csr(adj), 'both', local_budget=budget)
+    everything = certify(logits, threat)
+    some = certify(logits, threat, targets=torch.tensor([3, 1]))
+    assert torch.equal(some.margins, everything.margins[[3, 1]])
+    mask = torch.tensor([False, True, False, True, False])
+    masked = certify(logits, threat, targets=mask)
+    assert masked.targets.tolist() == [1, 3]
+    # A class that is not even predicted is broken as things are.
+    reference = (everything.predicted + 1) % 3
+    wrong = certify(logits, threat, reference=reference)
+    assert wrong.num_broken == 5
+    none = certify(logits, threat, targets=torch.zeros(0).long())
+    assert none.targets.numel() == 0
+
+
+def test_the_report_holds_what_one_needs():
+    adj, logits, _, budget = problem(3, 'both')
+    threat = ThreatModel(
+        csr(adj), 'both', local_budget=budget, global_budget=3
+    )
+    made = certify(logits, threat)
+    kept = json.loads(made.to_json())
+    assert kept['global_budget'] == 3
+    assert kept['alpha'] == 0.15
+    assert kept['local_budget'] == threat.local_budget.tolist()
+    assert kept['provenance']['arguments']['method'] == 'dual'
+    assert 'num robust' in str(made)
+    assert made.num_robust + made.num_broken + made.num_unknown == 5
+    assert made.certified_ratio == made.num_robust / 5
+    labels = made.predicted.clone()
+    assert made.certified_accuracy(labels) == made.certified_ratio
+    labels[made.robust] = (labels[made.robust] + 1) % 3
+    assert made.certified_accuracy(labels) == 0
+    again = certify(logits.clone(), threat)
+    assert again.fingerprint == made.fingerprint
+    other = certify(logits + 1e-9, threat)
+    assert other.fingerprint != made.fingerprint
+
+
+def test_witnesses_are_of_broken_targets_only():
+    adj, logits, _, budget = problem(0, 'both')
+    made = certify(logits, ThreatModel(csr(adj), 'both', local_budget=budget))
+    robust = made.robust.nonzero().view(-1).tolist()
+    assert robust
+    with pytest.raises(ValueError, match='has no witness'):
+        made.witness(robust[0])
+    with pytest.raises(ValueError, match='not among the targets'):
+        made.witness(17)
+
+
+def test_input_stays_as_it_is():
+    adj, logits, _, budget = problem(0, 'both')
+    graph = csr(adj)
+    threat = ThreatModel(graph, 'both', local_budget=budget, global_budget=2)
+    before = logits.clone(), budget.clone(), graph.col.clone()
+    certify(logits, threat)
+    for old, new in zip(before, (logits, budget, graph.col), strict=True):
+        assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize('model', ['labels', 'features'])
+def test_propagation_models_go_the_same_way(model):
+    adj, x, fragile, budget = problem(4, 'both')
+    threat = ThreatModel(csr(adj), 'both', local_budget=budget)
+    if model == 'labels':
+        propagation = LabelPropagation(3)
+        y = torch.tensor([0, 1, 2, 0, 0])
+        mask = torch.tensor([True, True, True, False, False])
+        logits = propagation.logits(y, mask)
+        z = propagation(y, adj.nonzero().t(), mask)
+    else:
+        propagation = FeaturePropagation(3, 3)
+        logits = propagation.logits(x.float())
+        z = propagation(x.float(), adj.nonzero().t())
+    made = certify(logits, threat)
+    assert torch.equal(made.predicted, z.argmax(1))
+    _, expected = exact(adj, logits.detach().double(), fragile, budget)
+    assert torch.allclose(made.margins, expected, rtol=0, atol=1e-9)
+
+
+def citeseer(shared):
+    file = np.load(shared / 'oracles/certificates/local_citeseer.npz')
+    graph = CSRGraph(
+        torch.from_numpy(file['adj_indptr']),
+        torch.from_numpy(file['adj_indices']),
+    )
+    return graph, torch.from_numpy(file['logits']), file
+
+
+def scipy_adj(graph):
+    return scipy.sparse.csr_array(
+        (np.ones(graph.num_edges), graph.col.numpy(), graph.rowptr.numpy()),
+        shape=(graph.num_nodes, graph.num_nodes),
+    )
+
+
+def scipy_diffuse(adj, h):
+    step = scipy.sparse.diags_array(1 / adj.sum(1)) @ adj
+    z = h
+    for _ in range(150):
+        z = 0.85 * (step @ z) + 0.15 * h
+    return z
+
+
+def test_random_attacks_break_no_certified_node(shared):
+    graph, logits, _ = citeseer(shared)
+    adj, h = scipy_adj(graph), logits.numpy()
+    draw = np.random.default_rng(0)
+    n = graph.num_nodes
+    for scenario, tries in (('removals', 60), ('both', 20)):
+        threat = ThreatModel(graph, scenario, strength=6)
+        made = certify(logits, threat)
+        certified = made.robust.numpy()
+        pred = made.predicted.numpy()
+        removable = threat.perturbations.removable
+        edges = graph.row[removable].numpy(), graph.col[removable].numpy()
+        for _ in range(tries):
+            flipped = adj.tolil(copy=True)
+            left = threat.local_budget.numpy().copy()
+            for k in draw.permutation(len(edges[0])):
+                i, j = edges[0][k], edges[1][k]
+                if left[i] > 0 and (
+                    scenario == 'removals' or draw.random() < 0.5
+                ):
+                    flipped[i, j] = 0
+                    left[i] -= 1
+            if scenario == 'both':
+                for i in left.nonzero()[0]:
+                    for j in draw.integers(n, size=left[i]):
+                        if j != i and adj[i, j] == 0:
+                            flipped[i, j] = 1
+            changed = scipy.sparse.csr_array(flipped)
+            changed.eliminate_zeros()
+            after = scipy_diffuse(changed, h).argmax(1)
+            # Each graph tries all certified nodes at once.
+            assert certified.sum() > 700
+            assert (after == pred)[certified].all()
+
+
+def test_greedy_attacks_break_no_certified_node(shared):
+    graph, logits, _ = citeseer(shared)
+    adj, h = scipy_adj(graph), logits.numpy()
+    budget = 5
+    threat = ThreatModel(graph, strength=10, global_budget=budget)
+    made = certify(logits, threat, sign_only=True)
+    certified = made.robust.nonzero().view(-1)
+    # The ones that are nearest to breaking.
+    nearest = certified[made.lower[certified].argsort()[:25]].tolist()
+    removable = threat.perturbations.removable
+    edges = graph.row[removable].numpy(), graph.col[removable].numpy()
+    for node in nearest:
+        pred = int(made.predicted[node])
+        z = scipy_diffuse(adj, h)
+        rival = int(np.argsort(z[node])[-2])
+        reward = (h[:, rival] - h[:, pred])[:, None]
+        changed = adj.tolil(copy=True)
+        left = threat.local_budget.numpy().copy()
+        for _ in range(budget):
+            matrix = scipy.sparse.csr_array(changed)
+            matrix.eliminate_zeros()
+            degree = matrix.sum(1)
+            value = scipy_diffuse(matrix, reward)[:, 0]
+            teleport = np.zeros((graph.num_nodes, 1))
+            teleport[node] = 1
+            reach = teleport
+            step = scipy.sparse.diags_array(1 / degree) @ matrix
+            for _ in range(60):
+                reach = 0.85 * (step.T @ reach) + 0.15 * teleport
+            mean = step @ value
+            gain = reach[edges[0], 0] / np.maximum(degree[edges[0]] - 1, 1)
+            gain = gain * (mean[edges[0]] - value[edges[1]])
+            gain[left[edges[0]] <= 0] = -np.inf
+            gain[
+                [changed[i, j] == 0 for i, j in zip(*edges, strict=True)]
+            ] = -np.inf
+            k = int(gain.argmax())
+            if gain[k] <= 0:
+                break
+            changed[edges[0][k], edges[1][k]] = 0
+            left[edges[0][k]] -= 1
+            matrix = scipy.sparse.csr_array(changed)
+            matrix.eliminate_zeros()
+            after = scipy_diffuse(matrix, h)[node]
+            margin = after[pred] - np.delete(after, pred).max()
+            assert margin >= float(made.lower[made.targets == node]) - 1e-8
+            assert int(after.argmax()) == pred
+
+
+@pytest.mark.parametrize(('strength', 'robust'), [(1, 2007), (6, 1809)])
+def test_citeseer_counts(shared, strength, robust):
+    graph, logits, file = citeseer(shared)
+    made = certify(logits, ThreatModel(graph, strength=strength))
+    assert (made.num_robust, made.num_unknown) == (robust, 0)
+    assert torch.equal(made.predicted, torch.from_numpy(file['pred']))
+
+
+@pytest.mark.parametrize('cost', ['pagerank', 'visits'])
+def test_no_node_that_one_flip_breaks_is_certified(shared, cost):
+    graph, logits, _ = citeseer(shared)
+    one = certify(
+        logits,
+        ThreatModel(graph, strength=6, global_budget=1),
+        method='exact',
+    )
+    assert one.num_robust == 2049
+    assert one.broken[[185, 233, 1684, 2039]].all()
+    oracle = np.load(
+        shared / 'oracles/certificates/global_citeseer_rem_s6.npz'
+    )
+    margins = torch.from_numpy(oracle['exact_B1_margins'])
+    at = torch.from_numpy(oracle['targets'])
+    assert torch.allclose(one.margins[at], margins, rtol=0, atol=1e-7)
+    for most in (1, 5):
+        threat = ThreatModel(graph, strength=6, global_budget=most)
+        made = certify(logits, threat, sign_only=True, cost=cost)
+        assert not bool((made.robust & (one.margins < 0)).any())
+        assert not bool(made.robust[at[margins < 0]].any())
+        assert made.num_robust > 1940
+        if most == 1:
+            assert bool((made.lower <= one.upper).all())
+
+
+@pytest.mark.parametrize(
+    ('changes', 'error', 'message'),
+    [
+        ({'threat': None}, TypeError, "'threat'"),
+        ({'logits': torch.zeros(4, 3)}, ValueError, "'logits'"),
+        ({'logits': torch.zeros(5)}, ValueError, "'logits'"),
+        ({'logits': torch.zeros(5, 1)}, ValueError, "'logits'"),
+        ({'logits': torch.full((5, 3), torch.nan)}, ValueError, 'finite'),
+        ({'logits': torch.zeros(5, 3).long()}, TypeError, "'logits'"),
+        ({'alpha': 0.0}, ValueError, "'alpha'"),
+        ({'alpha': 1.0}, ValueError, "'alpha'"),
+        ({'alpha': -0.1}, ValueError, "'alpha'"),
+        ({'targets': torch.tensor([5])}, ValueError, "'targets'"),
+        ({'targets': torch.tensor([-1])}, ValueError, "'targets'"),
+        ({'targets': torch.ones(4).bool()}, ValueError, "'targets'"),
+        ({'targets': [0, 1]}, TypeError, "'targets'"),
+        ({'reference': torch.full((5,), 3)}, ValueError, "'reference'"),
+        ({'reference': torch.zeros(4).long()}, ValueError, "'reference'"),
+        ({'method': 'sdp'}, ValueError, "'method'"),
+        ({'method': 'exact'}, ValueError, 'at most one'),
+        ({'cost': 'edges'}, ValueError, "'cost'"),
+        ({'tolerance': -1.0}, ValueError, "'tolerance'"),
+    ],
+)
+def test_bad_calls_are_refused(changes, error, message):
+    adj, logits, _, budget = problem(0, 'both')
+    arguments = {
+        'logits': logits,
+        'threat': ThreatModel(
+            csr(adj), 'both', local_budget=budget, global_budget=2
+        ),
+    }
+    arguments.update(changes)
+    with pytest.raises(error, match=message):
+        certify(**arguments)
+
+
+def test_purity_is_that_of_two_hops():
+    # 0 - 1 - 2 - 3, and 4 alone with 5.
+    edge_index = torch.tensor(
+        [[0, 1, 1, 2, 2, 3, 4, 5], [1, 0, 2, 1, 3, 2, 5, 4]]
+    )
+    graph = CSRGraph.from_edge_index(edge_index, 7)
+    labels = torch.tensor([0, 0, 1, 0, 1, 0, 0])
+    purity = neighborhood_purity(graph, labels)
+    expected = [1 / 2, 2 / 3, 0, 1 / 2, 0, 0]
+    assert purity[:6].tolist() == pytest.approx(expected)
+    assert bool(purity[6].isnan())
+    assert neighborhood_purity(graph, labels, 1)[3] == 0
+    with pytest.raises(ValueError, match="'hops'"):
+        neighborhood_purity(graph, labels, 0)
+
+
+def test_plots_show_the_certificates():
+    matplotlib = pytest.importorskip('matplotlib')
+    matplotlib.use('Agg')
+    adj, logits, _, _ = problem(3, 'both')
+    graph = csr(adj)
+    certificates = [
+        certify(logits, ThreatModel(graph, 'both', local_budget=b))
+        for b in (0, 1, 2)
+    ]
+    ax = plot_certified_ratio([0, 1, 2], certificates, label='both')
+    x, y = ax.lines[0].get_data()
+    assert list(x) == [0, 1, 2]
+    assert list(y) == [made.certified_ratio for made in certificates]
+    purity = neighborhood_purity(graph, certificates[0].predicted)
+    ax = plot_purity(certificates[1], purity)
+    points = ax.collections[0].get_offsets()
+    assert np.allclose(points[:, 1], certificates[1].margins)
+    with pytest.raises(ValueError, match='the same length'):
+        plot_certified_ratio([1], certificates)
+    matplotlib.pyplot.close('all')

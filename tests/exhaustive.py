@@ -1,0 +1,94 @@
+"""Small random problems, and every graph an attacker could make of them.
+
+Dense matrices and nothing of the package but CSRGraph: what the certificates
+are compared with.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from pyg_trust.graph import CSRGraph
+
+
+def random_problem(
+    seed: int, num_nodes: int, *, directed: bool = False, loops: bool = False
+) -> tuple[Tensor, Tensor]:
+    """A dense adjacency matrix with a cycle in it, and logits."""
+    generator = torch.Generator().manual_seed(seed)
+    n = num_nodes
+    adj = torch.rand(n, n, generator=generator) < 0.35
+    if not directed:
+        adj = adj | adj.t()
+    if not loops:
+        adj.fill_diagonal_(False)
+    nodes = torch.arange(n)
+    adj[nodes, (nodes + 1) % n] = True
+    if not directed:
+        adj = adj | adj.t()
+    logits = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return adj, logits
+
+
+def csr(adj: Tensor) -> CSRGraph:
+    return CSRGraph.from_edge_index(adj.nonzero().t(), adj.size(0))
+
+
+def pagerank(adj: Tensor, alpha: float) -> Tensor:
+    """The matrices of personalized PageRank of a batch of graphs."""
+    adj = adj.double()
+    step = adj / adj.sum(-1, keepdim=True)
+    eye = torch.eye(adj.size(-1), dtype=torch.float64)
+    return alpha * torch.linalg.inv(eye - (1 - alpha) * step)
+
+
+def admissible(
+    adj: Tensor,
+    fragile: Tensor,
+    local_budget: Tensor,
+    global_budget: int | None = None,
+) -> Tensor:
+    """All admissible graphs: ``[num_graphs, num_nodes, num_nodes]``.
+
+    Args:
+        adj: bool, the clean graph.
+        fragile: bool, the pairs that may be flipped.
+        local_budget: per row.
+        global_budget: in all.
+    """
+    rows = []
+    for i in range(adj.size(0)):
+        pairs = fragile[i].nonzero().view(-1).tolist()
+        most = min(len(pairs), int(local_budget[i]))
+        options = []
+        for k in range(most + 1):
+            for chosen in itertools.combinations(pairs, k):
+                row = adj[i].clone()
+                row[list(chosen)] ^= True
+                options.append(row)
+        rows.append(torch.stack(options))
+    graphs = adj.new_zeros((1, 0, adj.size(0)))
+    for i, options in enumerate(rows):
+        graphs = torch.cat(
+            [
+                graphs.repeat_interleave(len(options), 0),
+                options.repeat(len(graphs), 1)[:, None],
+            ],
+            dim=1,
+        )
+        if global_budget is not None:
+            flips = (graphs != adj[: i + 1]).sum((1, 2))
+            graphs = graphs[flips <= global_budget]
+    assert len(graphs) < 2e5, 'too many graphs to try them all'
+    return graphs
+
+
+def worst_margins(graphs: Tensor, logits: Tensor, alpha: float) -> Tensor:
+    """The smallest margins: ``[num_classes, num_classes, num_nodes]``."""
+    worst = None
+    for part in graphs.split(20000):
+        z = pagerank(part, alpha) @ logits
+        made = (z[..., :, None] - z[..., None, :]).amin(0)
+        worst = made if worst is None else torch.minimum(worst, made)
+    return worst.permute(1, 2, 0)

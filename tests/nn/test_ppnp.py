@@ -1,0 +1,199 @@
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from exhaustive import csr, pagerank, random_problem
+from torch_geometric.data import Data
+from torch_geometric.utils import add_self_loops, to_torch_csr_tensor
+
+from pyg_trust.graph import CSRGraph
+from pyg_trust.nn import (
+    PPNP,
+    FeaturePropagation,
+    LabelPropagation,
+    PageRankDiffusion,
+)
+
+
+def dense(adj, normalization):
+    degree = adj.sum(1).double()
+    if normalization == 'rw':
+        return adj / degree[:, None]
+    return adj / (degree[:, None] * degree).sqrt()
+
+
+@pytest.mark.parametrize('normalization', ['rw', 'sym'])
+@pytest.mark.parametrize('K', [0, 1, 7])
+def test_steps_are_those_of_the_recursion(normalization, K):
+    adj, h = random_problem(0, 8)
+    step = dense(adj, normalization)
+    z = h
+    for _ in range(K):
+        z = 0.8 * step @ z + 0.2 * h
+    layer = PageRankDiffusion(0.2, K, normalization=normalization)
+    assert torch.allclose(layer.diffuse(h, adj.nonzero().t()), z)
+
+
+@pytest.mark.parametrize('normalization', ['rw', 'sym'])
+def test_many_steps_end_at_the_exact_solution(normalization):
+    adj, h = random_problem(1, 8)
+    edge_index = adj.nonzero().t()
+    exact = PageRankDiffusion(0.2, normalization=normalization)
+    steps = PageRankDiffusion(0.2, 200, normalization=normalization)
+    inverse = torch.linalg.inv(
+        torch.eye(8, dtype=torch.float64) - 0.8 * dense(adj, normalization)
+    )
+    z = exact.diffuse(h, edge_index)
+    assert torch.allclose(z, 0.2 * inverse @ h, atol=1e-10)
+    assert torch.allclose(z, steps.diffuse(h, edge_index), atol=1e-10)
+
+
+def test_a_few_steps_are_those_of_appnp():
+    adj, h = random_problem(2, 8)
+    edge_index = adj.nonzero().t()
+    layer = PageRankDiffusion(0.1, 4, normalization='sym', add_self_loops=True)
+    appnp = pyg.APPNP(4, 0.1)
+    assert torch.allclose(
+        layer.diffuse(h, edge_index), appnp(h, edge_index), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize('K', [None, 3])
+def test_directed_graphs_follow_out_edges(K):
+    adj, h = random_problem(3, 6, directed=True)
+    layer = PageRankDiffusion(0.15, K)
+    z = layer.diffuse(h, adj.nonzero().t())
+    if K is None:
+        assert torch.allclose(z, pagerank(adj, 0.15) @ h, atol=1e-10)
+    # What has no way to node 0 does not change it.
+    h2 = h.clone()
+    reach = torch.linalg.matrix_power(adj.double() + torch.eye(6), 6)
+    unseen = reach[0] == 0
+    h2[unseen] += 1
+    assert torch.allclose(layer.diffuse(h2, adj.nonzero().t())[0], z[0])
+
+
+@pytest.mark.parametrize('K', [None, 3])
+def test_all_forms_of_a_graph_give_the_same(K):
+    adj, h = random_problem(4, 7)
+    edge_index = adj.nonzero().t()
+    layer = PageRankDiffusion(0.15, K)
+    z = layer.diffuse(h, edge_index)
+    shuffled = edge_index[:, torch.randperm(edge_index.size(1))]
+    sparse = to_torch_csr_tensor(edge_index, size=(7, 7))
+    data = Data(edge_index=edge_index, num_nodes=7)
+    for graph in (csr(adj), shuffled, sparse, data):
+        assert torch.allclose(layer.diffuse(h, graph), z, atol=1e-12)
+
+
+@pytest.mark.parametrize('K', [None, 3])
+def test_edge_weights_count(K):
+    adj, h = random_problem(5, 6)
+    edge_index = adj.nonzero().t()
+    ones = torch.ones(edge_index.size(1), dtype=torch.float64)
+    layer = PageRankDiffusion(0.15, K)
+    z = layer.diffuse(h, edge_index, 3 * ones)
+    assert torch.allclose(z, layer.diffuse(h, edge_index), atol=1e-10)
+    uneven = ones.clone()
+    uneven[0] = 5
+    changed = layer.diffuse(h, edge_index, uneven)
+    assert not torch.allclose(z, changed, atol=1e-3)
+
+
+@pytest.mark.parametrize('K', [None, 2])
+@pytest.mark.parametrize('normalization', ['rw', 'sym'])
+def test_gradients_reach_the_encoder(K, normalization):
+    adj, x = random_problem(6, 6)
+    edge_index = adj.nonzero().t()
+    layer = PageRankDiffusion(0.15, K, normalization=normalization)
+    assert torch.autograd.gradcheck(
+        lambda h: layer.diffuse(h, edge_index), x.requires_grad_()
+    )
+    model = PPNP(torch.nn.Linear(3, 2), K=K, normalization=normalization)
+    model(x.float(), edge_index).sum().backward()
+    assert float(model.encoder.weight.grad.abs().sum()) > 0
+
+
+def test_models_diffuse_their_logits():
+    adj, x = random_problem(7, 9)
+    x = x.float()
+    edge_index = adj.nonzero().t()
+    encoder = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    )
+    for model in (PPNP(encoder), FeaturePropagation(3, 2)):
+        h = model.logits(x)
+        assert h.shape == (9, 2)
+        z = pagerank(adj, 0.15).float() @ h
+        assert torch.allclose(model(x, edge_index), z, atol=1e-4)
+
+
+def test_feature_propagation_is_regression_on_diffused_features():
+    adj, x = random_problem(8, 9)
+    model = FeaturePropagation(3, 2).double()
+    diffused = pagerank(adj, 0.15) @ x
+    z = diffused @ model.encoder.weight.t() + model.encoder.bias
+    assert torch.allclose(model(x, adj.nonzero().t()), z, atol=1e-10)
+
+
+def test_label_propagation_reads_labelled_nodes_alone():
+    adj, _ = random_problem(9, 6)
+    y = torch.tensor([0, 2, -1, -1, -1, 1])
+    mask = y >= 0
+    model = LabelPropagation(3)
+    h = model.logits(y, mask)
+    expected = torch.tensor(
+        [[1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0.0]]
+    )
+    assert torch.equal(h, expected)
+    assert torch.equal(model.logits(y, mask.nonzero().view(-1)), expected)
+    z = pagerank(adj, 0.15).float() @ expected
+    assert torch.allclose(model(y, adj.nonzero().t(), mask), z, atol=1e-5)
+
+
+def test_nodes_without_edges_are_kept():
+    edge_index = torch.tensor([[0, 1], [1, 0]])
+    h = torch.tensor([[1.0], [2.0], [4.0]])
+    for K in (None, 5):
+        z = PageRankDiffusion(0.25, K).diffuse(h, edge_index)
+        assert torch.allclose(z[2], torch.tensor([1.0]))
+
+
+def test_resetting_changes_the_weights():
+    model = PPNP(torch.nn.Linear(3, 2))
+    before = model.encoder.weight.clone()
+    model.reset_parameters()
+    assert not torch.equal(before, model.encoder.weight)
+
+
+def test_it_says_what_it_is():
+    assert str(PPNP(torch.nn.Linear(3, 2), alpha=0.2, K=10)) == (
+        "PPNP(alpha=0.2, K=10, normalization='rw')"
+    )
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'name'),
+    [
+        ({'alpha': 0.0}, ValueError, 'alpha'),
+        ({'alpha': 1.0}, ValueError, 'alpha'),
+        ({'alpha': 1.5}, ValueError, 'alpha'),
+        ({'K': -1}, ValueError, 'K'),
+        ({'K': 1.5}, TypeError, 'K'),
+        ({'normalization': 'col'}, ValueError, 'normalization'),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, name):
+    with pytest.raises(error, match=f"'{name}'"):
+        PageRankDiffusion(**arguments)
+
+
+def test_bad_input_is_refused():
+    layer = PageRankDiffusion(normalization='sym')
+    with pytest.raises(ValueError, match='undirected'):
+        layer.diffuse(torch.ones(2, 1), torch.tensor([[0], [1]]))
+    with pytest.raises(ValueError, match='num_nodes'):
+        layer.diffuse(torch.ones(2, 1), csr(torch.ones(3, 3) > 0))
+    with pytest.raises(ValueError, match="'num_classes'"):
+        LabelPropagation(1)
+    edge_index, _ = add_self_loops(torch.tensor([[0], [1]]))
+    assert CSRGraph.from_edge_index(edge_index, 2).has_self_loops
