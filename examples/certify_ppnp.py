@@ -186,6 +186,7 @@ class Experiment:
         ax.legend()
         name = self.args.dataset.replace(':', '_').lower()
         path = Path(self.args.out) / f'{name}_{figure}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
         ax.figure.savefig(path, dpi=150)
         pyplot.close(ax.figure)
         print(f'wrote {path}')

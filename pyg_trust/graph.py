@@ -732,8 +732,8 @@ def sparse_rows(
     """A sparse CSR (or CSC) tensor, without torch's warning that it is new.
 
     Args:
-        ptr (Tensor): int64: where each row (column) starts.
-        index (Tensor): int64: the columns (rows) of its entries.
+        ptr (Tensor): int64 or int32: where each row (column) starts.
+        index (Tensor): as :obj:`ptr`: the columns (rows) of its entries.
         value (Tensor): the values of its entries.
         size (tuple[int, int]): the shape.
         layout (torch.layout): :obj:`torch.sparse_csr` or

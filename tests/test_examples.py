@@ -62,3 +62,14 @@ def test_scattering_unlearning(shared, tmp_path):
     gap = re.search(r'with the same noise.*mean ([+-]\S+)', output)
     assert abs(float(gap.group(1))) < 0.5
     assert len(list(tmp_path.glob('*.png'))) == 2
+
+
+def test_certify_ppnp(shared, tmp_path):
+    root = tmp_path / 'data'
+    shutil.copytree(shared / 'data/CitationFull', root)
+    run(
+        *('certify_ppnp.py', '--dataset', 'CitationFull:CiteSeer'),
+        *('--root', root, '--out', tmp_path / 'figures'),
+        *('--figures', '3a', '--epochs', '10'),
+    )
+    assert len(list(tmp_path.glob('figures/*3a.png'))) == 1

@@ -58,7 +58,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust.functional.measures import check_number
-from pyg_trust.graph import CSRGraph
+from pyg_trust.graph import CSRGraph, sparse_rows
 
 T = TypeVar('T')
 
@@ -1190,13 +1190,7 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def _csr(rowptr: Tensor, col: Tensor, value: Tensor, size: int) -> Tensor:
     # int32, which MKL multiplies without a copy.
-    return torch.sparse_csr_tensor(
-        rowptr.int(),
-        col.int(),
-        value,
-        (size, size),
-        check_invariants=False,
-    )
+    return sparse_rows(rowptr.int(), col.int(), value, (size, size))
 
 
 def _rowptr(count: Tensor) -> Tensor:
