@@ -73,3 +73,19 @@ def test_certify_ppnp(shared, tmp_path):
         *('--figures', '3a', '--epochs', '10'),
     )
     assert len(list(tmp_path.glob('figures/*3a.png'))) == 1
+
+
+def test_readme_snippets_run_one_after_another(shared, tmp_path):
+    shutil.copytree(shared / 'data/Planetoid/Cora', tmp_path / 'data/Cora')
+    shutil.copytree(shared / 'data/TU/PROTEINS', tmp_path / 'data/PROTEINS')
+    readme = (EXAMPLES.parent / 'README.md').read_text()
+    snippets = re.findall(r'```python\n(.*?)```', readme, re.DOTALL)
+    assert len(snippets) == 4
+    for snippet in snippets:
+        done = subprocess.run(
+            [sys.executable, '-c', snippet],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
