@@ -50,13 +50,23 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.walks import (
+    DisjointWalks,
+    check_walks,
+    disjoint_walks,
+    max_size,
+    min_subgraphs,
+)
 
 __all__ = [
+    'DisjointWalks',
     'Measure',
     'Plan',
     'ScatteringPath',
     'SweepCut',
     'appnp',
+    'check_walks',
+    'disjoint_walks',
     'eps_for',
     'feature_removal_bound',
     'frame_bound',
@@ -69,6 +79,8 @@ __all__ = [
     'katz',
     'lazy_walk',
     'make_measure',
+    'max_size',
+    'min_subgraphs',
     'minimize',
     'monic_cubic',
     'node_removal_bound',
