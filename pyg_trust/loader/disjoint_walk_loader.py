@@ -187,9 +187,7 @@ class DisjointWalkLoader(NodeLoader):
         if resample_every is None:
             most, what = sampler.partition().num_subgraphs, 'of the partition'
         else:
-            most = min_subgraphs(
-                sampler.roots.numel(), walk_length, restarts
-            )
+            most = min_subgraphs(sampler.roots.numel(), walk_length, restarts)
             what = 'that every partition is sure to have'
         if batch_size > most:
             raise ValueError(

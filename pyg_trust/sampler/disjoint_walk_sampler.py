@@ -5,6 +5,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import (
     BaseSampler,
+    EdgeSamplerInput,
+    NegativeSampling,
     NodeSamplerInput,
     SamplerOutput,
 )
@@ -162,6 +164,16 @@ class DisjointWalkSampler(BaseSampler):
         input_id = inputs.input_id
         return self.sample_walks(
             walks.select(index), node if input_id is None else input_id
+        )
+
+    def sample_from_edges(
+        self,
+        inputs: EdgeSamplerInput,
+        neg_sampling: NegativeSampling | None = None,
+    ) -> SamplerOutput:
+        """Is not there: the roots of subgraphs are nodes."""
+        raise NotImplementedError(
+            f"'{type(self).__name__}' samples from nodes, not from edges"
         )
 
     @property
