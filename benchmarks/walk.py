@@ -59,7 +59,7 @@ def python_walks(
 
 def against_python(num_nodes: int, num_edges: int, repeats: int) -> None:
     """The ratios to both peers."""
-    edge_index = power_law(num_nodes, num_edges, exponent=3.0)
+    edge_index = power_law(num_nodes, num_edges)
     graph = CSRGraph.from_edge_index(edge_index, num_nodes)
     neighbours = [[] for _ in range(num_nodes)]  # type: list[list[int]]
     for u, v in zip(*edge_index.tolist(), strict=True):
@@ -100,7 +100,7 @@ def growth(sizes: list[int], repeats: int) -> None:
     first: dict[tuple[int, int], float] = {}
     for num_edges in sizes:
         n = num_edges // 10
-        edge_index = power_law(n, num_edges, exponent=3.0)
+        edge_index = power_law(n, num_edges)
         graph = CSRGraph.from_edge_index(edge_index, n)
         spokes = torch.arange(1, num_edges // 2 + 1)
         spokes = torch.stack([torch.zeros_like(spokes), spokes])
