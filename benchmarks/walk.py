@@ -6,12 +6,12 @@ neighbours first, as we do. A ratio above one means that we are faster. Then
 the growth of our time with the graph: nanoseconds per edge and per node that
 is claimed (the ratio to the smallest graph is what to look at), with the
 checks of the result in it. `loader` is a batch of 1,000 subgraphs, drawn and
-filtered, as a multiple of one partition.
+filtered, as a multiple of one partition. `star` is the walks of one hub that
+claims half of its neighbours, one walk each.
 """
 
 import argparse
 import random
-import resource
 from functools import partial
 
 import torch
@@ -96,7 +96,7 @@ def against_python(num_nodes: int, num_edges: int, repeats: int) -> None:
 def growth(sizes: list[int], repeats: int) -> None:
     """The time per edge as the graph grows."""
     print(f'{"edges":>10}{"L":>3}{"R":>3}{"ns/edge":>10}{"ratio":>8}', end='')
-    print(f'{"star: ns/edge":>16}{"loader":>9}{"MB":>7}')
+    print(f'{"star: ns/edge":>16}{"loader":>9}')
     first: dict[tuple[int, int], float] = {}
     for num_edges in sizes:
         n = num_edges // 10
@@ -111,7 +111,6 @@ def growth(sizes: list[int], repeats: int) -> None:
         data.x = torch.zeros(n, 16)
         loader = DisjointWalkLoader(data, 1000, 2, num_steps=1, seed=0)
         for length, restarts in ((2, 1), (2, 2)):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             seconds, _ = interleaved(
                 {
                     'ours': partial(F.disjoint_walks, graph, length, restarts),
@@ -126,15 +125,13 @@ def growth(sizes: list[int], repeats: int) -> None:
                 },
                 repeats,
             )
-            after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             per_edge = 1e9 * seconds['ours'] / graph.num_edges
             base = first.setdefault((length, restarts), per_edge)
             print(
                 f'{graph.num_edges:>10}{length:>3}{restarts:>3}'
                 f'{per_edge:>10.1f}{per_edge / base:>8.2f}'
                 f'{1e9 * seconds["star"] / star.num_edges:>16.1f}'
-                f'{seconds["loader"] / seconds["ours"]:>9.2f}'
-                f'{(after - before) / 1024:>7.0f}',
+                f'{seconds["loader"] / seconds["ours"]:>9.2f}',
                 flush=True,
             )
 
