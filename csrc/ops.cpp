@@ -32,4 +32,12 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor sig_node, Tensor sig_value, Tensor eps, Tensor prune, "
       "Tensor ratio, Tensor keep, int seed, int first, int top_k, "
       "float threshold) -> (Tensor, Tensor, Tensor)");
+
+  // Node-disjoint subgraphs (ptr, node), one after the other, each from a root
+  // (first) that is uniform among those of `roots` not yet in a subgraph:
+  // `restarts` walks of `walk_length` steps, each step uniform among the
+  // neighbours (row of rowptr, col) not yet in a subgraph.
+  m.def(
+      "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
+      "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");
 }

@@ -269,6 +269,43 @@ def push_sparse(
     )
 
 
+def disjoint_walks(
+    rowptr: Tensor,
+    col: Tensor,
+    roots: Tensor,
+    walk_length: int,
+    restarts: int,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    r"""Draws node-disjoint subgraphs by random walks (DRW, DRW-R).
+
+    The roots are drawn from the stream of :obj:`(seed, 0)`, the walks of root
+    :math:`r` from that of :obj:`(seed, 1, r)`. Time is :math:`O(n + m)` for
+    any number of restarts; memory beside the result: a byte per node, four
+    per root and four per node reached, and one row of the graph.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_nodes + 1]``.
+        col (Tensor): int32, ``[num_edges]``.
+        roots (Tensor): int64, ``[num_roots]``: distinct nodes.
+        walk_length (int): the steps of a walk; 0 for the roots alone.
+        restarts (int): the walks from each root, at least 1.
+        seed (int): the seed.
+
+    Returns:
+        tuple[Tensor, Tensor]: int64: where each subgraph starts in the second
+        tensor (``[num_subgraphs + 1]``), and their nodes, root first.
+    """
+    return _ops.disjoint_walks(
+        _check('rowptr', rowptr, torch.int64, max(rowptr.numel(), 1)),
+        _check('col', col, torch.int32, col.numel()),
+        _check('roots', roots, torch.int64, roots.numel()),
+        walk_length,
+        restarts,
+        seed,
+    )
+
+
 @torch.library.register_fake('pyg_trust::propagate')
 def _(
     rowptr: Tensor,
@@ -331,4 +368,20 @@ def _(
         torch.empty_like(sig_ptr),
         sig_node.new_empty(size),
         sig_value.new_empty(size),
+    )
+
+
+@torch.library.register_fake('pyg_trust::disjoint_walks')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    roots: Tensor,
+    walk_length: int,
+    restarts: int,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    return (
+        roots.new_empty(context.new_dynamic_size()),
+        roots.new_empty(context.new_dynamic_size()),
     )

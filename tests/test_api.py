@@ -48,6 +48,7 @@ before = (
 )
 warnings.simplefilter('error')
 import pyg_trust, pyg_trust.functional, pyg_trust.nn, pyg_trust.transforms
+import pyg_trust.loader, pyg_trust.sampler
 warnings.filters.pop(0)
 after = (
     dict(os.environ),

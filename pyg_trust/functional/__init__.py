@@ -71,9 +71,17 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.walks import (
+    DisjointWalks,
+    check_walks,
+    disjoint_walks,
+    max_size,
+    min_subgraphs,
+)
 
 __all__ = [
     'BudgetBound',
+    'DisjointWalks',
     'Measure',
     'Optimum',
     'Perturbations',
@@ -85,8 +93,10 @@ __all__ = [
     'WorstCase',
     'appnp',
     'budget_attacks',
+    'check_walks',
     'clip_budget',
     'diffuse',
+    'disjoint_walks',
     'dual_bound',
     'eps_for',
     'feature_removal_bound',
@@ -101,6 +111,8 @@ __all__ = [
     'lazy_walk',
     'linear_program',
     'make_measure',
+    'max_size',
+    'min_subgraphs',
     'minimize',
     'monic_cubic',
     'node_removal_bound',

@@ -1,0 +1,160 @@
+"""Disjoint walks against plain Python, as ratios of one interleaved run.
+
+Peers, both with adjacency lists that are built beforehand: `python` lists the
+unclaimed neighbours of a node and chooses one; `python, tries` tries a few
+neighbours first, as we do. A ratio above one means that we are faster. Then
+the growth of our time with the graph: nanoseconds per edge and per node that
+is claimed (the ratio to the smallest graph is what to look at), with the
+checks of the result in it. `loader` is a batch of 1,000 subgraphs, drawn and
+filtered, as a multiple of one partition. `star` is the walks of one hub that
+claims half of its neighbours, one walk each.
+"""
+
+import argparse
+import random
+from functools import partial
+
+import torch
+from common import interleaved, power_law
+from torch_geometric.data import Data
+
+from pyg_trust import functional as F
+from pyg_trust.graph import CSRGraph
+from pyg_trust.loader import DisjointWalkLoader
+
+CASES = [(1, 1), (2, 1), (1, 2), (2, 2), (5, 1)]
+
+
+def python_walks(
+    neighbours: list[list[int]], walk_length: int, restarts: int, tries: int
+) -> list[list[int]]:
+    """Algorithms 2 and 3 in plain Python."""
+    order = list(range(len(neighbours)))
+    random.shuffle(order)
+    claimed = [False] * len(neighbours)
+    subgraphs = []
+    for root in order:
+        if claimed[root]:
+            continue
+        claimed[root] = True
+        subgraph = [root]
+        for _ in range(restarts):
+            v = root
+            for _ in range(walk_length):
+                row = neighbours[v]
+                for _ in range(tries if row else 0):
+                    v = row[int(random.random() * len(row))]
+                    if not claimed[v]:
+                        break
+                else:
+                    free = [w for w in row if not claimed[w]]
+                    if not free:
+                        break
+                    v = random.choice(free)
+                claimed[v] = True
+                subgraph.append(v)
+        subgraphs.append(subgraph)
+    return subgraphs
+
+
+def against_python(num_nodes: int, num_edges: int, repeats: int) -> None:
+    """The ratios to both peers."""
+    edge_index = power_law(num_nodes, num_edges)
+    graph = CSRGraph.from_edge_index(edge_index, num_nodes)
+    neighbours = [[] for _ in range(num_nodes)]  # type: list[list[int]]
+    for u, v in zip(*edge_index.tolist(), strict=True):
+        neighbours[u].append(v)
+    print(
+        f'{num_nodes} nodes, {graph.num_edges} directed edges, largest '
+        f'degree {int(graph.degree.max())}'
+    )
+    print(f'{"L":>3}{"R":>3}{"M":>8}{"python":>10}{"python, tries":>16}')
+    for length, restarts in CASES:
+        seconds, results = interleaved(
+            {
+                'ours': partial(F.disjoint_walks, graph, length, restarts),
+                'python': partial(
+                    python_walks, neighbours, length, restarts, 0
+                ),
+                'tries': partial(
+                    python_walks, neighbours, length, restarts, 4
+                ),
+            },
+            repeats,
+        )
+        python, tries = (
+            seconds[name] / seconds['ours'] for name in ('python', 'tries')
+        )
+        count = results['ours'].num_subgraphs
+        print(
+            f'{length:>3}{restarts:>3}{count:>8}{python:>10.1f}{tries:>16.1f}'
+            f'    ours {1e3 * seconds["ours"]:.1f} ms',
+            flush=True,
+        )
+
+
+def growth(sizes: list[int], repeats: int) -> None:
+    """The time per edge as the graph grows."""
+    print(f'{"edges":>10}{"L":>3}{"R":>3}{"ns/edge":>10}{"ratio":>8}', end='')
+    print(f'{"star: ns/edge":>16}{"loader":>9}')
+    first: dict[tuple[int, int], float] = {}
+    for num_edges in sizes:
+        n = num_edges // 10
+        edge_index = power_law(n, num_edges)
+        graph = CSRGraph.from_edge_index(edge_index, n)
+        spokes = torch.arange(1, num_edges // 2 + 1)
+        spokes = torch.stack([torch.zeros_like(spokes), spokes])
+        star = CSRGraph.from_edge_index(
+            torch.cat([spokes, spokes.flip(0)], 1), num_edges // 2 + 1
+        )
+        data = Data(edge_index=edge_index, num_nodes=n)
+        data.x = torch.zeros(n, 16)
+        loader = DisjointWalkLoader(data, 1000, 2, num_steps=1, seed=0)
+        for length, restarts in ((2, 1), (2, 2)):
+            seconds, _ = interleaved(
+                {
+                    'ours': partial(F.disjoint_walks, graph, length, restarts),
+                    'star': partial(
+                        F.disjoint_walks,
+                        star,
+                        length,
+                        num_edges // 4,
+                        roots=torch.tensor([0]),
+                    ),
+                    'loader': partial(list, loader),
+                },
+                repeats,
+            )
+            per_edge = 1e9 * seconds['ours'] / graph.num_edges
+            base = first.setdefault((length, restarts), per_edge)
+            print(
+                f'{graph.num_edges:>10}{length:>3}{restarts:>3}'
+                f'{per_edge:>10.1f}{per_edge / base:>8.2f}'
+                f'{1e9 * seconds["star"] / star.num_edges:>16.1f}'
+                f'{seconds["loader"] / seconds["ours"]:>9.2f}',
+                flush=True,
+            )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--num_nodes', type=int, default=100_000)
+    parser.add_argument('--num_edges', type=int, default=2_200_000)
+    parser.add_argument(
+        '--growth',
+        type=int,
+        nargs='*',
+        default=[300_000, 1_000_000, 3_000_000, 10_000_000],
+    )
+    parser.add_argument('--repeats', type=int, default=5)
+    parser.add_argument('--seed', type=int, default=0)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    against_python(args.num_nodes, args.num_edges, args.repeats)
+    growth(args.growth, args.repeats)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,188 @@
+"""Node-disjoint subgraphs as a PyG sampler."""
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+
+from pyg_trust import rng
+from pyg_trust.functional.walks import (
+    DisjointWalks,
+    disjoint_walks,
+    max_size,
+    root_index,
+)
+from pyg_trust.graph import CSRGraph
+
+
+class DisjointWalkSampler(BaseSampler):
+    r"""Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
+
+    See :func:`pyg_trust.functional.disjoint_walks` for their law and what it
+    guarantees. A *partition* is one set of :math:`M` subgraphs; partition
+    :math:`k` is drawn from the stream of :obj:`(seed, k)`, afresh and
+    independently of the others. Only the structure of :obj:`data` is read:
+    neither features nor labels nor edge weights.
+
+    For transductive training hand in the whole graph and the training nodes
+    as :obj:`roots`; for inductive training, ``data.subgraph(train_mask)``.
+
+    Args:
+        data (Data): the graph, with an ``edge_index`` without duplicates, on
+            the CPU. It is not to be changed afterwards.
+        walk_length (int): :math:`L`, the steps of a walk.
+        restarts (int): :math:`R`, the walks from every root.
+            (default: :obj:`1`)
+        roots (Tensor, optional): the nodes to start from, as indices or as a
+            mask; by default, all nodes. (default: :obj:`None`)
+        along (bool): whether messages travel along the edges or against
+            them. (default: :obj:`True`)
+        seed (int, optional): the seed. (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: as
+            :func:`pyg_trust.functional.disjoint_walks`.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        walk_length: int,
+        restarts: int = 1,
+        roots: Tensor | None = None,
+        *,
+        along: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        if isinstance(data, HeteroData) or not isinstance(data, Data):
+            raise TypeError(
+                "'data' needs to be a homogeneous "
+                f'torch_geometric.data.Data (got {type(data).__name__})'
+            )
+        if data.get('edge_index') is None:
+            raise ValueError("'data' needs to have an 'edge_index'")
+        if data.num_nodes is None:
+            raise ValueError("'data' needs to know its 'num_nodes'")
+        if data.edge_index.device.type != 'cpu':
+            raise ValueError(
+                "'data' needs to have its 'edge_index' on the CPU "
+                f'(got {data.edge_index.device})'
+            )
+        self.max_size = max_size(walk_length, restarts)
+        self.roots = root_index(roots, data.num_nodes)
+        self.graph = CSRGraph.from_edge_index(data.edge_index, data.num_nodes)
+        self.walk_length = walk_length
+        self.restarts = restarts
+        self.along = along
+        self.seed = rng.resolve(seed)
+        self._last: tuple[int, DisjointWalks] | None = None
+
+    def partition(self, number: int = 0) -> DisjointWalks:
+        """The subgraphs of a partition; the last one asked for is kept.
+
+        Args:
+            number (int): which one. (default: :obj:`0`)
+        """
+        if self._last is None or self._last[0] != number:
+            walks = disjoint_walks(
+                self.graph,
+                self.walk_length,
+                self.restarts,
+                roots=self.roots,
+                along=self.along,
+                seed=rng.derive(self.seed, number),
+            )
+            self._last = (number, walks)
+        return self._last[1]
+
+    def sample_walks(
+        self, walks: DisjointWalks, input_id: Tensor | None = None
+    ) -> SamplerOutput:
+        """The edges inside each of some subgraphs, as one batch.
+
+        Roots come first, in order, then the other nodes, subgraph by
+        subgraph. There is no edge between two subgraphs.
+
+        Args:
+            walks (DisjointWalks): disjoint subgraphs.
+            input_id (Tensor, optional): int64, ``[num_subgraphs]``: what
+                their roots are called outside. (default: :obj:`None`)
+        """
+        count = walks.num_subgraphs
+        owner = torch.arange(count).repeat_interleave(walks.ptr.diff())
+        first = torch.zeros(owner.numel(), dtype=torch.bool)
+        first[walks.ptr[:-1]] = True
+        node = torch.cat([walks.node[first], walks.node[~first]])
+        batch = torch.cat([owner[first], owner[~first]])
+
+        # Every edge that leaves these nodes, and whether it stays with them.
+        start = self.graph.rowptr[node]
+        degree = self.graph.rowptr[node + 1] - start
+        offset = (start - degree.cumsum(0) + degree).repeat_interleave(degree)
+        edge = offset + torch.arange(offset.numel())
+        row = torch.arange(node.numel()).repeat_interleave(degree)
+        known, place = node.sort()
+        other = self.graph.col[edge]
+        found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
+        col = place[found]
+        inside = (known[found] == other) & (batch[row] == batch[col])
+        return SamplerOutput(
+            node=node,
+            row=row[inside],
+            col=col[inside],
+            edge=edge[inside],
+            batch=batch,
+            num_sampled_nodes=[count, node.numel() - count],
+            metadata=(input_id, None),
+        )
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
+        """The subgraphs of the first partition that have these roots.
+
+        Args:
+            inputs (NodeSamplerInput): distinct roots of that partition.
+
+        Raises:
+            ValueError: if one of them is no root of it, or is repeated.
+        """
+        walks = self.partition()
+        node = root_index(inputs.node, self.graph.num_nodes)
+        position = torch.full((self.graph.num_nodes,), -1)
+        position[walks.roots] = torch.arange(walks.num_subgraphs)
+        index = position[node]
+        if bool((index < 0).any()):
+            raise ValueError(
+                "'inputs' needs to hold roots of 'partition()' alone "
+                f'(got node {int(node[index < 0][0])})'
+            )
+        input_id = inputs.input_id
+        return self.sample_walks(
+            walks.select(index), node if input_id is None else input_id
+        )
+
+    def sample_from_edges(
+        self,
+        inputs: EdgeSamplerInput,
+        neg_sampling: NegativeSampling | None = None,
+    ) -> SamplerOutput:
+        """Is not there: the roots of subgraphs are nodes."""
+        raise NotImplementedError(
+            f"'{type(self).__name__}' samples from nodes, not from edges"
+        )
+
+    @property
+    def edge_permutation(self) -> Tensor | None:
+        """Where each edge of the sampler's graph is in ``edge_index``."""
+        return self.graph.perm
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(walk_length={self.walk_length}, '
+            f'restarts={self.restarts}, num_roots={self.roots.numel()})'
+        )

@@ -1,0 +1,296 @@
+from collections import Counter
+from itertools import combinations
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import GCNConv
+from torch_geometric.utils import to_undirected
+
+from pyg_trust.functional import min_subgraphs
+from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.loader.disjoint_walk_loader import _read, _write
+from pyg_trust.testing import make_graph
+
+
+def make_data():
+    edge_index, _ = make_graph('random').to_edge_index()
+    return Data(
+        x=torch.arange(40.0).view(-1, 1),
+        y=torch.arange(40) % 3,
+        edge_index=edge_index.flip(1),
+        edge_attr=torch.arange(edge_index.size(1)),
+        train_mask=torch.arange(40) % 3 != 0,
+    )
+
+
+def make_loader(data=None, **arguments):
+    data = make_data() if data is None else data
+    arguments = {'batch_size': 4, 'walk_length': 2, 'seed': 5, **arguments}
+    return DisjointWalkLoader(data, **arguments)
+
+
+def contents(batch):
+    return (
+        batch.n_id.tolist(),
+        batch.batch.tolist(),
+        batch.input_id.tolist(),
+        batch.edge_index.tolist(),
+        batch.e_id.tolist(),
+    )
+
+
+def test_subgraphs_survive_the_way_to_the_workers():
+    for sizes in ([1], [3, 1, 2], [1, 1, 1], [5]):
+        ptr = torch.tensor([0, *sizes]).cumsum(0)
+        generator = torch.Generator().manual_seed(1)
+        node = torch.randperm(20, generator=generator)[: sum(sizes)]
+        walks = _read(_write(DisjointWalks(ptr, node)))
+        assert walks.ptr.equal(ptr)
+        assert walks.node.equal(node)
+
+
+@pytest.mark.parametrize('restarts', [1, 2])
+@pytest.mark.parametrize('resample_every', [None, 1, 3])
+@pytest.mark.parametrize('mask', [True, False, None])
+def test_batches(mask, resample_every, restarts):
+    data = make_data()
+    roots = torch.arange(40)
+    if mask is not None:
+        roots = data.train_mask.nonzero().view(-1)
+        roots = roots if mask else roots.flip(0)
+    loader = make_loader(
+        data,
+        batch_size=3,
+        restarts=restarts,
+        input_nodes={True: data.train_mask, False: roots, None: None}[mask],
+        resample_every=resample_every,
+        num_steps=8,
+    )
+    assert isinstance(loader, NodeLoader)
+    assert len(loader) == 8
+    seen = 0
+    for batch in loader:
+        seen += 1
+        assert batch.batch_size == 3
+        assert batch.input_id.numel() == 3
+        assert batch.n_id[:3].equal(roots[batch.input_id])
+        assert batch.batch[:3].tolist() == [0, 1, 2]
+        assert batch.n_id.unique().numel() == batch.num_nodes
+        assert int(batch.batch.bincount().max()) <= 1 + 2 * restarts
+        row, col = batch.edge_index
+        assert batch.batch[row].equal(batch.batch[col])
+        assert batch.x.view(-1).equal(batch.n_id.float())
+        assert batch.y.equal(batch.n_id % 3)
+        assert batch.edge_attr.equal(batch.e_id)
+        assert data.edge_index[:, batch.e_id].equal(
+            batch.n_id[batch.edge_index]
+        )
+        # Every edge between two nodes of a subgraph is there.
+        inside = dict(
+            zip(batch.n_id.tolist(), batch.batch.tolist(), strict=True)
+        )
+        wanted = sum(
+            u in inside and v in inside and inside[u] == inside[v]
+            for u, v in data.edge_index.t().tolist()
+        )
+        assert batch.num_edges == wanted
+    assert seen == 8
+
+
+def test_every_step_draws_uniformly_without_replacement():
+    # All subsets of 3 of 6 subgraphs, step by step and pair by pair of steps.
+    data = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), num_nodes=6)
+    loader = make_loader(data, batch_size=3, num_steps=8000, seed=0)
+    assert loader.num_subgraphs == 6
+    assert loader.sample_rate == 0.5
+    draws = [
+        tuple(sorted(loader.batch_sampler.draw(step).node.tolist()))
+        for step in range(8000)
+    ]
+    subsets = list(combinations(range(6), 3))
+    for counts, cells in (
+        (Counter(draws), 20),
+        (Counter(zip(draws[::2], draws[1::2], strict=True)), 400),
+    ):
+        total = sum(counts.values())
+        expected = total / cells
+        statistic = sum(
+            (c - expected) ** 2 / expected for c in counts.values()
+        )
+        statistic += (cells - len(counts)) * expected
+        assert chi2.sf(statistic, cells - 1) > 0.001
+    assert set(draws) == set(subsets)
+
+
+def test_steps_are_no_shuffled_epoch():
+    # In an epoch of a shuffled loader no subgraph would come twice.
+    loader = make_loader(batch_size=4, num_steps=10)
+    roots = [v for batch in loader for v in batch.n_id[:4].tolist()]
+    assert len(set(roots)) < len(roots)
+    assert loader.num_subgraphs < 40
+
+
+@pytest.mark.parametrize('filter_per_worker', [None, True, False])
+@pytest.mark.parametrize('num_workers', [0, 2])
+@pytest.mark.parametrize('resample_every', [None, 2])
+def test_workers_do_not_matter(num_workers, filter_per_worker, resample_every):
+    plain = make_loader(num_steps=5, resample_every=resample_every)
+    other = make_loader(
+        num_steps=5,
+        resample_every=resample_every,
+        num_workers=num_workers,
+        filter_per_worker=filter_per_worker,
+        transform=lambda batch: batch.update({'seen': True}) or batch,
+    )
+    for _ in range(2):
+        one = [contents(batch) for batch in plain]
+        batches = list(other)
+        assert one == [contents(batch) for batch in batches]
+        assert all(batch.x.size(0) == batch.num_nodes for batch in batches)
+    other = make_loader(num_steps=5, seed=6, resample_every=resample_every)
+    assert one != [contents(batch) for batch in other]
+
+
+def test_epochs_count_on():
+    short = make_loader(num_steps=3, resample_every=2)
+    long = make_loader(num_steps=6, resample_every=2)
+    twice = [contents(batch) for _ in range(2) for batch in short]
+    assert twice == [contents(batch) for batch in long]
+    # An epoch that was left early is spent all the same.
+    left = make_loader(num_steps=3, resample_every=2)
+    next(iter(left))
+    assert [contents(batch) for batch in left] == twice[3:]
+
+
+def test_torch_seed_is_enough():
+    batches = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        loader = make_loader(seed=None, num_steps=3)
+        batches.append([contents(batch) for batch in loader])
+    assert batches[0] == batches[1]
+    loader = make_loader(seed=None, num_steps=3)
+    assert batches[0] != [contents(batch) for batch in loader]
+
+
+def test_features_and_labels_do_not_matter():
+    data = make_data()
+    one = [contents(batch) for batch in make_loader(data, num_steps=4)]
+    data.x = torch.full((40, 7), torch.nan)
+    data.y = torch.zeros(40)
+    assert one == [contents(b) for b in make_loader(data, num_steps=4)]
+
+
+def test_public_rates():
+    loader = make_loader(num_steps=4)
+    walks = loader.node_sampler.partition()
+    assert loader.num_subgraphs == walks.num_subgraphs
+    assert loader.sample_rate == 4 / walks.num_subgraphs
+    assert loader.num_subgraphs_at(1000) == walks.num_subgraphs
+
+    loader = make_loader(num_steps=4, resample_every=3, batch_size=14)
+    counts = [loader.num_subgraphs_at(step) for step in range(30)]
+    assert len(set(counts)) > 1
+    for step, count in enumerate(counts):
+        walks = loader.node_sampler.partition(step // 3)
+        assert count == walks.num_subgraphs
+        assert loader.sample_rate_at(step) == 14 / count
+        assert set(loader.batch_sampler.draw(step).roots.tolist()) <= set(
+            walks.roots.tolist()
+        )
+
+
+def test_default_number_of_steps():
+    loader = make_loader(batch_size=4)
+    assert len(loader) == loader.num_subgraphs // 4
+
+
+def test_inductive():
+    data = make_data()
+    train = data.subgraph(data.train_mask)
+    batch = next(iter(make_loader(train)))
+    assert set(batch.x.view(-1).tolist()) <= set(
+        data.train_mask.nonzero().view(-1).tolist()
+    )
+
+
+def test_subgraphs_are_isolated_in_a_model():
+    batch = next(iter(make_loader()))
+    x = batch.x.requires_grad_()
+    conv = GCNConv(1, 1)
+    out = conv(conv(x, batch.edge_index), batch.edge_index)
+    for i in range(4):
+        grad = torch.autograd.grad(out[i, 0], x, retain_graph=True)[0]
+        assert (grad[batch.batch != i] == 0).all()
+        assert (grad[i] != 0).all()
+
+
+def test_batch_may_be_everything():
+    loader = make_loader(walk_length=0, batch_size=40, resample_every=1)
+    assert sorted(next(iter(loader)).n_id.tolist()) == list(range(40))
+    count = make_loader().num_subgraphs
+    loader = make_loader(batch_size=count)
+    assert len(loader) == 1
+    assert next(iter(loader)).num_nodes == 40
+
+
+def test_hub():
+    spokes = torch.stack([torch.zeros(99, dtype=int), torch.arange(1, 100)])
+    data = Data(edge_index=to_undirected(spokes), num_nodes=100)
+    loader = make_loader(data, walk_length=1, restarts=99, batch_size=1)
+    sizes = {b.num_nodes for b in loader}
+    assert max(sizes) <= 100
+
+
+def test_str():
+    assert str(make_loader(num_steps=3)) == (
+        'DisjointWalkLoader(DisjointWalkSampler(walk_length=2, restarts=1, '
+        'num_roots=40), batch_size=4, num_steps=3)'
+    )
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'match'),
+    [
+        ({'batch_size': 0}, ValueError, 'batch_size'),
+        ({'batch_size': 2.0}, TypeError, 'batch_size'),
+        ({'batch_size': True}, TypeError, 'batch_size'),
+        ({'batch_size': 41}, ValueError, 'of the partition'),
+        ({'num_steps': 0}, ValueError, 'num_steps'),
+        ({'num_steps': 1.5}, TypeError, 'num_steps'),
+        ({'resample_every': 0}, ValueError, 'resample_every'),
+        ({'resample_every': '1'}, TypeError, 'resample_every'),
+        ({'walk_length': -1}, ValueError, 'walk_length'),
+        ({'restarts': 0}, ValueError, 'restarts'),
+        ({'input_nodes': torch.tensor([40])}, ValueError, 'roots'),
+        ({'seed': 'x'}, TypeError, 'seed'),
+        ({'shuffle': True}, TypeError, 'shuffle'),
+        ({'shuffle': False}, TypeError, 'shuffle'),
+        ({'drop_last': True}, TypeError, 'drop_last'),
+        ({'sampler': range(3)}, TypeError, 'sampler'),
+        ({'batch_sampler': [[0]]}, TypeError, 'batch_sampler'),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        make_loader(**arguments)
+
+
+def test_resampling_needs_batches_that_every_partition_has():
+    least = min_subgraphs(40, 2)
+    make_loader(batch_size=least, resample_every=1)
+    make_loader(batch_size=least + 1)
+    with pytest.raises(ValueError, match=f'at most {least}'):
+        make_loader(batch_size=least + 1, resample_every=1)
+
+
+def test_bad_steps():
+    loader = make_loader()
+    with pytest.raises(ValueError, match='step'):
+        loader.num_subgraphs_at(-1)
+    with pytest.raises(TypeError, match='step'):
+        loader.sample_rate_at(1.0)

@@ -1,0 +1,159 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput
+from torch_geometric.utils import subgraph
+
+from pyg_trust.functional import DisjointWalks
+from pyg_trust.sampler import DisjointWalkSampler
+from pyg_trust.testing import make_graph
+
+
+def make_data(name='random', shuffle=True):
+    graph = make_graph(name)
+    edge_index, _ = graph.to_edge_index()
+    if shuffle:
+        order = torch.randperm(
+            edge_index.size(1), generator=torch.Generator().manual_seed(0)
+        )
+        edge_index = edge_index[:, order]
+    return Data(
+        x=torch.arange(graph.num_nodes).view(-1, 1).float(),
+        edge_index=edge_index,
+        edge_attr=torch.arange(edge_index.size(1)),
+        num_nodes=graph.num_nodes,
+    )
+
+
+@pytest.mark.parametrize(
+    'name', ['random', 'star', 'self_loop', 'isolated', 'directed', 'no_edges']
+)
+def test_edges_are_those_inside_each_subgraph(name):
+    data = make_data(name)
+    for seed in range(10):
+        sampler = DisjointWalkSampler(data, 2, 2, seed=seed)
+        walks = sampler.partition()
+        out = sampler.sample_walks(walks)
+        assert out.node[: walks.num_subgraphs].equal(walks.roots)
+        bounds = walks.ptr.tolist()
+        wanted = set()
+        for i, (a, b) in enumerate(pairwise(bounds)):
+            nodes = walks.node[a:b]
+            assert out.node[out.batch == i].tolist() == nodes.tolist()
+            inner, _ = subgraph(nodes, data.edge_index, num_nodes=40)
+            wanted |= set(map(tuple, inner.t().tolist()))
+        got = torch.stack([out.node[out.row], out.node[out.col]])
+        assert set(map(tuple, got.t().tolist())) == wanted
+        assert got.size(1) == len(wanted)
+        assert got.equal(
+            data.edge_index[:, sampler.edge_permutation[out.edge]]
+        )
+
+
+def test_partitions_depend_on_seed_and_number_alone():
+    data = make_data()
+    one = DisjointWalkSampler(data, 2, seed=4)
+    two = DisjointWalkSampler(data, 2, seed=4)
+    assert one.partition(3).node.equal(two.partition(3).node)
+    assert not one.partition(0).node.equal(two.partition(3).node)
+    assert one.partition(3).node.equal(two.partition(3).node)
+    assert one.partition(3) is one.partition(3)
+    other = DisjointWalkSampler(data, 2, seed=5)
+    assert not one.partition(3).node.equal(other.partition(3).node)
+
+
+def test_features_labels_and_weights_do_not_matter():
+    data = make_data()
+    bare = Data(edge_index=data.edge_index, num_nodes=40)
+    data.y = torch.randn(40)
+    data.edge_weight = torch.rand(data.num_edges)
+    one = DisjointWalkSampler(data, 2, seed=4).partition()
+    two = DisjointWalkSampler(bare, 2, seed=4).partition()
+    assert one.node.equal(two.node)
+    assert one.ptr.equal(two.ptr)
+
+
+def test_in_a_plain_node_loader():
+    data = make_data()
+    sampler = DisjointWalkSampler(data, 1, seed=1)
+    walks = sampler.partition()
+    loader = NodeLoader(data, sampler, walks.roots, batch_size=5)
+    seen = []
+    for batch in loader:
+        count = batch.batch_size
+        assert batch.n_id[:count].equal(walks.roots[batch.input_id])
+        assert batch.x.view(-1).equal(batch.n_id.float())
+        seen += batch.n_id.tolist()
+    assert sorted(seen) == list(range(40))
+
+
+def test_sampling_refuses_what_is_no_root():
+    sampler = DisjointWalkSampler(make_data('star'), 1, seed=1)
+    assert isinstance(sampler, BaseSampler)
+    walks = sampler.partition()
+    inner = walks.node[~torch.isin(walks.node, walks.roots)]
+    for node, match in (
+        (inner, 'roots of'),
+        (walks.roots[[0, 0]], 'once'),
+        (torch.tensor([6]), 'number of nodes'),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sampler.sample_from_nodes(NodeSamplerInput(None, node))
+    with pytest.raises(NotImplementedError, match='not from edges'):
+        sampler.sample_from_edges(None)
+    out = sampler.sample_from_nodes(NodeSamplerInput(None, walks.roots))
+    assert out.metadata[0].equal(walks.roots)
+
+
+def test_sample_walks_of_single_nodes():
+    sampler = DisjointWalkSampler(make_data('no_edges'), 1, seed=1)
+    walks = DisjointWalks(torch.tensor([0, 1]), torch.tensor([2]))
+    out = sampler.sample_walks(walks)
+    assert out.node.tolist() == [2]
+    assert out.row.numel() == out.col.numel() == 0
+
+
+def test_str():
+    sampler = DisjointWalkSampler(make_data(), 2, roots=torch.tensor([1]))
+    assert str(sampler) == (
+        'DisjointWalkSampler(walk_length=2, restarts=1, num_roots=1)'
+    )
+
+
+def test_bad_data():
+    data = make_data()
+    double = Data(
+        edge_index=torch.cat([data.edge_index, data.edge_index], 1),
+        num_nodes=40,
+    )
+    for bad, error, match in (
+        (HeteroData(), TypeError, "'data'"),
+        (data.edge_index, TypeError, "'data'"),
+        (Data(x=data.x), ValueError, 'edge_index'),
+        (double, ValueError, 'more than once'),
+        (
+            Data(edge_index=data.edge_index.to('meta'), num_nodes=40),
+            ValueError,
+            'CPU',
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            DisjointWalkSampler(bad, 2)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error'),
+    [
+        ({'walk_length': -1}, ValueError),
+        ({'restarts': 0}, ValueError),
+        ({'roots': torch.tensor([40])}, ValueError),
+        ({'roots': torch.zeros(40, dtype=torch.bool)}, ValueError),
+        ({'seed': -1}, ValueError),
+    ],
+)
+def test_bad_arguments(arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        DisjointWalkSampler(make_data(), **{'walk_length': 2, **arguments})
