@@ -73,7 +73,8 @@ class Measure:
     Raises:
         TypeError: if a number is none.
         ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
-            :obj:`weights` are empty, negative, not finite, or all zero.
+            :obj:`weights` are empty, negative, all zero, or have no finite
+            sum.
     """
 
     a: float
@@ -102,6 +103,8 @@ class Measure:
                 )
         if sum(self.weights) == 0:
             raise ValueError("'weights' needs a positive entry (got zeros)")
+        if sum(self.weights) == math.inf:
+            raise ValueError("'weights' needs a finite sum (got infinity)")
         object.__setattr__(self, 'weights', tuple(map(float, self.weights)))
 
     @property
@@ -424,15 +427,16 @@ def _katz_levels(beta: float, graph: CSRGraph, tol: float) -> int:
     power = np.ones(graph.num_nodes)
     norms = [1.0]
     total: float | None = None  # bounds the sum of all norms
+    level = 0
     while True:
         power = beta * (adj @ power)
         norms.append(float(power.max()))
         if total is None and norms[-1] <= 0.5:
             total = sum(norms[:-1]) / (1 - norms[-1])
-        if total is not None:
-            for level in range(len(norms) - 1):
-                if norms[level + 1] * total <= tol:
-                    return level
+        while total is not None and level + 1 < len(norms):
+            if norms[level + 1] * total <= tol:
+                return level
+            level += 1
 
 
 def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
@@ -453,5 +457,5 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     tail = weights[::-1].cumsum()[::-1]  # tail[i] = sum over k >= i
     if levels is None:
         _check_tol(tol)
-        levels = int(np.argmax(tail[1:] <= tol))
+        levels = int(np.argmax(np.append(tail[1:], 0.0) <= tol))
     return (*weights[:levels].tolist(), float(tail[levels]))
