@@ -37,6 +37,7 @@ then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -228,7 +229,7 @@ def katz(
 
     Raises:
         ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
-            diverges.
+            diverges; or if :math:`\beta^L` underflows float64.
     """
     radius = graph.spectral_radius
     beta = check_number('beta', beta)
@@ -243,6 +244,12 @@ def katz(
         _check_tol(tol)
         levels = _katz_levels(beta, graph, tol)
     weights = tuple(beta**i for i in range(_check_levels(levels) + 1))
+    if weights[-1] < sys.float_info.min:
+        raise ValueError(
+            f"'beta' ({beta:g}) and 'levels' ({levels}) give weights that "
+            'underflow float64, which would cut the series short: choose a '
+            "smaller 'beta', fewer 'levels' or a larger 'tol'"
+        )
     return Measure(0, 0, weights, spectral_radius=radius, name='katz')
 
 

@@ -557,12 +557,20 @@ class _Propagate(torch.autograd.Function):
 def _exact(
     graph: CSRGraph, x: Tensor, measure: Measure, half: bool = False
 ) -> Tensor:
+    recv = graph.degree_power(-measure.a, x.dtype)
+    weights = torch.tensor(measure.weights, dtype=torch.float64)
+    if measure.spectral_radius:
+        # The powers of A overflow where their weights underflow: divide the
+        # one by the powers of the radius (as rounded), multiply the other.
+        shrink = torch.tensor(1 / measure.spectral_radius, dtype=x.dtype)
+        recv = recv * shrink
+        weights *= (1 / shrink.double()) ** torch.arange(len(weights))
     return ops.propagate(
         *graph.receivers(measure.along),
         x,
-        graph.degree_power(-measure.a, x.dtype),
+        recv,
         graph.degree_power(-measure.b, x.dtype),
-        torch.tensor(measure.weights, dtype=torch.float64),
+        weights,
         half,
     )
 

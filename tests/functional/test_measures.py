@@ -323,9 +323,9 @@ def test_weights_need_a_finite_sum():
         F.Measure(0, 1, (1e308, 1e308))
 
 
-def test_katz_close_to_divergence():
+def test_katz_finds_the_smallest_level():
     graph = make_graph('random')
-    beta = 0.999 / graph.spectral_radius
+    beta = 0.9 / graph.spectral_radius
     measure = F.katz(beta, graph)
     # By hand: the first level whose norm times the bound is small enough.
     adj = graph.to_scipy()
@@ -338,3 +338,11 @@ def test_katz_close_to_divergence():
     total = sum(norms[:half]) / (1 - norms[half])
     small = [c * total <= 1e-4 for c in norms[1:]]
     assert small.index(True) == measure.levels
+
+
+def test_katz_refuses_weights_that_underflow():
+    n = 101
+    edges = (1 - torch.eye(n)).nonzero().t()
+    graph = CSRGraph.from_edge_index(edges, n)
+    with pytest.raises(ValueError, match='underflow'):
+        F.katz(0.99 / 100, graph, levels=300)

@@ -812,3 +812,21 @@ def test_any_number_of_threads_draws_the_same_for_long_columns():
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_katz_survives_powers_that_overflow(dtype):
+    # The complete graph: A 1 = 100 1, so z = sum_i 0.9^i. In float32 100^20
+    # overflows and beta^20 underflows.
+    n = 101
+    edges = (1 - torch.eye(n)).nonzero().t()
+    graph = CSRGraph.from_edge_index(edges, n)
+    measure = F.katz(0.9 / 100, graph, levels=90)
+    x = torch.ones(n, 2, dtype=dtype, requires_grad=True)
+    z = F.propagate(graph, x, measure)
+    z.sum().backward()
+    wanted = (1 - 0.9**91) / (1 - 0.9)
+    wanted = torch.full((n, 2), wanted, dtype=dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(z, wanted, rtol=tolerance, atol=0)
+    torch.testing.assert_close(x.grad, wanted, rtol=tolerance, atol=0)
