@@ -147,10 +147,9 @@ class CSRGraph:
             )
         if isinstance(edge_index, EdgeIndex):
             if num_nodes is None:
-                num_nodes = max(
-                    edge_index.get_sparse_size(0),
-                    edge_index.get_sparse_size(1),
-                )
+                # Not get_sparse_size, which guesses from the edges.
+                known = [s for s in edge_index.sparse_size() if s is not None]
+                num_nodes = max(known, default=None)
             edge_index = edge_index.as_tensor()
         n = _check_num_nodes(num_nodes)
         m = edge_index.size(1)
@@ -785,10 +784,13 @@ def _check_index(name: str, index: Tensor, dim: int) -> None:
 
 
 def _check_weight(name: str, weight: Tensor, num_edges: int) -> None:
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+    if not isinstance(weight, Tensor) or weight.dtype not in (
+        torch.float32,
+        torch.float64,
+    ):
         got = getattr(weight, 'dtype', type(weight).__name__)
         raise TypeError(
-            f"'{name}' needs to be a floating-point tensor (got {got})"
+            f"'{name}' needs to be a float32 or float64 tensor (got {got})"
         )
     if weight.shape != (num_edges,):
         raise ValueError(
@@ -814,6 +816,11 @@ def _check_num_nodes(num_nodes: int | None) -> int:
         raise ValueError(
             f"'num_nodes' needs to be at least 1 (got {num_nodes}): the graph "
             'is empty'
+        )
+    if num_nodes >= 2**31:
+        raise ValueError(
+            "'num_nodes' needs to be below 2**31, as the kernels index nodes "
+            f'with 32 bits (got {num_nodes})'
         )
     return num_nodes
 

@@ -131,7 +131,7 @@ def propagate(
     return _ops.propagate(
         _check('rowptr', rowptr, torch.int64, n + 1),
         _check('col', col, torch.int32, col.numel()),
-        _check('x', x, dtype, n, *x.shape[1:2]),
+        _check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
         _check('recv', recv, dtype, n),
         _check('send', send, dtype, n),
         _check('weights', weights, torch.float64, max(weights.numel(), 1)),
@@ -189,7 +189,7 @@ def push(
         _check('col', col, torch.int32, graph.col.numel()),
         _check('recv', recv, dtype, n),
         _check('send', send, dtype, n),
-        _check('x', x, dtype, n, *x.shape[1:2]),
+        _check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
         _check('eps', eps, dtype, *x.shape[1:2]),
         _check('ratio', ratio, torch.float64, ratio.numel()),
         _check('keep', keep, torch.float64, ratio.numel() + 1),

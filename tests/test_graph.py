@@ -345,3 +345,22 @@ def test_uncoalesced_duplicates_are_refused():
     )
     with pytest.raises(ValueError, match='more than once'):
         CSRGraph.convert(adj)
+
+
+def test_an_edge_index_of_unknown_size_is_refused():
+    pairs = torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match='num_nodes'):
+        CSRGraph.from_edge_index(EdgeIndex(pairs))
+    assert CSRGraph.from_edge_index(EdgeIndex(pairs), 3).num_nodes == 3
+
+
+def test_weights_in_half_precision_are_refused():
+    with pytest.raises(TypeError, match='float32 or float64'):
+        CSRGraph.from_edge_index(
+            torch.tensor([[0], [1]]), 2, torch.ones(1, dtype=torch.float16)
+        )
+
+
+def test_too_many_nodes_are_refused_before_memory_is_asked_for():
+    with pytest.raises(ValueError, match=r'below 2\*\*31'):
+        CSRGraph.from_edge_index(torch.tensor([[0], [1]]), 2**40)

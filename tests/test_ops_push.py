@@ -322,3 +322,15 @@ def test_missing_library_is_an_import_error(monkeypatch, tmp_path):
     monkeypatch.setattr(ops, '__file__', str(tmp_path / 'ops.py'))
     with pytest.raises(ImportError, match='compiled library is missing'):
         ops._load()
+
+
+def test_a_signal_without_columns_is_refused():
+    args = arguments('random', F.ppr(0.3, levels=3))
+    args['x'] = args['x'][:, 0].contiguous()
+    eps = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="'x' needs to have the shape"):
+        ops.push(**args, eps=eps, seed=1)
+    weights = torch.ones(2, dtype=torch.float64)
+    diagonals = args['recv'], args['send']
+    with pytest.raises(ValueError, match="'x' needs to have the shape"):
+        ops.propagate(*args['receivers'], args['x'], *diagonals, weights)

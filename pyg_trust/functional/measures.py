@@ -37,6 +37,7 @@ then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +74,8 @@ class Measure:
     Raises:
         TypeError: if a number is none.
         ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
-            :obj:`weights` are empty, negative, not finite, or all zero.
+            :obj:`weights` are empty, negative, all zero, or have no finite
+            sum.
     """
 
     a: float
@@ -102,6 +104,8 @@ class Measure:
                 )
         if sum(self.weights) == 0:
             raise ValueError("'weights' needs a positive entry (got zeros)")
+        if sum(self.weights) == math.inf:
+            raise ValueError("'weights' needs a finite sum (got infinity)")
         object.__setattr__(self, 'weights', tuple(map(float, self.weights)))
 
     @property
@@ -225,7 +229,7 @@ def katz(
 
     Raises:
         ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
-            diverges.
+            diverges; or if :math:`\beta^L` underflows float64.
     """
     radius = graph.spectral_radius
     beta = check_number('beta', beta)
@@ -240,6 +244,12 @@ def katz(
         _check_tol(tol)
         levels = _katz_levels(beta, graph, tol)
     weights = tuple(beta**i for i in range(_check_levels(levels) + 1))
+    if weights[-1] < sys.float_info.min:
+        raise ValueError(
+            f"'beta' ({beta:g}) and 'levels' ({levels}) give weights that "
+            'underflow float64, which would cut the series short: choose a '
+            "smaller 'beta', fewer 'levels' or a larger 'tol'"
+        )
     return Measure(0, 0, weights, spectral_radius=radius, name='katz')
 
 
@@ -424,15 +434,16 @@ def _katz_levels(beta: float, graph: CSRGraph, tol: float) -> int:
     power = np.ones(graph.num_nodes)
     norms = [1.0]
     total: float | None = None  # bounds the sum of all norms
+    level = 0
     while True:
         power = beta * (adj @ power)
         norms.append(float(power.max()))
         if total is None and norms[-1] <= 0.5:
             total = sum(norms[:-1]) / (1 - norms[-1])
-        if total is not None:
-            for level in range(len(norms) - 1):
-                if norms[level + 1] * total <= tol:
-                    return level
+        while total is not None and level + 1 < len(norms):
+            if norms[level + 1] * total <= tol:
+                return level
+            level += 1
 
 
 def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
@@ -453,5 +464,5 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     tail = weights[::-1].cumsum()[::-1]  # tail[i] = sum over k >= i
     if levels is None:
         _check_tol(tol)
-        levels = int(np.argmax(tail[1:] <= tol))
+        levels = int(np.argmax(np.append(tail[1:], 0.0) <= tol))
     return (*weights[:levels].tolist(), float(tail[levels]))

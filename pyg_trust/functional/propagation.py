@@ -218,6 +218,9 @@ def query(
     row = torch.arange(count).repeat_interleave(ptr.diff())
     size = torch.zeros(count, dtype=torch.float64)
     size = eps * size.index_add_(0, row, value.abs().double())
+    # A norm may overflow: the largest number is quantum enough, and no bound
+    # at all for eps=0 (0 * infinity).
+    size = size.to(value.dtype).nan_to_num(0.0)
     none = torch.zeros_like(size)
     quantum, bound = (size, none) if method == 'sample' else (none, size)
     ptr, node, value = ops.push_sparse(
@@ -226,8 +229,8 @@ def query(
         ptr,
         node,
         value,
-        quantum.to(value.dtype),
-        bound.to(value.dtype),
+        quantum,
+        bound,
         ratio,
         keep,
         rng.resolve(seed) if method == 'sample' else 0,
@@ -554,12 +557,20 @@ class _Propagate(torch.autograd.Function):
 def _exact(
     graph: CSRGraph, x: Tensor, measure: Measure, half: bool = False
 ) -> Tensor:
+    recv = graph.degree_power(-measure.a, x.dtype)
+    weights = torch.tensor(measure.weights, dtype=torch.float64)
+    if measure.spectral_radius:
+        # The powers of A overflow where their weights underflow: divide the
+        # one by the powers of the radius (as rounded), multiply the other.
+        shrink = torch.tensor(1 / measure.spectral_radius, dtype=x.dtype)
+        recv = recv * shrink
+        weights *= (1 / shrink.double()) ** torch.arange(len(weights))
     return ops.propagate(
         *graph.receivers(measure.along),
         x,
-        graph.degree_power(-measure.a, x.dtype),
+        recv,
         graph.degree_power(-measure.b, x.dtype),
-        torch.tensor(measure.weights, dtype=torch.float64),
+        weights,
         half,
     )
 
@@ -572,21 +583,25 @@ def _randomized(
     seed: int,
     force_push: bool,
 ) -> Tensor:
+    quantum = (eps * _norms(x)).to(x.dtype)
+    if not bool(quantum.isfinite().all()):
+        # A norm that overflows, or the gradient of a loss that is not finite,
+        # which has to show: sampling would send nothing.
+        return _exact(graph, x, measure)
     total, ratio, keep = _levels(measure)
     push_graph = graph.push_graph(measure.a, x.dtype, measure.along)
     receivers = graph.receivers(measure.along)
     recv = graph.degree_power(-measure.a, x.dtype)
     send = graph.degree_power(-measure.b, x.dtype)
 
-    def push(columns: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        quantum = eps * columns.abs().sum(0, dtype=torch.float64)
+    def push(columns: slice, first: int) -> tuple[Tensor, Tensor]:
         return ops.push(
             push_graph,
             receivers,
             recv,
             send,
-            columns,
-            quantum.to(x.dtype),
+            x[:, columns],
+            quantum[columns],
             ratio,
             keep,
             seed,
@@ -596,17 +611,25 @@ def _randomized(
 
     size = ops.block_size(x.dtype)
     if x.size(1) <= 2 * size:
-        return push(x, 0)[0].mul_(total)
+        return push(slice(None), 0)[0].mul_(total)
     # Where no level of the first block is worth sampling, the exact path for
     # all columns together is the fastest.
     z = torch.empty_like(x, memory_format=torch.contiguous_format)
-    block, pushed = push(x[:, :size], 0)
+    block, pushed = push(slice(size), 0)
     z[:, :size] = block.mul_(total)
     if int(pushed) == 0:
         z[:, size:] = _exact(graph, x[:, size:], measure)
     else:
-        z[:, size:] = push(x[:, size:], 1)[0].mul_(total)
+        z[:, size:] = push(slice(size, None), 1)[0].mul_(total)
     return z
+
+
+def _norms(x: Tensor) -> Tensor:
+    # The L1 norm of every column, in float64. By numpy: torch adds in an order
+    # that depends on the number of threads, and a last bit of the quantum
+    # changes what is sampled.
+    values = x.detach().abs().cpu().numpy()
+    return torch.from_numpy(values.sum(0, dtype=np.float64)).to(x.device)
 
 
 def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:

@@ -309,3 +309,40 @@ def test_weights_of_users_are_kept():
     graph = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
     z = F.propagate(graph, torch.tensor([1.0, 0.0]), Measure(0, 1, (2, 3, 5)))
     assert z.tolist() == [7.0, 3.0]
+
+
+def test_a_tolerance_below_every_tail_is_met():
+    # Further than the weights were computed; it gave no level at all.
+    measure = F.hkpr(5.0, tol=1e-300)
+    assert measure.levels > 100
+    assert measure.weights[0] == pytest.approx(math.exp(-5))
+
+
+def test_weights_need_a_finite_sum():
+    with pytest.raises(ValueError, match='finite sum'):
+        F.Measure(0, 1, (1e308, 1e308))
+
+
+def test_katz_finds_the_smallest_level():
+    graph = make_graph('random')
+    beta = 0.9 / graph.spectral_radius
+    measure = F.katz(beta, graph)
+    # By hand: the first level whose norm times the bound is small enough.
+    adj = graph.to_scipy()
+    power = np.ones(40)
+    norms = [1.0]
+    while len(norms) < measure.levels + 2:
+        power = beta * (adj @ power)
+        norms.append(power.max())
+    half = next(m for m, c in enumerate(norms) if c <= 0.5)
+    total = sum(norms[:half]) / (1 - norms[half])
+    small = [c * total <= 1e-4 for c in norms[1:]]
+    assert small.index(True) == measure.levels
+
+
+def test_katz_refuses_weights_that_underflow():
+    n = 101
+    edges = (1 - torch.eye(n)).nonzero().t()
+    graph = CSRGraph.from_edge_index(edges, n)
+    with pytest.raises(ValueError, match='underflow'):
+        F.katz(0.99 / 100, graph, levels=300)

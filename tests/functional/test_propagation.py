@@ -754,3 +754,79 @@ def test_median_keeps_the_promise_of_its_plan():
         graph, x, measure, plan, seed=99, force_push=True
     )
     assert torch.equal(again, z)
+
+
+@pytest.mark.parametrize('value', [math.inf, math.nan])
+def test_gradients_that_are_not_finite_show(value):
+    # Sampling sends nothing for an infinite quantum: a scaler of gradients
+    # would not see the overflow.
+    x = torch.ones(40, 1, requires_grad=True)
+    F.propagate(make_graph('random'), x, F.sgc(2), eps=0.1).backward(
+        torch.full((40, 1), value)
+    )
+    assert not x.grad.isfinite().any()
+
+
+def test_norms_that_overflow_lose_nothing():
+    graph, measure = make_graph('random'), F.sgc(2)
+    x = torch.full((40, 1), 1e37)
+    wanted = F.propagate(graph, x, measure)
+    got = F.propagate(graph, x, measure, eps=10.0)
+    assert wanted.isfinite().all()
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize('method', ['sample', 'prune'])
+def test_queries_are_exact_where_the_norm_overflows(method):
+    graph, measure = make_graph('random'), F.sgc(2)
+    x = torch.zeros(1, 40, dtype=torch.float64)
+    x[0, 1:4] = 1e308
+    got = F.query(graph, x.to_sparse_csr(), measure, eps=0.0, method=method)
+    wanted = dense_operator(graph, measure) @ x[0]
+    torch.testing.assert_close(got.to_dense()[0], wanted)
+
+
+def test_any_number_of_threads_draws_the_same_for_long_columns():
+    # Long enough that torch would add up a column on several threads.
+    n = 200_000
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(n, (2, n), generator=generator)
+    graph = CSRGraph.from_edge_index(edges, n, duplicates='merge')
+    x = torch.rand(n, dtype=torch.float64, generator=generator)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(
+                F.propagate(
+                    graph,
+                    x,
+                    F.ppr(0.2, levels=2),
+                    eps=1e-4,
+                    seed=1,
+                    force_push=True,
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_katz_survives_powers_that_overflow(dtype):
+    # The complete graph: A 1 = 100 1, so z = sum_i 0.9^i. In float32 100^20
+    # overflows and beta^20 underflows.
+    n = 101
+    edges = (1 - torch.eye(n)).nonzero().t()
+    graph = CSRGraph.from_edge_index(edges, n)
+    measure = F.katz(0.9 / 100, graph, levels=90)
+    x = torch.ones(n, 2, dtype=dtype, requires_grad=True)
+    z = F.propagate(graph, x, measure)
+    z.sum().backward()
+    wanted = (1 - 0.9**91) / (1 - 0.9)
+    wanted = torch.full((n, 2), wanted, dtype=dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(z, wanted, rtol=tolerance, atol=0)
+    torch.testing.assert_close(x.grad, wanted, rtol=tolerance, atol=0)
