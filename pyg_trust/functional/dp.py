@@ -306,7 +306,7 @@ def rdp_wor_profile(
 
 
 def rdp_epsilon(
-    orders: Sequence[float], rdp: Sequence[float], delta: float
+    orders: Sequence[float], rdp: Sequence[float] | np.ndarray, delta: float
 ) -> float:
     r"""Converts Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
 
@@ -349,7 +349,9 @@ def wor_epsilon_rdp(history: History, delta: float) -> float:
     phases = check_history(history)
     if not phases:
         return 0.0
-    rdp = sum(n * _rdp_wor_cached(q, lam) for (lam, q), n in phases.items())
+    rdp = np.zeros(len(ORDERS))
+    for (lam, q), steps in phases.items():
+        rdp += steps * _rdp_wor_cached(q, lam)
     return rdp_epsilon(ORDERS, rdp, delta)
 
 
@@ -377,8 +379,9 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     composed by FFT on a window outside of which is :obj:`1e-15` at most, by
     Chernoff's bound; that mass counts as infinite loss, too. The rounding
     errors of the FFT are *not* proven but measured (the tests compare with
-    the closed form of :math:`q = 1`): :obj:`1e-13` is added to
-    :math:`\delta` for them, and a :obj:`delta` below :obj:`1e-10` is refused.
+    the closed form of :math:`q = 1`): they grow with the number :math:`T` of
+    steps, :math:`10^{-13} (1 + T / 1000)` is added to :math:`\delta` for
+    them, and a :obj:`delta` below :obj:`1e-10` is refused.
 
     Args:
         history (iterable): of :obj:`(lam, q, steps)`.
@@ -473,7 +476,7 @@ def calibrate_lam(
     def spent(lam: float) -> float:
         return wor_epsilon([(lam, q, steps)], delta, method)
 
-    high = MIN_LAM
+    high = 1.0
     while (found := spent(high)) > epsilon:
         high *= 2
         if high > 1e6:
@@ -481,9 +484,13 @@ def calibrate_lam(
                 f"'epsilon' can't be reached by {method!r} with "
                 f'delta={delta:g}, however large the noise (got {epsilon})'
             )
-    if high == MIN_LAM:
+    while high > MIN_LAM:
+        low = max(high / 2, MIN_LAM)
+        if (value := spent(low)) > epsilon:
+            break
+        high, found = low, value
+    else:
         return high
-    low = high / 2
     while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
         middle = (low + high) / 2
         value = spent(middle)
@@ -753,7 +760,7 @@ def _wang(order: int, q: float, lam: float) -> float:
 
 @lru_cache(maxsize=32)
 def _log_central(lam: float) -> np.ndarray:
-    """log E_Q[(P/Q - 1)^(2k)] of Gaussians, k = 0, ..., 128.
+    """The log of E_Q[(P/Q - 1)^(2k)] of Gaussians, k = 0, ..., 128.
 
     By the trapezoidal rule: the integrand is entire and decays like a
     Gaussian, so its error is far below that of float64.
@@ -833,7 +840,8 @@ def _compose(
         spectrum *= rfft(folded) ** count
         survive += count * math.log1p(-infinite)
     composed = np.roll(irfft(spectrum, size), -(low % size))
-    infinite = -math.expm1(survive) + _TAIL + _ROUNDING
+    steps = sum(phases.values())
+    infinite = -math.expm1(survive) + _TAIL + _ROUNDING * (1 + steps / 1000)
     return np.maximum(composed, 0), low, step, infinite
 
 
