@@ -378,10 +378,11 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     gives a larger :math:`\epsilon`, never one too small. The masses are
     composed by FFT on a window outside of which is :obj:`1e-15` at most, by
     Chernoff's bound; that mass counts as infinite loss, too. The rounding
-    errors of the FFT are *not* proven but measured (the tests compare with
-    the closed form of :math:`q = 1`): they grow with the number :math:`T` of
-    steps, :math:`10^{-13} (1 + T / 1000)` is added to :math:`\delta` for
-    them, and a :obj:`delta` below :obj:`1e-10` is refused.
+    errors of the FFT are *not* proven but measured (against the closed form
+    of :math:`q = 1` and extended precision): they grow with the number
+    :math:`T` of steps, :math:`10^{-13} (1 + T / 200)` is added to
+    :math:`\delta` for them (if that alone exceeds :obj:`delta`, the answer
+    is infinite), and a :obj:`delta` below :obj:`1e-10` is refused.
 
     Args:
         history (iterable): of :obj:`(lam, q, steps)`.
@@ -837,11 +838,13 @@ def _compose(
         half = len(mass) // 2
         folded = np.zeros(size)
         np.add.at(folded, np.arange(-half, half + 1) % size, mass)
-        spectrum *= rfft(folded) ** count
+        # Rounding must not take away mass at every step.
+        once = rfft(folded)
+        spectrum *= (once / once[0].real) ** count
         survive += count * math.log1p(-infinite)
     composed = np.roll(irfft(spectrum, size), -(low % size))
     steps = sum(phases.values())
-    infinite = -math.expm1(survive) + _TAIL + _ROUNDING * (1 + steps / 1000)
+    infinite = -math.expm1(survive) + _TAIL + _ROUNDING * (1 + steps / 200)
     return np.maximum(composed, 0), low, step, infinite
 
 
