@@ -180,6 +180,9 @@ def test_least_number_of_subgraphs_is_attained():
     }
     assert min(counts) == 1 == F.min_subgraphs(3, 1, 5)
     assert F.min_subgraphs(140, 2) == 47
+    assert F.min_subgraphs(140, 1) == 70
+    assert F.min_subgraphs(140, 2, 2) == 28
+    assert F.min_subgraphs(7, 0) == 7
     assert F.min_subgraphs(9, 2) == 3
     assert F.max_size(2, 3) == 7
 

@@ -1,0 +1,869 @@
+r"""Privacy accounting of DP-SGD on node-disjoint subgraphs.
+
+The relation, everywhere in this module: two graphs are neighbours if they
+have the same edges, the same nodes and the same training mask, and one row of
+the features is **replaced** by any other. Edges and the presence of a node
+are *not* protected.
+
+The mechanism is one step of `"Training Differentially Private Graph Neural
+Networks with Random Walk Sampling" <https://arxiv.org/abs/2301.00738>`_ (Ayle
+et al. 2023): of :math:`M` node-disjoint subgraphs (so that a node is in at
+most one) :math:`m` are drawn uniformly without replacement, **afresh and
+independently in every step**; :math:`m` is constant; the gradients of the
+subgraphs are clipped to the norm :math:`C` and summed, and
+:math:`\mathcal{N}(0, \sigma^2 I)` is added. How the subgraphs were made must
+not depend on the features. Replacing a row changes at most one clipped
+gradient, so the sum moves by at most :math:`2C`. Two numbers describe a step:
+
+.. math::
+    q = m / M \qquad\text{and}\qquad \lambda = \sigma / (2C),
+
+here always called :obj:`q` and :obj:`lam`. The noise multiplier of Opacus is
+:math:`\sigma / C = 2\lambda`; :func:`lam_from_opacus` and
+:func:`lam_to_opacus` convert, and nothing else does.
+
+A *history* is a sequence of :obj:`(lam, q, steps)`. Its parameters must have
+been fixed without looking at the private data (adaptive composition of
+*fixed* mechanisms; a noise chosen from released gradients needs a filter,
+which is not here).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.signal import lfilter
+from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
+
+from pyg_trust.functional.measures import check_number
+
+MIN_LAM = 0.05
+MIN_DELTA = 1e-10
+METHODS = ('pld_wor', 'rdp_wor')
+ORDERS = (
+    *(1 + x / 10 for x in range(1, 100)),
+    *map(float, range(11, 64)),
+    128.0,
+    256.0,
+    512.0,
+    1024.0,
+)
+
+_TAIL = 1e-15
+_ROUNDING = 1e-13
+_MAX_CELLS = 2**21
+_MAX_TERNARY = 256
+
+History = Iterable[tuple[float, float, int]]
+
+
+def lam_from_opacus(noise_multiplier: float) -> float:
+    r"""Converts :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`.
+
+    Args:
+        noise_multiplier (float): as Opacus' optimizer takes it.
+    """
+    return check_lam(check_number('noise_multiplier', noise_multiplier) / 2)
+
+
+def lam_to_opacus(lam: float) -> float:
+    r"""Converts :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`.
+
+    Args:
+        lam (float): the noise over the replace-one sensitivity.
+    """
+    return 2 * check_lam(lam)
+
+
+def gaussian_profile(epsilon: float, lam: float) -> float:
+    r"""The :math:`\delta(\epsilon)` of the Gaussian mechanism.
+
+    .. math::
+        \delta(\epsilon) = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
+        - e^\epsilon\, \Phi(-\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu}),
+        \quad \mu = 1 / \lambda
+
+    which is exact (`Balle and Wang 2018, Theorem 8
+    <https://arxiv.org/abs/1805.06530>`_).
+
+    Args:
+        epsilon (float): any finite number, also a negative one.
+        lam (float): noise over sensitivity.
+    """
+    epsilon = _check_finite('epsilon', epsilon)
+    mu = 1 / check_lam(lam)
+    high = log_ndtr(mu / 2 - epsilon / mu)
+    low = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return float(-math.exp(high) * math.expm1(min(low - high, 0.0)))
+
+
+def wor_profile(epsilon: float, q: float, lam: float) -> float:
+    r"""A bound of :math:`\delta(\epsilon)` of one step without replacement.
+
+    `Balle, Barthe and Gaboardi 2018, Theorem 9
+    <https://arxiv.org/abs/1807.01647>`_: for :math:`\epsilon \ge 0`
+
+    .. math::
+        \delta'\left(\log(1 + q (e^\epsilon - 1))\right)
+        \le q\, \delta_{\mathrm{Gauss}}(\epsilon).
+
+    The theorem is for sampling without replacement, replace-one and any pair
+    of neighbours; the relation is symmetric, so negative :math:`\epsilon`
+    follow by :math:`\delta(\epsilon) = 1 - e^\epsilon + e^\epsilon
+    \delta(-\epsilon)`.
+
+    Args:
+        epsilon (float): any finite number.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+    """
+    epsilon = _check_finite('epsilon', epsilon)
+    q, lam = check_q(q), check_lam(lam)
+    if epsilon < 0:
+        return -math.expm1(epsilon) + math.exp(epsilon) * wor_profile(
+            -epsilon, q, lam
+        )
+    return q * gaussian_profile(float(_unamplify(epsilon, q)), lam)
+
+
+def rdp_gaussian(orders: Sequence[float], lam: float) -> np.ndarray:
+    r"""Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
+
+    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of
+    any sampling rate, too: given which subgraphs were drawn, a step is a
+    Gaussian mechanism or does not see the row, and the divergence is
+    quasi-convex.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    return _check_orders(orders) / (2 * check_lam(lam) ** 2)
+
+
+def rdp_coupled(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+    r"""Rényi DP of a step, by coupling the draws of both neighbours.
+
+    .. math::
+        \frac{1}{a-1} \log\left(1 - q + q\, e^{a(a-1) / (2\lambda^2)}\right)
+
+    Both outputs are mixtures over the *same* uniform draw. With probability
+    :math:`1 - q` the draw misses the row and the components agree, otherwise
+    they are Gaussians at most :math:`2C` apart, and :math:`\int P^a Q^{1-a}`
+    is jointly convex. It is continuous at :math:`q = 1`.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, q = _check_orders(orders), check_q(q)
+    moment = a * (a - 1) / (2 * check_lam(lam) ** 2)
+    return np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
+
+
+def rdp_wang(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+    r"""Rényi DP of a step by Wang, Balle and Kasiviswanathan, Theorem 27.
+
+    `"Subsampled Rényi Differential Privacy and Analytical Moments Accountant"
+    <https://arxiv.org/abs/1808.00087>`_ (2019), for replace-one and sampling
+    without replacement. With :math:`\epsilon(j) = j / (2 \lambda^2)` and
+    integer :math:`a`,
+
+    .. math::
+        (a - 1)\, g(a) = \log\Big\{ 1 &+ q^2 \tbinom{a}{2}
+        \min\left[4 (e^{\epsilon(2)} - 1), 2 e^{\epsilon(2)}\right] \\
+        &+ \sum_{j=3}^a q^j \tbinom{a}{j} \min\left[
+        4 \sqrt{B(2 \lfloor j/2 \rfloor) B(2 \lceil j/2 \rceil)},
+        2 e^{(j-1) \epsilon(j)}\right] \Big\}.
+
+    :math:`B(l) = \sum_i (-1)^{l-i} \tbinom{l}{i} e^{i(i-1)/(2\lambda^2)}` is
+    :math:`E_Q[(P/Q - 1)^l]` of two Gaussians. Only even :math:`l` are needed,
+    for which it is an integral of a positive function and is computed as one:
+    the sum cancels. Above order 256 the term with :math:`B` is left out,
+    which only makes the bound larger. Between integers
+    :math:`(a - 1)\, g(a)` is interpolated linearly, an upper bound as it is
+    convex, and 0 at 1.
+
+    The bound can be *worse* than no amplification (:math:`4 q^2 > 1`, about):
+    use :func:`rdp_wor`.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, q, lam = _check_orders(orders), check_q(q), check_lam(lam)
+    low = np.floor(a)
+    share = a - low
+    need = np.unique(np.concatenate([low, low[share > 0] + 1]))
+    value = {order: _wang(int(order), q, lam) for order in need}
+    value[1.0] = 0.0
+    return np.array(
+        [
+            ((1 - s) * value[n] + (s * value[n + 1] if s else 0)) / (x - 1)
+            for x, n, s in zip(a, low, share, strict=True)
+        ]
+    )
+
+
+def rdp_wor(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+    r"""Rényi DP of a step: at each order the least of three bounds.
+
+    The least of :func:`rdp_wang`, :func:`rdp_gaussian` and
+    :func:`rdp_coupled`, each of which holds at each order by itself. It is
+    continuous at :math:`q = 1` and never above no amplification.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    return np.minimum.reduce(
+        [
+            rdp_wang(orders, q, lam),
+            rdp_gaussian(orders, lam),
+            rdp_coupled(orders, q, lam),
+        ]
+    )
+
+
+def rdp_wor_profile(
+    orders: Sequence[float], q: float, lam: float
+) -> np.ndarray:
+    r"""Rényi DP of the pair of distributions behind :func:`wor_profile`.
+
+    That pair dominates a step (see :func:`wor_epsilon_pld`), so its
+    divergence bounds the step's, and is the least that the profile alone can
+    give. With :math:`\ell \sim \mathcal{N}(-\mu^2/2, \mu^2)` and
+    :math:`y = 1 - q + q e^\ell`,
+
+    .. math::
+        e^{(a-1) g(a)} - 1
+        = E\left[1_{\ell > 0} (y^a - 1)(1 - y^{1-a})\right].
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, q, mu = _check_orders(orders), check_q(q), 1 / check_lam(lam)
+    found = []
+    for order in a:
+        # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
+        top = order * mu + 14
+        pieces = max(64, math.ceil(2 * top))
+        node, weight = np.polynomial.legendre.leggauss(16)
+        width = top / pieces
+        x = width * (np.arange(pieces)[:, None] + (node + 1) / 2)
+        loss = _amplify(mu * x, q)
+        log_term = (
+            order * loss
+            + np.log(-np.expm1(-order * loss))
+            + np.log(-np.expm1((1 - order) * loss))
+            - (x + mu / 2) ** 2 / 2
+            - math.log(2 * math.pi) / 2
+        )
+        log_sum = logsumexp(log_term, b=np.broadcast_to(weight, x.shape))
+        found.append(np.logaddexp(0, log_sum + math.log(width / 2)))
+    return np.array(found) / (a - 1)
+
+
+def rdp_epsilon(
+    orders: Sequence[float], rdp: Sequence[float] | np.ndarray, delta: float
+) -> float:
+    r"""Converts Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
+
+    `Balle et al. 2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_:
+
+    .. math::
+        \epsilon = \min_a\; g(a) + \log\frac{a-1}{a}
+        - \frac{\log \delta + \log a}{a - 1}
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        rdp (sequence of float): :math:`g(a)` of all steps together.
+        delta (float): in :math:`(0, 1)`.
+
+    Raises:
+        ValueError: if an order, a divergence or :obj:`delta` is out of range,
+            or the lengths differ.
+    """
+    a, delta = _check_orders(orders), check_delta(delta)
+    g = np.asarray(rdp, dtype=np.float64)
+    if g.shape != a.shape or not (g >= 0).all():
+        raise ValueError(
+            "'rdp' needs to be non-negative, one number per order (got "
+            f'{g.tolist()})'
+        )
+    epsilon = g + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
+    return max(0.0, float(epsilon.min()))
+
+
+def wor_epsilon_rdp(history: History, delta: float) -> float:
+    r""":math:`\epsilon` of a history by :func:`rdp_wor`.
+
+    Rényi DP of independent steps adds up at each order.
+
+    Args:
+        history (iterable): of :obj:`(lam, q, steps)`.
+        delta (float): in :math:`(0, 1)`.
+    """
+    delta = check_delta(delta)
+    phases = check_history(history)
+    if not phases:
+        return 0.0
+    rdp = np.zeros(len(ORDERS))
+    for (lam, q), steps in phases.items():
+        rdp += steps * _rdp_wor_cached(q, lam)
+    return rdp_epsilon(ORDERS, rdp, delta)
+
+
+def wor_epsilon_pld(history: History, delta: float) -> float:
+    r""":math:`\epsilon` of a history by privacy loss distributions.
+
+    The profile of :func:`wor_profile` is that of one pair :math:`(P, Q)`.
+    With :math:`(P_G, Q_G)` and the loss :math:`\ell` of the Gaussian
+    mechanism, it has the loss :math:`\epsilon = \log(1 - q + q e^\ell) > 0`
+    with :math:`Q(\mathrm{d}\epsilon) = Q_G(\mathrm{d}\ell)` and
+    :math:`P = q P_G + (1-q) Q_G` there (differentiate the profile by
+    :math:`e^\epsilon`), the mirror image below 0 and the rest,
+    :math:`(1-q)(2\Phi(\mu/2) - 1)`, at 0. A pair whose profile is nowhere
+    lower dominates the step, and products of dominating pairs dominate the
+    composition (`Zhu, Dong and Wang 2022
+    <https://arxiv.org/abs/2106.08567>`_, Theorem 10), also adaptively.
+
+    The losses are put on a grid pessimistically (`Doroshenko et al. 2022
+    <https://arxiv.org/abs/2207.04380>`_): the mass of a cell goes to its two
+    ends such that the masses under :math:`P` and :math:`Q` are kept, which
+    interpolates the profile linearly in :math:`e^\epsilon`; a chord of a
+    convex function lies above it. What is above the grid counts as an
+    infinite loss, and the lowest losses are rounded up. Hence a coarser grid
+    gives a larger :math:`\epsilon`, never one too small. The masses are
+    composed by FFT on a window outside of which is :obj:`1e-15` at most, by
+    Chernoff's bound; that mass counts as infinite loss, too. The rounding
+    errors of the FFT are *not* proven but measured (against the closed form
+    of :math:`q = 1` and extended precision): they grow with the number
+    :math:`T` of steps, :math:`10^{-13} (1 + T / 200)` is added to
+    :math:`\delta` for them (if that alone exceeds :obj:`delta`, the answer
+    is infinite), and a :obj:`delta` below :obj:`1e-10` is refused.
+
+    Args:
+        history (iterable): of :obj:`(lam, q, steps)`.
+        delta (float): in :math:`[10^{-10}, 1)`.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+    delta = check_delta(delta)
+    if delta < MIN_DELTA:
+        raise ValueError(
+            f"'delta' needs to be at least {MIN_DELTA:g} for 'pld_wor', "
+            f"which works in float64; use 'rdp_wor' (got {delta})"
+        )
+    phases = check_history(history)
+    if not phases:
+        return 0.0
+    mass, low, step, infinite = _compose(phases)
+    # delta at the grid points, from the top down: with A_k the mass above
+    # point k, D_(k-1) = e^-h D_k + (1 - e^-h) A_(k-1). Nothing cancels.
+    above = np.cumsum(mass[::-1])[:-1]
+    decay = math.exp(-step)
+    profile = lfilter([-math.expm1(-step)], [1, -decay], above)
+    profile = infinite + np.concatenate([[0.0], profile])[::-1]
+    if not profile[-1] <= delta:
+        return math.inf
+    index = int(np.argmax(profile <= delta))
+    if index == 0:
+        return max(0.0, low * step)
+    # Between two points the profile is linear in e^epsilon.
+    share = (profile[index - 1] - delta) / (
+        profile[index - 1] - profile[index]
+    )
+    start = (low + index - 1) * step
+    return max(0.0, start + math.log1p(share * math.expm1(step)))
+
+
+def wor_epsilon(
+    history: History, delta: float, method: str = 'pld_wor'
+) -> float:
+    r""":math:`\epsilon` of a history by either method.
+
+    Args:
+        history (iterable): of :obj:`(lam, q, steps)`.
+        delta (float): in :math:`(0, 1)`.
+        method (str): :obj:`'pld_wor'` (:func:`wor_epsilon_pld`, tighter) or
+            :obj:`'rdp_wor'` (:func:`wor_epsilon_rdp`, the paper's).
+            (default: :obj:`'pld_wor'`)
+    """
+    if method not in METHODS:
+        raise ValueError(
+            f"'method' needs to be one of {METHODS} (got {method!r})"
+        )
+    find = wor_epsilon_pld if method == 'pld_wor' else wor_epsilon_rdp
+    return find(history, delta)
+
+
+def calibrate_lam(
+    epsilon: float,
+    delta: float,
+    q: float,
+    steps: int,
+    *,
+    method: str = 'pld_wor',
+    tol: float = 0.01,
+) -> float:
+    r"""The noise with which :obj:`steps` steps stay within a budget.
+
+    Bisection; what is returned was itself accounted for, so it is never
+    above :obj:`epsilon` and, by :obj:`tol`, not far below.
+
+    Args:
+        epsilon (float): the budget, positive.
+        delta (float): in :math:`(0, 1)`.
+        q (float): the sampling rate :math:`m / M`.
+        steps (int): the number of steps.
+        method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
+        tol (float): the relative gap allowed below :obj:`epsilon`.
+            (default: :obj:`0.01`)
+
+    Returns:
+        float: :math:`\lambda = \sigma / (2C)`. Opacus' noise multiplier is
+        twice that (:func:`lam_to_opacus`).
+
+    Raises:
+        ValueError: if a number is out of range or no noise is enough.
+    """
+    epsilon, q = _check_positive('epsilon', epsilon), check_q(q)
+    steps = _check_int('steps', steps, 1)
+    tol = _check_positive('tol', tol)
+
+    def spent(lam: float) -> float:
+        return wor_epsilon([(lam, q, steps)], delta, method)
+
+    high = 1.0
+    while (found := spent(high)) > epsilon:
+        high *= 2
+        if high > 1e6:
+            raise ValueError(
+                f"'epsilon' can't be reached by {method!r} with "
+                f'delta={delta:g}, however large the noise (got {epsilon})'
+            )
+    while high > MIN_LAM:
+        low = max(high / 2, MIN_LAM)
+        if (value := spent(low)) > epsilon:
+            break
+        high, found = low, value
+    else:
+        return high
+    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        value = spent(middle)
+        if value <= epsilon:
+            high, found = middle, value
+        else:
+            low = middle
+    return high
+
+
+def max_steps(
+    epsilon: float,
+    delta: float,
+    q: float,
+    lam: float,
+    *,
+    method: str = 'pld_wor',
+    history: History = (),
+) -> int:
+    r"""How many more steps stay within a budget.
+
+    Args:
+        epsilon (float): the budget, positive.
+        delta (float): in :math:`(0, 1)`.
+        q (float): the sampling rate :math:`m / M` of the steps to come.
+        lam (float): the noise of the steps to come.
+        method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
+        history (iterable): what was spent before. (default: nothing)
+
+    Returns:
+        int: a number whose :math:`\epsilon` is within the budget, while that
+        of one step more is not; 0 if nothing is left.
+    """
+    epsilon = _check_positive('epsilon', epsilon)
+    q, lam, before = check_q(q), check_lam(lam), list(history)
+
+    def fits(steps: int) -> bool:
+        spent = wor_epsilon([*before, (lam, q, steps)], delta, method)
+        return spent <= epsilon
+
+    return _last(fits)
+
+
+def fdp_terms(K: int, layers: int) -> int:
+    r"""How many nodes' gradients one row can reach in a bounded graph.
+
+    .. math::
+        \mathrm{terms} = 1 + K + \cdots + K^l = \frac{K^{l+1} - 1}{K - 1}
+
+    Args:
+        K (int): the largest degree, which the graph must have been cut to.
+        layers (int): the number :math:`l` of message-passing layers.
+    """
+    K = _check_int('K', K, 1)
+    layers = _check_int('layers', layers, 0)
+    return sum(K**level for level in range(layers + 1))
+
+
+def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
+    r"""The replace-one sensitivity of the FDP baseline.
+
+    .. math::
+        \Delta = 2\, \frac{K^{l+1} - 1}{K - 1}\, C
+
+    of the sum of gradients clipped **per root** to :math:`C`, each of which
+    replacing a row moves by at most :math:`2C`, if at most
+    :func:`fdp_terms` roots see the row.
+
+    Args:
+        K (int): the largest degree.
+        layers (int): the number :math:`l` of message-passing layers.
+        max_grad_norm (float): the clipping norm :math:`C`.
+    """
+    C = _check_positive('max_grad_norm', max_grad_norm)
+    return 2 * fdp_terms(K, layers) * C
+
+
+def rdp_fdp(
+    orders: Sequence[float], num_nodes: int, m: int, terms: int, lam: float
+) -> np.ndarray:
+    r"""Rényi DP of a step of the FDP baseline.
+
+    `"Node-Level Differentially Private Graph Neural Networks"
+    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021):
+
+    .. math::
+        g(a) = \frac{1}{a-1} \log E_{\rho}
+        \exp\left(\frac{a (a-1) \rho^2}
+        {2 \lambda^2\, \mathrm{terms}^2}\right)
+
+    where :math:`\rho`, the number of drawn nodes that see the row, is
+    hypergeometric: :math:`m` of :math:`N` nodes are drawn uniformly without
+    replacement, :math:`\mathrm{terms}` of which see it. The noise is
+    :math:`\lambda` times :func:`fdp_sensitivity`, so Opacus' noise
+    multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        num_nodes (int): the number :math:`N` of training nodes.
+        m (int): the number of nodes drawn in each step.
+        terms (int): as :func:`fdp_terms` gives it.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+
+    Raises:
+        ValueError: also if :obj:`m` or :obj:`terms` is above
+            :obj:`num_nodes`.
+    """
+    a, lam = _check_orders(orders), check_lam(lam)
+    num_nodes = _check_int('num_nodes', num_nodes, 1)
+    m = _check_int('m', m, 1)
+    terms = _check_int('terms', terms, 1)
+    if max(m, terms) > num_nodes:
+        raise ValueError(
+            f"'m' and 'terms' can't be above {num_nodes} nodes (got {m} and "
+            f'{terms})'
+        )
+    rho = np.arange(max(0, m + terms - num_nodes), min(m, terms) + 1.0)
+    log_mass = (
+        _log_binom(terms, rho)
+        + _log_binom(num_nodes - terms, m - rho)
+        - _log_binom(num_nodes, m)
+    )
+    # The logarithms are large and cancel: let the masses sum to one again.
+    log_mass = log_mass - logsumexp(log_mass)
+    scale = a * (a - 1) / (2 * lam**2 * terms**2)
+    log_moment = logsumexp(log_mass + scale[:, None] * rho**2, axis=1)
+    return log_moment / (a - 1)
+
+
+def fdp_epsilon(
+    num_nodes: int, m: int, terms: int, lam: float, steps: int, delta: float
+) -> float:
+    r""":math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
+
+    Args:
+        num_nodes (int): the number of training nodes.
+        m (int): the number of nodes drawn in each step.
+        terms (int): as :func:`fdp_terms` gives it.
+        lam (float): noise over :func:`fdp_sensitivity`.
+        steps (int): the number of steps.
+        delta (float): in :math:`(0, 1)`.
+    """
+    steps = _check_int('steps', steps, 0)
+    rdp = rdp_fdp(ORDERS, num_nodes, m, terms, lam)
+    epsilon = rdp_epsilon(ORDERS, steps * rdp, delta)
+    return epsilon if steps else 0.0
+
+
+def check_lam(lam: float) -> float:
+    """Checks a noise over sensitivity and returns it as a float."""
+    lam = check_number('lam', lam)
+    if not MIN_LAM <= lam < math.inf:
+        raise ValueError(
+            f"the noise over the sensitivity 2C ('lam', half of Opacus' noise "
+            f'multiplier) needs to be finite and at least {MIN_LAM} (got '
+            f'{lam})'
+        )
+    return float(lam)
+
+
+def check_q(q: float, name: str = 'q') -> float:
+    """Checks a sampling rate and returns it as a float."""
+    if not 0 < check_number(name, q) <= 1:
+        raise ValueError(f"'{name}' needs to be in (0, 1] (got {q})")
+    return float(q)
+
+
+def check_delta(delta: float) -> float:
+    """Checks a delta and returns it as a float."""
+    if not 0 < check_number('delta', delta) < 1:
+        raise ValueError(f"'delta' needs to be in (0, 1) (got {delta})")
+    return float(delta)
+
+
+def check_history(history: History) -> dict[tuple[float, float], int]:
+    """Checks a history and counts the steps of each :obj:`(lam, q)`."""
+    phases: dict[tuple[float, float], int] = {}
+    for lam, q, steps in history:
+        key = (check_lam(lam), check_q(q))
+        count = _check_int('steps', steps, 0)
+        if count:
+            phases[key] = phases.get(key, 0) + count
+    return phases
+
+
+def _check_int(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(
+            f"'{name}' needs to be an integer (got {type(value).__name__})"
+        )
+    if value < least:
+        raise ValueError(
+            f"'{name}' needs to be at least {least} (got {value})"
+        )
+    return int(value)
+
+
+def _check_finite(name: str, value: float) -> float:
+    if not math.isfinite(check_number(name, value)):
+        raise ValueError(f"'{name}' needs to be finite (got {value})")
+    return float(value)
+
+
+def _check_positive(name: str, value: float) -> float:
+    if not 0 < check_number(name, value) < math.inf:
+        raise ValueError(
+            f"'{name}' needs to be positive and finite (got {value})"
+        )
+    return float(value)
+
+
+def _check_orders(orders: Sequence[float]) -> np.ndarray:
+    a = np.asarray(orders, dtype=np.float64)
+    if a.ndim != 1 or a.size == 0 or not ((a > 1) & (a < math.inf)).all():
+        raise ValueError(
+            "'orders' needs to be a list of finite numbers above 1 (got "
+            f'{a.tolist()})'
+        )
+    return a
+
+
+def _log1m(q: float) -> float:
+    return math.log1p(-q) if q < 1 else -math.inf
+
+
+def _log_binom(n: float, k: float | np.ndarray) -> np.ndarray:
+    return gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
+
+
+def _amplify(loss: np.ndarray, q: float) -> np.ndarray:
+    """log(1 - q + q e^loss) of losses from 0 up."""
+    small = np.log1p(q * np.expm1(np.minimum(loss, 1.0)))
+    large = np.logaddexp(_log1m(q), math.log(q) + loss)
+    return np.where(loss < 1, small, large)
+
+
+def _unamplify(epsilon: float | np.ndarray, q: float) -> np.ndarray:
+    """The inverse of :func:`_amplify`."""
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / q)
+    far = np.maximum(epsilon, 1.0)
+    large = far + np.log1p(-(1 - q) * np.exp(-far)) - math.log(q)
+    return np.where(np.less(epsilon, 1), small, large)
+
+
+def _wang(order: int, q: float, lam: float) -> float:
+    """(a - 1) g(a) of :func:`rdp_wang` at an integer order."""
+    if order == 1:
+        return 0.0
+    j = np.arange(2.0, order + 1)
+    log_bound = math.log(2) + j * (j - 1) / (2 * lam**2)
+    if lam**-2 < 700:
+        second = math.log(4) + math.log(math.expm1(lam**-2))
+        log_bound[0] = min(log_bound[0], second)
+    if 3 <= order <= _MAX_TERNARY:
+        log_b = _log_central(lam)
+        index = np.arange(3, order + 1)
+        down, up = log_b[index // 2], log_b[-(-index // 2)]
+        log_bound[1:] = np.minimum(
+            log_bound[1:], math.log(4) + (down + up) / 2
+        )
+    terms = j * math.log(q) + _log_binom(order, j) + log_bound
+    return float(np.logaddexp(0, logsumexp(terms)))
+
+
+@lru_cache(maxsize=32)
+def _log_central(lam: float) -> np.ndarray:
+    """The log of E_Q[(P/Q - 1)^(2k)] of Gaussians, k = 0, ..., 128.
+
+    By the trapezoidal rule: the integrand is entire and decays like a
+    Gaussian, so its error is far below that of float64.
+    """
+    mu = 1 / lam
+    found = [0.0]
+    for power in range(2, _MAX_TERNARY + 1, 2):
+        reach = math.sqrt(power) + 14
+        x = np.arange(-reach, power * mu + reach, 0.05) + 1e-3
+        z = mu * x - mu**2 / 2
+        log_base = np.maximum(z, 0) + np.log(-np.expm1(-np.abs(z)))
+        log_sum = logsumexp(power * log_base - x**2 / 2)
+        found.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
+    return np.array(found)
+
+
+@lru_cache(maxsize=512)
+def _rdp_wor_cached(q: float, lam: float) -> np.ndarray:
+    return rdp_wor(ORDERS, q, lam)
+
+
+@lru_cache(maxsize=64)
+def _pair(lam: float, q: float, step: float) -> tuple[np.ndarray, float]:
+    """The pessimistic masses of one step and that of an infinite loss.
+
+    The masses are those at ``-n * step, ..., n * step``.
+    """
+    mu = 1 / lam
+    # Above this loss there is less than Phi(-10) < 1e-23.
+    top = float(_amplify(np.array(mu * (10 + mu / 2)), q))
+    n = max(1, math.ceil(top / step))
+    edge = step * np.arange(n + 1)
+    x = _unamplify(edge, q) / mu
+    tail_q = ndtr(-x - mu / 2)
+    tail_p = q * ndtr(-x + mu / 2) + (1 - q) * tail_q
+    in_p, in_q = -np.diff(tail_p), -np.diff(tail_q)
+    mass = np.zeros(2 * n + 1)
+    # Above zero: a cell with (in_p, in_q) goes to its two ends.
+    lower = (in_q * np.exp(edge[1:]) - in_p) / math.expm1(step)
+    lower = np.clip(lower, 0, in_p)
+    mass[n:-1] += lower
+    mass[n + 1 :] += in_p - lower
+    # Below zero: the mirror image, with P and Q exchanged.
+    lower = (in_p * np.exp(-edge[:-1]) - in_q) / math.expm1(step)
+    lower = np.clip(lower, 0, in_q)
+    mass[:n] += lower[::-1]
+    mass[1 : n + 1] += (in_q - lower)[::-1]
+    mass[0] += tail_q[-1]
+    mass[n] += (1 - q) * (2 * ndtr(mu / 2) - 1)
+    return mass, float(tail_p[-1])
+
+
+def _compose(
+    phases: dict[tuple[float, float], int],
+) -> tuple[np.ndarray, int, float, float]:
+    """The masses of all steps, the lowest index, the grid, the infinite."""
+    # A fiftieth of a step's loss: its variance grows by less than 1e-4.
+    step = min(1e-3, *(q / lam / 50 for lam, q in phases))
+    widest = max(
+        float(_amplify(np.array((10 + 0.5 / lam) / lam), q))
+        for lam, q in phases
+    )
+    step = max(step, 4 * widest / _MAX_CELLS)
+    while True:
+        pairs = [(*_pair(*key, step), n) for key, n in phases.items()]
+        low, high = _window(pairs, step)
+        if high - low < _MAX_CELLS:
+            break
+        step *= 1.1 * (high - low) / _MAX_CELLS
+    size = next_fast_len(high - low + 1, real=True)
+    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+    survive = 0.0
+    for mass, infinite, count in pairs:
+        half = len(mass) // 2
+        folded = np.zeros(size)
+        np.add.at(folded, np.arange(-half, half + 1) % size, mass)
+        # Rounding must not take away mass at every step.
+        once = rfft(folded)
+        spectrum *= (once / once[0].real) ** count
+        survive += count * math.log1p(-infinite)
+    composed = np.roll(irfft(spectrum, size), -(low % size))
+    steps = sum(phases.values())
+    infinite = -math.expm1(survive) + _TAIL + _ROUNDING * (1 + steps / 200)
+    return np.maximum(composed, 0), low, step, infinite
+
+
+def _window(
+    pairs: list[tuple[np.ndarray, float, int]], step: float
+) -> tuple[int, int]:
+    """Indices outside of which a side has less than the tail mass."""
+    cost = -math.log(_TAIL)
+    low, high = -math.inf, math.inf
+    rates = 2.0 ** np.arange(-24, 17)
+    up = np.full_like(rates, cost)
+    down = np.full_like(rates, cost)
+    reach = 0
+    for mass, _, count in pairs:
+        half = len(mass) // 2
+        reach += count * half
+        loss = step * np.arange(-half, half + 1)
+        with np.errstate(divide='ignore'):
+            log_mass = np.log(mass)
+        up += count * np.array([logsumexp(log_mass + s * loss) for s in rates])
+        down += count * np.array(
+            [logsumexp(log_mass - s * loss) for s in rates]
+        )
+    high = min(reach, math.ceil((up / rates).min() / step))
+    low = max(-reach, -math.ceil((down / rates).min() / step))
+    return low, high
+
+
+def _last(fits: Callable[[int], bool]) -> int:
+    """The last number that fits, if those before it do."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+        if high > 2**40:
+            raise ValueError('the budget is not spent in 2**40 steps')
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,202 @@
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+from opacus.accountants import RDPAccountant as OpacusRDP
+from opacus.accountants import create_accountant as opacus_create
+from opacus.accountants import registry
+
+from pyg_trust.functional import wor_epsilon
+from pyg_trust.privacy import (
+    PLDAccountant,
+    RDPAccountant,
+    create_accountant,
+    register_accountants,
+)
+
+KINDS = [PLDAccountant, RDPAccountant]
+
+
+def spend(accountant, steps, noise_multiplier=8.0, sample_rate=0.4):
+    for _ in range(steps):
+        accountant.step(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate
+        )
+    return accountant
+
+
+def test_oracle_in_opacus_units():
+    # lam = 4 is Opacus' noise multiplier 8; lower bound and PLD of the spec.
+    found = spend(PLDAccountant(), 50).get_epsilon(1e-7)
+    assert 3.866943 <= found <= 1.001 * 3.946043
+    found = spend(RDPAccountant(), 10).get_epsilon(1e-5)
+    assert found == pytest.approx(2.509696, rel=1e-6)
+
+
+def test_opacus_own_accountant_understates():
+    ours, theirs = (
+        spend(kind(), 50).get_epsilon(delta=1e-7)
+        for kind in (PLDAccountant, OpacusRDP)
+    )
+    assert ours > 2 * theirs
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_history(kind):
+    accountant = kind()
+    assert len(accountant) == 0
+    assert accountant.get_epsilon(1e-6) == 0.0
+    spend(accountant, 3)
+    spend(accountant, 2, sample_rate=0.5)
+    spend(accountant, 1)
+    assert accountant.history == [(8.0, 0.4, 3), (8.0, 0.5, 2), (8.0, 0.4, 1)]
+    assert len(accountant) == 6
+    want = wor_epsilon([(4.0, 0.4, 4), (4.0, 0.5, 2)], 1e-6, kind.mechanism())
+    assert accountant.get_epsilon(1e-6) == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_budget(kind):
+    noise = kind.noise_multiplier_for(8.0, 1e-6, sample_rate=0.1, steps=40)
+    accountant = spend(kind(), 40, noise, 0.1)
+    assert 0.99 * 8 <= accountant.get_epsilon(1e-6) <= 8
+    left = accountant.remaining_steps(
+        9.0, 1e-6, noise_multiplier=noise, sample_rate=0.1
+    )
+    assert left > 0
+    assert spend(accountant, left, noise, 0.1).get_epsilon(1e-6) <= 9
+    assert spend(accountant, 1, noise, 0.1).get_epsilon(1e-6) > 9
+    assert (
+        accountant.remaining_steps(
+            9.0, 1e-6, noise_multiplier=noise, sample_rate=0.1
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_state_continues(kind):
+    accountant = spend(kind(), 3)
+    state = json.loads(json.dumps(accountant.state_dict()))
+    resumed = kind()
+    resumed.load_state_dict(state)
+    assert resumed.history == accountant.history
+    assert resumed.get_epsilon(1e-6) == accountant.get_epsilon(1e-6)
+    spend(resumed, 2)
+    spend(resumed, 1, sample_rate=0.5)
+    accountant.load_state_dict(resumed.state_dict())
+    assert len(accountant) == 6
+    # What was saved does not change with what is spent later.
+    assert len(state['history']) == 1
+
+
+@pytest.mark.parametrize(
+    'history',
+    [
+        [],
+        [(8.0, 0.4, 2)],
+        [(8.0, 0.4, 3)],
+        [(8.0, 0.4, 4), (8.0, 0.5, 2)],
+        [(8.0, 0.4, 3), (8.0, 0.5, 1)],
+        [(8.0, 0.4, 3), (9.0, 0.5, 7)],
+        [(8.0, 0.5, 2), (8.0, 0.4, 3)],
+    ],
+)
+def test_state_never_goes_back(history):
+    accountant = spend(PLDAccountant(), 3)
+    spend(accountant, 2, sample_rate=0.5)
+    before = copy.deepcopy(accountant.history)
+    state = {**accountant.state_dict(), 'history': history}
+    with pytest.raises(ValueError, match='does not continue'):
+        accountant.load_state_dict(state)
+    assert accountant.history == before
+
+
+@pytest.mark.parametrize(
+    ('change', 'match'),
+    [
+        ({'mechanism': 'rdp_wor'}, 'mechanism'),
+        ({'mechanism': 'rdp'}, 'mechanism'),
+        ({'relation': 'add-or-remove'}, 'relation'),
+        ({'sampling': 'poisson'}, 'sampling'),
+        ({'history': [(8.0, 1.4, 3)]}, 'sample_rate'),
+        ({'history': [(0.0, 0.4, 3)]}, 'lam'),
+        ({'history': [(8.0, 0.4, -3)]}, 'steps'),
+        ({'history': [(8.0, 0.4, 3.5)]}, 'steps'),
+        ({'history': [(8.0, 0.4)]}, 'triples|unpack'),
+        ({'history': 7}, 'triples'),
+        ({'history': [None]}, 'triples'),
+    ],
+)
+def test_foreign_states(change, match):
+    accountant = spend(PLDAccountant(), 3)
+    state = {**accountant.state_dict(), **change}
+    with pytest.raises(ValueError, match=match):
+        accountant.load_state_dict(state)
+    assert accountant.history == [(8.0, 0.4, 3)]
+
+
+@pytest.mark.parametrize(
+    'missing', ['history', 'mechanism', 'relation', 'sampling']
+)
+def test_incomplete_states(missing):
+    state = dict(PLDAccountant().state_dict())
+    del state[missing]
+    for broken in (state, {}, None):
+        with pytest.raises(ValueError, match='needs an entry'):
+            PLDAccountant().load_state_dict(broken)
+
+
+@pytest.mark.parametrize(
+    ('step', 'error'),
+    [
+        ({'noise_multiplier': 0.0, 'sample_rate': 0.4}, ValueError),
+        ({'noise_multiplier': float('nan'), 'sample_rate': 0.4}, ValueError),
+        ({'noise_multiplier': 8.0, 'sample_rate': 0.0}, ValueError),
+        ({'noise_multiplier': 8.0, 'sample_rate': 1.2}, ValueError),
+        ({'noise_multiplier': '8', 'sample_rate': 0.4}, TypeError),
+    ],
+)
+def test_bad_steps_are_not_counted(step, error):
+    accountant = spend(PLDAccountant(), 3)
+    with pytest.raises(error):
+        accountant.step(**step)
+    assert accountant.history == [(8.0, 0.4, 3)]
+
+
+def test_bad_questions():
+    accountant = spend(PLDAccountant(), 3)
+    for delta in (0, 1, -1e-5, float('nan')):
+        with pytest.raises(ValueError, match='delta'):
+            accountant.get_epsilon(delta)
+    with pytest.raises(TypeError, match='delta'):
+        accountant.get_epsilon(1e-5, alphas=[2])
+    with pytest.raises(ValueError, match='sample_rate'):
+        PLDAccountant.noise_multiplier_for(1.0, 1e-5, sample_rate=2.0, steps=1)
+    with pytest.raises(ValueError, match='mechanism'):
+        create_accountant('prv')
+
+
+def test_names(monkeypatch):
+    assert isinstance(create_accountant(), PLDAccountant)
+    assert isinstance(create_accountant('rdp_wor'), RDPAccountant)
+    monkeypatch.setattr(registry, '_ACCOUNTANTS', dict(registry._ACCOUNTANTS))
+    register_accountants()
+    register_accountants()
+    assert isinstance(opacus_create('pld_wor'), PLDAccountant)
+    assert isinstance(opacus_create('rdp_wor'), RDPAccountant)
+
+
+def test_importing_leaves_opacus_alone():
+    code = """
+from opacus.accountants import registry
+before = dict(registry._ACCOUNTANTS)
+import pyg_trust.privacy
+assert registry._ACCOUNTANTS == before
+"""
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
