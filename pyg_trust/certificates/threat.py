@@ -154,7 +154,8 @@ def spanning_tree(graph: CSRGraph) -> Tensor:
         scipy.sparse.csr_array(
             (
                 weight[proper.numpy()],
-                (low[proper].numpy(), high[proper].numpy()),
+                # Older scipy takes 32-bit indices alone.
+                (low[proper].int().numpy(), high[proper].int().numpy()),
             ),
             shape=(graph.num_nodes, graph.num_nodes),
         )
