@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 
@@ -97,10 +98,8 @@ def sweep_cut(
     start = graph.rowptr[ranked]
     degree = graph.rowptr[ranked + 1] - start
     volume = degree.cumsum(0)
-    offset = (start - volume + degree).repeat_interleave(degree)
-    entry = offset + torch.arange(offset.numel())
     here = torch.arange(count).repeat_interleave(degree)
-    other = graph.col[entry]
+    other = graph.col[ranges(start, degree)]
     place = torch.searchsorted(known, other).clamp_(max=count - 1)
     inside = known[place] == other
     later = torch.maximum(here[inside], rank[place[inside]])

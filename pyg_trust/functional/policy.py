@@ -58,6 +58,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust.functional.measures import check_number
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 T = TypeVar('T')
@@ -469,7 +470,7 @@ class Perturbations:
                 col, count = graph.row[perm], graph.in_degree
             step = torch.arange(num_columns, device=graph.device)
             col = (step[:, None] * self.num_nodes + col).view(-1)
-            rowptr = _rowptr(count.repeat(num_columns))
+            rowptr = pointer(count.repeat(num_columns))
             return rowptr.int(), col.int(), perm
 
         return self._constant(('pattern', num_columns, back), build)
@@ -577,7 +578,7 @@ class Policy:
             if column.numel() > 0:
                 self._matrix += (
                     _csr(
-                        _rowptr(self._num_added.view(-1)),
+                        pointer(self._num_added.view(-1)),
                         column * n + target,
                         torch.ones(column.numel(), dtype=torch.float64),
                         size,
@@ -1037,7 +1038,7 @@ def _diffuse(
     rowptr, col = graph.rowptr, graph.col
     if back and normalization == 'rw':
         perm = graph.col.argsort(stable=True)
-        rowptr = _rowptr(graph.in_degree)
+        rowptr = pointer(graph.in_degree)
         col, weight = graph.row[perm], weight[perm]
     matrix = _csr(rowptr, col, weight, graph.num_nodes)
     reward = alpha * (x.t() / scale).contiguous()
@@ -1191,10 +1192,6 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 def _csr(rowptr: Tensor, col: Tensor, value: Tensor, size: int) -> Tensor:
     # int32, which MKL multiplies without a copy.
     return sparse_rows(rowptr.int(), col.int(), value, (size, size))
-
-
-def _rowptr(count: Tensor) -> Tensor:
-    return torch.nn.functional.pad(count.cumsum(0), (1, 0))
 
 
 def _position(row: Tensor) -> Tensor:
