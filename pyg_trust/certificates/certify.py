@@ -1,6 +1,5 @@
 """Certificates: which predictions no admissible graph can change."""
 
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,7 @@ from pyg_trust.functional.policy import (
     policy_value,
     worst_case_margins,
 )
-from pyg_trust.report import Report, provenance
+from pyg_trust.report import Guarantee, Report, fingerprint, provenance
 
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 METHODS = ('dual', 'lp', 'exact')
@@ -129,6 +128,33 @@ class Certificate(Report):
         check_tensor('labels', labels, torch.int64, size)
         right = self.reference == labels[self.targets]
         return float((self.robust & right).double().mean())
+
+    def guarantee(self) -> Guarantee:
+        """That the robust nodes keep their predictions, and when."""
+        within = 'the local budgets'
+        if self.global_budget is not None:
+            within += f' and {self.global_budget} flips in all'
+        return Guarantee(
+            procedure='robustness certificate',
+            promise=(
+                f'{self.num_robust} of {self.targets.numel()} predictions '
+                f'stay as they are in every graph that {within} allow '
+                f'({self.num_broken} can be broken, {self.num_unknown} are '
+                'unknown)'
+            ),
+            assumptions=(
+                f'the model is personalized PageRank (alpha {self.alpha:g}) '
+                'of logits that do not depend on the edges',
+                f'only fragile edges flip ({self.scenario}), each direction '
+                'by itself',
+            ),
+            not_covered=(
+                'changes of features or of labels',
+                'several nodes at once: each is certified by itself',
+            ),
+            data=self.fingerprint,
+            origin=self.provenance,
+        )
 
     def witness(self, node: int) -> Tensor:
         """The edges to flip to break a node: int64, ``[2, num_flips]``.
@@ -265,7 +291,9 @@ def certify(
         alpha=alpha,
         method=used,
         tolerance=float(tolerance),
-        fingerprint=_fingerprint(logits, threat, alpha),
+        fingerprint=fingerprint(
+            logits, threat.graph.rowptr, threat.graph.col, alpha
+        ),
         flips=torch.cat([empty, *flips], dim=1),
         flips_ptr=torch.tensor([0, *counts]).cumsum(0),
         flips_of=problem.witness_of,
@@ -483,12 +511,3 @@ def _check_method(method: str, cost: str, budget: int | None) -> None:
             "'method' can be 'exact' for a global budget of at most one "
             f'(got a budget of {budget})'
         )
-
-
-def _fingerprint(logits: Tensor, threat: ThreatModel, alpha: float) -> str:
-    graph = threat.graph
-    digest = hashlib.sha256()
-    for part in (logits, graph.rowptr, graph.col):
-        digest.update(part.contiguous().numpy().tobytes())
-    digest.update(repr((tuple(logits.shape), alpha)).encode())
-    return digest.hexdigest()

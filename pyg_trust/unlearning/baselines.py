@@ -2,7 +2,8 @@
 
 linear-GST and GFT are other transforms of the same
 :class:`~pyg_trust.unlearning.ScatteringClassifier`; unstructured removal (Guo
-et al. 2020) is its :meth:`remove` of
+et al. 2020) is its
+:meth:`~pyg_trust.unlearning.ScatteringClassifier.remove` of
 :meth:`~pyg_trust.removal.RemovalRequest.whole_graphs`. What is left is a
 trained network, whose embeddings depend on every graph: it can only be
 trained again.

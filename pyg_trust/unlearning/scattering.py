@@ -43,7 +43,7 @@ from pyg_trust.functional.scattering import frame_bound
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import MODES, RemovalRequest, remove_from_data
-from pyg_trust.report import Report, provenance
+from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.transforms import GraphEmbedding, GraphScattering
 
 ACCOUNTINGS = ('residual', 'bound', 'paper')
@@ -76,6 +76,7 @@ class UnlearnReport(Report):
             ``feature`` (Theorem 4.3, Corollary 4.5); those that the
             accounting computes and the request allows.
         assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): a fingerprint of the data that remain, as in the ledger.
         origin (dict): versions and settings.
     """
 
@@ -93,7 +94,24 @@ class UnlearnReport(Report):
     iterations: int
     increments: dict[str, float]
     assumptions: tuple[str, ...]
+    data: str
     origin: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """How close the model is to one that never saw what was removed."""
+        return Guarantee(
+            procedure='certified removal',
+            promise=(
+                f'the model is ({self.epsilon:.4g}, {self.delta:g})-'
+                'indistinguishable from one trained without what was removed'
+            ),
+            assumptions=self.assumptions,
+            not_covered=('what earlier releases of the model have revealed',),
+            spent={'gradient residual': self.bound},
+            budget={'gradient residual': self.budget},
+            data=self.data,
+            origin=self.origin,
+        )
 
 
 @dataclass(frozen=True)
@@ -472,6 +490,7 @@ class ScatteringClassifier:
                 'the certificate covers this release, not the pair of '
                 'releases before and after',
             ),
+            data=_digest(model.prints),
             origin=provenance(
                 transform=str(self.transform),
                 lam=self.lam,

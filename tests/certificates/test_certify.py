@@ -193,6 +193,10 @@ def test_the_report_holds_what_one_needs():
     assert again.fingerprint == made.fingerprint
     other = certify(logits + 1e-9, threat)
     assert other.fingerprint != made.fingerprint
+    said = made.guarantee()
+    assert said.promise.startswith(f'{made.num_robust} of 5 predictions')
+    assert 'local budgets and 3 flips in all' in said.promise
+    assert said.data == made.fingerprint
 
 
 def test_witnesses_are_of_broken_targets_only():

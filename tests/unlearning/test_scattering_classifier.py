@@ -728,6 +728,10 @@ def test_reports_are_plain():
     assert report.to_dict()['increments'].keys() == {'tight', 'paper', 'node'}
     assert '"action"' in report.to_json()
     assert str(report).startswith('UnlearnReport')
+    said = report.guarantee()
+    assert said.remaining['gradient residual'] == model.ledger.remaining
+    assert said.data == report.data == model.ledger.entries[-1].data
+    assert 'the noise b is secret' in said.assumptions
 
 
 # Real data ##################################################################
