@@ -4,6 +4,7 @@
     python3 dev.py quickstart    train on AGP-propagated features
     python3 dev.py test          check the code and run the whole test suite
     python3 dev.py bench NAME    run benchmarks/NAME.py
+    python3 dev.py docs          make the API pages: docs/build/index.html
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
 into the environment ``.venv`` (or the one named by ``--env``), which is used
@@ -30,7 +31,8 @@ SPARSE = ('torch-scatter', 'torch-sparse')
 EXTRAS = {
     'quickstart': ['examples'],
     'bench': ['examples'],
-    'test': ['examples', 'sparse', 'test'],
+    'docs': ['docs', 'examples'],
+    'test': ['docs', 'examples', 'sparse', 'test'],
 }
 
 
@@ -204,14 +206,22 @@ def digest() -> str:
     return together.hexdigest()
 
 
+def docs(env: Environment) -> None:
+    """The API pages; a warning is an error."""
+    say('sphinx')
+    options = '-q -E -W --keep-going -b html'.split()
+    env.run('-m', 'sphinx', *options, 'docs', 'docs/build')
+
+
 def test(env: Environment, arguments: list[str]) -> None:
-    """Lint, format, types, tests."""
+    """Lint, format, types, API pages, tests."""
     say('ruff check')
     env.run('-m', 'ruff', 'check', '.')
     say('ruff format --check')
     env.run('-m', 'ruff', 'format', '--check', '.')
     say('mypy')
     env.run('-m', 'mypy')
+    docs(env)
     say('pytest')
     env.run('-m', 'pytest', *arguments)
 
@@ -249,6 +259,8 @@ def main() -> None:
 
     if args.command == 'test':
         test(env, rest)
+    elif args.command == 'docs':
+        docs(env)
     else:
         script = (
             ROOT / 'examples' / 'quickstart.py'

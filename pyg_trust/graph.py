@@ -48,6 +48,11 @@ class CSRGraph:
         TypeError: if a tensor has another dtype.
         ValueError: if there is no node, an index is out of range, a row is
             not ascending, or a weight is not finite.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> CSRGraph.from_edge_index(edge_index, num_nodes=4)
+        CSRGraph(num_nodes=4, num_edges=4)
     """
 
     def __init__(

@@ -48,6 +48,13 @@ class RemovalLedger:
 
     Args:
         budget (float): what may be spent at most.
+
+    Example:
+        >>> ledger = RemovalLedger(budget=1.0)
+        >>> _ = ledger.record('fit', 0.0)
+        >>> _ = ledger.record('step', 0.25)
+        >>> ledger.remaining
+        0.75
     """
 
     FRESH = ('fit', 'refine', 'retrain')

@@ -80,6 +80,10 @@ class RemovalRequest:
     Raises:
         TypeError: on something that is no integer.
         ValueError: if nothing is requested, or a name is negative.
+
+    Example:
+        >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()
+        {'3': {'nodes': [0, 5]}, '7': {'whole': True}}
     """
 
     parts: Mapping[int, Part] = field(default_factory=dict)

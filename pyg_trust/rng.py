@@ -58,6 +58,10 @@ def derive(seed: int, *items: int) -> int:
     Args:
         seed (int): the seed of the whole.
         *items (int): what the part is, non-negative integers.
+
+    Example:
+        >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
+        (True, False)
     """
     key = seed
     for item in items:

@@ -71,6 +71,13 @@ def local_cluster(
     Raises:
         TypeError, ValueError: as :func:`pyg_trust.functional.query` and
             :func:`pyg_trust.functional.sweep_cut`.
+
+    Example:
+        >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]
+        >>> edge_index = torch.tensor(pairs + [(v, u) for u, v in pairs]).t()
+        >>> found = local_cluster(edge_index, 0, num_nodes=6)
+        >>> sorted(found.nodes.tolist()), round(found.conductance, 3)
+        ([0, 1, 2], 0.143)
     """
     graph = CSRGraph.convert(graph, num_nodes)
     if not isinstance(seeds, Tensor):

@@ -235,6 +235,14 @@ def certify(
         ValueError: on logits of a wrong shape or not finite, :obj:`alpha`
             outside :math:`(0, 1)`, targets out of range, or a method that
             does not fit the budget.
+
+    Example:
+        >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3)]
+        >>> edge_index = torch.tensor(pairs + [(v, u) for u, v in pairs]).t()
+        >>> logits = torch.tensor([[3, 0], [3, 0], [1, 0], [0, 9]]).double()
+        >>> threat = ThreatModel(edge_index, local_budget=1, num_nodes=4)
+        >>> certify(logits, threat).status.tolist()  # 1 is robust, -1 broken
+        [1, 1, -1, 1]
     """
     if not isinstance(threat, ThreatModel):
         raise TypeError(

@@ -58,6 +58,14 @@ def sweep_cut(
         ValueError: on a directed or weighted graph, nodes out of range,
             repeated or none, NaN in :obj:`score`, shapes that differ, or if no
             prefix has a conductance (isolated nodes, the whole graph).
+
+    Example:
+        >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]
+        >>> edge_index = torch.tensor(pairs + [(v, u) for u, v in pairs]).t()
+        >>> graph = CSRGraph.from_edge_index(edge_index, num_nodes=6)
+        >>> score = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+        >>> sweep_cut(graph, torch.arange(6), score).nodes  # one triangle
+        tensor([0, 1, 2])
     """
     if graph.is_weighted or not graph.is_undirected:
         raise ValueError(

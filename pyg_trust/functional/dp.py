@@ -412,6 +412,13 @@ def wor_epsilon(
         method (str): :obj:`'pld_wor'` (:func:`wor_epsilon_pld`, tighter) or
             :obj:`'rdp_wor'` (:func:`wor_epsilon_rdp`, the paper's).
             (default: :obj:`'pld_wor'`)
+
+    Example:
+        >>> history = [(4.0, 0.4, 50)]  # lambda, m / M, steps
+        >>> pld = wor_epsilon(history, 1e-6)
+        >>> rdp = wor_epsilon(history, 1e-6, 'rdp_wor')
+        >>> 3.4 < pld < rdp < 8.3
+        True
     """
     if method not in METHODS:
         raise ValueError(
@@ -450,6 +457,11 @@ def calibrate_lam(
 
     Raises:
         ValueError: if a number is out of range or no noise is enough.
+
+    Example:
+        >>> lam = calibrate_lam(8.0, 1e-5, q=0.4, steps=100)
+        >>> 7.92 <= wor_epsilon([(lam, 0.4, 100)], 1e-5) <= 8.0
+        True
     """
     epsilon, q = _check_positive('epsilon', epsilon), check_q(q)
     steps = _check_int('steps', steps, 1)

@@ -130,6 +130,14 @@ def propagate(
             measure, NaN or infinity in :obj:`x`, a wrong shape or device,
             :obj:`eps` that is negative or not finite, or :obj:`half` together
             with :obj:`eps` or with float64.
+
+    Example:
+        >>> from pyg_trust.functional import ppr
+        >>> path = torch.tensor([[0, 1], [1, 0]])
+        >>> graph = CSRGraph.from_edge_index(path, num_nodes=2)
+        >>> z = propagate(graph, torch.eye(2), ppr(alpha=0.5))
+        >>> (z - torch.tensor([[2, 1], [1, 2]]) / 3).abs().max() < 1e-3
+        tensor(True)
     """
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
@@ -369,6 +377,11 @@ def plan(
 
     Raises:
         ValueError: as :func:`eps_for`.
+
+    Example:
+        >>> best = plan(1e-3, levels=10, relative_error=0.1, failure=1e-6)
+        >>> best.failure <= 1e-6, best.repetitions % 2
+        (True, 1)
     """
 
     def eps(chance: float) -> float:

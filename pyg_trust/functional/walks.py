@@ -102,6 +102,13 @@ def disjoint_walks(
         ValueError: on parallel edges, :obj:`walk_length` below 0 or
             :obj:`restarts` below 1, or roots that are none, out of range or
             repeated.
+
+    Example:
+        >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
+        >>> walks = disjoint_walks(graph, walk_length=2, seed=0)
+        >>> walks.node.sort().values  # every node, once
+        tensor([0, 1, 2])
     """
     if not isinstance(graph, CSRGraph):
         raise TypeError(

@@ -88,6 +88,12 @@ class SGConv(_AGPConv):
     Raises:
         TypeError, ValueError: as :func:`pyg_trust.functional.propagate` and
             :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`.
+
+    Example:
+        >>> import torch
+        >>> conv = SGConv(3, 2, K=2, eps=0.0)
+        >>> conv(torch.rand(2, 3), torch.tensor([[0, 1], [1, 0]])).shape
+        torch.Size([2, 2])
     """
 
     def __init__(

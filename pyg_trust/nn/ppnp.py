@@ -136,6 +136,11 @@ class PPNP(PageRankDiffusion):
         K (int, optional): as in :class:`PageRankDiffusion`.
             (default: :obj:`None`)
         **kwargs (Any): of :class:`PageRankDiffusion`.
+
+    Example:
+        >>> model = PPNP(torch.nn.Linear(3, 2), alpha=0.15)
+        >>> model(torch.rand(2, 3), torch.tensor([[0, 1], [1, 0]])).shape
+        torch.Size([2, 2])
     """
 
     def __init__(

@@ -207,6 +207,13 @@ def create_accountant(mechanism: str = 'pld_wor') -> WORAccountant:
     Args:
         mechanism (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
             (default: :obj:`'pld_wor'`)
+
+    Example:
+        >>> accountant = create_accountant('pld_wor')
+        >>> for _ in range(50):
+        ...     accountant.step(noise_multiplier=8.0, sample_rate=0.4)
+        >>> 3.4 < accountant.get_epsilon(delta=1e-6) < 4.1
+        True
     """
     for kind in (PLDAccountant, RDPAccountant):
         if kind.mechanism() == mechanism:

@@ -48,6 +48,14 @@ class DisjointWalkSampler(BaseSampler):
     Raises:
         TypeError, ValueError: as
             :func:`pyg_trust.functional.disjoint_walks`.
+
+    Example:
+        >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> data = Data(edge_index=path, num_nodes=3)
+        >>> sampler = DisjointWalkSampler(data, walk_length=1, seed=0)
+        >>> walks = sampler.partition()
+        >>> walks.node.unique().numel() == walks.node.numel() == 3
+        True
     """
 
     def __init__(

@@ -89,6 +89,15 @@ class AGP(MeasureTransform):
             :func:`pyg_trust.functional.propagate`, :meth:`CSRGraph.from_data
             <pyg_trust.graph.CSRGraph.from_data>` and
             :func:`~pyg_trust.functional.make_measure`.
+
+    Example:
+        >>> import torch
+        >>> data = Data(
+        ...     x=torch.eye(2), edge_index=torch.tensor([[0, 1], [1, 0]])
+        ... )
+        >>> AGP('sgc', levels=2, eps=0.0)(data).x
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
     """
 
     def __init__(

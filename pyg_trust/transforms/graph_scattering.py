@@ -168,6 +168,14 @@ class GraphScattering(GraphEmbedding):
         sparse (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
             (default: :obj:`None`)
+
+    Example:
+        >>> data = Data(
+        ...     x=torch.rand(3, 2),
+        ...     edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]),
+        ... )
+        >>> GraphScattering(J=2, Q=1, L=2)(data).z.shape  # 1 + J paths
+        torch.Size([1, 6])
     """
 
     def __init__(

@@ -230,6 +230,25 @@ class ScatteringClassifier:
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
+
+    Example:
+        >>> from pyg_trust.removal import RemovalRequest
+        >>> from pyg_trust.transforms import GraphScattering
+        >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> graphs = [
+        ...     Data(
+        ...         x=torch.full((3, 1), 0.2 + 0.6 * (i % 2)),
+        ...         edge_index=edge_index,
+        ...         y=torch.tensor([i % 2]),
+        ...     )
+        ...     for i in range(20)
+        ... ]
+        >>> scattering = GraphScattering(J=2, Q=1, L=2)
+        >>> model = ScatteringClassifier(scattering, seed=0)
+        >>> request = RemovalRequest(nodes={3: [0]})
+        >>> report = model.fit(graphs).remove(request)
+        >>> report.bound <= report.budget, model.verify().ok
+        (True, True)
     """
 
     def __init__(
