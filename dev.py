@@ -5,6 +5,7 @@
     python3 dev.py test          check the code and run the whole test suite
     python3 dev.py bench NAME    run benchmarks/NAME.py
     python3 dev.py docs          make the API pages: docs/build/index.html
+    python3 dev.py package       build dist/, and test what it installs
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
 into the environment ``.venv`` (or the one named by ``--env``), which is used
@@ -21,7 +22,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -32,6 +35,7 @@ EXTRAS = {
     'quickstart': ['examples'],
     'bench': ['examples'],
     'docs': ['docs', 'examples'],
+    'package': ['examples', 'test'],
     'test': ['docs', 'examples', 'sparse', 'test'],
 }
 
@@ -67,13 +71,9 @@ class Environment:
         )
         return run.stdout.strip() if run.returncode == 0 else None
 
-    def run(self, *command: str | Path, **variables: str) -> None:
+    def run(self, *command: str | Path, cwd: Path = ROOT) -> None:
         """Runs Python in the environment, and stops if it fails."""
-        done = subprocess.run(
-            [self.python, *command],
-            cwd=ROOT,
-            env={**os.environ, **variables},
-        )
+        done = subprocess.run([self.python, *command], cwd=cwd)
         if done.returncode != 0:
             sys.exit(done.returncode)
 
@@ -206,10 +206,37 @@ def digest() -> str:
     return together.hexdigest()
 
 
+def package(env: Environment, arguments: list[str]) -> None:
+    """Builds sdist and wheel; installs that, and tests it from elsewhere."""
+    say('building dist/')
+    env.pip('install', 'build')
+    shutil.rmtree(ROOT / 'dist', ignore_errors=True)
+    env.run('-m', 'build', '--no-isolation', '--outdir', 'dist')
+    (wheel,) = (ROOT / 'dist').glob('*.whl')
+    (sdist,) = (ROOT / 'dist').glob('*.tar.gz')
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            for path in (f'{ROOT}/', f'{Path.home()}/'):
+                if path.encode() in archive.read(name):
+                    stop(f'{name} in {wheel.name} holds the path {path}')
+    with tempfile.TemporaryDirectory() as folder:
+        clean = Environment(Path(folder) / 'env')
+        clean.create()
+        clean.torch()
+        say(f'installing {wheel.name}')
+        clean.pip('install', f'{wheel}[examples,test]')
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder)
+        (source,) = Path(folder).glob('pyg_trust-*')
+        shutil.rmtree(source / 'pyg_trust')
+        say('pytest, without the source of the package')
+        clean.run('-m', 'pytest', 'tests', *arguments, cwd=source)
+
+
 def docs(env: Environment) -> None:
     """The API pages; a warning is an error."""
     say('sphinx')
-    options = '-q -E -W --keep-going -b html'.split()
+    options = ['-q', '-E', '-W', '--keep-going', '-b', 'html']
     env.run('-m', 'sphinx', *options, 'docs', 'docs/build')
 
 
@@ -259,6 +286,8 @@ def main() -> None:
 
     if args.command == 'test':
         test(env, rest)
+    elif args.command == 'package':
+        package(env, rest)
     elif args.command == 'docs':
         docs(env)
     else:

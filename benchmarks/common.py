@@ -1,7 +1,10 @@
-"""What the benchmarks share: generated graphs and interleaved timing."""
+"""What the benchmarks share: graphs, interleaved timing, and results."""
 
+import json
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -58,3 +61,28 @@ def interleaved(
             results[name] = method()
             seconds[name].append(time.perf_counter() - start)
     return {name: median(runs) for name, runs in seconds.items()}, results
+
+
+def result(
+    what: str, reached: float, target: float, *, at_most: bool = False
+) -> None:
+    """Prints a figure beside its target; `all.py` collects them.
+
+    Args:
+        what (str): what was measured, with its unit unless it is a ratio.
+        reached (float): the figure of this run.
+        target (float): what it is meant to be at least.
+        at_most (bool): whether it is meant to be at most that instead.
+            (default: :obj:`False`)
+    """
+    met = reached <= target if at_most else reached >= target
+    sign = '<=' if at_most else '>='
+    print(
+        f'{"met   " if met else "MISSED"} {what}: {reached:.4g} '
+        f'({sign} {target:g})',
+        flush=True,
+    )
+    if 'PYG_TRUST_RESULTS' in os.environ:
+        line = [what, reached, f'{sign} {target:g}', met]
+        with Path(os.environ['PYG_TRUST_RESULTS']).open('a') as file:
+            file.write(json.dumps(line) + '\n')

@@ -1,0 +1,94 @@
+"""Runs every benchmark and writes RESULTS.md: each target beside its figure.
+
+    python3 dev.py bench all -- --data DATA
+
+DATA holds the real graphs, as the options of the single benchmarks say; what
+needs one that is not there is left out, and RESULTS.md says so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PEERS = ('torch', 'torch-geometric', 'opacus', 'scipy', 'cvxpy', 'highspy')
+NOT_RUN = ('all', 'common')
+
+
+def run(name: str, arguments: list[str]) -> tuple[int, list[list]]:
+    """Runs one benchmark; its exit code and its results."""
+    print(f'==> {name} {" ".join(arguments)}', flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / 'results.jsonl'
+        lines.touch()
+        done = subprocess.run(
+            [sys.executable, HERE / f'{name}.py', *arguments],
+            env={**os.environ, 'PYG_TRUST_RESULTS': str(lines)},
+        )
+        text = lines.read_text()
+    return done.returncode, [json.loads(line) for line in text.splitlines()]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--data', type=Path, help='the real graphs')
+    parser.add_argument('--quick', action='store_true', help='small graphs')
+    parser.add_argument('--only', nargs='*', help='names of benchmarks')
+    parser.add_argument('--out', type=Path, default=HERE / 'RESULTS.md')
+    args = parser.parse_args()
+
+    found = sorted(file.stem for file in HERE.glob('*.py'))
+    names = args.only or [name for name in found if name not in NOT_RUN]
+    lines = [
+        '# Results of one run',
+        '',
+        'Written by `python3 dev.py bench all`. Every figure is a ratio of',
+        'interleaved runs or a count, taken in this one run, beside its',
+        'target. Absolute times are not kept: they say little about another',
+        'machine.',
+        '',
+        f'Python {platform.python_version()}, {os.cpu_count()} cores; '
+        + ', '.join(f'{peer} {version(peer)}' for peer in PEERS)
+        + '.',
+    ]
+    failed = []
+    for name in names:
+        text = (HERE / f'{name}.py').read_text()
+        arguments = ['--quick'] if args.quick and "'--quick'" in text else []
+        if "'--data'" in text:
+            if args.data is None:
+                lines += ['', f'## {name}', '', 'Not run: needs `--data`.']
+                continue
+            arguments += ['--data', str(args.data)]
+        code, results = run(name, arguments)
+        lines += ['', f'## {name}', '']
+        lines.append(f'`python3 dev.py bench {name}`')
+        if results:
+            lines += [
+                '',
+                '| | reached | target | |',
+                '| --- | --- | --- | --- |',
+            ]
+        for what, reached, target, met in results:
+            mark = 'met' if met else '**missed**'
+            lines.append(f'| {what} | {reached:.4g} | {target} | {mark} |')
+        if code != 0:
+            failed.append(name)
+            lines += ['', f'It stopped early, with exit code {code}.']
+        args.out.write_text('\n'.join(lines) + '\n')
+    if failed:
+        sys.exit(f'failed: {", ".join(failed)}')
+
+
+if __name__ == '__main__':
+    main()
