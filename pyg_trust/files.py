@@ -1,21 +1,31 @@
 """Files that are never half written."""
 
+import glob
+import io
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import torch
 
 
 def write(path: str | Path, content: bytes) -> None:
     """Replaces a file in one step: it has the old content or the new one.
 
-    When it returns, the content is on the disk.
+    When it returns, the content is on the disk. What a process left beside
+    the file when it was killed while writing is deleted: it may hold what has
+    to be gone.
 
     Args:
         path (str or Path): of the file.
         content (bytes): what it is to hold.
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
+    prefix = f'.{path.name}.'
+    for left in path.parent.glob(f'{glob.escape(prefix)}*.tmp'):
+        left.unlink(missing_ok=True)
+    handle, name = tempfile.mkstemp('.tmp', prefix, path.parent)
     try:
         with os.fdopen(handle, 'wb') as file:
             file.write(content)
@@ -31,3 +41,27 @@ def write(path: str | Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def save(path: str | Path, state: Any) -> None:
+    """Writes a state of tensors and plain values as :func:`write` does.
+
+    Args:
+        path (str or Path): of the file.
+        state (Any): what :func:`load` is to return.
+    """
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    write(path, stream.getvalue())
+
+
+def load(path: str | Path) -> Any:
+    """Reads what :func:`save` has written, tensors to the CPU.
+
+    A file is data here and can't run code: only tensors and plain values are
+    read.
+
+    Args:
+        path (str or Path): of the file.
+    """
+    return torch.load(path, map_location='cpu', weights_only=True)

@@ -13,13 +13,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import rng
+from pyg_trust import files, rng
 from pyg_trust.functional.newton import (
     LOSSES,
     Residual,
@@ -638,6 +639,29 @@ class ScatteringClassifier:
                 )
         self._seed, self._model = seed, model
         self.classes, self.ledger = classes, ledger
+
+    def save(self, path: str | Path) -> None:
+        """Writes the state to a file, whole or not at all.
+
+        A removal is done once it is saved: whatever stops the process, the
+        file holds the state before or after it. A file system, a backup or a
+        snapshot may keep the old content of a file that was replaced.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+        """
+        files.save(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Takes over what :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        self.load_state_dict(files.load(path))
 
     def __repr__(self) -> str:
         return (
