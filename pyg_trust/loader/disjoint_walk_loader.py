@@ -1,18 +1,16 @@
 """Batches of node-disjoint subgraphs as a PyG loader."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
+from pyg_trust.loader.step_batches import StepBatches
 from pyg_trust.sampler import DisjointWalkSampler
 
 # Partitions and batches are drawn from streams of their own.
@@ -41,48 +39,6 @@ def _read(index: list[int] | Tensor) -> DisjointWalks:
     inner[last] = False
     ptr = torch.cat([last.new_zeros(1), last - torch.arange(last.numel())])
     return DisjointWalks(ptr, index[inner])
-
-
-class _WalkBatches(Sampler[list[int]]):
-    # The batches of an epoch; the next epoch has others.
-    def __init__(
-        self,
-        walks: DisjointWalkSampler,
-        batch_size: int,
-        num_steps: int,
-        resample_every: int | None,
-        seed: int,
-    ) -> None:
-        self.walks = walks
-        self.batch_size = batch_size
-        self.num_steps = num_steps
-        self.resample_every = resample_every
-        self.seed = seed
-        self.epoch = 0
-
-    def number(self, step: int) -> int:
-        # Of the partition that step draws from.
-        every = self.resample_every
-        return 0 if every is None else step // every
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self.epoch * self.num_steps
-        self.epoch += 1
-        for step in range(first, first + self.num_steps):
-            yield _write(self.draw(step))
-
-    def draw(self, step: int) -> DisjointWalks:
-        walks = self.walks.partition(self.number(step))
-        # Without torch.randperm, whose seed has 32 bits and whose law has the
-        # bias of a remainder: rates are exact, and so is this.
-        philox = np.random.Philox(key=rng.derive(self.seed, step))
-        index = np.random.Generator(philox).choice(
-            walks.num_subgraphs, self.batch_size, replace=False
-        )
-        return walks.select(torch.from_numpy(index))
-
-    def __len__(self) -> int:
-        return self.num_steps
 
 
 class DisjointWalkLoader(NodeLoader):
@@ -198,18 +154,19 @@ class DisjointWalkLoader(NodeLoader):
             num_steps = sampler.partition().num_subgraphs // batch_size
         self._position = torch.full((sampler.graph.num_nodes,), -1)
         self._position[sampler.roots] = torch.arange(sampler.roots.numel())
-        batches = _WalkBatches(
-            sampler,
+        self.resample_every = resample_every
+        self._num_subgraphs: dict[int, int] = {}
+        batches = StepBatches(
             batch_size,
             num_steps,
-            resample_every,
+            self.num_subgraphs_at,
+            self._write,
             rng.derive(seed, _BATCH),
         )
         # Indices are nodes, of any kind, and not positions in input_nodes.
         super().__init__(data, sampler, batch_sampler=batches, **kwargs)
         self.input_nodes = sampler.roots
         self.subgraphs_per_batch = batch_size
-        self._num_subgraphs: dict[int, int] = {}
 
     def num_subgraphs_at(self, step: int) -> int:
         r"""The number :math:`M` of subgraphs that a step draws from.
@@ -223,7 +180,7 @@ class DisjointWalkLoader(NodeLoader):
             )
         if step < 0:
             raise ValueError(f"'step' needs to be at least 0 (got {step})")
-        number = self.batch_sampler.number(step)
+        number = self._number(step)
         if number not in self._num_subgraphs:
             walks = self.node_sampler.partition(number)
             self._num_subgraphs[number] = walks.num_subgraphs
@@ -246,6 +203,26 @@ class DisjointWalkLoader(NodeLoader):
     def sample_rate(self) -> float:
         """The public sampling rate of the first partition."""
         return self.sample_rate_at(0)
+
+    def draw(self, step: int) -> DisjointWalks:
+        """The subgraphs of a step.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        return self._select(step, self.batch_sampler.index(step))
+
+    def _number(self, step: int) -> int:
+        # Of the partition that a step draws from.
+        every = self.resample_every
+        return 0 if every is None else step // every
+
+    def _select(self, step: int, index: Tensor) -> DisjointWalks:
+        walks = self.node_sampler.partition(self._number(step))
+        return walks.select(index)
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        return _write(self._select(step, index))
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Makes a batch of what the batch sampler has drawn."""
