@@ -7,10 +7,14 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
+from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
 
 __all__ = [
+    'ClippedSum',
     'PLDAccountant',
     'RDPAccountant',
+    'SubgraphGradients',
+    'Tape',
     'WORAccountant',
     'create_accountant',
     'register_accountants',
