@@ -106,6 +106,10 @@ class DisjointWalkLoader(NodeLoader):
             :func:`pyg_trust.functional.disjoint_walks`.
     """
 
+    # In how many units of a partition a node can be, and what they are.
+    terms = 1
+    unit = 'node-disjoint random walks'
+
     def __init__(
         self,
         data: Data,
@@ -156,6 +160,7 @@ class DisjointWalkLoader(NodeLoader):
         self._position[sampler.roots] = torch.arange(sampler.roots.numel())
         self.resample_every = resample_every
         self._num_subgraphs: dict[int, int] = {}
+        self._subgraph: tuple[int, Tensor] | None = None
         batches = StepBatches(
             batch_size,
             num_steps,
@@ -211,6 +216,94 @@ class DisjointWalkLoader(NodeLoader):
             step (int): the step, counted from 0 through all epochs.
         """
         return self._select(step, self.batch_sampler.index(step))
+
+    def setting(self) -> dict[str, Any]:
+        """The public arguments, by name; seeds are secret."""
+        return {
+            'loader': type(self).__name__,
+            'batch_size': self.subgraphs_per_batch,
+            'walk_length': self.node_sampler.walk_length,
+            'restarts': self.node_sampler.restarts,
+            'along': self.node_sampler.along,
+            'resample_every': self.resample_every,
+        }
+
+    def check_batch(
+        self, batch: Data, step: int, count: int | None = None
+    ) -> tuple[Tensor, int]:
+        """Makes sure that a batch holds subgraphs of a step's partition.
+
+        Whatever a ``transform`` did to it: its nodes have to be those of
+        distinct subgraphs, each with all of its nodes and once.
+
+        Args:
+            batch (Data): a batch, or a part of one, on the CPU.
+            step (int): the step, counted from 0 through all epochs.
+            count (int, optional): how many subgraphs it needs to have; by
+                default any number up to ``batch_size``.
+                (default: :obj:`None`)
+
+        Returns:
+            tuple[Tensor, int]: int64, ``[num_nodes]``, the subgraph of each
+            node, and the number of subgraphs.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        if not isinstance(batch, Data):
+            raise ValueError(
+                "'transform' needs to return a torch_geometric.data.Data "
+                f'(got {type(batch).__name__})'
+            )
+        node, owner = batch.get('n_id'), batch.get('batch')
+        known = self._subgraph_at(step)
+        good = (
+            isinstance(node, Tensor)
+            and isinstance(owner, Tensor)
+            and node.dim() == 1
+            and node.shape == owner.shape
+            and node.numel() == batch.num_nodes
+            and (batch.x is None or batch.x.size(0) == node.numel())
+            and node.numel() > 0
+            and int(node.min()) >= 0
+            and int(node.max()) < known.numel()
+            and int(owner.min()) == 0
+        )
+        if good:
+            found = int(owner.max()) + 1
+            subgraph = known[node]
+            # One number of the partition for each of the batch, and back.
+            of = subgraph.new_full((found,), -1)
+            of[owner] = subgraph
+            size = owner.bincount(minlength=found)
+            whole = known[known >= 0].bincount()
+            good = (
+                found <= (count or self.subgraphs_per_batch)
+                and (count is None or found == count)
+                and int(of.min()) >= 0
+                and bool((of[owner] == subgraph).all())
+                and of.unique().numel() == found
+                and node.unique().numel() == node.numel()
+                and bool((size == whole[of]).all())
+            )
+        if not good:
+            raise ValueError(
+                'a batch needs to hold whole, distinct subgraphs of the '
+                "loader's partition, each node once: is there a 'transform' "
+                "that changes 'n_id', 'batch' or the number of nodes?"
+            )
+        return owner, found
+
+    def _subgraph_at(self, step: int) -> Tensor:
+        # The subgraph of each node, -1 if it is in none.
+        number = self._number(step)
+        if self._subgraph is None or self._subgraph[0] != number:
+            walks = self.node_sampler.partition(number)
+            known = torch.full((self.node_sampler.graph.num_nodes,), -1)
+            index = torch.arange(walks.num_subgraphs)
+            known[walks.node] = index.repeat_interleave(walks.ptr.diff())
+            self._subgraph = number, known
+        return self._subgraph[1]
 
     def _number(self, step: int) -> int:
         # Of the partition that a step draws from.

@@ -6,7 +6,9 @@ so it is put to the test on random features, where a coupling shows; layers
 that couple rows by design, or remember data, are refused by name.
 """
 
-from collections.abc import Callable, Iterable
+import inspect
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
+
+from pyg_trust.privacy.gradients import SubgraphGradients
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
@@ -127,7 +131,7 @@ def check_parameters(
     return list(named)
 
 
-class Call:
+class BatchCall:
     """How a model is called with a batch: which attributes go where.
 
     Every tensor has to be one that the batch was delivered with, the same
@@ -160,9 +164,9 @@ class Call:
         self.kwargs = self._template(kwargs)
         del self._batch, self._names, self._versions
 
-    def fill(self, batch: Data) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the attributes of another batch."""
-        return _fill(self.args, batch), _fill(self.kwargs, batch)
+    def __call__(self, module: nn.Module, batch: Data) -> Tensor:
+        """Calls a model with the attributes of another batch."""
+        return module(*_fill(self.args, batch), **_fill(self.kwargs, batch))
 
     @property
     def key(self) -> str:
@@ -236,28 +240,58 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) else 0
 
 
-def default_call(module: nn.Module, batch: Data) -> Tensor:
-    """``module(x, edge_index)``, or ``module(x)`` if it takes one tensor."""
-    import inspect
+def find_call(
+    module: nn.Module, batch: Data, forward: Forward | None
+) -> BatchCall:
+    """How a model is going to be called.
 
+    Args:
+        module (torch.nn.Module): the model.
+        batch (Data): a batch.
+        forward (callable, optional): calls a model with a batch, once; by
+            default ``model(x, edge_index)``, or ``model(x)`` if it takes one
+            argument. (default: :obj:`None`)
+
+    Raises:
+        ValueError: if it can't be told.
+    """
+    calls = []
+
+    class Spy:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(BatchCall(batch, snapshot(batch), args, kwargs))
+            with torch.no_grad():
+                return module(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(module, name)
+
+    if forward is not None:
+        with torch.random.fork_rng():
+            forward(Spy(), batch)  # type: ignore[arg-type]
+        if len(calls) != 1:
+            raise ValueError(
+                "'forward' needs to call the model once (got "
+                f'{len(calls)} calls)'
+            )
+        return calls[0]
     parameters = inspect.signature(module.forward).parameters.values()
     needed = [
-        p
+        p.name
         for p in parameters
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+        if p.kind is not p.VAR_KEYWORD
     ]
     if len(needed) > 2:
         raise ValueError(
             "'forward' needs to be given for a model that takes more than "
             "'x' and 'edge_index': a function of the model and a batch (got "
-            f'a model that takes {[p.name for p in needed]})'
+            f'a model that takes {needed})'
         )
-    if len(needed) == 1 and needed[0].name in ('data', 'batch'):
-        return module(batch)
+    args: tuple[Any, ...] = (batch.x, batch.edge_index)
     if len(needed) == 1:
-        return module(batch.x)
-    return module(batch.x, batch.edge_index)
+        args = (batch if needed[0] in ('data', 'batch') else batch.x,)
+    return BatchCall(batch, snapshot(batch), args, {})
 
 
 def check_edges(batch: Data, owner: Tensor) -> None:
@@ -303,9 +337,9 @@ def _ends(name: str, value: Any) -> Tensor | None:
     return None
 
 
-def probe(
+def check_isolation(
     module: nn.Module,
-    call: Callable[[nn.Module, Data], Tensor],
+    call: Forward,
     batch: Data,
     owner: Tensor,
     seed: int = 0,
@@ -318,7 +352,7 @@ def probe(
     2. the gradient of the outputs of some subgraphs with respect to the rows
        of the others is exactly 0;
     3. the outputs of some subgraphs do not change by a bit if the rows of the
-       others do, to other numbers, infinity or none.
+       others do: to other numbers, to infinity, to what is no number.
 
     Parameters, buffers and the state of torch's generators are as before when
     it is done. Private features are not read.
@@ -326,7 +360,7 @@ def probe(
     Args:
         module (torch.nn.Module): the model.
         call (callable): calls it with a batch.
-        batch (Data): a batch of two subgraphs or more.
+        batch (Data): a batch, best of two subgraphs or more.
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
         seed (int): of features and splits. (default: :obj:`0`)
 
@@ -336,14 +370,12 @@ def probe(
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(seed)
     names = _features(batch, owner.numel())
-    kept = {
-        name: buffer.detach().clone() for name, buffer in module.named_buffers()
-    }
     training = module.training
+    kept = {n: b.detach().clone() for n, b in module.named_buffers()}
     module.train()
     try:
         base = _randomised(batch, names, generator)
-        with torch.enable_grad():
+        with torch.no_grad():
             out = _run(module, call, base, seed)
         check_output(out, owner.numel(), count)
         changed = [
@@ -356,43 +388,27 @@ def probe(
                 "'module' needs to keep its buffers as they are in training, "
                 f'as they would carry data on (it changes {changed})'
             )
-        if count < 2:
-            return
         rows = _row_owner(out, owner, count)
-        for trial in range(4):
-            mine = torch.randperm(count, generator=generator) < count // 2 + 0
+        for trial in range(4 if count > 1 else 0):
+            # Half of the subgraphs against the others.
+            mine = torch.randperm(count, generator=generator) < count // 2
             mine = mine.to(owner.device)
-            inner = mine[owner]
-            leaves = [base[name].requires_grad_() for name in names.floating]
-            if leaves:
-                with torch.enable_grad():
-                    out = _run(module, call, base, seed)
-                    weight = torch.randn(out.shape, generator=generator)
-                    weight = weight.to(out) * _column(mine[rows], out)
-                    grads = torch.autograd.grad(
-                        out, leaves, weight, allow_unused=True
-                    )
-                for name, grad in zip(names.floating, grads, strict=True):
-                    if grad is not None and not bool((grad[~inner] == 0).all()):
-                        _coupled(f"the gradient with respect to '{name}'")
-            for value in (None, float('inf'), float('nan'))[: 3 - trial]:
-                other = _randomised(batch, names, generator, value)
-                for name in names.all:
-                    shape = [-1] + [1] * (base[name].dim() - 1)
-                    other[name] = torch.where(
-                        inner.view(shape), base[name].detach(), other[name]
-                    )
-                with torch.no_grad():
-                    before = _run(module, call, base, seed)
-                    after = _run(module, call, other, seed)
-                if not _same(before[mine[rows]], after[mine[rows]]):
-                    _coupled(
-                        'the output'
-                        if value is None
-                        else f'the output, if features are {value},'
-                    )
-            for leaf in leaves:
-                leaf.requires_grad_(False)
+            _check_gradient(
+                module, call, base, names, mine[owner], mine[rows], seed
+            )
+            value = (None, math.inf, math.nan, None)[trial]
+            other = _randomised(batch, names, generator, value)
+            for name in names.both:
+                shape = [-1] + [1] * (base[name].dim() - 1)
+                other[name] = torch.where(
+                    mine[owner].view(shape), base[name], other[name]
+                )
+            with torch.no_grad():
+                before = _run(module, call, base, seed)
+                after = _run(module, call, other, seed)
+            if not _same(before[mine[rows]], after[mine[rows]]):
+                what = '' if value is None else f' ({value})'
+                _coupled(f'the output of one depends on the features{what}')
     finally:
         module.train(training)
         with torch.no_grad():
@@ -401,10 +417,91 @@ def probe(
                     buffer.copy_(kept[name])
 
 
+def _check_gradient(
+    module: nn.Module,
+    call: Forward,
+    base: Data,
+    names: '_Features',
+    inner: Tensor,
+    mine: Tensor,
+    seed: int,
+) -> None:
+    batch = base.clone()
+    for name in names.floating:
+        batch[name] = base[name].detach().clone().requires_grad_()
+    leaves = [batch[name] for name in names.floating]
+    with torch.enable_grad():
+        out = _run(module, call, batch, seed)
+        if not leaves or not out.requires_grad:
+            return
+        weight = torch.randn(
+            out.shape, generator=torch.Generator().manual_seed(seed)
+        )
+        mask = mine.view([-1] + [1] * (out.dim() - 1))
+        grads = torch.autograd.grad(
+            out, leaves, weight.to(out) * mask, allow_unused=True
+        )
+    for name, grad in zip(names.floating, grads, strict=True):
+        if grad is not None and not bool((grad[~inner] == 0).all()):
+            _coupled(f"the gradient of one depends on the '{name}'")
+
+
+def check_gradients(
+    gradients: SubgraphGradients,
+    call: Forward,
+    batch: Data,
+    owner: Tensor,
+    seed: int = 0,
+) -> None:
+    """Compares clipped sums with a loop over subgraphs, on random features.
+
+    Args:
+        gradients (SubgraphGradients): of the model.
+        call (callable): calls the model with a batch.
+        batch (Data): a batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        seed (int): of features and the outputs' gradients.
+            (default: :obj:`0`)
+
+    Raises:
+        ValueError: if they differ.
+    """
+    count = int(owner.max()) + 1
+    generator = torch.Generator().manual_seed(seed)
+    module = gradients.module
+    training = module.training
+    module.train()
+    batch = _randomised(batch, _features(batch, owner.numel()), generator)
+    exact = SubgraphGradients(module, 'vjp')
+    found = []
+    try:
+        for way in (gradients, exact):
+            with (
+                torch.enable_grad(),
+                way.record(owner, count) as tape,
+            ):
+                out = _run(module, call, batch, seed)
+            if not found:
+                weight = torch.randn(out.shape, generator=generator).to(out)
+            rows = _row_owner(out, owner, count)
+            found.append(
+                tape.clipped_sum(out, weight, 1.0, output_owner=rows)
+            )
+    finally:
+        module.train(training)
+    for name, want in found[1].sums.items():
+        error = (found[0].sums[name] - want).norm()
+        if not error <= 1e-3 * max(1.0, want.norm()):
+            raise ValueError(
+                f"'method' needs to be another than {gradients.method!r}: it "
+                f"gets the gradients of '{name}' wrong in this model"
+            )
+
+
 class _Features:
     def __init__(self, floating: list[str], integer: list[str]) -> None:
         self.floating = floating
-        self.all = floating + integer
+        self.both = floating + integer
 
 
 def _features(batch: Data, num_nodes: int) -> _Features:
@@ -433,7 +530,7 @@ def _randomised(
     value: float | None = None,
 ) -> Data:
     out = batch.clone()
-    for name in names.all:
+    for name in names.both:
         tensor = batch[name]
         if not tensor.is_floating_point():
             # Values that occur, in another order: embeddings have an end.
@@ -491,9 +588,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _coupled(what: str) -> None:
     raise ValueError(
-        "'module' needs to treat subgraphs apart, but "
-        f'{what} of one depends on the features of another: look for '
-        'normalisation, pooling or attention over the whole batch'
+        f"'module' needs to treat subgraphs apart, but {what} of another: "
+        'look for normalisation, pooling or attention over the whole batch'
     )
 
 
@@ -573,9 +669,3 @@ def _loss_grad(criterion: Criterion, out: Tensor, target: Tensor) -> Tensor:
 def buffer_versions(module: nn.Module) -> list[tuple[int, int]]:
     """Identity and version of every buffer: cheap to compare."""
     return [(id(b), b._version) for b in module.buffers()]
-
-
-def names_of(module: nn.Module, chosen: Iterable[nn.Parameter]) -> list[str]:
-    """The names of some parameters, in the order of the module."""
-    wanted = set(chosen)
-    return [name for name, p in module.named_parameters() if p in wanted]
