@@ -3,10 +3,17 @@
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyg_trust.report import Report
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
 
 
 class BudgetExceededError(RuntimeError):
@@ -198,5 +205,166 @@ def _link(
     request: dict[str, Any],
     data: str,
 ) -> str:
-    line = json.dumps([before, action, spent, request, data], sort_keys=True)
+    return _hash([before, action, spent, request, data])
+
+
+class PrivacyLedger:
+    r"""The durable account of private training: an append-only file.
+
+    A line is written, and forced to the disk, *before* the noisy gradient it
+    pays for is made. Whatever ends the process, what was released is in the
+    file; a crash can waste a step of the budget, never hide one. The first
+    line names the mechanism; each line holds a hash of itself and of all
+    before it. A last line without its end was being written when the process
+    died, so its step was never released, and it is cut off. Anything else
+    that does not fit is refused.
+
+    The file is locked while it is open: two processes can't spend at once.
+    It holds public numbers alone (steps, noise, rates), and can be read by
+    anyone who may know that training takes place.
+
+    Args:
+        path (str or Path): the file; it is made if it is not there.
+        header (dict): what the account is about, plain. An existing file
+            needs to have the same.
+
+    Raises:
+        ValueError: if the file is of another mechanism, or was changed.
+        RuntimeError: if another process has it open.
+    """
+
+    def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self._header: dict[str, Any] = json.loads(json.dumps(header))
+        self._lines: list[tuple[float, float]] = []
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were paid for."""
+        return len(self._lines)
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """Noise multiplier, sample rate and number of steps, in order."""
+        merged: list[tuple[float, float, int]] = []
+        for line in self._lines:
+            count = 1
+            if merged and merged[-1][:2] == line:
+                count += merged.pop()[2]
+            merged.append((*line, count))
+        return merged
+
+    def record(self, noise_multiplier: float, sample_rate: float) -> None:
+        """Pays for a step; it is on the disk when this returns.
+
+        Args:
+            noise_multiplier (float): Opacus' noise over clipping norm.
+            sample_rate (float): the share of the units that were drawn.
+        """
+        if self._file < 0:
+            raise ValueError(f'the ledger {self.path} is closed')
+        line = (float(noise_multiplier), float(sample_rate))
+        self._append({'step': self.steps + 1, 'spent': list(line)})
+        self._lines.append(line)
+
+    def close(self) -> None:
+        """Closes and unlocks the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _lock(self) -> None:
+        if fcntl is None:  # pragma: no cover
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuntimeError(
+                f'the ledger {self.path} is open in another process or engine'
+            ) from None
+
+    def _read(self) -> None:
+        with open(self.path, 'rb') as stream:
+            content = stream.read()
+        whole = content.rfind(b'\n') + 1
+        lines = content[:whole].splitlines()
+        self._link = ''
+        for number, text in enumerate(lines):
+            try:
+                entry = json.loads(text)
+                body, link = entry['body'], entry['link']
+                expected = _hash([self._link, body])
+                if link != expected:
+                    raise ValueError
+                if number:
+                    if body['step'] != number:
+                        raise ValueError
+                    noise, rate = map(float, body['spent'])
+                    self._lines.append((noise, rate))
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(
+                    f'line {number + 1} of the ledger {self.path} was changed'
+                ) from None
+            if not number and body != self._header:
+                raise ValueError(
+                    f'the ledger {self.path} is of another mechanism: it has '
+                    f'{_differing(body, self._header)}'
+                )
+            self._link = link
+        if whole < len(content):
+            os.ftruncate(self._file, whole)
+        if not lines:
+            self._append(self._header)
+            self._sync_folder()
+
+    def _append(self, body: dict[str, Any]) -> None:
+        link = _hash([self._link, body])
+        text = json.dumps({'body': body, 'link': link}) + '\n'
+        data = text.encode()
+        end = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError:
+            # A full disk: leave no half of a line for the next to follow.
+            os.ftruncate(self._file, end)
+            raise
+        self._link = link
+
+    def _sync_folder(self) -> None:
+        # A new file is durable once its name is.
+        folder = os.open(self.path.resolve().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'
+
+
+def _hash(content: Any) -> str:
+    line = json.dumps(content, sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()
+
+
+def _differing(found: Any, expected: dict[str, Any]) -> str:
+    if not isinstance(found, dict):
+        return repr(found)
+    names = sorted(
+        name
+        for name in {*found, *expected}
+        if found.get(name) != expected.get(name)
+    )
+    return ', '.join(
+        f'{name}={found.get(name)!r} instead of {expected.get(name)!r}'
+        for name in names
+    )

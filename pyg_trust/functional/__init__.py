@@ -17,6 +17,7 @@ from pyg_trust.functional.clustering import (
 )
 from pyg_trust.functional.dp import (
     calibrate_lam,
+    clip_factors,
     fdp_epsilon,
     fdp_sensitivity,
     fdp_terms,
@@ -117,6 +118,7 @@ __all__ = [
     'calibrate_lam',
     'check_walks',
     'clip_budget',
+    'clip_factors',
     'diffuse',
     'disjoint_walks',
     'dual_bound',

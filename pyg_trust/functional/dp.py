@@ -33,9 +33,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
+import torch
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
+from torch import Tensor
 
 from pyg_trust.functional.measures import check_number
 
@@ -57,6 +59,30 @@ _MAX_CELLS = 2**21
 _MAX_TERNARY = 256
 
 History = Iterable[tuple[float, float, int]]
+
+
+def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
+    r"""What to multiply each gradient with before they are summed.
+
+    .. math::
+        c_i = \min(1, C / \lVert g_i \rVert_2), \quad
+        c_i = 0 \text{ where the norm is not finite,}
+
+    so that no gradient adds more than :math:`C`, whatever the features are.
+    A gradient with factor zero has to be left out and not multiplied:
+    :math:`0 \cdot \infty` is not zero.
+
+    Args:
+        norms (Tensor): ``[num_subgraphs]``.
+        max_grad_norm (float): :math:`C`; infinity to clip nothing.
+
+    Returns:
+        Tensor: as :obj:`norms`, in :math:`[0, 1]`.
+    """
+    if max_grad_norm == math.inf:
+        return norms.isfinite().to(norms)
+    factors = (max_grad_norm / norms).clamp(max=1)
+    return torch.where(norms.isfinite(), factors, 0)
 
 
 def lam_from_opacus(noise_multiplier: float) -> float:

@@ -1,18 +1,16 @@
 """Batches of node-disjoint subgraphs as a PyG loader."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
+from pyg_trust.loader.step_batches import StepBatches
 from pyg_trust.sampler import DisjointWalkSampler
 
 # Partitions and batches are drawn from streams of their own.
@@ -41,48 +39,6 @@ def _read(index: list[int] | Tensor) -> DisjointWalks:
     inner[last] = False
     ptr = torch.cat([last.new_zeros(1), last - torch.arange(last.numel())])
     return DisjointWalks(ptr, index[inner])
-
-
-class _WalkBatches(Sampler[list[int]]):
-    # The batches of an epoch; the next epoch has others.
-    def __init__(
-        self,
-        walks: DisjointWalkSampler,
-        batch_size: int,
-        num_steps: int,
-        resample_every: int | None,
-        seed: int,
-    ) -> None:
-        self.walks = walks
-        self.batch_size = batch_size
-        self.num_steps = num_steps
-        self.resample_every = resample_every
-        self.seed = seed
-        self.epoch = 0
-
-    def number(self, step: int) -> int:
-        # Of the partition that step draws from.
-        every = self.resample_every
-        return 0 if every is None else step // every
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self.epoch * self.num_steps
-        self.epoch += 1
-        for step in range(first, first + self.num_steps):
-            yield _write(self.draw(step))
-
-    def draw(self, step: int) -> DisjointWalks:
-        walks = self.walks.partition(self.number(step))
-        # Without torch.randperm, whose seed has 32 bits and whose law has the
-        # bias of a remainder: rates are exact, and so is this.
-        philox = np.random.Philox(key=rng.derive(self.seed, step))
-        index = np.random.Generator(philox).choice(
-            walks.num_subgraphs, self.batch_size, replace=False
-        )
-        return walks.select(torch.from_numpy(index))
-
-    def __len__(self) -> int:
-        return self.num_steps
 
 
 class DisjointWalkLoader(NodeLoader):
@@ -150,6 +106,10 @@ class DisjointWalkLoader(NodeLoader):
             :func:`pyg_trust.functional.disjoint_walks`.
     """
 
+    # In how many units of a partition a node can be, and what they are.
+    terms = 1
+    unit = 'node-disjoint random walks'
+
     def __init__(
         self,
         data: Data,
@@ -198,18 +158,20 @@ class DisjointWalkLoader(NodeLoader):
             num_steps = sampler.partition().num_subgraphs // batch_size
         self._position = torch.full((sampler.graph.num_nodes,), -1)
         self._position[sampler.roots] = torch.arange(sampler.roots.numel())
-        batches = _WalkBatches(
-            sampler,
+        self.resample_every = resample_every
+        self._num_subgraphs: dict[int, int] = {}
+        self._subgraph: tuple[int, Tensor] | None = None
+        batches = StepBatches(
             batch_size,
             num_steps,
-            resample_every,
+            self.num_subgraphs_at,
+            self._write,
             rng.derive(seed, _BATCH),
         )
         # Indices are nodes, of any kind, and not positions in input_nodes.
         super().__init__(data, sampler, batch_sampler=batches, **kwargs)
         self.input_nodes = sampler.roots
         self.subgraphs_per_batch = batch_size
-        self._num_subgraphs: dict[int, int] = {}
 
     def num_subgraphs_at(self, step: int) -> int:
         r"""The number :math:`M` of subgraphs that a step draws from.
@@ -223,7 +185,7 @@ class DisjointWalkLoader(NodeLoader):
             )
         if step < 0:
             raise ValueError(f"'step' needs to be at least 0 (got {step})")
-        number = self.batch_sampler.number(step)
+        number = self._number(step)
         if number not in self._num_subgraphs:
             walks = self.node_sampler.partition(number)
             self._num_subgraphs[number] = walks.num_subgraphs
@@ -246,6 +208,114 @@ class DisjointWalkLoader(NodeLoader):
     def sample_rate(self) -> float:
         """The public sampling rate of the first partition."""
         return self.sample_rate_at(0)
+
+    def draw(self, step: int) -> DisjointWalks:
+        """The subgraphs of a step.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        return self._select(step, self.batch_sampler.index(step))
+
+    def setting(self) -> dict[str, Any]:
+        """The public arguments, by name; seeds are secret."""
+        return {
+            'loader': type(self).__name__,
+            'batch_size': self.subgraphs_per_batch,
+            'walk_length': self.node_sampler.walk_length,
+            'restarts': self.node_sampler.restarts,
+            'along': self.node_sampler.along,
+            'resample_every': self.resample_every,
+        }
+
+    def check_batch(
+        self, batch: Data, step: int, count: int | None = None
+    ) -> tuple[Tensor, int]:
+        """Makes sure that a batch holds subgraphs of a step's partition.
+
+        Whatever a ``transform`` did to it: its nodes have to be those of
+        distinct subgraphs, each with all of its nodes and once.
+
+        Args:
+            batch (Data): a batch, or a part of one, on the CPU.
+            step (int): the step, counted from 0 through all epochs.
+            count (int, optional): how many subgraphs it needs to have; by
+                default any number up to ``batch_size``.
+                (default: :obj:`None`)
+
+        Returns:
+            tuple[Tensor, int]: int64, ``[num_nodes]``, the subgraph of each
+            node, and the number of subgraphs.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        if not isinstance(batch, Data):
+            raise ValueError(
+                "'transform' needs to return a torch_geometric.data.Data "
+                f'(got {type(batch).__name__})'
+            )
+        node, owner = batch.get('n_id'), batch.get('batch')
+        known = self._subgraph_at(step)
+        good = (
+            isinstance(node, Tensor)
+            and isinstance(owner, Tensor)
+            and node.dim() == 1
+            and node.shape == owner.shape
+            and node.numel() == batch.num_nodes
+            and (batch.x is None or batch.x.size(0) == node.numel())
+            and node.numel() > 0
+            and int(node.min()) >= 0
+            and int(node.max()) < known.numel()
+            and int(owner.min()) == 0
+        )
+        if good:
+            found = int(owner.max()) + 1
+            subgraph = known[node]
+            # One number of the partition for each of the batch, and back.
+            of = subgraph.new_full((found,), -1)
+            of[owner] = subgraph
+            size = owner.bincount(minlength=found)
+            whole = known[known >= 0].bincount()
+            good = (
+                found <= (count or self.subgraphs_per_batch)
+                and (count is None or found == count)
+                and int(of.min()) >= 0
+                and bool((of[owner] == subgraph).all())
+                and of.unique().numel() == found
+                and node.unique().numel() == node.numel()
+                and bool((size == whole[of]).all())
+            )
+        if not good:
+            raise ValueError(
+                'a batch needs to hold whole, distinct subgraphs of the '
+                "loader's partition, each node once: is there a 'transform' "
+                "that changes 'n_id', 'batch' or the number of nodes?"
+            )
+        return owner, found
+
+    def _subgraph_at(self, step: int) -> Tensor:
+        # The subgraph of each node, -1 if it is in none.
+        number = self._number(step)
+        if self._subgraph is None or self._subgraph[0] != number:
+            walks = self.node_sampler.partition(number)
+            known = torch.full((self.node_sampler.graph.num_nodes,), -1)
+            index = torch.arange(walks.num_subgraphs)
+            known[walks.node] = index.repeat_interleave(walks.ptr.diff())
+            self._subgraph = number, known
+        return self._subgraph[1]
+
+    def _number(self, step: int) -> int:
+        # Of the partition that a step draws from.
+        every = self.resample_every
+        return 0 if every is None else step // every
+
+    def _select(self, step: int, index: Tensor) -> DisjointWalks:
+        walks = self.node_sampler.partition(self._number(step))
+        return walks.select(index)
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        return _write(self._select(step, index))
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Makes a batch of what the batch sampler has drawn."""

@@ -7,10 +7,33 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
+from pyg_trust.privacy.engine import (
+    PrivacyEngine,
+    PrivacyReport,
+    PrivateTraining,
+)
+from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
+from pyg_trust.privacy.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.private import (
+    PrivateLoader,
+    PrivateModule,
+    PrivateOptimizer,
+)
 
 __all__ = [
+    'ClippedSum',
     'PLDAccountant',
+    'PrivacyEngine',
+    'PrivacyReport',
+    'PrivateLoader',
+    'PrivateModule',
+    'PrivateOptimizer',
+    'PrivateTraining',
     'RDPAccountant',
+    'SecureNoise',
+    'SeededNoise',
+    'SubgraphGradients',
+    'Tape',
     'WORAccountant',
     'create_accountant',
     'register_accountants',

@@ -108,8 +108,7 @@ def test_every_step_draws_uniformly_without_replacement():
     assert loader.num_subgraphs == 6
     assert loader.sample_rate == 0.5
     draws = [
-        tuple(sorted(loader.batch_sampler.draw(step).node.tolist()))
-        for step in range(8000)
+        tuple(sorted(loader.draw(step).node.tolist())) for step in range(8000)
     ]
     subsets = list(combinations(range(6), 3))
     for counts, cells in (
@@ -199,7 +198,7 @@ def test_public_rates():
         walks = loader.node_sampler.partition(step // 3)
         assert count == walks.num_subgraphs
         assert loader.sample_rate_at(step) == 14 / count
-        assert set(loader.batch_sampler.draw(step).roots.tolist()) <= set(
+        assert set(loader.draw(step).roots.tolist()) <= set(
             walks.roots.tolist()
         )
 

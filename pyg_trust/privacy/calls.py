@@ -1,0 +1,261 @@
+"""A call of a module on a batch of disjoint subgraphs, and parts of it."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+NODE, EDGE, INDEX = 'node', 'edge', 'index'
+
+Leaf = Callable[[str, Any], Any]
+
+
+class Call:
+    r"""What a module was called with, and what each tensor's rows are.
+
+    A tensor of type int64 and shape ``[2, num_edges]`` holds edges. Of the
+    others, one with ``num_nodes`` rows holds nodes and one with ``num_edges``
+    rows holds edges. If both numbers are the same, one whose argument's name
+    begins with ``edge`` (or a key of :class:`Data`) holds edges, as PyG names
+    its arguments.
+
+    Args:
+        module (torch.nn.Module): what was called.
+        args (tuple): its positional arguments.
+        kwargs (dict): its keyword arguments.
+        owner (Tensor): int64, ``[num_nodes]``, the subgraph of each node.
+        num_subgraphs (int): how many subgraphs there are.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        owner: Tensor,
+        num_subgraphs: int,
+    ) -> None:
+        self.module = module
+        self.owner = owner
+        self.num_subgraphs = num_subgraphs
+        self.bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        self.edges: Tensor | None = None
+        for _, value in self.leaves():
+            if _is_edges(value) or _is_sparse(value):
+                self.edges = value if _is_edges(value) else _pairs(value)
+                break
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        edges, owner = self.edges, self.owner
+        if edges is None or edges.numel() == 0:
+            return
+        if int(edges.min()) < 0 or int(edges.max()) >= owner.numel():
+            raise ValueError(
+                f"'owner' needs to have an entry for every node (got "
+                f'{owner.numel()} entries, and edges between nodes '
+                f'{int(edges.min())} and {int(edges.max())})'
+            )
+        if not torch.equal(owner[edges[0]], owner[edges[1]]):
+            raise ValueError(
+                "'owner' needs to be the same at both ends of every edge "
+                '(an edge joins two subgraphs)'
+            )
+
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Every leaf of the arguments, with the name to know it by."""
+        found: list[tuple[str, Any]] = []
+        self._map(lambda name, value: found.append((name, value)))
+        yield from found
+
+    def level(self, name: str, value: Any) -> str | None:
+        """What the rows of a tensor are: nodes, edges, or neither."""
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return None
+        if _is_edges(value) or _is_sparse(value):
+            return INDEX
+        num_edges = None if self.edges is None else self.edges.size(1)
+        if value.size(0) == num_edges and (
+            name.startswith('edge') or num_edges != self.owner.numel()
+        ):
+            return EDGE
+        return NODE if value.size(0) == self.owner.numel() else None
+
+    def rows(self, name: str, value: Any) -> Tensor | None:
+        """The subgraph of each row of a tensor, if it is known."""
+        level = self.level(name, value)
+        if level == NODE:
+            return self.owner
+        if level == EDGE and self.edges is not None:
+            return self.owner[self.edges[0]]
+        return None
+
+    def run(self, leaf: Leaf | None = None) -> Any:
+        """Calls the module again, with leaves changed."""
+        args, kwargs = self._map(leaf or (lambda name, value: value))
+        return self.module(*args, **kwargs)
+
+    def without(self, subgraphs: Tensor, seed: int) -> Leaf:
+        """Puts noise in the features of some subgraphs."""
+        gone = torch.zeros(
+            self.num_subgraphs, dtype=torch.bool, device=self.owner.device
+        )
+        gone[subgraphs] = True
+        generator = torch.Generator().manual_seed(seed)
+
+        def leaf(name: str, value: Any) -> Any:
+            rows = self.rows(name, value)
+            if rows is None or not value.is_floating_point():
+                return value
+            noise = _noise(value, generator)
+            mask = gone[rows].view(-1, *[1] * (value.dim() - 1))
+            return torch.where(mask, noise, value.detach())
+
+        return leaf
+
+    def random(self, seed: int) -> Leaf:
+        """Puts noise in all features."""
+        everything = torch.arange(self.num_subgraphs)
+        return self.without(everything.to(self.owner.device), seed)
+
+    def extract(
+        self, subgraphs: Tensor, leaf: Leaf | None = None
+    ) -> tuple['Call', Tensor]:
+        r"""The same call on some of the subgraphs, as if there were no others.
+
+        Args:
+            subgraphs (Tensor): int64, which, without duplicates.
+            leaf (callable, optional): changes leaves before they are cut.
+                (default: :obj:`None`)
+
+        Returns:
+            tuple[Call, Tensor]: the call, in which the subgraphs have the
+            numbers 0, 1, ... in the order of :obj:`subgraphs`, and its nodes.
+        """
+        owner = self.owner
+        number = owner.new_full((self.num_subgraphs,), -1)
+        number[subgraphs] = torch.arange(
+            subgraphs.numel(), device=number.device
+        )
+        new_owner = number[owner]
+        kept = new_owner >= 0
+        nodes = kept.nonzero().view(-1)
+        position = torch.full_like(owner, -1)
+        position[nodes] = torch.arange(nodes.numel(), device=owner.device)
+        edges = None if self.edges is None else kept[self.edges[0]]
+
+        def cut(name: str, value: Any) -> Any:
+            if leaf is not None:
+                value = leaf(name, value)
+            level = self.level(name, value)
+            if level == INDEX and _is_sparse(value):
+                return _cut_sparse(value, kept, position, nodes.numel())
+            if level == INDEX:
+                return position[value[:, kept[value[0]]]]
+            if level == NODE and _same(value, owner):
+                return new_owner[nodes]
+            if level == NODE:
+                return value[nodes]
+            if level == EDGE:
+                return value[edges]
+            return value
+
+        def cut_data(data: Data) -> Data:
+            out = data.clone()
+            for key, value in data.items():
+                if isinstance(value, Tensor):
+                    out[key] = cut(key, value)
+            if 'batch_size' in data:
+                out.batch_size = int(subgraphs.numel())
+            if 'num_nodes' in data:
+                out.num_nodes = nodes.numel()
+            return out
+
+        args, kwargs = self._map(cut, cut_data)
+        call = Call(
+            self.module, args, kwargs, new_owner[nodes], subgraphs.numel()
+        )
+        return call, nodes
+
+    def _map(
+        self,
+        leaf: Leaf,
+        of_data: Callable[[Data], Data] | None = None,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def visit(name: str, value: Any) -> Any:
+            if isinstance(value, Data):
+                if of_data is not None:
+                    return of_data(value)
+                out = copy.copy(value)
+                for key, item in value.items():
+                    if isinstance(item, Tensor):
+                        out[key] = leaf(key, item)
+                return out
+            if isinstance(value, tuple | list) and type(value) in (
+                tuple,
+                list,
+            ):
+                return type(value)(visit(name, item) for item in value)
+            return leaf(name, value)
+
+        parameters = inspect.signature(self.module.forward).parameters
+        new: dict[str, Any] = {}
+        for name, value in self.bound.arguments.items():
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                new[name] = {k: visit(k, v) for k, v in value.items()}
+            else:
+                new[name] = visit(name, value)
+        bound = inspect.BoundArguments(self.bound.signature, new)
+        return bound.args, bound.kwargs
+
+
+def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    return noise.to(like)
+
+
+def _same(value: Tensor, owner: Tensor) -> bool:
+    return value.dtype == owner.dtype and torch.equal(value, owner)
+
+
+def _is_edges(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.dtype == torch.int64
+        and value.dim() == 2
+        and value.size(0) == 2
+    )
+
+
+def _is_sparse(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout != torch.strided
+        and value.dim() == 2
+    )
+
+
+def _pairs(value: Tensor) -> Tensor:
+    return value.detach().to_sparse_coo().coalesce().indices()
+
+
+def _cut_sparse(
+    value: Tensor, kept: Tensor, position: Tensor, num_nodes: int
+) -> Tensor:
+    coo = value.to_sparse_coo().coalesce()
+    inside = kept[coo.indices()[0]]
+    out = torch.sparse_coo_tensor(
+        position[coo.indices()[:, inside]],
+        coo.values()[inside],
+        (num_nodes, num_nodes),
+    ).coalesce()
+    if value.layout == torch.sparse_csr:
+        return out.to_sparse_csr()
+    if value.layout == torch.sparse_csc:
+        return out.to_sparse_csc()
+    return out

@@ -1,0 +1,833 @@
+"""Differentially private training of any PyG model."""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust.functional.dp import check_delta, check_lam
+from pyg_trust.functional.measures import check_number
+from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy.accountant import (
+    RELATION,
+    SAMPLING,
+    WORAccountant,
+    create_accountant,
+)
+from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.private import (
+    REDUCTIONS,
+    PrivateLoader,
+    PrivateModule,
+    PrivateOptimizer,
+    PrivateStep,
+)
+from pyg_trust.privacy.validation import (
+    Criterion,
+    Forward,
+    check_criterion,
+    check_layers,
+    check_parameters,
+    find_call,
+)
+from pyg_trust.report import Report, provenance
+
+_NOISE = 2
+_PROBED = 32
+# Rates that change with the partition are rounded up to this grid: it costs a
+# thousandth, and composing many equal steps is fast.
+_RATES = 4096
+_PLANNED = 32
+
+
+class PrivateTraining(NamedTuple):
+    """What :meth:`PrivacyEngine.make_private` returns.
+
+    Args:
+        model (PrivateModule): call it as the model.
+        optimizer (PrivateOptimizer): use it as the optimizer.
+        loader (PrivateLoader): iterate over it as over the loader.
+    """
+
+    model: PrivateModule
+    optimizer: PrivateOptimizer
+    loader: PrivateLoader
+
+
+@dataclass(frozen=True)
+class PrivacyReport(Report):
+    r"""What was guaranteed, and under which assumptions.
+
+    Args:
+        epsilon (float): :math:`\epsilon` of everything so far.
+        delta (float): :math:`\delta`.
+        target_epsilon (float, optional): the budget, if there is one.
+        steps (int): the steps so far.
+        relation (str): which graphs are neighbours.
+        sampling (str): how the units of a step are drawn.
+        mechanism (str): the accountant.
+        unit (str): whose gradients are clipped.
+        batch_size (int): :math:`m`, the units of a step.
+        sample_rates (tuple): rates and number of steps with each.
+        max_grad_norm (float): :math:`C`.
+        units_per_row (int): how many units a row can be in.
+        sensitivity (float): how far replacing a row can move the sum.
+        noise_multiplier (float): Opacus' :math:`\sigma / C`.
+        lam (float): :math:`\lambda = \sigma` over the sensitivity.
+        noise_std (float): :math:`\sigma`, of the noise on the sum.
+        secure_mode (bool): whether noise and batches are of a cryptographic
+            source.
+        assumptions (tuple): what the guarantee rests on and does not cover.
+        provenance (dict): versions and arguments; no seeds, which are secret.
+    """
+
+    epsilon: float
+    delta: float
+    target_epsilon: float | None
+    steps: int
+    relation: str
+    sampling: str
+    mechanism: str
+    unit: str
+    batch_size: int
+    sample_rates: tuple[tuple[float, int], ...]
+    max_grad_norm: float
+    units_per_row: int
+    sensitivity: float
+    noise_multiplier: float
+    lam: float
+    noise_std: float
+    secure_mode: bool
+    assumptions: tuple[str, ...]
+    provenance: dict[str, Any]
+
+    def explain(self) -> str:
+        """The guarantee in words."""
+        rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
+        lines = [
+            f'The weights after each of {self.steps} steps, all together, are '
+            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
+            'whoever sees them can hardly tell whether a node had its '
+            'features or any others.',
+            f'Neighbours are graphs that differ by "{self.relation}". Each '
+            f'step draws {self.batch_size} units ({self.unit}), '
+            f'{self.sampling}, at a rate of {rates}; clips the gradient of '
+            f'each to {self.max_grad_norm:.4g}; sums; and adds Gaussian noise '
+            f'of the standard deviation {self.noise_std:.4g}, which is '
+            f'{self.lam:.4g} times the {self.sensitivity:.4g} by which '
+            'replacing a row can move the sum.',
+            f'Accounted for by {self.mechanism!r}. This holds if, and covers '
+            'only what follows:',
+            *(f'- {line}' for line in self.assumptions),
+        ]
+        return '\n'.join(lines)
+
+
+class PrivacyEngine:
+    r"""Trains any PyG model with differential privacy of feature rows.
+
+    Node-level DP-SGD on disjoint random walks, after `"Training
+    Differentially Private Graph Neural Networks with Random Walk Sampling"
+    <https://arxiv.org/abs/2301.00738>`_ (Ayle et al. 2023), in the manner of
+    Opacus' engine:
+
+    .. code-block:: python
+
+        loader = DisjointWalkLoader(data, batch_size=512, walk_length=1)
+        engine = PrivacyEngine()
+        model, optimizer, loader = engine.make_private_with_epsilon(
+            module=model, optimizer=optimizer, data_loader=loader,
+            target_epsilon=8.0, target_delta=1e-5, steps=200,
+            max_grad_norm=1.0,
+        )
+        for epoch in range(10**6):
+            for batch in loader:
+                optimizer.zero_grad()
+                out = model(batch.x, batch.edge_index)[:batch.batch_size]
+                loss = F.cross_entropy(out, batch.y[:batch.batch_size])
+                loss.backward()
+                optimizer.step()
+            if engine.exhausted:
+                break
+        print(engine.report().explain())
+
+    **What a step does.** The loader draws :math:`m` of :math:`M` node-disjoint
+    subgraphs uniformly without replacement. The gradient of each is clipped
+    to :math:`C`, all are summed, and the optimizer gets
+
+    .. math::
+        \tilde g = \frac{1}{m} \Big( \sum_i \min(1, C / \lVert g_i \rVert)
+        \, g_i + \mathcal{N}(0, \sigma^2 I) \Big), \quad
+        \sigma = z\, C = \lambda\, 2 C,
+
+    where a gradient that is not finite counts as zero. Replacing a node's row
+    changes the gradient of the one subgraph it is in, so the sum by at most
+    :math:`2C`. The noise is given as Opacus does, by :math:`z = \sigma / C`
+    (``noise_multiplier``); the paper's :math:`\lambda` is half of it
+    (:func:`pyg_trust.functional.lam_to_opacus` converts).
+
+    **Who is protected.** The features of every node, each by itself, in the
+    weights. *Not* protected are edges, which nodes there are, and what the
+    model predicts for a node with private neighbours. :meth:`report` lists
+    every assumption.
+
+    **What is refused**, since it would break the guarantee: layers that mix
+    subgraphs or remember data; a model that fails a probe for this on random
+    features; tensors that do not come from the loader; edges between
+    subgraphs; gradients from elsewhere; a second forward or backward pass in
+    a step; ``GradScaler``; a step beyond the budget. The *loss* is the
+    user's: it has to be the mean (or sum) of one term per subgraph, without
+    class weights that are normalised by the batch. Hand it in as
+    ``criterion`` to have it tested.
+
+    **Order of events.** A step is on the account, and on the disk if there is
+    a ``ledger``, before its noise is drawn: a crash can waste a step of the
+    budget, never hide one.
+
+    Args:
+        accountant (str): :obj:`'pld_wor'` (tighter) or :obj:`'rdp_wor'` (the
+            paper's). (default: :obj:`'pld_wor'`)
+        secure_mode (bool): whether noise and the choice of batches come from
+            the operating system's cryptographic generator
+            (:class:`~pyg_trust.privacy.SecureNoise`). Use it for anything
+            that is released. (default: :obj:`False`)
+        seed (int, optional): of the noise, to repeat an experiment; it has to
+            be kept secret. Not for :obj:`secure_mode`. A process that goes on
+            from a checkpoint or a ledger never uses it again.
+            (default: :obj:`None`)
+        ledger (str or Path, optional): a file for the durable account
+            (:class:`~pyg_trust.ledger.PrivacyLedger`). What it says was spent
+            is spent. (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        accountant: str = 'pld_wor',
+        *,
+        secure_mode: bool = False,
+        seed: int | None = None,
+        ledger: str | Path | None = None,
+    ) -> None:
+        if secure_mode and seed is not None:
+            raise ValueError(
+                "'seed' needs to be None in 'secure_mode', which has none "
+                f'(got {seed})'
+            )
+        if not isinstance(accountant, str):
+            raise TypeError(
+                "'accountant' needs to be a name "
+                f'(got {type(accountant).__name__})'
+            )
+        self.accountant: WORAccountant = create_accountant(accountant)
+        self.secure_mode = bool(secure_mode)
+        self._seed = 0 if secure_mode else rng.resolve(seed)
+        self._noise: SecureNoise | SeededNoise
+        self._noise = SecureNoise() if secure_mode else self._seeded()
+        self._ledger_path = ledger
+        self._ledger: PrivacyLedger | None = None
+        self._training: PrivateTraining | None = None
+        self._limit: tuple[float, int, int] | None = None
+
+    def _seeded(self, *items: int) -> SeededNoise:
+        return SeededNoise(rng.derive(self._seed, _NOISE, *items))
+
+    def _fresh_noise(self) -> None:
+        # Noise that was used before could be subtracted.
+        if not self.secure_mode:
+            word = int.from_bytes(os.urandom(7), 'big')
+            self._noise = self._seeded(word)
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DisjointWalkLoader,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        loss_reduction: str = 'mean',
+        max_physical_batch_size: int | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        method: str = 'auto',
+        forward: Forward | None = None,
+        criterion: Criterion | None = None,
+    ) -> PrivateTraining:
+        r"""Makes a model, an optimizer and a loader private.
+
+        Args:
+            module (torch.nn.Module): the model; it returns a row per node, or
+                one per subgraph.
+            optimizer (torch.optim.Optimizer): with the model's trainable
+                parameters, all of them and no others.
+            data_loader (DisjointWalkLoader): the loader. It is taken over:
+                iterate over the one returned.
+            noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
+                which is :math:`2\lambda`.
+            max_grad_norm (float): :math:`C`. It has to be chosen without
+                looking at private data
+                (:meth:`estimate_max_grad_norm` offers a private estimate).
+            loss_reduction (str): whether the loss is the :obj:`'mean'` or the
+                :obj:`'sum'` of the terms of a batch. (default:
+                :obj:`'mean'`)
+            max_physical_batch_size (int, optional): the most subgraphs in
+                memory at a time. A batch is then handed out in parts, with
+                one draw of noise and one step on the account for all; write
+                the loop as if each were a batch. (default: :obj:`None`)
+            target_epsilon (float, optional): the budget: the loader ends
+                before the step that would exceed it. (default: :obj:`None`)
+            target_delta (float, optional): its :math:`\delta`.
+                (default: :obj:`None`)
+            method (str): how gradients are computed, see
+                :class:`~pyg_trust.privacy.SubgraphGradients`.
+                (default: :obj:`'auto'`)
+            forward (callable, optional): ``forward(model, batch)`` calls the
+                model as the training loop is going to, for the test of
+                isolation; by default ``model(batch.x, batch.edge_index)``.
+                (default: :obj:`None`)
+            criterion (callable, optional): ``criterion(output, target)``, the
+                loss, to be tested. It is not used otherwise.
+                (default: :obj:`None`)
+
+        Returns:
+            PrivateTraining: model, optimizer and loader.
+
+        Raises:
+            TypeError, ValueError: if anything is not as it needs to be.
+                Nothing is changed then.
+        """
+        self._check_free(module, optimizer, data_loader)
+        lam = check_number('noise_multiplier', noise_multiplier)
+        check_lam(lam / (2 * data_loader.terms))
+        max_grad_norm = _positive('max_grad_norm', max_grad_norm)
+        if loss_reduction not in REDUCTIONS:
+            raise ValueError(
+                f"'loss_reduction' needs to be one of {REDUCTIONS} (got "
+                f'{loss_reduction!r})'
+            )
+        if max_physical_batch_size is not None:
+            _at_least_one('max_physical_batch_size', max_physical_batch_size)
+        if (target_epsilon is None) != (target_delta is None):
+            raise ValueError(
+                "'target_epsilon' and 'target_delta' need to be given "
+                f'together (got {target_epsilon} and {target_delta})'
+            )
+        if target_epsilon is not None and target_delta is not None:
+            target_epsilon = _positive('target_epsilon', target_epsilon)
+            target_delta = check_delta(target_delta)
+            self.accountant.get_epsilon(target_delta)
+        check_layers(module)
+        parameters = check_parameters(module, optimizer)
+        gradients = SubgraphGradients(module, method)
+        step = PrivateStep(
+            gradients,
+            parameters,
+            max_grad_norm,
+            loss_reduction,
+            data_loader.subgraphs_per_batch,
+            self._add_noise,
+        )
+        self._probe(step, data_loader, forward, criterion)
+        self._open_ledger(data_loader)
+
+        # From here on nothing is refused.
+        self._loader = data_loader
+        self.noise_multiplier = float(noise_multiplier)
+        self.max_grad_norm = max_grad_norm
+        self.loss_reduction = loss_reduction
+        self.target_epsilon = target_epsilon
+        self.target_delta = target_delta
+        batches = data_loader.batch_sampler
+        batches.chunk_size = max_physical_batch_size
+        if isinstance(self._noise, SecureNoise):
+            batches.choose = self._noise.choose
+        self._training = PrivateTraining(
+            PrivateModule(module, step),
+            PrivateOptimizer(optimizer, step),
+            PrivateLoader(
+                data_loader,
+                step,
+                lambda: self.steps,
+                self._allowed,
+                data_loader.check_batch,
+            ),
+        )
+        return self._training
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DisjointWalkLoader,
+        target_epsilon: float,
+        target_delta: float,
+        max_grad_norm: float,
+        steps: int | None = None,
+        epochs: int | None = None,
+        **kwargs: Any,
+    ) -> PrivateTraining:
+        r"""Makes them private with just enough noise for a budget.
+
+        The noise is such that so many steps stay below the target, by at most
+        one percent (or, with ``resample_every``, as many at the highest rate
+        of its partitions).
+
+        Args:
+            module (torch.nn.Module): as in :meth:`make_private`.
+            optimizer (torch.optim.Optimizer): as in :meth:`make_private`.
+            data_loader (DisjointWalkLoader): as in :meth:`make_private`.
+            target_epsilon (float): the budget.
+            target_delta (float): its :math:`\delta`.
+            max_grad_norm (float): the clipping norm :math:`C`.
+            steps (int, optional): how many steps are planned.
+                (default: :obj:`None`)
+            epochs (int, optional): or how many epochs, of
+                ``len(data_loader)`` steps. (default: :obj:`None`)
+            **kwargs (optional): more arguments of :meth:`make_private`.
+
+        Raises:
+            TypeError, ValueError: as :meth:`make_private`, and if no noise is
+                enough.
+        """
+        self._check_free(module, optimizer, data_loader)
+        if (steps is None) == (epochs is None):
+            raise ValueError(
+                "one of 'steps' and 'epochs' needs to be given (got "
+                f'{steps} and {epochs})'
+            )
+        if 'noise_multiplier' in kwargs:
+            raise TypeError(
+                "'noise_multiplier' follows from 'target_epsilon': leave it "
+                "out, or use 'make_private'"
+            )
+        if steps is None:
+            assert epochs is not None
+            _at_least_one('epochs', epochs)
+            steps = epochs * data_loader.batch_sampler.num_steps
+        _at_least_one('steps', steps)
+        target_epsilon = _positive('target_epsilon', target_epsilon)
+        noise = self.accountant.noise_multiplier_for(
+            target_epsilon,
+            check_delta(target_delta),
+            sample_rate=self._highest_rate(data_loader, steps),
+            steps=steps,
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=noise,
+            max_grad_norm=max_grad_norm,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            **kwargs,
+        )
+
+    def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
+        if self._training is not None:
+            raise ValueError(
+                'an engine trains one model: make a new engine, as budgets '
+                'of two models add up and are not shared'
+            )
+        if isinstance(module, PrivateModule) or isinstance(
+            optimizer, PrivateOptimizer
+        ):
+            raise ValueError("'module' and 'optimizer' are private already")
+        for name, value, kind in (
+            ('module', module, nn.Module),
+            ('optimizer', optimizer, torch.optim.Optimizer),
+            ('data_loader', loader, DisjointWalkLoader),
+        ):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"'{name}' needs to be a {kind.__name__} (got "
+                    f'{type(value).__name__})'
+                )
+        if loader.batch_sampler.choose is not None:
+            raise ValueError("'data_loader' is private already")
+
+    def _probe(
+        self,
+        step: PrivateStep,
+        loader: DisjointWalkLoader,
+        forward: Forward | None,
+        criterion: Criterion | None,
+    ) -> None:
+        # The structure of some subgraphs; their features are not used.
+        count = min(_PROBED, loader.subgraphs_per_batch)
+        batch = loader(loader.batch_sampler.write(0, torch.arange(count)))
+        owner, count = loader.check_batch(batch, 0, count)
+        device = step.parameters[0].device
+        batch, owner = batch.to(device), owner.to(device)
+        call = find_call(step.module, batch, forward)
+        step.probe(call, batch, owner)
+        if criterion is not None:
+            with torch.no_grad():
+                out = call(step.module, batch)
+            check_criterion(criterion, out, batch.y, step.loss_reduction)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps on the account."""
+        return len(self.accountant)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget does not allow the next step."""
+        self._attached()
+        return not self._allowed(self.steps)
+
+    def get_epsilon(self, delta: float) -> float:
+        r""":math:`\epsilon` of everything so far.
+
+        Args:
+            delta (float): in :math:`(0, 1)`.
+        """
+        return self.accountant.get_epsilon(check_delta(delta))
+
+    def _rate(self, loader: DisjointWalkLoader, step: int) -> float:
+        rate = loader.sample_rate_at(step)
+        if loader.resample_every is None:
+            return rate
+        return min(1.0, math.ceil(rate * _RATES) / _RATES)
+
+    def _highest_rate(self, loader: DisjointWalkLoader, steps: int) -> float:
+        every = loader.resample_every or steps
+        first = range(0, steps, every)[:_PLANNED]
+        return max(self._rate(loader, step) for step in first)
+
+    def _allowed(self, step: int) -> bool:
+        if self.target_epsilon is None or self.target_delta is None:
+            return True
+        rate, spent = self._rate(self._loader, step), self.steps
+        if self._limit is not None:
+            # Found after 'at' steps: 'most' in all, at this rate or a lower.
+            highest, at, most = self._limit
+            if rate <= highest and spent < most:
+                return True
+            if rate >= highest and at == spent:
+                return False
+        left = self.accountant.remaining_steps(
+            self.target_epsilon,
+            self.target_delta,
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=rate,
+        )
+        self._limit = rate, spent, spent + left
+        return left > 0
+
+    def _add_noise(self, sums: list[Tensor]) -> list[Tensor]:
+        step = self.steps
+        if not self._allowed(step):
+            raise BudgetExceededError(
+                f'step {step + 1} would exceed the budget of epsilon '
+                f'{self.target_epsilon:g} at delta {self.target_delta:g}; '
+                'nothing was spent'
+            )
+        rate = self._rate(self._loader, step)
+        if self._ledger is not None:
+            self._ledger.record(self.noise_multiplier, rate)
+        self.accountant.step(
+            noise_multiplier=self.noise_multiplier, sample_rate=rate
+        )
+        if not all(bool(total.isfinite().all()) for total in sums):
+            raise RuntimeError(
+                'a clipped sum is not finite, which is an error in pyg_trust; '
+                'the step was not taken'
+            )
+        std = self.noise_multiplier * self.max_grad_norm
+        scale = 1.0
+        if self.loss_reduction == 'mean':
+            scale /= self._loader.subgraphs_per_batch
+        return [
+            (total + std * self._noise.normal(total.shape).to(total)) * scale
+            for total in sums
+        ]
+
+    def _attached(self) -> PrivateTraining:
+        if self._training is None:
+            raise RuntimeError('call make_private first')
+        return self._training
+
+    def _open_ledger(self, loader: DisjointWalkLoader) -> None:
+        if self._ledger_path is None:
+            return
+        header = {
+            'format': 1,
+            'accountant': self._accountant_state()[1],
+            'data': fingerprint(loader),
+        }
+        self._ledger = PrivacyLedger(self._ledger_path, header)
+        if self._ledger.steps:
+            state, _ = self._accountant_state()
+            state['history'] = self._ledger.history
+            self.accountant.load_state_dict(state)
+            self._fresh_noise()
+
+    def _accountant_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # As it is, and what of it never changes.
+        state = self.accountant.state_dict()
+        return state, {k: v for k, v in state.items() if k != 'history'}
+
+    def _setting(self) -> dict[str, Any]:
+        model = self._attached().model.module
+        return {
+            'noise_multiplier': self.noise_multiplier,
+            'max_grad_norm': self.max_grad_norm,
+            'loss_reduction': self.loss_reduction,
+            'target_epsilon': self.target_epsilon,
+            'target_delta': self.target_delta,
+            'secure_mode': self.secure_mode,
+            'sampler': self._loader.setting(),
+            'data': fingerprint(self._loader),
+            'parameters': {
+                name: [list(p.shape), str(p.dtype), p.requires_grad]
+                for name, p in model.named_parameters()
+            },
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to go on with: weights, optimizer, account, setting.
+
+        It is as private as the weights. Seeds are not in it: whoever had the
+        seed of the noise or of the batches would see through them. Nor is
+        there anything of the features: even a hash of them would tell which
+        of two graphs was trained on.
+        """
+        model, optimizer, _ = self._attached()
+        return {
+            'format': 1,
+            'steps': self.steps,
+            'setting': self._setting(),
+            'accountant': deepcopy(self.accountant.state_dict()),
+            'model': {
+                name: value.detach().clone()
+                for name, value in model.state_dict().items()
+            },
+            'optimizer': deepcopy(optimizer.state_dict()),
+        }
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, rewind: bool = False
+    ) -> None:
+        """Goes on from a checkpoint, with noise of its own.
+
+        Call it after :meth:`make_private` with the same arguments.
+
+        Args:
+            state (dict): of :meth:`state_dict`.
+            rewind (bool): whether to take the weights of a checkpoint that
+                lies behind what was spent. The account is *not* turned back:
+                steps that were taken since stay spent. This is what a process
+                needs that was killed after its last checkpoint and has a
+                ledger. (default: :obj:`False`)
+
+        Raises:
+            ValueError: if it is of other data, parameters, sampling, noise
+                or mechanism, or lies behind what was spent. Nothing is
+                changed then.
+        """
+        model, optimizer, _ = self._attached()
+        names = ('steps', 'setting', 'accountant', 'model', 'optimizer')
+        for name in names:
+            if not isinstance(state, dict) or name not in state:
+                raise ValueError(f"the state needs an entry '{name}'")
+        _compare('setting', state['setting'], self._setting())
+        theirs = create_like(self.accountant)
+        theirs.load_state_dict(state['accountant'])
+        if len(theirs) != state['steps']:
+            raise ValueError(
+                f"the state's 'steps' needs to be {len(theirs)}, the length "
+                f'of its history (got {state["steps"]})'
+            )
+        if len(theirs) >= self.steps:
+            ahead = deepcopy(self.accountant)
+            ahead.load_state_dict(state['accountant'])
+        else:
+            # The account is ahead: does it go on from the state's?
+            theirs.load_state_dict(self.accountant.state_dict())
+            ahead = self.accountant
+            if not rewind:
+                raise ValueError(
+                    f"the state's {state['steps']} steps lie behind the "
+                    f"{self.steps} that were spent, and what was spent can't "
+                    "be taken back: load it with 'rewind=True' to go on from "
+                    'its weights with these on the account'
+                )
+        _compare(
+            'model',
+            {k: list(v.shape) for k, v in state['model'].items()},
+            {k: list(v.shape) for k, v in model.state_dict().items()},
+        )
+        before = deepcopy(optimizer.state_dict())
+        try:
+            optimizer.load_state_dict(deepcopy(state['optimizer']))
+        except (ValueError, KeyError, TypeError) as error:
+            optimizer.load_state_dict(before)
+            raise ValueError(
+                f"the state's 'optimizer' does not fit: {error}"
+            ) from error
+        if self._ledger is not None:
+            for line in _after(ahead.history, self._ledger.steps):
+                self._ledger.record(*line)
+        self.accountant.load_state_dict(ahead.state_dict())
+        model.load_state_dict(state['model'])
+        self._limit = None
+        self._training_step().reset()
+        self._fresh_noise()
+
+    def _training_step(self) -> PrivateStep:
+        return self._attached().optimizer._step
+
+    def close(self) -> None:
+        """Closes the ledger's file."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def report(self, delta: float | None = None) -> PrivacyReport:
+        r"""What is guaranteed so far, with every assumption.
+
+        Args:
+            delta (float, optional): :math:`\delta`; by default that of the
+                budget. (default: :obj:`None`)
+        """
+        self._attached()
+        if delta is None:
+            delta = self.target_delta
+        if delta is None:
+            raise ValueError("'delta' needs to be given if there is no target")
+        terms = self._loader.terms
+        rates: dict[float, int] = {}
+        for _, rate, count in self.accountant.history:
+            rates[rate] = rates.get(rate, 0) + count
+        sensitivity = 2 * terms * self.max_grad_norm
+        return PrivacyReport(
+            epsilon=self.get_epsilon(delta),
+            delta=delta,
+            target_epsilon=self.target_epsilon,
+            steps=self.steps,
+            relation=RELATION,
+            sampling=SAMPLING,
+            mechanism=self.accountant.mechanism(),
+            unit=self._loader.unit,
+            batch_size=self._loader.subgraphs_per_batch,
+            sample_rates=tuple(rates.items()),
+            max_grad_norm=self.max_grad_norm,
+            units_per_row=terms,
+            sensitivity=sensitivity,
+            noise_multiplier=self.noise_multiplier,
+            lam=self.noise_multiplier / (2 * terms),
+            noise_std=self.noise_multiplier * self.max_grad_norm,
+            secure_mode=self.secure_mode,
+            assumptions=self._assumptions(),
+            provenance=provenance(
+                loss_reduction=self.loss_reduction,
+                sampler=self._loader.setting(),
+                ledger=self._ledger_path is not None,
+            ),
+        )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        lines = [
+            'protected is one row of the features (with the label, if masks, '
+            'sampling and loss weights do not depend on labels); edges, the '
+            'presence of a node and who is a training node are not',
+            'predictions are not protected: to infer is to read the features '
+            'of neighbours',
+            'graph, training nodes and subgraphs were made without looking at '
+            'features; so were C, the noise, the number of steps and the '
+            'hyper-parameters (each run of a search is a release of its own)',
+            'no transform before or in the loader mixes the rows of several '
+            'nodes (row-wise scaling is fine; propagation, PCA and '
+            'standardisation are not)',
+            'the loss is one term per subgraph, of its own rows, averaged or '
+            'summed',
+            'released are weights, optimizer state and this report; training '
+            'losses, clipping rates, batches, seeds and stops that depend on '
+            'private data are not covered',
+        ]
+        if self.secure_mode:
+            lines.append(
+                'noise and batches are of a cryptographic generator, in '
+                'floating point: a defence against known attacks, not a proof'
+            )
+        else:
+            lines.append(
+                'noise and batches are of seeded generators: use secure_mode '
+                'for a release, and keep the seeds secret'
+            )
+        return tuple(lines)
+
+
+def fingerprint(loader: Any) -> str:
+    """A hash of what is public of a loader's data.
+
+    Nodes, edges, roots and what the features look like, not the features: a
+    hash of these in a file would tell two neighbouring graphs apart.
+    """
+    data: Data = loader.data
+    digest = hashlib.sha256()
+    for tensor in (data.edge_index, loader.input_nodes):
+        digest.update(str(list(tensor.shape)).encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    shape = None if data.x is None else [list(data.x.shape), str(data.x.dtype)]
+    digest.update(repr((data.num_nodes, shape)).encode())
+    return digest.hexdigest()
+
+
+def create_like(accountant: WORAccountant) -> WORAccountant:
+    """An accountant of the same kind that nothing was spent on."""
+    made = deepcopy(accountant)
+    made.history = []
+    return made
+
+
+def _after(
+    history: Sequence[tuple[float, float, int]], steps: int
+) -> list[tuple[float, float]]:
+    # The steps of a history after so many.
+    lines = [(z, q) for z, q, count in history for _ in range(count)]
+    return lines[steps:]
+
+
+def _compare(what: str, found: Any, expected: dict[str, Any]) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"the state's '{what}' needs to be a dictionary (got "
+            f'{type(found).__name__})'
+        )
+    for name in (*expected, *found):
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"the state's '{what}' needs to have '{name}' = "
+                f'{expected.get(name)!r} (got {found.get(name)!r})'
+            )
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < check_number(name, value) < math.inf:
+        raise ValueError(
+            f"'{name}' needs to be positive and finite (got {value})"
+        )
+    return float(value)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"'{name}' needs to be an integer (got {type(value).__name__})"
+        )
+    if value < 1:
+        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")

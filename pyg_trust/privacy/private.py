@@ -1,0 +1,457 @@
+r"""A model, an optimizer and a loader that can only train privately.
+
+The three share a :class:`PrivateStep`, which follows every step through its
+stages and refuses whatever would leave the analysed mechanism:
+
+    loader gives a batch -> model(...) once -> loss.backward() once
+    -> optimizer.step()
+
+Only the sum of clipped gradients plus noise ever reaches ``p.grad``.
+
+Why no optimizer of Opacus: theirs trusts whoever fills ``p.grad``, draws the
+noise in float32, and tells the accountant after the noise was made. Here the
+step is on the account (and on the disk) before there is anything to see, a
+gradient from elsewhere is refused, and only the accountants are of Opacus'
+kind.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.validation import (
+    BatchCall,
+    buffer_versions,
+    check_edges,
+    check_gradients,
+    check_isolation,
+    check_output,
+    snapshot,
+)
+
+REDUCTIONS = ('mean', 'sum')
+
+
+class PrivateStep:
+    r"""The step in progress: what was delivered, called, clipped and summed.
+
+    Args:
+        gradients (SubgraphGradients): of the model.
+        parameters (list[Parameter]): what is trained.
+        max_grad_norm (float): the clipping norm :math:`C`.
+        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
+        batch_size (int): :math:`m`, the units of a step.
+        add_noise (callable): pays for a step, then maps sums of clipped
+            gradients to noisy ones.
+    """
+
+    def __init__(
+        self,
+        gradients: SubgraphGradients,
+        parameters: list[nn.Parameter],
+        max_grad_norm: float,
+        loss_reduction: str,
+        batch_size: int,
+        add_noise: Callable[[list[Tensor]], list[Tensor]],
+    ) -> None:
+        self.gradients = gradients
+        self.module = gradients.module
+        self.parameters = parameters
+        self.max_grad_norm = max_grad_norm
+        self.loss_reduction = loss_reduction
+        self.batch_size = batch_size
+        self.add_noise = add_noise
+        names = {p: n for n, p in self.module.named_parameters()}
+        self._names = [names[p] for p in parameters]
+        self._probed: set[str] = set()
+        self._written: list[tuple[Tensor, int] | None]
+        self._written = [None] * len(parameters)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets a step that was not finished; nothing of it was seen."""
+        self._stage = 'idle'
+        self._units = 0
+        self._sums: list[Tensor] | None = None
+        self._drop_tape()
+
+    def _drop_tape(self) -> None:
+        self._batch: Data | None = None
+        self._tape: Tape | None = None
+        self._out: Tensor | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the batch delivered last was used up."""
+        return self._stage in ('idle', 'done')
+
+    def deliver(self, batch: Data, owner: Tensor, count: int) -> None:
+        """Takes note of a batch before it is handed out.
+
+        Args:
+            batch (Data): the batch.
+            owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+            count (int): the number of subgraphs.
+        """
+        self._drop_tape()
+        self._batch = batch
+        self._owner = owner
+        self._count = count
+        self._versions = snapshot(batch)
+        self._stage = 'delivered'
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Calls the model and records how to differentiate it."""
+        if self._stage != 'delivered' or self._batch is None:
+            raise RuntimeError(
+                'in training, the model needs to be called exactly once for '
+                'each batch of the private loader '
+                + {
+                    'idle': '(got a call before the first batch)',
+                    'done': '(got a call after the step of the last one)',
+                }.get(self._stage, '(got a second call)')
+            )
+        call = BatchCall(self._batch, self._versions, args, kwargs)
+        self._probe(call)
+        before = buffer_versions(self.module)
+        with self.gradients.record(self._owner, self._count) as tape:
+            out = self.module(*args, **kwargs)
+        check_output(out, self._owner.numel(), self._count)
+        if buffer_versions(self.module) != before:
+            raise ValueError(
+                "'module' needs to keep its buffers as they are in training, "
+                'as they would carry data on'
+            )
+        if not out.requires_grad:
+            raise ValueError(
+                "'module' needs to return what depends on its parameters"
+            )
+        self._tape, self._out = tape, out
+        self._stage = 'called'
+        anchor = torch.zeros((), device=out.device, requires_grad=True)
+        return _Intercept.apply(out.detach(), anchor, self)
+
+    def _probe(self, call: BatchCall) -> None:
+        # A call with other arguments than those tested is tested first.
+        if call.key not in self._probed:
+            assert self._batch is not None
+            self.probe(call, self._batch, self._owner)
+
+    def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
+        """Puts a call of the model to the test on a batch's structure."""
+        check_edges(batch, owner)
+        check_isolation(self.module, call, batch, owner)
+        check_gradients(self.gradients, call, batch, owner)
+        self._probed.add(call.key)
+
+    def backward(self, grad: Tensor) -> None:
+        """Clips and sums the gradients of the batch's subgraphs."""
+        if self._stage != 'called' or self._tape is None:
+            raise RuntimeError(
+                'in training, loss.backward() needs to be called exactly once '
+                'for each batch'
+            )
+        assert self._out is not None
+        out, count = self._out, self._count
+        if self.loss_reduction == 'mean':
+            grad = grad * count
+        owner = self._owner
+        if out.size(0) != owner.numel():
+            owner = torch.arange(count, device=owner.device)
+        clipped = self._tape.clipped_sum(
+            out, grad, self.max_grad_norm, output_owner=owner
+        )
+        sums = [clipped.sums[name] for name in self._names]
+        if self._sums is None:
+            self._sums = [s.double() for s in sums]
+        else:
+            for total, s in zip(self._sums, sums, strict=True):
+                total += s
+        self._units += count
+        self._stage = 'clipped'
+        self._tape = self._out = None
+
+    def finish(self) -> bool:
+        """Ends the batch; whether the whole step has been seen.
+
+        If so, noisy gradients are in ``p.grad``.
+        """
+        self._check_parameters()
+        if self._stage != 'clipped':
+            raise RuntimeError(
+                'optimizer.step() needs to follow one loss.backward() on a '
+                'batch of the private loader '
+                + {
+                    'idle': '(got none)',
+                    'delivered': '(the model was not called)',
+                    'called': '(got no backward pass)',
+                    'done': '(got a second step)',
+                }[self._stage]
+            )
+        if self._units < self.batch_size:
+            self._stage = 'done'
+            return False
+        assert self._sums is not None
+        sums, self._sums, self._units = self._sums, None, 0
+        self._stage = 'done'
+        noisy = self.add_noise(sums)
+        for i, (parameter, grad) in enumerate(
+            zip(self.parameters, noisy, strict=True)
+        ):
+            parameter.grad = grad.to(parameter)
+            self._written[i] = (parameter.grad, parameter.grad._version)
+        return True
+
+    def _check_parameters(self) -> None:
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if {id(p) for p in trained} != {id(p) for p in self.parameters}:
+            raise ValueError(
+                "'module' needs to train the same parameters all the time: "
+                'freeze or add them before make_private'
+            )
+        written = dict(zip(self.parameters, self._written, strict=True))
+        for name, parameter in self.module.named_parameters():
+            grad, ours = parameter.grad, written.get(parameter)
+            if grad is None:
+                continue
+            if ours is None or grad is not ours[0] or grad._version != ours[1]:
+                raise RuntimeError(
+                    f"the gradient of '{name}' came from elsewhere than the "
+                    'private model (a regulariser, a second model, a pass in '
+                    'evaluation mode, or a change by hand): it would leave '
+                    'without noise. Put the term into the model or use '
+                    'weight_decay'
+                )
+
+
+class _Intercept(torch.autograd.Function):
+    # Hands out the output; what comes back goes to the tape, not to p.grad.
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, anchor: Tensor, step: PrivateStep
+    ) -> Tensor:
+        ctx.step = step
+        ctx.tape = step._tape
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        if ctx.tape is not ctx.step._tape:
+            raise RuntimeError(
+                'in training, loss.backward() needs to be called exactly once '
+                'for each batch, before the next one'
+            )
+        ctx.step.backward(grads[0].detach())
+        return None, None, None
+
+
+class PrivateModule(nn.Module):
+    """A model whose gradients leave through noise alone.
+
+    In evaluation mode, or without gradients, it is the model. Attributes are
+    those of the model; so are the names in ``state_dict``.
+
+    Args:
+        module (torch.nn.Module): the model.
+        step (PrivateStep): the step in progress.
+    """
+
+    def __init__(self, module: nn.Module, step: PrivateStep) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        object.__setattr__(self, '_step', step)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model."""
+        if self.training and torch.is_grad_enabled():
+            return self._step.forward(args, kwargs)
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == 'module':
+                raise
+            return getattr(self.module, name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state of the model itself."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads the state of the model itself."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+class PrivateOptimizer(torch.optim.Optimizer):
+    """Takes a step with noisy gradients, once a whole batch has been seen.
+
+    Everything else is that of the optimizer inside: schedulers, its state and
+    its parameter groups work as before.
+
+    Args:
+        optimizer (torch.optim.Optimizer): the optimizer inside.
+        step (PrivateStep): the step in progress.
+    """
+
+    # GradScaler skips steps on what the data are: let it find us.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, step: PrivateStep
+    ) -> None:
+        self.optimizer = optimizer
+        self._step = step
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Adds noise and moves the parameters.
+
+        After a part of a batch (``max_physical_batch_size``) it only ends
+        this part.
+
+        Args:
+            closure (callable, optional): refused.
+
+        Raises:
+            BudgetExceededError: if the step would exceed the budget; nothing
+                was spent then.
+            RuntimeError: unless it follows one forward and one backward pass.
+        """
+        if closure is not None:
+            raise TypeError(
+                "'closure' needs to be None: a step that sees the data more "
+                'than once is not accounted for'
+            )
+        if self._step.finish():
+            self.optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, which is always to set them to None."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the optimizer inside."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the optimizer inside."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the optimizer inside."""
+        return self.optimizer.defaults
+
+    def state_dict(self) -> Any:
+        """That of the optimizer inside."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Loads the state of the optimizer inside."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Is refused: the parameters are those checked in the beginning."""
+        raise ValueError(
+            'a private optimizer takes no more parameters: add them before '
+            'make_private'
+        )
+
+    @property
+    def grad_scale(self) -> None:
+        """What GradScaler asks for; it is refused when it writes."""
+        raise AttributeError('grad_scale')
+
+    @grad_scale.setter
+    def grad_scale(self, value: Any) -> None:
+        raise TypeError(
+            'a private optimizer needs to be used without GradScaler: it '
+            'skips steps depending on the data, and scales what is clipped'
+        )
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.optimizer})'
+
+
+class PrivateLoader:
+    """Gives out the batches of a loader, and keeps track of them.
+
+    It ends by itself, also in the midst of an epoch, before a step that would
+    exceed the budget; then it is empty.
+
+    Args:
+        loader (NodeLoader): the loader; its own iteration is not to be used
+            any more.
+        step (PrivateStep): the step in progress.
+        position (callable): the number of steps spent.
+        allowed (callable): whether a step may still be taken.
+        check (callable): checks a batch of a step; returns the subgraph of
+            each node and their number.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        step: PrivateStep,
+        position: Callable[[], int],
+        allowed: Callable[[int], bool],
+        check: Callable[[Data, int], tuple[Tensor, int]],
+    ) -> None:
+        self.loader = loader
+        self._step = step
+        self._position = position
+        self._allowed = allowed
+        self._check = check
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[Data]:
+        self._turn += 1
+        turn = self._turn
+        batches = self.loader.batch_sampler
+        batches.position = first = self._position()
+        chunks = len(batches) // batches.num_steps
+        self._step.reset()
+        iterator: Iterator[Data] | None = None
+        for step in range(first, first + batches.num_steps):
+            if not self._allowed(step):
+                return
+            if iterator is None:
+                iterator = iter(self.loader)
+            for _ in range(chunks):
+                batch = next(iterator)
+                owner, count = self._check(batch, step)
+                device = self._step.parameters[0].device
+                batch = batch.to(device)
+                self._step.deliver(batch, owner.to(device), count)
+                yield batch
+                if self._turn != turn:
+                    raise RuntimeError(
+                        'the private loader was started anew: only one pass '
+                        'at a time'
+                    )
+                if not self._step.finished:
+                    raise RuntimeError(
+                        'every batch of the private loader needs one forward '
+                        'pass, one backward pass and one optimizer.step(); to '
+                        'leave some out depending on the data is not '
+                        'accounted for'
+                    )
+
+    def __len__(self) -> int:
+        return len(self.loader.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == 'loader':
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.loader})'

@@ -1,0 +1,671 @@
+"""What has to hold before private training may start, and is checked.
+
+The guarantee rests on one sentence: the clipped gradient of a subgraph is a
+function of this subgraph's rows alone. What a model does is up to its author,
+so it is put to the test on random features, where a coupling shows; layers
+that couple rows by design, or remember data, are refused by name.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.gradients import SubgraphGradients
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[[nn.Module, Data], Tensor]
+
+_GRAPH_WIDE = (
+    'normalises by the statistics of all rows of a batch, so that a '
+    "subgraph's output depends on the others"
+)
+_DENIED: tuple[tuple[type, str], ...] = (
+    (_BatchNorm, _GRAPH_WIDE + ', and keeps running statistics of data'),
+    (_InstanceNorm, _GRAPH_WIDE),
+    (pyg.HeteroBatchNorm, _GRAPH_WIDE),
+    (pyg.InstanceNorm, _GRAPH_WIDE),
+    (pyg.GraphNorm, _GRAPH_WIDE),
+    (pyg.PairNorm, _GRAPH_WIDE),
+    (pyg.MeanSubtractionNorm, _GRAPH_WIDE),
+    (pyg.DiffGroupNorm, _GRAPH_WIDE),
+)
+
+
+def check_layers(module: nn.Module) -> None:
+    """Refuses layers that couple subgraphs or keep what they saw.
+
+    Args:
+        module (torch.nn.Module): the model.
+
+    Raises:
+        ValueError: if there is one, with all of them and the reasons.
+    """
+    found = []
+    for name, layer in module.named_modules():
+        reason = _objection(layer)
+        if reason is not None:
+            found.append(
+                f"'{name or 'module'}' ({type(layer).__name__}) {reason}"
+            )
+    if found:
+        raise ValueError(
+            "'module' needs to treat subgraphs apart, and this does not: "
+            + '; '.join(found)
+            + ". LayerNorm(mode='node') and MessageNorm are fine"
+        )
+
+
+def _objection(layer: nn.Module) -> str | None:
+    for kind, reason in _DENIED:
+        if isinstance(layer, kind):
+            return reason
+    if isinstance(layer, pyg.LayerNorm) and layer.mode == 'graph':
+        return _GRAPH_WIDE + " (use mode='node')"
+    if getattr(layer, 'cached', None) is True:
+        return (
+            'caches what it computed for the first batch (use cached=False)'
+        )
+    if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
+        return 'has parameters without a shape: call the model once before'
+    return None
+
+
+def check_parameters(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[nn.Parameter]:
+    """Makes sure that the optimizer moves the model's parameters, all of them.
+
+    Args:
+        module (torch.nn.Module): the model.
+        optimizer (torch.optim.Optimizer): its optimizer.
+
+    Returns:
+        list[Parameter]: what is trained, each once.
+
+    Raises:
+        ValueError: if nothing is, one is not in the optimizer, or the
+            optimizer has others.
+    """
+    named = {
+        parameter: name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    own = set(module.parameters())
+    given = {p for group in optimizer.param_groups for p in group['params']}
+    if not named:
+        raise ValueError("'module' needs to have a parameter to train")
+    missing = [name for p, name in named.items() if p not in given]
+    if missing:
+        raise ValueError(
+            "'optimizer' needs to have every trainable parameter of 'module' "
+            f'(not {missing}); freeze with requires_grad_(False) what is not '
+            'to be trained'
+        )
+    foreign = [tuple(p.shape) for p in given if p not in own]
+    if foreign:
+        raise ValueError(
+            "'optimizer' needs to have parameters of 'module' alone (got "
+            f'others, of the shapes {foreign})'
+        )
+    for parameter, name in named.items():
+        if parameter.grad is not None:
+            raise ValueError(
+                f"'module' needs to be without gradients ('{name}' has one): "
+                'call optimizer.zero_grad() first'
+            )
+        if not parameter.is_floating_point():
+            raise ValueError(
+                f"'module' needs to have real parameters ('{name}' is "
+                f'{parameter.dtype})'
+            )
+    return list(named)
+
+
+class BatchCall:
+    """How a model is called with a batch: which attributes go where.
+
+    Every tensor has to be one that the batch was delivered with, the same
+    object and unchanged: only then is it known which row belongs to which
+    subgraph.
+
+    Args:
+        batch (Data): a batch as delivered.
+        versions (dict): :func:`snapshot` of the batch when it was delivered.
+        args (tuple): the positional arguments of a call.
+        kwargs (dict): its named arguments.
+
+    Raises:
+        ValueError: if something is no tensor of the batch.
+    """
+
+    def __init__(
+        self,
+        batch: Data,
+        versions: dict[str, tuple[int, int]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._names = {
+            key: name for name, (key, _) in versions.items() if key
+        }
+        self._batch = batch
+        self._versions = versions
+        self.args = self._template(args)
+        self.kwargs = self._template(kwargs)
+        del self._batch, self._names, self._versions
+
+    def __call__(self, module: nn.Module, batch: Data) -> Tensor:
+        """Calls a model with the attributes of another batch."""
+        return module(*_fill(self.args, batch), **_fill(self.kwargs, batch))
+
+    @property
+    def key(self) -> str:
+        """The same for calls that use the same attributes."""
+        return repr((self.args, self.kwargs))
+
+    def _template(self, value: Any) -> Any:
+        if value is self._batch:
+            current = snapshot(self._batch)
+            for name, what in self._versions.items():
+                if current.get(name) != what:
+                    self._refuse(f"its '{name}' was changed")
+            extra = sorted(current.keys() - self._versions.keys())
+            if extra:
+                self._refuse(f"'{extra[0]}' was added to it")
+            return _Key(None)
+        if isinstance(value, tuple | list):
+            return tuple(self._template(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._template(item) for key, item in value.items()}
+        name = self._names.get(id(value))
+        if name is not None and self._batch.get(name) is value:
+            if _version(value) != self._versions[name][1]:
+                self._refuse(f"its '{name}' was changed in place")
+            return _Key(name)
+        if isinstance(value, int | float | str | bool | None):
+            return value
+        shape = f' of shape {list(value.shape)}' * hasattr(value, 'shape')
+        return self._refuse(f'got a {type(value).__name__}{shape}')
+
+    @staticmethod
+    def _refuse(what: str) -> Any:
+        raise ValueError(
+            'the model needs to be called with the attributes of the batch '
+            f"that 'data_loader' gave last, as they are ({what}). Which row "
+            'belongs to which subgraph is known of these alone: compute what '
+            "else you need inside the model, row by row, or in the loader's "
+            "'transform'"
+        )
+
+
+class _Key:
+    # Stands for an attribute of a batch, or for the batch.
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f'<{self.name}>'
+
+
+def _fill(value: Any, batch: Data) -> Any:
+    if isinstance(value, _Key):
+        return batch if value.name is None else batch[value.name]
+    if isinstance(value, tuple):
+        return tuple(_fill(item, batch) for item in value)
+    if isinstance(value, dict):
+        return {key: _fill(item, batch) for key, item in value.items()}
+    return value
+
+
+def snapshot(batch: Data) -> dict[str, tuple[int, int]]:
+    """Identity and version of what a batch holds, by name."""
+    found = {}
+    for name, value in batch.to_dict().items():
+        is_data = hasattr(value, 'shape') or hasattr(value, 'sizes')
+        found[name] = (id(value) if is_data else 0, _version(value))
+    return found
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) else 0
+
+
+def find_call(
+    module: nn.Module, batch: Data, forward: Forward | None
+) -> BatchCall:
+    """How a model is going to be called.
+
+    Args:
+        module (torch.nn.Module): the model.
+        batch (Data): a batch.
+        forward (callable, optional): calls a model with a batch, once; by
+            default ``model(x, edge_index)``, or ``model(x)`` if it takes one
+            argument. (default: :obj:`None`)
+
+    Raises:
+        ValueError: if it can't be told.
+    """
+    calls = []
+
+    class Spy:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(BatchCall(batch, snapshot(batch), args, kwargs))
+            with torch.no_grad():
+                return module(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(module, name)
+
+    if forward is not None:
+        with torch.random.fork_rng():
+            forward(Spy(), batch)  # type: ignore[arg-type]
+        if len(calls) != 1:
+            raise ValueError(
+                "'forward' needs to call the model once (got "
+                f'{len(calls)} calls)'
+            )
+        return calls[0]
+    parameters = inspect.signature(module.forward).parameters.values()
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    if len(needed) > 2:
+        raise ValueError(
+            "'forward' needs to be given for a model that takes more than "
+            "'x' and 'edge_index': a function of the model and a batch (got "
+            f'a model that takes {needed})'
+        )
+    args: tuple[Any, ...] = (batch.x, batch.edge_index)
+    if len(needed) == 1:
+        args = (batch if needed[0] in ('data', 'batch') else batch.x,)
+    return BatchCall(batch, snapshot(batch), args, {})
+
+
+def check_edges(batch: Data, owner: Tensor) -> None:
+    """Makes sure that no edge of a batch joins two subgraphs.
+
+    Args:
+        batch (Data): the batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+
+    Raises:
+        ValueError: if one does, or names a node that is not there.
+    """
+    for name, value in batch.to_dict().items():
+        ends = _ends(name, value)
+        if ends is None or ends.numel() == 0:
+            continue
+        low, high = int(ends.min()), int(ends.max())
+        if low < 0 or high >= owner.numel():
+            raise ValueError(
+                f"'{name}' of the batch needs to be in [0, {owner.numel()}), "
+                f'its number of nodes (got {low} to {high})'
+            )
+        if not bool((owner[ends[0]] == owner[ends[1]]).all()):
+            raise ValueError(
+                f"'{name}' of the batch needs to stay inside each subgraph, "
+                'but an edge joins two of them'
+            )
+
+
+def _ends(name: str, value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        if value.layout == torch.sparse_coo:
+            return value.coalesce().indices()[:2]
+        if value.layout in (torch.sparse_csr, torch.sparse_csc):
+            return value.to_sparse_coo().indices()[:2]
+        is_index = 'index' in name or 'face' in name
+        if is_index and value.dim() == 2 and value.size(0) == 2:
+            return value
+        return None
+    if hasattr(value, 'coo') and hasattr(value, 'sizes'):
+        row, col, _ = value.coo()
+        return torch.stack([row, col])
+    return None
+
+
+def check_isolation(
+    module: nn.Module,
+    call: Forward,
+    batch: Data,
+    owner: Tensor,
+    seed: int = 0,
+) -> None:
+    r"""Tests a model on a batch's structure and random features.
+
+    In training mode, with the same dropout in every pass:
+
+    1. no buffer may change (it would carry data from step to step);
+    2. the gradient of the outputs of some subgraphs with respect to the rows
+       of the others is exactly 0;
+    3. the outputs of some subgraphs do not change by a bit if the rows of the
+       others do: to other numbers, to infinity, to what is no number.
+
+    Parameters, buffers and the state of torch's generators are as before when
+    it is done. Private features are not read.
+
+    Args:
+        module (torch.nn.Module): the model.
+        call (callable): calls it with a batch.
+        batch (Data): a batch, best of two subgraphs or more.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        seed (int): of features and splits. (default: :obj:`0`)
+
+    Raises:
+        ValueError: if the model fails one.
+    """
+    count = int(owner.max()) + 1
+    generator = torch.Generator().manual_seed(seed)
+    names = _features(batch, owner.numel())
+    training = module.training
+    kept = {n: b.detach().clone() for n, b in module.named_buffers()}
+    module.train()
+    try:
+        base = _randomised(batch, names, generator)
+        with torch.no_grad():
+            out = _run(module, call, base, seed)
+        check_output(out, owner.numel(), count)
+        changed = [
+            name
+            for name, buffer in module.named_buffers()
+            if name not in kept or not _same(buffer, kept[name])
+        ]
+        if changed:
+            raise ValueError(
+                "'module' needs to keep its buffers as they are in training, "
+                f'as they would carry data on (it changes {changed})'
+            )
+        rows = _row_owner(out, owner, count)
+        for trial in range(4 if count > 1 else 0):
+            # Half of the subgraphs against the others.
+            mine = torch.randperm(count, generator=generator) < count // 2
+            mine = mine.to(owner.device)
+            _check_gradient(
+                module, call, base, names, mine[owner], mine[rows], seed
+            )
+            value = (None, math.inf, math.nan, None)[trial]
+            other = _randomised(batch, names, generator, value)
+            for name in names.both:
+                shape = [-1] + [1] * (base[name].dim() - 1)
+                other[name] = torch.where(
+                    mine[owner].view(shape), base[name], other[name]
+                )
+            with torch.no_grad():
+                before = _run(module, call, base, seed)
+                after = _run(module, call, other, seed)
+            if not _same(before[mine[rows]], after[mine[rows]]):
+                what = '' if value is None else f' ({value})'
+                _coupled(f'the output of one depends on the features{what}')
+    finally:
+        module.train(training)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in kept and not _same(buffer, kept[name]):
+                    buffer.copy_(kept[name])
+
+
+def _check_gradient(
+    module: nn.Module,
+    call: Forward,
+    base: Data,
+    names: '_Features',
+    inner: Tensor,
+    mine: Tensor,
+    seed: int,
+) -> None:
+    batch = base.clone()
+    for name in names.floating:
+        batch[name] = base[name].detach().clone().requires_grad_()
+    leaves = [batch[name] for name in names.floating]
+    with torch.enable_grad():
+        out = _run(module, call, batch, seed)
+        if not leaves or not out.requires_grad:
+            return
+        weight = torch.randn(
+            out.shape, generator=torch.Generator().manual_seed(seed)
+        )
+        mask = mine.view([-1] + [1] * (out.dim() - 1))
+        grads = torch.autograd.grad(
+            out, leaves, weight.to(out) * mask, allow_unused=True
+        )
+    for name, grad in zip(names.floating, grads, strict=True):
+        if grad is not None and not bool((grad[~inner] == 0).all()):
+            _coupled(f"the gradient of one depends on the '{name}'")
+
+
+def check_gradients(
+    gradients: SubgraphGradients,
+    call: Forward,
+    batch: Data,
+    owner: Tensor,
+    seed: int = 0,
+) -> None:
+    """Compares clipped sums with a loop over subgraphs, on random features.
+
+    Args:
+        gradients (SubgraphGradients): of the model.
+        call (callable): calls the model with a batch.
+        batch (Data): a batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        seed (int): of features and the outputs' gradients.
+            (default: :obj:`0`)
+
+    Raises:
+        ValueError: if they differ.
+    """
+    count = int(owner.max()) + 1
+    generator = torch.Generator().manual_seed(seed)
+    module = gradients.module
+    training = module.training
+    module.train()
+    batch = _randomised(batch, _features(batch, owner.numel()), generator)
+    exact = SubgraphGradients(module, 'vjp')
+    found = []
+    try:
+        for way in (gradients, exact):
+            with (
+                torch.enable_grad(),
+                way.record(owner, count) as tape,
+            ):
+                out = _run(module, call, batch, seed)
+            if not found:
+                weight = torch.randn(out.shape, generator=generator).to(out)
+            rows = _row_owner(out, owner, count)
+            found.append(
+                tape.clipped_sum(out, weight, 1.0, output_owner=rows)
+            )
+    finally:
+        module.train(training)
+    for name, want in found[1].sums.items():
+        error = (found[0].sums[name] - want).norm()
+        if not error <= 1e-3 * max(1.0, want.norm()):
+            raise ValueError(
+                f"'method' needs to be another than {gradients.method!r}: it "
+                f"gets the gradients of '{name}' wrong in this model"
+            )
+
+
+class _Features:
+    def __init__(self, floating: list[str], integer: list[str]) -> None:
+        self.floating = floating
+        self.both = floating + integer
+
+
+def _features(batch: Data, num_nodes: int) -> _Features:
+    # Whatever has a row per node and is no structure.
+    floating, integer = [], []
+    for name, value in batch.to_dict().items():
+        if (
+            not isinstance(value, Tensor)
+            or value.layout != torch.strided
+            or value.dim() == 0
+            or value.size(0) != num_nodes
+            or not batch.is_node_attr(name)
+        ):
+            continue
+        if value.is_floating_point():
+            floating.append(name)
+        elif name == 'x':
+            integer.append(name)
+    return _Features(floating, integer)
+
+
+def _randomised(
+    batch: Data,
+    names: _Features,
+    generator: torch.Generator,
+    value: float | None = None,
+) -> Data:
+    out = batch.clone()
+    for name in names.both:
+        tensor = batch[name]
+        if not tensor.is_floating_point():
+            # Values that occur, in another order: embeddings have an end.
+            order = torch.randperm(tensor.size(0), generator=generator)
+            out[name] = tensor[order.to(tensor.device)]
+        elif value is None:
+            drawn = torch.randn(tensor.shape, generator=generator)
+            out[name] = drawn.to(tensor)
+        else:
+            out[name] = torch.full_like(tensor, value)
+    return out
+
+
+def _run(
+    module: nn.Module,
+    call: Callable[[nn.Module, Data], Tensor],
+    batch: Data,
+    seed: int,
+) -> Tensor:
+    devices = {p.device for p in module.parameters() if p.is_cuda}
+    with torch.random.fork_rng(list(devices)):
+        torch.manual_seed(seed)
+        return call(module, batch)
+
+
+def check_output(out: Any, num_nodes: int, count: int) -> None:
+    """Makes sure that a model gives a row per node or per subgraph."""
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        got = getattr(out, 'dtype', type(out).__name__)
+        raise ValueError(
+            f"'module' needs to return one real tensor (got {got})"
+        )
+    if out.dim() == 0 or out.size(0) not in (num_nodes, count):
+        raise ValueError(
+            "'module' needs to return a row per node, or one per subgraph: "
+            f'{num_nodes} or {count} (got the shape {list(out.shape)})'
+        )
+
+
+def _row_owner(out: Tensor, owner: Tensor, count: int) -> Tensor:
+    if out.size(0) == owner.numel():
+        return owner
+    return torch.arange(count, device=owner.device)
+
+
+def _column(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.view([-1] + [1] * (like.dim() - 1)).to(like.dtype)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _coupled(what: str) -> None:
+    raise ValueError(
+        f"'module' needs to treat subgraphs apart, but {what} of another: "
+        'look for normalisation, pooling or attention over the whole batch'
+    )
+
+
+def check_criterion(
+    criterion: Criterion,
+    out: Tensor,
+    target: Tensor,
+    loss_reduction: str,
+    seed: int = 0,
+) -> None:
+    r"""Tests that a loss is the mean (or the sum) of one term per row.
+
+    Its gradient with respect to a row has to be that of the row by itself,
+    over the number of rows for a mean, at random outputs and targets. Class
+    weights with :obj:`reduction='mean'`, contrastive or ranking losses, and
+    anything normalised by the data of a batch fail.
+
+    Args:
+        criterion (callable): maps outputs and targets to a loss.
+        out (Tensor): what outputs look like, ``[num_rows, ...]``.
+        target (Tensor): what targets look like; their *values* are used for
+            integers alone, in another order.
+        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
+        seed (int): the seed. (default: :obj:`0`)
+
+    Raises:
+        ValueError: if it is not.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = min(out.size(0), 16)
+    for _ in range(3):
+        values = torch.randn(
+            (count, *out.shape[1:]), generator=generator, dtype=torch.float64
+        )
+        values = (3 * values).to(out)
+        order = torch.randperm(target.size(0), generator=generator)[:count]
+        labels = target[order.to(target.device)]
+        if labels.is_floating_point():
+            drawn = torch.rand(labels.shape, generator=generator)
+            labels = drawn.to(labels)
+        elif labels.dim() == 1 and out.dim() == 2 and out.size(1) > 1:
+            drawn = torch.randint(
+                out.size(1), labels.shape, generator=generator
+            )
+            labels = drawn.to(labels)
+        together = _loss_grad(criterion, values, labels)
+        if loss_reduction == 'mean':
+            together = together * count
+        alone = torch.cat(
+            [
+                _loss_grad(
+                    criterion, values[i : i + 1], labels[i : i + 1]
+                )
+                for i in range(count)
+            ]
+        )
+        if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"'criterion' needs to be a {loss_reduction} of one term per "
+                'row, each of its own output and target alone, but the '
+                'gradient of a row changes with the others (class weights '
+                "with reduction='mean' do that: use reduction='none', weight "
+                'each term and take the mean)'
+            )
+
+
+def _loss_grad(criterion: Criterion, out: Tensor, target: Tensor) -> Tensor:
+    leaf = out.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        loss = criterion(leaf, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ValueError("'criterion' needs to return one number")
+        (grad,) = torch.autograd.grad(loss, leaf)
+    return grad
+
+
+def buffer_versions(module: nn.Module) -> list[tuple[int, int]]:
+    """Identity and version of every buffer: cheap to compare."""
+    return [(id(b), b._version) for b in module.buffers()]
