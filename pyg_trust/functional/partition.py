@@ -30,10 +30,40 @@ from typing import NamedTuple
 import torch
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric.utils import remove_self_loops, to_undirected
+from torch_geometric.utils import remove_self_loops, subgraph, to_undirected
 
 from pyg_trust import rng
 from pyg_trust.functional.ragged import pointer
+
+# What the shard of a node depends on, beside the seed.
+SEEN = {
+    'random': 'the number of training nodes',
+    'hash': 'the name of the node alone',
+    'metis': 'all edges between training nodes',
+    'blpa': 'all edges between training nodes',
+    'bekm': 'edges, features and labels of all training nodes',
+    'learned': 'edges, features and labels of all training nodes',
+}
+
+
+def training_graph(
+    edge_index: Tensor, index: Tensor, num_nodes: int
+) -> Tensor:
+    """The graph that the training nodes induce, as partitions take it.
+
+    Args:
+        edge_index (Tensor): int64, ``[2, num_edges]``: the whole graph.
+        index (Tensor): int64: the training nodes, each once.
+        num_nodes (int): the number of nodes of the whole graph.
+
+    Returns:
+        Tensor: int64, ``[2, *]``: the edges between training nodes, numbered
+        as in :obj:`index`; each in both directions, once, without loops.
+    """
+    inner, _ = subgraph(
+        index, edge_index, relabel_nodes=True, num_nodes=num_nodes
+    )
+    return _simple(inner, index.numel())
 
 
 def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
@@ -517,9 +547,9 @@ def bekm(
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
     2022.) In each round the pairs of a node and a centroid are gone through
     from the closest to the farthest, and a node goes to the first shard with
-    room (:func:`round_partition`); then centroids become means. It ends when no
-    node moves. GraphEraser's embeddings are the logits of a GNN trained on the
-    whole training graph (:func:`pyg_trust.nn.partition_embedding`).
+    room (:func:`round_partition`); then centroids become means. It ends when
+    no node moves. GraphEraser's embeddings are the logits of a GNN trained on
+    the whole training graph (:func:`pyg_trust.nn.partition_embedding`).
 
     Beware: logits cluster by class, and so do the shards.
 

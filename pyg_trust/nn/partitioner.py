@@ -62,11 +62,11 @@ def learned_partition(
     num_shards: int,
     *,
     time_weight: float = 1e-3,
-    sem_weight: float = 1e-3,
+    sem_weight: float = 5.0,
     hidden_channels: int = 64,
     lr: float = 0.01,
     weight_decay: float = 1e-5,
-    max_epochs: int = 500,
+    max_epochs: int = 300,
     patience: int = 30,
     tol: float = 1e-3,
     slack: float = 0.1,
@@ -98,12 +98,13 @@ def learned_partition(
         num_shards (int): the number of shards.
         time_weight (float): :math:`\lambda_{\text{time}}`.
             (default: :obj:`1e-3`)
-        sem_weight (float): :math:`\lambda_{\text{sem}}`.
-            (default: :obj:`1e-3`)
+        sem_weight (float): :math:`\lambda_{\text{sem}}`. At the paper's 1e-3
+            labels have no visible part in the result.
+            (default: :obj:`5.0`)
         hidden_channels (int): the width. (default: :obj:`64`)
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`1e-5`)
-        max_epochs (int): the most epochs. (default: :obj:`500`)
+        max_epochs (int): the most epochs. (default: :obj:`300`)
         patience (int): as above. (default: :obj:`30`)
         tol (float): as above. (default: :obj:`1e-3`)
         slack (float): as in :func:`pyg_trust.functional.shard_limits`.
