@@ -9,6 +9,7 @@ from pyg_trust.functional.aggregate import (
     reconstruction_loss,
     weighted_log_probability,
 )
+from pyg_trust.functional.attacks import AUC, auc_interval
 from pyg_trust.functional.budget import (
     BudgetBound,
     SingleFlip,
@@ -127,6 +128,7 @@ from pyg_trust.functional.walks import (
 )
 
 __all__ = [
+    'AUC',
     'BudgetBound',
     'DisjointWalks',
     'Measure',
@@ -142,6 +144,7 @@ __all__ = [
     'WorstCase',
     'appnp',
     'attention',
+    'auc_interval',
     'bekm',
     'blpa',
     'budget_attacks',
