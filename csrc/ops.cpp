@@ -40,4 +40,25 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
       "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");
+
+  // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S| - step k],
+  // every column by itself, from `start`: row i of the policy is row i of
+  // (rowptr, col) after k flips, at most budget[i], of edges that are
+  // `removable` and of pairs (add_ptr, add_col), or of all pairs. Stops where
+  // T V - V is within goal and within rounding |V|, in the largest entry.
+  // Returns V, T V - V and the flips of the maximizing policy, sorted, by
+  // column: ptr, row, col.
+  m.def(
+      "policy_iteration(Tensor rowptr, Tensor col, Tensor removable, "
+      "Tensor budget, Tensor add_ptr, Tensor add_col, bool all_pairs, "
+      "Tensor reward, Tensor? bonus, Tensor? visit_cost, Tensor? step_cost, "
+      "Tensor start, Tensor goal, float rounding, float follow, int max_iter) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // x = r + a P x (or P', `back`) for the policy of each column, given by its
+  // flips, from `start` to a residual within goal. Returns x and the residual.
+  m.def(
+      "policy_solve(Tensor rowptr, Tensor col, Tensor flip_ptr, "
+      "Tensor flip_row, Tensor flip_col, Tensor reward, Tensor start, "
+      "Tensor goal, float follow, bool back) -> (Tensor, Tensor)");
 }

@@ -59,8 +59,8 @@ from pyg_trust.functional.policy import (
     check_tensor,
     policy_iteration,
     policy_value,
-    solve,
 )
+from pyg_trust.graph import sparse_rows
 
 COSTS = ('pagerank', 'visits')
 # Prices are rounded down by this factor, so that roundoff cannot raise them.
@@ -273,7 +273,7 @@ class _DualSearch:
             self.line(
                 perturbations.clean_policy(count),
                 everything,
-                torch.full((count,), 1e-9),
+                torch.full((count,), 1e-9).double(),
             )
         )
         # No dear policy yet: a line that never restricts the search.
@@ -374,15 +374,18 @@ def _pagerank(
     precision: Tensor,
 ) -> Tensor:
     # The personalized PageRank of one node per column, in its graph.
-    teleport = torch.zeros(policy.size.shape, dtype=torch.float64)
-    teleport[torch.arange(nodes.numel()), nodes] = alpha
-    return solve(
-        policy.step_back,
+    count = nodes.numel()
+    teleport = torch.zeros(
+        (count, policy.perturbations.num_nodes), dtype=torch.float64
+    )
+    teleport[torch.arange(count), nodes] = alpha
+    return policy.solve(
         teleport,
         1 - alpha,
         teleport if start is None else start,
-        (precision.double() / 1e4).clamp(1e-13, _COARSE),
-    )
+        (precision / 1e4).clamp(1e-13, _COARSE),
+        back=True,
+    )[0]
 
 
 _COARSE = 1e-10
@@ -572,8 +575,10 @@ def single_flip_margins(
     check_targets(targets, n)
     logits = logits.detach().double()
     num_classes = logits.size(1)
-    clean = perturbations.clean_policy(num_classes)
-    found = policy_value(clean, logits.t().contiguous(), alpha)
+    share = 1 / graph.degree.double()
+    mean = sparse_rows(graph.rowptr, graph.col, share[graph.row], (n, n))
+    policy = perturbations.clean_policy(num_classes)
+    found = policy_value(policy, logits.t().contiguous(), alpha)
     z = alpha * found.value.t().contiguous()
     eta_z = alpha * float((found.high - found.low).max())
     mine = z[targets].gather(1, reference[:, None])
@@ -582,7 +587,10 @@ def single_flip_margins(
     spread = float((z.amax(0) - z.amin(0)).max())
     eta_g = 0.0
     degree = graph.degree
-    for block in perturbations.column_blocks(perturbations.active.numel()):
+    # With all pairs fragile, a number per node, column and pair of classes.
+    for block in perturbations.column_blocks(
+        perturbations.active.numel(), 4 * num_classes
+    ):
         rows = perturbations.active[block]
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
@@ -594,12 +602,10 @@ def single_flip_margins(
         )
         row, col, there = fragile_pairs(perturbations, rows)
         place = torch.searchsorted(rows, row)
-        mean_z = perturbations._clean_sums(z.t())[:, row].t()
-        mean_g = perturbations._clean_sums(g)[place, row]
+        mean_z = (mean @ z)[row]
+        mean_g = (mean @ g.t())[row, place]
         sign = 1 - 2 * there.double()
         size = degree[row] + sign
-        mean_z = mean_z / degree[row, None]
-        mean_g = mean_g / degree[row]
         change = follow * (sign / size)[:, None] * (z[col] - mean_z)
         change = change / (
             1 - follow * (sign / size) * (g[place, col] - mean_g)
@@ -692,7 +698,14 @@ def budget_attacks(
         )
         flips: list[Tensor] = [reward.new_zeros((2, 0)).long()] * len(here)
         for _ in range(rounds):
-            tried = _most_effective(policy, value, pagerank, global_budget)
+            tried = _most_effective(
+                policy,
+                value,
+                # The mean of V over each row, but for its costs.
+                (value - search.reward) / (1 - alpha),
+                pagerank,
+                global_budget,
+            )
             policy = Policy.from_flips(perturbations, tried)
             value = policy_value(policy, search.reward, alpha, tol=1e-6).value
             at = value[here, search.targets]
@@ -706,15 +719,20 @@ def budget_attacks(
                 None,
                 torch.full_like(best, 1e-6),
             )
-            policy, _ = perturbations.improve(value, 1 - alpha)
+            policy = policy_iteration(
+                perturbations, search.reward, alpha, start=value, max_iter=1
+            ).policy
         made += flips
     return made
 
 
 def _most_effective(
-    policy: Policy, value: Tensor, pagerank: Tensor, budget: int
+    policy: Policy,
+    value: Tensor,
+    mean: Tensor,
+    pagerank: Tensor,
+    budget: int,
 ) -> list[Tensor]:
-    mean = policy.step(value)
     weight = pagerank / policy.perturbations.graph.degree
     made = []
     for column in range(policy.num_columns):

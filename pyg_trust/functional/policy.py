@@ -37,34 +37,34 @@ the policy :math:`\tilde P`. As :math:`T` is monotone and :math:`T(V + c) = T V
     V_i + \frac{\max(0, \max_j g_j)}{\alpha} .
 
 In float64 with unit roundoff :math:`u`, a computed :math:`g_i` is off by at
-most :math:`e = u\,[\max_i L_i (L_i + 32) / s_i \cdot \lVert V \rVert_\infty +
-8 (\lVert r \rVert_\infty + \lVert \rho \rVert_\infty)]`, where :math:`L_i` is
-the largest and :math:`s_i` the smallest size of :math:`S`: a sum of up to
-:math:`L_i` terms is off by :math:`u L_i^2 \lVert V \rVert_\infty`, each of the
-few further operations, and each comparison that rounding may have decided
-wrongly (at most one per element), by a few :math:`u L_i \lVert V
-\rVert_\infty`, all of it divided by :math:`|S| \ge s_i`. Every bound here is
-widened by :math:`e / \alpha`; it assumes nothing about how well the solver
+most :math:`e = 64 u\,(\kappa \lVert V \rVert_\infty + \lVert r \rVert_\infty +
+\lVert \rho \rVert_\infty)`, where :math:`\kappa` is 1 if no row may both lose
+and win edges, and else the largest ratio of the largest to the smallest size
+of such an :math:`S`; ``csrc/policy.h`` counts the roundings. Every bound here
+is widened by :math:`e / \alpha`; it assumes nothing about how well the solver
 did.
+
+Policies are found and evaluated by :func:`pyg_trust.ops.policy_iteration` and
+:func:`pyg_trust.ops.policy_solve`, every column by one thread, so that results
+do not depend on their number.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_trust import ops
 from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph, sparse_rows
 
-T = TypeVar('T')
-
-# Columns are solved together while their edges fit into the cache.
-_BLOCK = 2**19
+# Numbers in a dense block of columns by nodes.
+_BLOCK = 2**22
 _UNIT = torch.finfo(torch.float64).eps / 2
 
 
@@ -74,8 +74,8 @@ class Perturbations:
     Admissible is every graph that differs from the clean one by fragile
     directed edges, at most :math:`b_i` in row :math:`i`. Rows are sources.
 
-    Memory: :math:`O(|E| + \sum_i (b_i + d_i))`, for additions among all pairs
-    too.
+    Memory: linear in nodes, edges and addable pairs; additions among all pairs
+    need none.
 
     Args:
         graph (CSRGraph): the clean graph, unweighted and without duplicate
@@ -109,66 +109,40 @@ class Perturbations:
         self.removable = removable
         self.addable = addable
         self.all_pairs = all_pairs
-        self._made: dict[Any, Any] = {}
-        n, device = graph.num_nodes, graph.device
-        degree, row, col = graph.degree, graph.row, graph.col
-        nodes = torch.arange(n, device=device)
-
+        n, row, col = graph.num_nodes, graph.row, graph.col
         removals = row[removable].bincount(minlength=n)
-        loops = row[row == col].bincount(minlength=n)
         if all_pairs:
-            additions = n - 1 - (degree - loops)
+            loops = row[row == col].bincount(minlength=n)
+            additions = n - 1 - (graph.degree - loops)
         elif addable is not None:
             additions = addable[0].bincount(minlength=n)
         else:
-            additions = torch.zeros_like(degree)
+            additions = torch.zeros_like(graph.degree)
         self.budget = budget.minimum(removals + additions)
-        self.smallest = degree - self.budget.minimum(removals)
+        # At most so many flips of either kind can be of use in a row.
+        lost = self.budget.minimum(removals)
+        won = self.budget.minimum(additions)
+        self.smallest, self.largest = graph.degree - lost, graph.degree + won
         if bool((self.smallest < 1).any()):
             node = int((self.smallest < 1).nonzero()[0])
             raise ValueError(
-                f'node {node} could lose all its {int(degree[node])} edges, '
-                'and PageRank is not defined then: it needs a fixed edge or '
-                f'a budget below {int(degree[node])} '
+                f'node {node} could lose all its {int(graph.degree[node])} '
+                'edges, and PageRank is not defined then: it needs a fixed '
+                f'edge or a budget below {int(graph.degree[node])} '
                 f'(got {int(budget[node])})'
             )
-        # At most so many flips of either kind can be of use in a row.
-        self._max_removed = self.budget.minimum(removals)
-        self._max_added = self.budget.minimum(additions)
-        self.largest = degree + self._max_added
-        active = self.budget > 0
-
-        # Removable edges of rows with a budget; after sorting, the first
-        # 'max_removed' of each row.
-        self._edge = (removable & active[row]).nonzero().view(-1)
-        self._edge_row, self._edge_col = row[self._edge], col[self._edge]
-        keep = _position(self._edge_row) < self._max_removed[self._edge_row]
-        self._best_edge = keep.nonzero().view(-1)
-        self._removal = _Segments(self._max_removed)
-
-        self._addition = _Segments(self._max_added)
-        self._extra_row = row.new_zeros(0)
-        if all_pairs:
-            # The first b + d + 1 nodes of a global order hold the first b
-            # that are neither a neighbour nor the node itself.
-            width = (self.budget + degree + 1).clamp(max=n) * active
-            self._window = _Segments(width)
-            proper = active[row] & (row != col)
-            self._taken_row = torch.cat([row[proper], nodes[active]])
-            self._taken_col = torch.cat([col[proper], nodes[active]])
-        elif addable is not None:
-            addable = addable[:, active[addable[0]]]
-            key = (addable[0] * n + addable[1]).sort().values
-            self._extra_row, self._extra_col = key // n, key % n
-            keep = (
-                _position(self._extra_row) < self._max_added[self._extra_row]
-            )
-            self._best_extra = keep.nonzero().view(-1)
-
-        self._choice = _Segments(self.budget)
-        size = self.largest.double()
-        self._rounding = float(
-            (size * (size + 32) / self.smallest).max() * _UNIT
+        ratio = self.largest / self.smallest.double()
+        ratio[(lost == 0) | (won == 0)] = 1
+        self._rounding = 64 * _UNIT * float(ratio.max())
+        addable = row.new_zeros((2, 0)) if addable is None else addable
+        key = (addable[0] * n + addable[1]).sort().values
+        self._threat = ops.PolicyThreat(
+            *graph.receivers(along=False),
+            removable,
+            self.budget,
+            pointer((key // n).bincount(minlength=n)),
+            (key % n).int(),
+            all_pairs,
         )
 
     @property
@@ -191,11 +165,17 @@ class Perturbations:
             all_pairs=self.all_pairs,
         )
 
-    def column_blocks(self, num_columns: int) -> Iterator[slice]:
-        """Slices of columns that are worth solving together."""
-        work = self.graph.num_edges + self.num_nodes
-        work += self._choice.total + self._addition.total
-        size = max(1, _BLOCK // work)
+    def column_blocks(
+        self, num_columns: int, numbers: int = 1
+    ) -> Iterator[slice]:
+        """Slices of columns, few enough to keep dense blocks in memory.
+
+        Args:
+            num_columns (int): how many there are in all.
+            numbers (int): how many numbers a column has per node.
+                (default: :obj:`1`)
+        """
+        size = max(1, _BLOCK // (self.num_nodes * numbers))
         # Blocks of even size: 30 columns as 15 + 15, not 29 + 1.
         count = max(1, math.ceil(num_columns / size))
         size = max(1, math.ceil(num_columns / count))
@@ -215,413 +195,136 @@ class Perturbations:
             return 'all'
         return '0' if self.addable is None else str(self.addable.size(1))
 
-    # One step of the dynamic program ########################################
-
-    def improve(
-        self,
-        value: Tensor,
-        follow: float,
-        *,
-        bonus: Tensor | None = None,
-        visit_cost: Tensor | None = None,
-        step_cost: Tensor | None = None,
-        guess: Tensor | None = None,
-    ) -> tuple['Policy', Tensor]:
-        r"""The maximizing policy and :math:`T V - r`, column by column.
-
-        Args:
-            value (Tensor): :math:`V`, float64, ``[num_columns, num_nodes]``.
-            follow (float): :math:`a`, the probability of following an edge.
-            bonus (Tensor, optional): :math:`\rho`, the shape of
-                :obj:`value`. (default: :obj:`None`)
-            visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
-            step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
-            guess (Tensor, optional): of :math:`T V - r`; it saves time.
-                (default: :obj:`None`)
-        """
-        degree = self.graph.degree
-        sums = self._clean_sums(value)
-        clean = follow * sums
-        if bonus is not None:
-            clean = clean + bonus
-        clean = clean / degree
-        if self._choice.total == 0:
-            return self.clean_policy(value.size(0)), clean
-
-        order = _argsort(value)
-        rank = torch.empty_like(order)
-        nodes = torch.arange(self.num_nodes, device=order.device)
-        rank.scatter_(1, order, nodes.expand_as(order))
-        removed = self._sorted_removals(order, rank)
-        out = value.gather(1, order.gather(1, removed))
-        added = self._sorted_additions(order, rank)
-        new = value.gather(1, added)
-
-        row, count = self._choice.row, self._choice.position + 1
-        total = follow * sums.index_select(1, row)
-        if bonus is not None:
-            total = total + bonus.index_select(1, row)
-        if visit_cost is not None:
-            total = total - visit_cost.index_select(1, row) * count
-        price: Tensor | float = 0.0
-        if step_cost is not None:
-            price = step_cost.index_select(1, row) * count
-        size: Tensor = degree[row]
-        split: Tensor | None = None
-        if self._addition.total == 0:
-            total = total - follow * self._removal.cumsum(out)
-            flips, best = self._choice.argmax(
-                total / (size - count) - price, clean
-            )
-        elif self._removal.total == 0:
-            total = total + follow * self._addition.cumsum(new)
-            flips, best = self._choice.argmax(
-                total / (size + count) - price, clean
-            )
-        else:
-            flips, best, split = self._search(
-                total,
-                price,
-                clean,
-                clean if guess is None else guess,
-                follow * new,
-                follow * out,
-            )
-        num_added = flips
-        if self._addition.total == 0:
-            num_added = torch.zeros_like(flips)
-        elif split is not None:
-            chosen = (self._choice.start + flips - 1).clamp(
-                0, self._choice.total - 1
-            )
-            num_added = torch.where(flips > 0, split.gather(1, chosen), 0)
-        kept = self._kept(flips - num_added, rank, removed)
-        row = self._addition.row
-        column, entry = (
-            self._addition.position < num_added.index_select(1, row)
-        ).nonzero(as_tuple=True)
-        new_edges = column, row[entry], added[column, entry]
-        counts = flips - num_added, num_added
-        return Policy(self, kept, new_edges, counts), best
-
-    def _kept(
-        self, num_removed: Tensor, rank: Tensor, removed: Tensor
-    ) -> Tensor:
-        # Of the removable edges of a row, sorted by rank, the first go.
-        kept = torch.ones(
-            (rank.size(0), self.graph.num_edges),
-            dtype=torch.bool,
-            device=rank.device,
-        )
-        if self._removal.total > 0:
-            last = (self._removal.start + num_removed - 1).clamp(
-                0, self._removal.total - 1
-            )
-            last = torch.where(num_removed > 0, removed.gather(1, last), -1)
-            kept[:, self._edge] = rank.index_select(
-                1, self._edge_col
-            ) > last.index_select(1, self._edge_row)
-        return kept
-
-    def _clean_sums(self, value: Tensor) -> Tensor:
-        matrix = self._constant(
-            'clean',
-            lambda: _csr(
-                self.graph.rowptr,
-                self.graph.col,
-                value.new_ones(self.graph.num_edges),
-                self.num_nodes,
-            ),
-        )
-        return (matrix @ value.t().contiguous()).t().contiguous()
-
-    def _sorted_removals(self, order: Tensor, rank: Tensor) -> Tensor:
-        # The ranks of the cheapest removals of each row, ascending.
-        key = rank.index_select(1, self._edge_col)
-        key += self._edge_row * self.num_nodes
-        key = _sort(key).index_select(1, self._best_edge)
-        return key - self._removal.row * self.num_nodes
-
-    def _sorted_additions(self, order: Tensor, rank: Tensor) -> Tensor:
-        # The best additions of each row, descending.
-        n = self.num_nodes
-        if self.all_pairs:
-            # Strike the row's own neighbours out of the first places of the
-            # global order and take the first 'max_added' that are left.
-            window = self._window
-            place = n - 1 - rank.index_select(1, self._taken_col)
-            inside = place < window.length[self._taken_row]
-            place += window.start[self._taken_row]
-            free = torch.ones(
-                (rank.size(0), window.total + 1),
-                dtype=torch.bool,
-                device=rank.device,
-            )
-            free.scatter_(1, torch.where(inside, place, window.total), False)
-            free = free[:, :-1]
-            seen = free.cumsum(1)
-            before = torch.where(window.start > 0, window.start - 1, 0)
-            before = seen.index_select(1, before.clamp(max=window.total - 1))
-            before = torch.where(window.start > 0, before, 0)
-            free = free & (
-                seen <= (before + self._max_added).index_select(1, window.row)
-            )
-            chosen = free.nonzero()[:, 1].view(rank.size(0), -1)
-            return order.gather(1, n - 1 - window.position[chosen])
-        if self._addition.total == 0:
-            return order.new_zeros((rank.size(0), 0))
-        key = self._extra_row * n + n - 1
-        key = key - rank.index_select(1, self._extra_col)
-        key = _sort(key).index_select(1, self._best_extra)
-        return order.gather(1, n - 1 - (key - self._addition.row * n))
-
-    def _search(
-        self,
-        total: Tensor,
-        price: Tensor | float,
-        clean: Tensor,
-        guess: Tensor,
-        new: Tensor,
-        out: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        r"""The best number of flips, the maximum, and how many are additions.
-
-        With k flips a row is worth :math:`\frac{c_k + a \sum_S V}{|S|} -
-        \nu k`. Dinkelbach's method: whether any S is worth more than
-        :math:`f` is decided at the level :math:`m_k = f + \nu k` by the k
-        largest of :math:`a V_j - m_k` (additions) and :math:`m_k - a V_j`
-        (removals); what they are worth becomes :math:`f`, until it grows no
-        more. The t-th addition belongs to the k largest if :math:`a (A_t +
-        R_{k-t+1}) \ge 2 m_k`, which falls with t: a binary search.
-        """
-        row, count = self._choice.row, self._choice.position + 1
-        low = (count - self._max_removed[row]).clamp(min=0)
-        high = count.minimum(self._max_added[row])
-        steps = int((high - low).max()).bit_length()
-        last_in = self._addition.start[row] - 1
-        last_out = self._removal.start[row] + count
-        gained, lost = self._addition.cumsum(new), self._removal.cumsum(out)
-        degree = self.graph.degree[row]
-        found = clean.new_zeros(0), clean.new_full((), -math.inf), low
-        # A few rounds do, as convergence is superlinear; after that, roundoff
-        # alone could still move a tie up and down.
-        for _ in range(_ROUNDS):
-            level = 2 * (guess.index_select(1, row) + price)
-            left, right = low.expand_as(level), high.expand_as(level)
-            for _ in range(steps):
-                # The index leaves its row only where left == right.
-                middle = (left + right + 1) // 2
-                t_in = (last_in + middle).clamp(0, new.size(1) - 1)
-                t_out = (last_out - middle).clamp(0, out.size(1) - 1)
-                wanted = new.gather(1, t_in) + out.gather(1, t_out) >= level
-                wanted &= left < right
-                right = torch.where(
-                    wanted | (left == right), right, middle - 1
-                )
-                left = torch.where(wanted, middle, left)
-            worth = (
-                total
-                + self._addition.prefix(gained, row, left)
-                - self._removal.prefix(lost, row, count - left)
-            ) / (degree + 2 * left - count)
-            flips, best = self._choice.argmax(worth - price, clean)
-            if not bool((best > found[1]).any()):
-                break
-            found = flips, best, left
-            guess = best
-        return found
-
-    def _constant(self, key: Any, build: Callable[[], T]) -> T:
-        if key not in self._made:
-            self._made[key] = build()
-        return self._made[key]
-
     def clean_policy(self, num_columns: int) -> 'Policy':
         """The policy that flips nothing."""
-        none = self.graph.col.new_zeros(0)
-        kept = torch.ones(
-            (num_columns, self.graph.num_edges),
-            dtype=torch.bool,
-            device=none.device,
-        )
-        return Policy(self, kept, (none, none, none))
-
-    def block_pattern(
-        self, num_columns: int, *, back: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The clean graph ``num_columns`` times, as int32 rows and columns.
-
-        Args:
-            num_columns (int): how many times.
-            back (bool): whether the edges are reversed.
-                (default: :obj:`False`)
-
-        Returns:
-            tuple[Tensor, Tensor, Tensor]: ``rowptr``, ``col`` and, of a
-            single copy, the position of each edge in the clean graph.
-        """
-
-        def build() -> tuple[Tensor, Tensor, Tensor]:
-            graph = self.graph
-            perm = torch.arange(graph.num_edges, device=graph.device)
-            col, count = graph.col, graph.degree
-            if back:
-                perm = col.argsort(stable=True)
-                col, count = graph.row[perm], graph.in_degree
-            step = torch.arange(num_columns, device=graph.device)
-            col = (step[:, None] * self.num_nodes + col).view(-1)
-            rowptr = pointer(count.repeat(num_columns))
-            return rowptr.int(), col.int(), perm
-
-        return self._constant(('pattern', num_columns, back), build)
+        none = torch.zeros(0, dtype=torch.int32)
+        ptr = torch.zeros(num_columns + 1, dtype=torch.int64)
+        return Policy(self, ops.PolicyFlips(ptr, none, none))
 
 
 class Policy:
-    r"""One perturbed graph per column, :math:`\tilde P`, as an operator.
+    r"""One perturbed graph per column, :math:`\tilde P`.
 
     Args:
-        perturbations (Perturbations): the clean graph and what may be flipped.
-        kept (Tensor): bool, ``[num_columns, num_edges]``: the clean edges
-            that stay.
-        added (tuple[Tensor, Tensor, Tensor]): column, source and target of
-            the new edges, sorted by column and source.
-        counts (tuple[Tensor, Tensor], optional): how many edges each row
-            lost and won, if it is known. (default: :obj:`None`)
+        perturbations (Perturbations): the clean graph.
+        flips (PolicyFlips): the edges that are flipped, by column, sorted by
+            source and target.
     """
 
     def __init__(
-        self,
-        perturbations: Perturbations,
-        kept: Tensor,
-        added: tuple[Tensor, Tensor, Tensor],
-        counts: tuple[Tensor, Tensor] | None = None,
+        self, perturbations: Perturbations, flips: ops.PolicyFlips
     ) -> None:
         self.perturbations = perturbations
-        self.num_columns = kept.size(0)
-        self.kept = kept
-        self.added = added
-        graph = perturbations.graph
-        if counts is None:
-            counts = self._count()
-        num_removed, self._num_added = counts
-        self.flips = self._num_added + num_removed
-        self.size = graph.degree + self._num_added - num_removed
-        self._share = self.size.double().reciprocal_()
-        self._matrix: tuple[Tensor, ...] | None = None
-        self._transposed: Tensor | None = None
-
-    def _count(self) -> tuple[Tensor, Tensor]:
-        graph = self.perturbations.graph
-        lost, won = torch.zeros(
-            (2, self.num_columns, graph.num_nodes),
-            dtype=torch.int64,
-            device=graph.device,
-        )
-        column, edge = (~self.kept).nonzero(as_tuple=True)
-        for count, at in (
-            (lost, (column, graph.row[edge])),
-            (won, self.added[:2]),
-        ):
-            one = torch.ones_like(at[0])
-            count.index_put_(at, one, accumulate=True)
-        return lost, won
+        self.flipped = flips
+        self.num_columns = flips.ptr.numel() - 1
 
     @classmethod
     def from_flips(
         cls, perturbations: Perturbations, flips: Sequence[Tensor]
     ) -> 'Policy':
-        """The policy that flips given edges, ``[2, num_flips]`` per column."""
-        graph = perturbations.graph
-        n = graph.num_nodes
-        edges = graph.row * n + graph.col
-        kept = torch.ones((len(flips), graph.num_edges), dtype=torch.bool)
-        column = torch.arange(len(flips)).repeat_interleave(
-            torch.tensor([pairs.size(1) for pairs in flips], dtype=torch.int64)
+        """The policy that flips given edges.
+
+        Args:
+            perturbations (Perturbations): the clean graph.
+            flips (Sequence[Tensor]): int64, ``[2, num_flips]``, per column.
+
+        Raises:
+            ValueError: if an edge is out of range or flipped twice, or a node
+                loses all its edges.
+        """
+        n = perturbations.num_nodes
+        count = torch.tensor([pairs.size(1) for pairs in flips]).long()
+        column = torch.arange(len(flips)).repeat_interleave(count)
+        pairs = torch.cat([torch.zeros((2, 0)).long(), *flips], dim=1)
+        if (
+            pairs.numel() > 0
+            and not 0 <= int(pairs.min()) <= int(pairs.max()) < n
+        ):
+            raise ValueError(
+                f"'flips' needs to be in [0, {n}), the nodes "
+                f'(got {int(pairs.min())} to {int(pairs.max())})'
+            )
+        # Columns are ascending, so a stable sort by each key in turn will do.
+        key, order = (pairs[0] * n + pairs[1]).sort(stable=True)
+        column, again = column[order].sort(stable=True)
+        key = key[again]
+        if bool(((key.diff() == 0) & (column.diff() == 0)).any()):
+            raise ValueError("'flips' needs to flip each edge once")
+        made = cls(
+            perturbations,
+            ops.PolicyFlips(pointer(count), (key // n).int(), (key % n).int()),
         )
-        row, col = torch.cat([torch.zeros((2, 0)).long(), *flips], dim=1)
-        key, order = ((column * n + row) * n + col).sort()
-        column = column[order]
-        key = key % (n * n)
-        place = torch.searchsorted(edges, key).clamp(max=edges.numel() - 1)
-        there = edges[place] == key
-        kept[column[there], place[there]] = False
-        key = key[~there]
-        return cls(perturbations, kept, (column[~there], key // n, key % n))
+        if bool((made.size < 1).any()):
+            raise ValueError("'flips' needs to leave each node an edge")
+        return made
 
-    def unlike(self, other: 'Policy') -> Tensor:
-        """A mask of the columns in which two policies differ."""
-        unlike = (self.kept != other.kept).any(1)
-        if not all(map(torch.equal, self.added, other.added)):
-            n = self.perturbations.num_nodes
-            key = torch.cat(
-                [(c * n + i) * n + j for c, i, j in (self.added, other.added)]
-            )
-            key = _sort(key[None])[0]
-            # Edges that only one of the two adds are there once.
-            once = torch.ones_like(key, dtype=torch.bool)
-            twice = key[1:] == key[:-1]
-            once[1:][twice] = False
-            once[:-1][twice] = False
-            unlike[key[once] // n**2] = True
-        return unlike
+    @cached_property
+    def _place(self) -> Tensor:
+        # Of each flip in a dense [num_columns, num_nodes] array.
+        column = torch.arange(self.num_columns).repeat_interleave(
+            self.flipped.ptr.diff()
+        )
+        return column * self.perturbations.num_nodes + self.flipped.row
 
-    def step(self, x: Tensor) -> Tensor:
-        r""":math:`\tilde P x`, column by column."""
-        if self._matrix is None:
-            n = self.perturbations.num_nodes
-            size = self.num_columns * n
-            rowptr, col, _ = self.perturbations.block_pattern(self.num_columns)
-            self._matrix = (
-                _csr(rowptr, col, self.kept.view(-1).double(), size),
-            )
-            column, _, target = self.added
-            if column.numel() > 0:
-                self._matrix += (
-                    _csr(
-                        pointer(self._num_added.view(-1)),
-                        column * n + target,
-                        torch.ones(column.numel(), dtype=torch.float64),
-                        size,
-                    ),
-                )
-        flat = x.reshape(-1)
-        out = self._matrix[0] @ flat
-        if len(self._matrix) == 2:
-            out += self._matrix[1] @ flat
-        return out.view_as(x).mul_(self._share)
-
-    def step_back(self, x: Tensor) -> Tensor:
-        r""":math:`\tilde P^{\top} x`, column by column."""
+    def _count(self, place: Tensor) -> Tensor:
         n = self.perturbations.num_nodes
-        if self._transposed is None:
-            rowptr, col, perm = self.perturbations.block_pattern(
-                self.num_columns, back=True
-            )
-            self._transposed = _csr(
-                rowptr,
-                col,
-                self.kept[:, perm].view(-1).double(),
-                self.num_columns * n,
-            )
-        sent = (x * self._share).view(-1)
-        out = self._transposed @ sent
-        column, row, target = self.added
-        if column.numel() > 0:
-            out.index_add_(0, column * n + target, sent[column * n + row])
-        return out.view_as(x)
+        count = place.bincount(minlength=self.num_columns * n)
+        return count.view(self.num_columns, n)
+
+    @cached_property
+    def flips(self) -> Tensor:
+        """How many edges of each row are flipped: ``[num_columns, n]``."""
+        return self._count(self._place)
+
+    @cached_property
+    def size(self) -> Tensor:
+        """How many edges each row has: ``[num_columns, num_nodes]``."""
+        graph = self.perturbations.graph
+        edges = graph.row * graph.num_nodes + graph.col
+        key = self.flipped.row.long() * graph.num_nodes + self.flipped.col
+        old = torch.searchsorted(edges, key).clamp(max=edges.numel() - 1)
+        lost = self._count(self._place[edges[old] == key])
+        return graph.degree + self.flips - 2 * lost
+
+    def solve(
+        self,
+        reward: Tensor,
+        follow: float,
+        start: Tensor,
+        goal: Tensor,
+        *,
+        back: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        r"""Solves :math:`x = r + a \tilde P x`, column by column.
+
+        Args:
+            reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
+            follow (float): :math:`a`.
+            start (Tensor): a first guess.
+            goal (Tensor): float64, ``[num_columns]``: the largest residual.
+            back (bool): whether to solve with :math:`\tilde P^{\top}`.
+                (default: :obj:`False`)
+
+        Returns:
+            tuple[Tensor, Tensor]: :math:`x`, and its residual.
+        """
+        threat = self.perturbations._threat
+        return ops.policy_solve(
+            threat.rowptr,
+            threat.col,
+            self.flipped,
+            reward,
+            start,
+            goal,
+            follow,
+            back,
+        )
 
     def edges(self, column: int) -> Tensor:
         """The flipped edges of a column: int64, ``[2, num_flips]``."""
-        p = self.perturbations
-        gone = (~self.kept[column]).nonzero().view(-1)
-        of, row, target = self.added
-        mine = of == column
-        return torch.stack(
-            [
-                torch.cat([p.graph.row[gone], row[mine]]),
-                torch.cat([p.graph.col[gone], target[mine]]),
-            ]
-        )
+        ptr, row, col = self.flipped
+        start, end = ptr[column : column + 2].tolist()
+        return torch.stack([row[start:end], col[start:end]]).long()
 
 
 @dataclass(frozen=True)
@@ -681,49 +384,34 @@ def policy_iteration(
         Optimum: value, error bounds and policy.
     """
     follow = 1 - check_alpha(alpha)
-    costs = {
-        'bonus': bonus,
-        'visit_cost': visit_cost,
-        'step_cost': step_cost,
-    }
     bound = reward.abs().amax(1)
     if bonus is not None:
         bound = bound + bonus.abs().amax(1)
-    value = reward / alpha if start is None else start
-    if start is None:
-        value = reward.clone()
-    last: Policy | None = None
-    for iteration in range(max_iter):
-        policy, best = perturbations.improve(
-            value, follow, guess=value - reward, **costs
-        )
-        gap = reward + best - value
-        largest = gap.abs().amax(1)
-        error = perturbations._rounding * value.abs().amax(1)
-        error = error + 8 * _UNIT * bound
-        goal = torch.maximum(tol * bound, 2 * error)
-        if bool((largest <= goal).all()) or iteration == max_iter - 1:
-            break
-        # A policy that has not changed is likely to be the last one.
-        precision = torch.maximum(_PRECISION * largest, goal / 4)
-        if last is not None:
-            changed = policy.unlike(last)
-            precision = torch.where(changed, precision, goal / 4)
-        last = policy
-        value = solve(
-            policy.step,
-            reward + policy_reward(policy, **costs),
-            follow,
-            value + gap,
-            precision,
-        )
+    rounding = perturbations._rounding
+    value, gap, *flips = ops.policy_iteration(
+        perturbations._threat,
+        reward,
+        reward if start is None else start,
+        # What roundoff hides is no reason to go on.
+        torch.maximum(tol * bound, 4 * 64 * _UNIT * bound),
+        2 * rounding,
+        follow,
+        max_iter,
+        bonus=bonus,
+        visit_cost=visit_cost,
+        step_cost=step_cost,
+    )
+    error = rounding * value.abs().amax(1) + 64 * _UNIT * bound
+    policy = Policy(perturbations, ops.PolicyFlips(*flips))
+    return _optimum(policy, value, gap, error, alpha)
+
+
+def _optimum(
+    policy: Policy, value: Tensor, gap: Tensor, error: Tensor, alpha: float
+) -> Optimum:
     low = (gap.amin(1).clamp(max=0) - error) / alpha
     high = (gap.amax(1).clamp(min=0) + error) / alpha
     return Optimum(value, low, high, policy)
-
-
-_PRECISION = 1e-2
-_ROUNDS = 50
 
 
 def policy_value(
@@ -743,33 +431,9 @@ def policy_value(
     """
     follow = 1 - check_alpha(alpha)
     bound = reward.abs().amax(1)
-    goal = tol * bound.clamp(min=_UNIT)
-    value = solve(policy.step, reward, follow, reward, goal)
-    gap = reward + follow * policy.step(value) - value
-    error = _UNIT * (
-        (policy.size.amax(1) + 32) * value.abs().amax(1) + 8 * bound
-    )
-    low = (gap.amin(1).clamp(max=0) - error) / alpha
-    high = (gap.amax(1).clamp(min=0) + error) / alpha
-    return Optimum(value, low, high, policy)
-
-
-def policy_reward(
-    policy: Policy,
-    *,
-    bonus: Tensor | None = None,
-    visit_cost: Tensor | None = None,
-    step_cost: Tensor | None = None,
-) -> Tensor:
-    r""":math:`(\rho - \mu k) / |S| - \nu k` of a policy."""
-    made = torch.zeros(policy.size.shape, dtype=torch.float64)
-    if bonus is not None:
-        made = made + bonus / policy.size
-    if visit_cost is not None:
-        made = made - visit_cost * policy.flips / policy.size
-    if step_cost is not None:
-        made = made - step_cost * policy.flips
-    return made
+    value, gap = policy.solve(reward, follow, reward, tol * bound)
+    error = 64 * _UNIT * (value.abs().amax(1) + bound)
+    return _optimum(policy, value, gap, error, alpha)
 
 
 def class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
@@ -897,12 +561,12 @@ class _RobustMargins(torch.autograd.Function):
         for block, policy in worst.policies:
             pair = first[block], second[block]
             sent = alpha * grads[0][pair].double()
-            back = solve(
-                policy.step_back,
+            back, _ = policy.solve(
                 sent,
                 1 - alpha,
                 sent,
-                _BACKWARD * sent.abs().amax(1).clamp(min=_UNIT),
+                _BACKWARD * sent.abs().amax(1),
+                back=True,
             )
             made.index_add_(0, pair[0], back)
             made.index_add_(0, pair[1], back, alpha=-1)
@@ -1063,61 +727,6 @@ def check_alpha(alpha: float) -> float:
     return float(alpha)
 
 
-class _Segments:
-    """Consecutive pieces of an array, one per node."""
-
-    def __init__(self, length: Tensor) -> None:
-        self.length = length
-        self.total = int(length.sum())
-        self.start = length.cumsum(0) - length
-        nodes = torch.arange(length.numel(), device=length.device)
-        self.row = nodes.repeat_interleave(length)
-        self.position = (
-            torch.arange(self.total, device=length.device)
-            - self.start[self.row]
-        )
-        self.longest = int(length.max())
-
-    def cumsum(self, values: Tensor) -> Tensor:
-        """Running sums inside each piece, in a tree of depth log2.
-
-        Unlike a running sum over the whole array, its roundoff is that of the
-        piece alone.
-        """
-        step = 1
-        while step < self.longest:
-            before = torch.where(
-                self.position[step:] >= step, values[:, :-step], 0
-            )
-            values = torch.cat(
-                [values[:, :step], values[:, step:] + before], dim=1
-            )
-            step *= 2
-        return values
-
-    def prefix(self, sums: Tensor, row: Tensor, count: Tensor) -> Tensor:
-        """The sum of the first ``count`` entries of the pieces ``row``."""
-        last = (self.start[row] + count - 1).clamp(0, self.total - 1)
-        return torch.where(count > 0, sums.gather(1, last), 0)
-
-    def argmax(
-        self, values: Tensor, baseline: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The first position of the maximum of each piece, plus one.
-
-        Zero where nothing exceeds the baseline; and the maximum.
-        """
-        row = self.row.expand_as(values)
-        best = baseline.scatter_reduce(1, row, values, 'amax')
-        hit = values == best.index_select(1, self.row)
-        hit &= values > baseline.index_select(1, self.row)
-        large = self.longest + 1
-        where = torch.where(hit, self.position + 1, large)
-        first = self.row.new_full(baseline.shape, large)
-        first.scatter_reduce_(1, row, where, 'amin')
-        return torch.where(first == large, 0, first), best
-
-
 def solve(
     step: Callable[[Tensor], Tensor],
     reward: Tensor,
@@ -1192,21 +801,6 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 def _csr(rowptr: Tensor, col: Tensor, value: Tensor, size: int) -> Tensor:
     # int32, which MKL multiplies without a copy.
     return sparse_rows(rowptr.int(), col.int(), value, (size, size))
-
-
-def _position(row: Tensor) -> Tensor:
-    # The position of each entry in its row; rows are ascending.
-    start = torch.searchsorted(row, row)
-    return torch.arange(row.numel(), device=row.device) - start
-
-
-def _sort(key: Tensor) -> Tensor:
-    # numpy's vectorized sort is about ten times faster than torch's.
-    return torch.from_numpy(np.sort(key.numpy(), axis=1))
-
-
-def _argsort(value: Tensor) -> Tensor:
-    return torch.from_numpy(np.argsort(value.numpy(), axis=1))
 
 
 def _check_perturbations(

@@ -1,0 +1,769 @@
+// Policy iteration for the worst case of PageRank on the CPU (Bojchevski and
+// Guennemann 2019, Algorithm 1): every column is a problem of its own, done
+// by one thread from beginning to end.
+#include "policy.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "gather.h"
+#include "parallel.h"
+
+namespace pyg_trust {
+namespace {
+
+using torch::stable::Tensor;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+// A policy is solved so much more precisely than the last one was optimal.
+constexpr double kPrecision = 1e-2;
+constexpr int kMaxKrylov = 200;
+constexpr int kMaxStale = 10;
+
+// Rows (ptr, node), views of somebody's arrays.
+struct Rows {
+  const int64_t* ptr;
+  const int32_t* node;
+
+  int64_t size(int64_t i) const { return ptr[i + 1] - ptr[i]; }
+  const int32_t* begin(int64_t i) const { return node + ptr[i]; }
+  const int32_t* end(int64_t i) const { return node + ptr[i + 1]; }
+};
+
+// The edges that a policy flips, by row, ascending.
+struct Flips {
+  std::vector<int64_t> ptr;
+  std::vector<int32_t> node;
+
+  Rows rows() const { return {ptr.data(), node.data()}; }
+};
+
+// Vectors, padded with zeros to a multiple of the lanes //////////////////////
+
+constexpr int kLanes = kCacheLine / sizeof(double);
+using Lanes = Vector<double, kLanes>::type;
+
+using Values = std::vector<double>;
+
+int64_t padded(int64_t n) {
+  return (n + kLanes - 1) / kLanes * kLanes;
+}
+
+inline __attribute__((always_inline)) Lanes at(const Values& x, int64_t i) {
+  return load<kLanes>(x.data() + i);
+}
+
+inline __attribute__((always_inline)) void put(Values& x,
+                                               int64_t i,
+                                               const Lanes& value) {
+  std::memcpy(x.data() + i, &value, sizeof(value));
+}
+
+inline __attribute__((always_inline)) double total(const Lanes& value) {
+  double sum = 0;
+  for (int k = 0; k < kLanes; ++k)
+    sum += value[k];
+  return sum;
+}
+
+inline __attribute__((always_inline)) double largest(const Lanes& value) {
+  double most = 0;
+  for (int k = 0; k < kLanes; ++k)
+    most = std::max(most, value[k]);
+  return most;
+}
+
+inline __attribute__((always_inline)) Lanes magnitude(const Lanes& value) {
+  return value < 0 ? -value : value;
+}
+
+inline __attribute__((always_inline)) Lanes larger(const Lanes& a,
+                                                   const Lanes& b) {
+  return a > b ? a : b;
+}
+
+PYG_TRUST_CLONES double dot(const Values& x, const Values& y) {
+  Lanes sum = {};
+  for (size_t i = 0; i < x.size(); i += kLanes)
+    sum += at(x, i) * at(y, i);
+  return total(sum);
+}
+
+// out = b + image - x; the largest magnitude.
+PYG_TRUST_CLONES double subtract(const Values& b,
+                                 const Values& image,
+                                 const Values& x,
+                                 Values& out) {
+  Lanes most = {};
+  for (size_t i = 0; i < x.size(); i += kLanes) {
+    const Lanes made = at(b, i) + at(image, i) - at(x, i);
+    put(out, i, made);
+    most = larger(magnitude(made), most);
+  }
+  return largest(most);
+}
+
+// direction = residual + beta (direction - omega image).
+PYG_TRUST_CLONES void turn(const Values& residual,
+                           double beta,
+                           double omega,
+                           const Values& image,
+                           Values& direction) {
+  for (size_t i = 0; i < residual.size(); i += kLanes)
+    put(direction, i,
+        at(residual, i) + beta * (at(direction, i) - omega * at(image, i)));
+}
+
+// image = x - image; its products with `left` and with itself.
+PYG_TRUST_CLONES std::pair<double, double> reflect(const Values& x,
+                                                   const Values& left,
+                                                   Values& image) {
+  Lanes sum = {}, square = {};
+  for (size_t i = 0; i < x.size(); i += kLanes) {
+    const Lanes made = at(x, i) - at(image, i);
+    put(image, i, made);
+    sum += at(left, i) * made;
+    square += made * made;
+  }
+  return {total(sum), total(square)};
+}
+
+// out = x - factor y.
+PYG_TRUST_CLONES void step(const Values& x,
+                           double factor,
+                           const Values& y,
+                           Values& out) {
+  for (size_t i = 0; i < x.size(); i += kLanes)
+    put(out, i, at(x, i) - factor * at(y, i));
+}
+
+// x += size direction + omega half; residual = half - omega moved. Returns the
+// largest magnitude of the residual, and its product with `shadow`.
+PYG_TRUST_CLONES std::pair<double, double> advance(double size,
+                                                   const Values& direction,
+                                                   double omega,
+                                                   const Values& half,
+                                                   const Values& moved,
+                                                   const Values& shadow,
+                                                   Values& x,
+                                                   Values& residual) {
+  Lanes most = {}, sum = {};
+  for (size_t i = 0; i < x.size(); i += kLanes) {
+    put(x, i, at(x, i) + size * at(direction, i) + omega * at(half, i));
+    const Lanes left = at(half, i) - omega * at(moved, i);
+    put(residual, i, left);
+    most = larger(magnitude(left), most);
+    sum += left * at(shadow, i);
+  }
+  return {largest(most), total(sum)};
+}
+
+// Zero stops a column that has converged to nothing or broken down.
+double quotient(double numerator, double denominator) {
+  const double ratio = numerator / denominator;
+  return std::isfinite(ratio) ? ratio : 0.0;
+}
+
+// Linear systems of a policy /////////////////////////////////////////////////
+
+// a P~ or its transpose, for one policy after another: the clean graph with
+// some edges flipped. Rows are laid out by their size, so that the inner loop
+// has a known length.
+class Operator {
+ public:
+  Operator(const Rows& clean, int64_t num_nodes, double follow)
+      : clean_(clean), n_(num_nodes), follow_(follow), size_(num_nodes) {}
+
+  // Row i becomes the symmetric difference of its clean row and its flips.
+  void set(const Rows& flips) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < n_; ++i)
+      most = std::max(most, clean_.size(i) + flips.size(i));
+    start_.assign(most + 2, 0);
+    for (int64_t i = 0; i < n_; ++i) {
+      int64_t size = clean_.size(i);
+      for (const int32_t* j = flips.begin(i); j < flips.end(i); ++j)
+        size += std::binary_search(clean_.begin(i), clean_.end(i), *j) ? -1 : 1;
+      size_[i] = size;
+      ++start_[size + 1];
+    }
+    groups_.clear();
+    int64_t entries = 0;
+    for (int64_t size = 0; size <= most; ++size) {
+      const int64_t count = start_[size + 1];
+      start_[size + 1] += start_[size];
+      if (count > 0 && size > 0)
+        groups_.push_back({size, start_[size], count, entries});
+      entries += count * size;
+    }
+    row_.resize(n_);
+    for (int64_t i = 0; i < n_; ++i)
+      row_[start_[size_[i]]++] = static_cast<int32_t>(i);
+    node_.resize(entries);
+    isolated_ = groups_.empty() ? n_ : groups_.front().first;
+    int32_t* out = node_.data();
+    for (int64_t k = isolated_; k < n_; ++k) {
+      const int64_t i = row_[k];
+      out = flips.size(i) == 0
+                ? std::copy(clean_.begin(i), clean_.end(i), out)
+                : std::set_symmetric_difference(clean_.begin(i), clean_.end(i),
+                                                flips.begin(i), flips.end(i),
+                                                out);
+    }
+  }
+
+  // How many edges leave row i.
+  int64_t size(int64_t i) const { return size_[i]; }
+
+  // out = a P~ x.
+  void apply(const Values& x, Values& out) const {
+    for (int64_t k = 0; k < isolated_; ++k)
+      out[row_[k]] = 0;
+    const double* from = x.data();
+    each_group([&](auto length, const Group& group) {
+      const double scale = follow_ / static_cast<double>(group.size);
+      const int32_t* node = node_.data() + group.entry;
+      const int32_t* row = row_.data() + group.first;
+      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+        double sum = 0;
+        for (int64_t e = 0; e < length(group); ++e)
+          sum += from[node[e]];
+        out[row[k]] = scale * sum;
+      }
+    });
+  }
+
+  // out = a P~' x.
+  void apply_back(const Values& x, Values& out) const {
+    std::fill(out.begin(), out.end(), 0.0);
+    double* to = out.data();
+    each_group([&](auto length, const Group& group) {
+      const double scale = follow_ / static_cast<double>(group.size);
+      const int32_t* node = node_.data() + group.entry;
+      const int32_t* row = row_.data() + group.first;
+      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+        const double sent = scale * x[row[k]];
+        for (int64_t e = 0; e < length(group); ++e)
+          to[node[e]] += sent;
+      }
+    });
+  }
+
+  // The sum of x over row i, which is the k-th of its layout, with
+  // compensation: see policy.h.
+  template <typename End>
+  void exact_sums(const Values& x, const End& end) const {
+    for (int64_t k = 0; k < isolated_; ++k)
+      end(row_[k], 0.0);
+    const int32_t* node = node_.data();
+    for (const Group& group : groups_) {
+      for (int64_t k = 0; k < group.count; ++k, node += group.size) {
+        Sum sum;
+        for (int64_t e = 0; e < group.size; ++e)
+          sum.add(x[node[e]]);
+        end(row_[group.first + k], sum.value());
+      }
+    }
+  }
+
+ private:
+  struct Group {
+    int64_t size, first, count, entry;
+  };
+
+  template <typename Run>
+  void each_group(const Run& run) const {
+    for (const Group& group : groups_) {
+      switch (group.size) {
+        case 1:
+          run([](const Group&) { return int64_t{1}; }, group);
+          break;
+        case 2:
+          run([](const Group&) { return int64_t{2}; }, group);
+          break;
+        case 3:
+          run([](const Group&) { return int64_t{3}; }, group);
+          break;
+        case 4:
+          run([](const Group&) { return int64_t{4}; }, group);
+          break;
+        case 5:
+          run([](const Group&) { return int64_t{5}; }, group);
+          break;
+        case 6:
+          run([](const Group&) { return int64_t{6}; }, group);
+          break;
+        default:
+          run([](const Group& group) { return group.size; }, group);
+      }
+    }
+  }
+
+  const Rows clean_;
+  const int64_t n_;
+  const double follow_;
+  std::vector<int64_t> size_, start_;
+  std::vector<int32_t> row_, node_;
+  std::vector<Group> groups_;
+  int64_t isolated_ = 0;
+};
+
+// Solves x = b + a P~ x to a largest residual of `tol`, as far as roundoff
+// lets it: BiCGSTAB, then plain iteration, whose residual falls by a per step
+// whatever the graph.
+class Solver {
+ public:
+  explicit Solver(int64_t num_nodes) {
+    for (Values* vector : {&first_, &residual_, &shadow_, &direction_, &image_,
+                           &half_, &moved_})
+      vector->assign(padded(num_nodes), 0.0);
+  }
+
+  template <typename Apply>
+  void run(const Apply& apply, const Values& b, double tol, Values& x) {
+    krylov(apply, b, tol, x);
+    double best = std::numeric_limits<double>::infinity();
+    int stale = 0;
+    while (true) {
+      apply(x, image_);
+      const double left = subtract(b, image_, x, residual_);
+      stale = left < best ? 0 : stale + 1;
+      if (left <= tol || stale > kMaxStale)
+        return;
+      step(x, -1.0, residual_, x);
+      best = std::min(best, left);
+    }
+  }
+
+ private:
+  template <typename Apply>
+  void krylov(const Apply& apply, const Values& b, double tol, Values& x) {
+    first_ = x;
+    apply(x, image_);
+    const double initial = subtract(b, image_, x, residual_);
+    double left = initial;
+    shadow_ = residual_;
+    std::fill(direction_.begin(), direction_.end(), 0.0);
+    std::fill(image_.begin(), image_.end(), 0.0);
+    double rho = 1, size = 1, omega = 1;
+    double rho_next = dot(shadow_, residual_);
+    for (int k = 0; k < kMaxKrylov && !(left <= tol); ++k) {
+      const double beta = quotient(rho_next * size, rho * omega);
+      turn(residual_, beta, omega, image_, direction_);
+      apply(direction_, image_);
+      size = quotient(rho_next, reflect(direction_, shadow_, image_).first);
+      step(residual_, size, image_, half_);
+      apply(half_, moved_);
+      const auto [along, square] = reflect(half_, half_, moved_);
+      omega = quotient(along, square);
+      rho = rho_next;
+      std::tie(left, rho_next) =
+          advance(size, direction_, omega, half_, moved_, shadow_, x, residual_);
+    }
+    if (!(left <= initial))  // it broke down
+      x = first_;
+  }
+
+  Values first_, residual_, shadow_, direction_, image_, half_, moved_;
+};
+
+// The maximizing policy //////////////////////////////////////////////////////
+
+// What the attacker may do, the same for all columns.
+struct Threat {
+  int64_t n;
+  Rows clean;
+  Rows removable;            // the removable edges of rows with a budget
+  Rows addable;              // the pairs that may be added
+  const int64_t* budget;
+  bool all_pairs;
+  std::vector<int64_t> max_removed, max_added;
+  int64_t window = 0;        // of a global order, all that a row can add
+
+  std::vector<int64_t> removable_ptr;
+  std::vector<int32_t> removable_node;
+
+  Threat(const Tensor& rowptr,
+         const Tensor& col,
+         const Tensor& may_go,
+         const Tensor& budget_,
+         const Tensor& add_ptr,
+         const Tensor& add_col,
+         bool all_pairs_)
+      : n(rowptr.numel() - 1),
+        clean{rowptr.const_data_ptr<int64_t>(), col.const_data_ptr<int32_t>()},
+        addable{add_ptr.const_data_ptr<int64_t>(),
+                add_col.const_data_ptr<int32_t>()},
+        budget(budget_.const_data_ptr<int64_t>()),
+        all_pairs(all_pairs_),
+        max_removed(n),
+        max_added(n) {
+    const bool* goes = may_go.const_data_ptr<bool>();
+    removable_ptr.push_back(0);
+    for (int64_t i = 0; i < n; ++i) {
+      bool loop = false;
+      for (int64_t e = clean.ptr[i]; e < clean.ptr[i + 1]; ++e) {
+        loop |= clean.node[e] == i;
+        if (budget[i] > 0 && goes[e])
+          removable_node.push_back(clean.node[e]);
+      }
+      removable_ptr.push_back(static_cast<int64_t>(removable_node.size()));
+      const int64_t additions =
+          all_pairs ? n - 1 - (clean.size(i) - (loop ? 1 : 0))
+                    : addable.size(i);
+      max_removed[i] =
+          std::min(budget[i], removable_ptr[i + 1] - removable_ptr[i]);
+      max_added[i] = std::min(budget[i], additions);
+      // Its neighbours, itself, and then as many as it can add.
+      if (all_pairs && max_added[i] > 0)
+        window = std::max(window, std::min(n, max_added[i] + clean.size(i) + 1));
+    }
+    removable = {removable_ptr.data(), removable_node.data()};
+  }
+};
+
+// The rows of optional [num_columns, num_nodes] tensors.
+struct Costs {
+  const double *bonus, *visit, *step;
+
+  Prices prices(double follow, int64_t i) const {
+    return {follow, bonus == nullptr ? 0.0 : bonus[i],
+            visit == nullptr ? 0.0 : visit[i], step == nullptr ? 0.0 : step[i]};
+  }
+};
+
+class Worker {
+ public:
+  Worker(const Threat& threat, double follow)
+      : threat_(threat),
+        follow_(follow),
+        policy_(threat.clean, threat.n, follow),
+        solver_(threat.n),
+        value_(padded(threat.n)),
+        reward_(padded(threat.n)),
+        mark_(threat.n) {}
+
+  // `value` holds the first guess and then the result, `gap` T V - V.
+  const Flips& run(const double* reward,
+                   const Costs& costs,
+                   double goal,
+                   double rounding,
+                   int64_t max_iter,
+                   double* value,
+                   double* gap) {
+    const int64_t n = threat_.n;
+    std::copy(value, value + n, value_.begin());
+    for (int64_t iteration = 0;; ++iteration) {
+      double most = 0;
+      bool finite = true;
+      for (int64_t i = 0; i < n; ++i) {
+        most = std::max(most, std::abs(value_[i]));
+        finite &= std::isfinite(value_[i]);
+      }
+      last_.ptr.swap(flips_.ptr);
+      last_.node.swap(flips_.node);
+      double left = 0;
+      if (finite) {
+        left = improve(reward, costs, gap);
+      } else {  // overflow: there is no order to go by
+        std::fill(gap, gap + n, kNan);
+        flips_.ptr.assign(n + 1, 0);
+        flips_.node.clear();
+      }
+      const double limit = std::max(goal, rounding * most);
+      if (!finite || !(left > limit) || iteration + 1 >= max_iter)
+        break;
+      // A policy that has not changed is likely to be the last one.
+      const bool same = iteration > 0 && flips_.ptr == last_.ptr &&
+                        flips_.node == last_.node;
+      policy_.set(flips_.rows());
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t k = flips_.ptr[i + 1] - flips_.ptr[i];
+        reward_[i] =
+            reward[i] + costs.prices(follow_, i).worth(0.0, k, policy_.size(i));
+        value_[i] += gap[i];
+      }
+      solver_.run([&](const Values& x, Values& out) { policy_.apply(x, out); },
+                  reward_,
+                  same ? limit / 4 : std::max(kPrecision * left, limit / 4),
+                  value_);
+    }
+    std::copy(value_.begin(), value_.begin() + n, value);
+    return flips_;
+  }
+
+ private:
+  using Candidate = std::pair<double, int32_t>;
+
+  // The maximizing flips at value_, into flips_, and T V - V into `gap`.
+  // Returns the largest magnitude of the latter.
+  double improve(const double* reward, const Costs& costs, double* gap) {
+    sort_all();
+    flips_.ptr.assign(1, 0);
+    flips_.node.clear();
+    double most = 0;
+    for (int64_t i = 0; i < threat_.n; ++i) {
+      Sum sum;
+      for (const int32_t* j = threat_.clean.begin(i); j < threat_.clean.end(i);
+           ++j)
+        sum.add(value_[*j]);
+      const Prices prices = costs.prices(follow_, i);
+      const double best =
+          threat_.max_removed[i] + threat_.max_added[i] == 0
+              ? prices.worth(sum.value(), 0, threat_.clean.size(i))
+              : improve_row(i, sum, prices, value_[i] - reward[i]);
+      flips_.ptr.push_back(static_cast<int64_t>(flips_.node.size()));
+      gap[i] = reward[i] + best - value_[i];
+      most = std::max(most, std::abs(gap[i]));
+    }
+    return most;
+  }
+
+  double improve_row(int64_t i,
+                     const Sum& sum,
+                     const Prices& prices,
+                     double guess) {
+    const int64_t degree = threat_.clean.size(i);
+    find_removals(i);
+    find_additions(i);
+    Choice choice;
+    if (addition_.empty()) {
+      choice = best_prefix(sum, degree, removal_value_.data(),
+                           threat_.max_removed[i], -1, prices);
+    } else if (removal_.empty()) {
+      choice = best_prefix(sum, degree, addition_value_.data(),
+                           threat_.max_added[i], 1, prices);
+    } else {
+      gain_.resize(addition_.size() + 1);
+      loss_.resize(removal_.size() + 1);
+      choice = best_flips(sum, degree, addition_value_.data(),
+                          threat_.max_added[i], removal_value_.data(),
+                          threat_.max_removed[i], threat_.budget[i], prices,
+                          guess, gain_.data(), loss_.data());
+    }
+    const auto first = static_cast<int64_t>(flips_.node.size());
+    for (int64_t k = 0; k < choice.removed; ++k)
+      flips_.node.push_back(removal_[k].second);
+    for (int64_t k = 0; k < choice.added; ++k)
+      flips_.node.push_back(addition_[k]);
+    std::sort(flips_.node.begin() + first, flips_.node.end());
+    return choice.worth;
+  }
+
+  // The smallest values among the removable edges of a row, ascending.
+  void find_removals(int64_t i) {
+    removal_.clear();
+    removal_value_.clear();
+    const int64_t count = threat_.max_removed[i];
+    if (count == 0)
+      return;
+    for (const int32_t* j = threat_.removable.begin(i);
+         j < threat_.removable.end(i); ++j)
+      removal_.emplace_back(value_[*j], *j);
+    keep_smallest(removal_, count);
+    for (const Candidate& candidate : removal_)
+      removal_value_.push_back(candidate.first);
+  }
+
+  // The largest values among the nodes that a row may add, descending.
+  void find_additions(int64_t i) {
+    addition_.clear();
+    addition_value_.clear();
+    const int64_t count = threat_.max_added[i];
+    if (count == 0)
+      return;
+    if (threat_.all_pairs) {
+      const auto strike = [&](uint8_t mark) {
+        for (const int32_t* j = threat_.clean.begin(i);
+             j < threat_.clean.end(i); ++j)
+          mark_[*j] = mark;
+        mark_[i] = mark;
+      };
+      strike(1);
+      for (size_t k = 0; static_cast<int64_t>(addition_.size()) < count; ++k) {
+        if (!mark_[order_[k].second])
+          addition_.push_back(order_[k].second);
+      }
+      strike(0);
+    } else {
+      extra_.clear();
+      for (const int32_t* j = threat_.addable.begin(i);
+           j < threat_.addable.end(i); ++j)
+        extra_.emplace_back(-value_[*j], *j);
+      keep_smallest(extra_, count);
+      for (const Candidate& candidate : extra_)
+        addition_.push_back(candidate.second);
+    }
+    for (const int32_t j : addition_)
+      addition_value_.push_back(value_[j]);
+  }
+
+  // The nodes of the largest values, descending, as many as a row can need.
+  void sort_all() {
+    if (threat_.window == 0)
+      return;
+    order_.clear();
+    for (int64_t i = 0; i < threat_.n; ++i)
+      order_.emplace_back(-value_[i], static_cast<int32_t>(i));
+    keep_smallest(order_, threat_.window);
+  }
+
+  static void keep_smallest(std::vector<Candidate>& all, int64_t count) {
+    if (count < static_cast<int64_t>(all.size())) {
+      std::nth_element(all.begin(), all.begin() + count, all.end());
+      all.resize(count);
+    }
+    std::sort(all.begin(), all.end());
+  }
+
+  const Threat& threat_;
+  const double follow_;
+  Operator policy_;
+  Solver solver_;
+  Values value_, reward_;
+  Flips flips_, last_;
+  std::vector<Candidate> order_, removal_, extra_;
+  std::vector<int32_t> addition_;
+  Values removal_value_, addition_value_, gain_, loss_;
+  std::vector<uint8_t> mark_;
+};
+
+const double* rows_of(const std::optional<Tensor>& tensor, int64_t offset) {
+  return tensor ? tensor->const_data_ptr<double>() + offset : nullptr;
+}
+
+// value, T V - V, and the flips of all columns: ptr, row, node.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> policy_iteration(
+    const Tensor& rowptr,
+    const Tensor& col,
+    const Tensor& removable,
+    const Tensor& budget,
+    const Tensor& add_ptr,
+    const Tensor& add_col,
+    bool all_pairs,
+    const Tensor& reward,
+    const std::optional<Tensor>& bonus,
+    const std::optional<Tensor>& visit_cost,
+    const std::optional<Tensor>& step_cost,
+    const Tensor& start,
+    const Tensor& goal,
+    double rounding,
+    double follow,
+    int64_t max_iter) {
+  const Threat threat(rowptr, col, removable, budget, add_ptr, add_col,
+                      all_pairs);
+  const int64_t n = threat.n, count = reward.size(0);
+  Tensor value = torch::stable::clone(start);
+  Tensor gap = torch::stable::new_empty(start, {count, n});
+  auto* values = value.mutable_data_ptr<double>();
+  auto* gaps = gap.mutable_data_ptr<double>();
+  std::vector<Flips> made(count);
+  parallel_tasks(count, count * (n + col.numel()), [&] {
+    return [&, worker = Worker(threat, follow)](int64_t k) mutable {
+      made[k] = worker.run(
+          reward.const_data_ptr<double>() + k * n,
+          {rows_of(bonus, k * n), rows_of(visit_cost, k * n),
+           rows_of(step_cost, k * n)},
+          goal.const_data_ptr<double>()[k], rounding, max_iter, values + k * n,
+          gaps + k * n);
+    };
+  });
+
+  Tensor ptr = torch::stable::new_empty(rowptr, {count + 1});
+  auto* start_of = ptr.mutable_data_ptr<int64_t>();
+  start_of[0] = 0;
+  for (int64_t k = 0; k < count; ++k)
+    start_of[k + 1] = start_of[k] + static_cast<int64_t>(made[k].node.size());
+  Tensor row = torch::stable::new_empty(col, {start_of[count]});
+  Tensor node = torch::stable::new_empty(col, {start_of[count]});
+  auto* rows = row.mutable_data_ptr<int32_t>();
+  auto* nodes = node.mutable_data_ptr<int32_t>();
+  for (int64_t k = 0; k < count; ++k) {
+    const Flips& flips = made[k];
+    std::copy(flips.node.begin(), flips.node.end(), nodes + start_of[k]);
+    for (int64_t i = 0; i < n; ++i)
+      std::fill(rows + start_of[k] + flips.ptr[i],
+                rows + start_of[k] + flips.ptr[i + 1],
+                static_cast<int32_t>(i));
+  }
+  return {value, gap, ptr, row, node};
+}
+
+// x = b + a P~ x, or of the transpose, and b + a P~ x - x, for one policy per
+// column.
+std::tuple<Tensor, Tensor> policy_solve(const Tensor& rowptr,
+                                        const Tensor& col,
+                                        const Tensor& flip_ptr,
+                                        const Tensor& flip_row,
+                                        const Tensor& flip_col,
+                                        const Tensor& reward,
+                                        const Tensor& start,
+                                        const Tensor& goal,
+                                        double follow,
+                                        bool back) {
+  const int64_t n = rowptr.numel() - 1, count = reward.size(0);
+  const Rows clean{rowptr.const_data_ptr<int64_t>(),
+                   col.const_data_ptr<int32_t>()};
+  const auto* ptr = flip_ptr.const_data_ptr<int64_t>();
+  const auto* row = flip_row.const_data_ptr<int32_t>();
+  const auto* node = flip_col.const_data_ptr<int32_t>();
+  Tensor value = torch::stable::new_empty(start, {count, n});
+  Tensor gap = torch::stable::new_empty(start, {count, n});
+  auto* values = value.mutable_data_ptr<double>();
+  auto* gaps = gap.mutable_data_ptr<double>();
+  parallel_tasks(count, count * (n + col.numel()), [&] {
+    return [&, policy = Operator(clean, n, follow), solver = Solver(n),
+            b = Values(padded(n)), x = Values(padded(n)),
+            image = Values(padded(n)),
+            row_ptr = std::vector<int64_t>(n + 1)](int64_t k) mutable {
+      std::fill(row_ptr.begin(), row_ptr.end(), 0);
+      for (int64_t e = ptr[k]; e < ptr[k + 1]; ++e)
+        ++row_ptr[row[e] + 1];
+      std::partial_sum(row_ptr.begin(), row_ptr.end(), row_ptr.begin());
+      policy.set({row_ptr.data(), node + ptr[k]});
+      const double* from = reward.const_data_ptr<double>() + k * n;
+      std::copy(from, from + n, b.begin());
+      const double* guess = start.const_data_ptr<double>() + k * n;
+      std::copy(guess, guess + n, x.begin());
+      const double tol = goal.const_data_ptr<double>()[k];
+      double* left = gaps + k * n;
+      if (back) {
+        const auto apply = [&](const Values& in, Values& out) {
+          policy.apply_back(in, out);
+        };
+        solver.run(apply, b, tol, x);
+        apply(x, image);
+        for (int64_t i = 0; i < n; ++i)
+          left[i] = b[i] + image[i] - x[i];
+      } else {
+        solver.run([&](const Values& in, Values& out) { policy.apply(in, out); },
+                   b, tol, x);
+        policy.exact_sums(x, [&](int64_t i, double sum) {
+          const Prices prices{follow};
+          left[i] = b[i] + prices.worth(sum, 0, policy.size(i)) - x[i];
+        });
+      }
+      std::copy(x.begin(), x.begin() + n, values + k * n);
+    };
+  });
+  return {value, gap};
+}
+
+}  // namespace
+}  // namespace pyg_trust
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
+  m.impl("policy_iteration", TORCH_BOX(&pyg_trust::policy_iteration));
+  m.impl("policy_solve", TORCH_BOX(&pyg_trust::policy_solve));
+}
