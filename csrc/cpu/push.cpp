@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gather.h"
+#include "levels.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -30,18 +31,6 @@ constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
 // one (benchmarks/push.py, 200 thousand and a million nodes).
 constexpr double kPushCost = 8;
 constexpr double kVisitCost = 16;
-
-// The levels of one propagation: Y_{i+1} / Y_i and w_i / Y_i.
-struct Levels {
-  const double* ratio;
-  const double* keep;
-  int64_t count;  // L
-
-  Levels(const Tensor& ratio, const Tensor& keep)
-      : ratio(ratio.const_data_ptr<double>()),
-        keep(keep.const_data_ptr<double>()),
-        count(ratio.numel()) {}
-};
 
 // The same graph from the receiving side, for levels that are done exactly.
 template <typename scalar_t>
@@ -246,18 +235,6 @@ class Pusher {
   bool outgrown_ = false;
 };
 
-template <typename scalar_t>
-PushGraph<scalar_t> view(const Tensor& rowptr,
-                         const Tensor& col,
-                         const std::optional<Tensor>& scale,
-                         const Tensor& group_ptr,
-                         const Tensor& group_end) {
-  return {rowptr.const_data_ptr<int64_t>(), col.const_data_ptr<int32_t>(),
-          scale ? scale->const_data_ptr<scalar_t>() : nullptr,
-          group_ptr.const_data_ptr<int64_t>(),
-          group_end.const_data_ptr<int64_t>()};
-}
-
 // Columns of one block: those of a cache line.
 template <typename scalar_t>
 constexpr int kBlock = kCacheLine / sizeof(scalar_t);
@@ -378,146 +355,9 @@ std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
       levels, seed, first);
 }
 
-// A sparse sum: values that remember where they were touched.
-template <typename scalar_t>
-class Reserve {
- public:
-  explicit Reserve(int64_t n) : value_(n, Pages::kSmall) {}
-
-  void add(int64_t u, scalar_t q) {
-    scalar_t& value = value_[u];
-    if (value == 0)
-      touched_.push_back(static_cast<int32_t>(u));
-    value += q;
-  }
-
-  // Moves out the entries of magnitude above `threshold`, the top_k largest
-  // of them (the smaller index first among equals), in ascending order.
-  std::vector<std::pair<int32_t, scalar_t>> take(int64_t top_k,
-                                                 double threshold) {
-    std::vector<std::pair<int32_t, scalar_t>> row;
-    for (const int32_t u : touched_) {
-      const scalar_t q = std::exchange(value_[u], scalar_t(0));
-      if (std::abs(q) > threshold)
-        row.emplace_back(u, q);
-    }
-    touched_.clear();
-    if (top_k >= 0 && static_cast<int64_t>(row.size()) > top_k) {
-      std::nth_element(row.begin(), row.begin() + top_k, row.end(),
-                       [](const auto& x, const auto& y) {
-                         const scalar_t a = std::abs(x.second);
-                         const scalar_t b = std::abs(y.second);
-                         return a != b ? a > b : x.first < y.first;
-                       });
-      row.resize(top_k);
-    }
-    std::sort(row.begin(), row.end(), [](const auto& x, const auto& y) {
-      return x.first < y.first;
-    });
-    return row;
-  }
-
- private:
-  Scratch<scalar_t> value_;
-  std::vector<int32_t> touched_;
-};
-
-template <typename scalar_t>
-std::tuple<Tensor, Tensor, Tensor> push_sparse_typed(
-    const PushGraph<scalar_t>& graph,
-    const Tensor& rowptr,
-    const Tensor& send,
-    const Tensor& sig_ptr,
-    const Tensor& sig_node,
-    const Tensor& sig_value,
-    const Tensor& eps,
-    const Tensor& prune,
-    const Levels& levels,
-    uint64_t seed,
-    int64_t first,
-    int64_t top_k,
-    double threshold) {
-  const int64_t num_signals = sig_ptr.numel() - 1, n = rowptr.numel() - 1;
-  const auto* begin = sig_ptr.const_data_ptr<int64_t>();
-  const auto* node = sig_node.const_data_ptr<int64_t>();
-  const auto* value = sig_value.const_data_ptr<scalar_t>();
-  const auto* quanta = eps.const_data_ptr<scalar_t>();
-  const auto* bounds = prune.const_data_ptr<scalar_t>();
-  std::vector<std::vector<std::pair<int32_t, scalar_t>>> rows(num_signals);
-  struct Work {
-    Pusher<scalar_t, 1> pusher;
-    Reserve<scalar_t> reserve;
-  };
-  // A query may touch little or much: it says nothing of n.
-  parallel_tasks(num_signals, kSerial, [&] {
-    auto work = std::make_shared<Work>(
-        Work{Pusher<scalar_t, 1>(graph, std::nullopt,
-                                 send.const_data_ptr<scalar_t>(), levels, n),
-             Reserve<scalar_t>(n)});
-    return [&, work](int64_t k) {
-      for (int64_t i = begin[k]; i < begin[k + 1]; ++i)
-        work->pusher.start(node[i], value + i);
-      work->pusher.run(quanta + k, bounds[k], derive(seed, first + k),
-                       [&](int64_t u, scalar_t keep, const scalar_t* r) {
-                         work->reserve.add(u, keep * *r);
-                       });
-      rows[k] = work->reserve.take(top_k, threshold);
-    };
-  });
-
-  Tensor ptr = torch::stable::new_empty(sig_ptr, {num_signals + 1});
-  auto* ptr_data = ptr.mutable_data_ptr<int64_t>();
-  ptr_data[0] = 0;
-  for (int64_t k = 0; k < num_signals; ++k)
-    ptr_data[k + 1] = ptr_data[k] + static_cast<int64_t>(rows[k].size());
-  Tensor out_node = torch::stable::new_empty(sig_node, {ptr_data[num_signals]});
-  Tensor out_value =
-      torch::stable::new_empty(sig_value, {ptr_data[num_signals]});
-  auto* node_data = out_node.mutable_data_ptr<int64_t>();
-  auto* value_data = out_value.mutable_data_ptr<scalar_t>();
-  for (const auto& row : rows) {
-    for (const auto& [u, q] : row) {
-      *node_data++ = u;
-      *value_data++ = q;
-    }
-  }
-  return {ptr, out_node, out_value};
-}
-
-std::tuple<Tensor, Tensor, Tensor> push_sparse(
-    const Tensor& rowptr,
-    const Tensor& col,
-    const std::optional<Tensor>& scale,
-    const Tensor& group_ptr,
-    const Tensor& group_end,
-    const Tensor& send,
-    const Tensor& sig_ptr,
-    const Tensor& sig_node,
-    const Tensor& sig_value,
-    const Tensor& eps,
-    const Tensor& prune,
-    const Tensor& ratio,
-    const Tensor& keep,
-    int64_t seed,
-    int64_t first,
-    int64_t top_k,
-    double threshold) {
-  const Levels levels(ratio, keep);
-  if (sig_value.scalar_type() == ScalarType::Double)
-    return push_sparse_typed(
-        view<double>(rowptr, col, scale, group_ptr, group_end), rowptr, send,
-        sig_ptr, sig_node, sig_value, eps, prune, levels, seed, first, top_k,
-        threshold);
-  return push_sparse_typed(
-      view<float>(rowptr, col, scale, group_ptr, group_end), rowptr, send,
-      sig_ptr, sig_node, sig_value, eps, prune, levels, seed, first, top_k,
-      threshold);
-}
-
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("push", TORCH_BOX(&pyg_trust::push));
-  m.impl("push_sparse", TORCH_BOX(&pyg_trust::push_sparse));
 }
