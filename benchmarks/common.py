@@ -41,6 +41,78 @@ def power_law(
     return coalesce(to_undirected(edge_index, num_nodes=num_nodes))
 
 
+def block_model(
+    num_nodes: int,
+    num_edges: int,
+    num_blocks: int = 20,
+    inside: float = 0.6,
+    exponent: float = 3.0,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """An undirected degree-corrected block model with random ids.
+
+    Args:
+        num_nodes (int): the number of nodes.
+        num_edges (int): about the number of directed edges.
+        num_blocks (int): the number of blocks, of equal size.
+            (default: :obj:`20`)
+        inside (float): the share of edges that stay in their block by choice;
+            the others end anywhere. (default: :obj:`0.6`)
+        exponent (float): of the degree distribution. (default: :obj:`3.0`)
+        seed (int): the seed. (default: :obj:`0`)
+
+    Returns:
+        tuple[Tensor, Tensor]: the ``edge_index``, without duplicates and
+        self-loops, and the block of each node.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    # Nodes in the order of their blocks, with weights of a power law in each.
+    block = torch.arange(num_nodes) * num_blocks // num_nodes
+    start = torch.searchsorted(block, torch.arange(num_blocks + 1))
+    rank = torch.arange(num_nodes) - start[block] + 1
+    ends = rank.double().pow(-1 / (exponent - 1)).cumsum(0)
+    border = torch.cat([ends.new_zeros(1), ends])[start]
+
+    def draw(low: Tensor, high: Tensor) -> Tensor:
+        at = torch.rand(low.shape, generator=generator, dtype=torch.float64)
+        found = torch.searchsorted(ends, low + at * (high - low))
+        return found.clamp_(max=num_nodes - 1)
+
+    count = int(num_edges * 0.51)
+    source = draw(torch.zeros(count).double(), ends[-1].expand(count))
+    stay = torch.rand(count, generator=generator) < inside
+    home = block[source]
+    target = draw(
+        border[home].where(stay, border[0]),
+        border[home + 1].where(stay, border[-1]),
+    )
+    ids = torch.randperm(num_nodes, generator=generator)
+    edge_index = ids[torch.stack([source, target])]
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    blocks = torch.empty_like(block)
+    blocks[ids] = block
+    edge_index = coalesce(to_undirected(edge_index, num_nodes=num_nodes))
+    return edge_index, blocks
+
+
+def grid(num_nodes: int, seed: int = 0) -> Tensor:
+    """A square grid, which mixes slowly, with random ids.
+
+    Args:
+        num_nodes (int): about the number of nodes.
+        seed (int): the seed. (default: :obj:`0`)
+
+    Returns:
+        Tensor: the ``edge_index``.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    side = int(num_nodes**0.5)
+    ids = torch.randperm(side * side, generator=generator).view(side, side)
+    right = torch.stack([ids[:, :-1].reshape(-1), ids[:, 1:].reshape(-1)])
+    down = torch.stack([ids[:-1].reshape(-1), ids[1:].reshape(-1)])
+    return to_undirected(torch.cat([right, down], 1))
+
+
 def interleaved(
     methods: dict[str, Callable[[], Any]], repeats: int
 ) -> tuple[dict[str, float], dict[str, Any]]:

@@ -12,10 +12,11 @@ constexpr int64_t kPushAhead = 6;  // entries to prefetch
 
 // Row u: the nodes that u pushes to, in ascending degree, in groups of
 // doubling degree. Entry e carries d^-a of its node (scale; null: a = 0).
-template <typename scalar_t>
+// `Col` is what gives the node of an entry.
+template <typename scalar_t, typename Col = const int32_t*>
 struct PushGraph {
   const int64_t* rowptr;
-  const int32_t* col;
+  Col col;
   const scalar_t* scale;
   const int64_t* group_ptr;  // the groups of row u: group_ptr[u] and on
   const int64_t* group_end;  // where in `col` each group ends
@@ -48,8 +49,8 @@ struct PushGraph {
 //
 // Cost: the deterministic entries, the points (at most 2^a times the expected
 // number of samples of the paper, plus one), and the groups passed.
-template <typename scalar_t, typename To>
-PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t>& graph,
+template <typename scalar_t, typename Col, typename To>
+PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t, Col>& graph,
                                   int64_t u,
                                   scalar_t mass,
                                   uint64_t key,

@@ -8,13 +8,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "gather.h"
+#include "advance.h"
+#include "levels.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -25,325 +25,496 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
+constexpr int64_t kHits = 128;      // sent together
 
 // What a push and a visited node cost, where an entry of an exact level costs
 // one (benchmarks/push.py, 200 thousand and a million nodes).
 constexpr double kPushCost = 8;
 constexpr double kVisitCost = 16;
 
-// The levels of one propagation: Y_{i+1} / Y_i and w_i / Y_i.
-struct Levels {
-  const double* ratio;
-  const double* keep;
-  int64_t count;  // L
-
-  Levels(const Tensor& ratio, const Tensor& keep)
-      : ratio(ratio.const_data_ptr<double>()),
-        keep(keep.const_data_ptr<double>()),
-        count(ratio.numel()) {}
-};
-
-// The same graph from the receiving side, for levels that are done exactly.
-template <typename scalar_t>
-struct PullGraph {
-  const int64_t* rowptr;
-  const int32_t* col;
-  const scalar_t* recv;
-  double above;  // pull where pushing is expected to cost more than this
-};
-
-template <int width>
-PYG_TRUST_CLONES void pull_rows(const PullGraph<float>& graph,
-                                int64_t num_nodes,
-                                const float* in,
-                                float* out) {
-  gather<width, float>(graph.rowptr, graph.col, graph.rowptr[num_nodes], in,
-                       width, 0, num_nodes, [&](int64_t v, float* sum) {
-                         for (int c = 0; c < width; ++c)
-                           out[v * width + c] = graph.recv[v] * sum[c];
-                       });
-}
-
-template <int width>
-PYG_TRUST_CLONES void pull_rows(const PullGraph<double>& graph,
-                                int64_t num_nodes,
-                                const double* in,
-                                double* out) {
-  gather<width, double>(graph.rowptr, graph.col, graph.rowptr[num_nodes], in,
-                        width, 0, num_nodes, [&](int64_t v, double* sum) {
-                          for (int c = 0; c < width; ++c)
-                            out[v * width + c] = graph.recv[v] * sum[c];
-                        });
-}
-
-// The residues of a block of `width` signals, level after level. A thread owns
-// one and runs block after block through it; between blocks every residue is
-// zero.
-template <typename scalar_t, int width>
-class Pusher {
- public:
-  Pusher(const PushGraph<scalar_t>& graph,
-         const std::optional<PullGraph<scalar_t>>& pull,
-         const scalar_t* send,
-         const Levels& levels,
-         int64_t num_nodes)
-      : graph_(graph),
-        pull_(pull),
-        send_(send),
-        levels_(levels),
-        num_nodes_(num_nodes),
-        longest_(num_nodes / 16 + 1),
-        residue_(num_nodes * width, pull ? Pages::kHuge : Pages::kSmall),
-        next_(num_nodes * width, pull ? Pages::kHuge : Pages::kSmall) {}
-
-  // Adds to the residues of level 0.
-  void start(int64_t u, const scalar_t* value) { To{*this, value}.add(u, 1); }
-
-  // Pushes everything started, and calls reserve(u, q) for the q^(i)(u) of all
-  // signals. `eps` has the quantum of each; residues with |r| * send < prune
-  // stay where they are. Returns how many levels were pushed.
-  template <typename Reserve>
-  int64_t run(const scalar_t* eps,
-              scalar_t prune,
-              uint64_t key,
-              const Reserve& reserve) {
-    for (int c = 0; c < width; ++c)
-      per_eps_[c] = scalar_t(1) / eps[c];
-    int64_t pushed = 0;
-    for (int64_t level = 0; level <= levels_.count; ++level) {
-      residue_.swap(next_);
-      frontier_.swap(next_frontier_);
-      next_frontier_.clear();
-      // A frontier that outgrew its list is found by looking everywhere.
-      const bool everywhere = std::exchange(outgrown_, false);
-      const bool last = level == levels_.count;
-      const auto keep = static_cast<scalar_t>(levels_.keep[level]);
-      const auto ratio = last ? scalar_t(0)
-                              : static_cast<scalar_t>(levels_.ratio[level]);
-      if (everywhere && !last && pull_ && expected(ratio) > pull_->above) {
-        pull(keep, ratio, reserve);
-        continue;
-      }
-      pushed += !last;
-      const uint64_t level_key = derive(key, level);
-      const auto visit = [&](int64_t u) {
-        scalar_t* row = residue_.get() + u * width;
-        scalar_t value[width];
-        bool any = false;
-        for (int c = 0; c < width; ++c) {
-          value[c] = row[c];
-          any |= value[c] != 0;
-        }
-        if (!any)
-          return;
-        std::fill(row, row + width, scalar_t(0));
-        if (keep != 0)
-          reserve(u, keep, value);
-        if (last)
-          return;
-        const scalar_t mass = scale_to_send(value, ratio, send_[u]);
-        if (prune > 0 && std::abs(value[0]) < prune * ratio)
-          return;
-        push_row(graph_, u, mass, derive(level_key, u), To{*this, value});
-      };
-      if (everywhere) {
-        for (int64_t u = 0; u < num_nodes_; ++u)
-          visit(u);
-      } else {
-        for (const int32_t u : frontier_)
-          visit(u);
-      }
-    }
-    return pushed;
-  }
-
- private:
-  // Where a push goes: the residues of the next level.
-  struct To {
-    Pusher& pusher;
-    const scalar_t* value;
-
-    void prefetch(int64_t v) const {
-      __builtin_prefetch(pusher.next_.get() + v * width, 1);
-    }
-
-    void add(int64_t v, scalar_t factor) const {
-      scalar_t* row = pusher.next_.get() + v * width;
-      if (!pusher.outgrown_) {
-        bool any = false;
-        for (int c = 0; c < width; ++c)
-          any |= row[c] != 0;
-        // Residues that cancelled to zero may enlist their node twice; the
-        // second visit finds zeros and does nothing.
-        if (!any)
-          pusher.enlist(v);
-      }
-      for (int c = 0; c < width; ++c)
-        row[c] += value[c] * factor;
-    }
-  };
-
-  void enlist(int64_t v) {
-    if (static_cast<int64_t>(next_frontier_.size()) < longest_)
-      next_frontier_.push_back(static_cast<int32_t>(v));
-    else
-      outgrown_ = true;
-  }
-
-  // Residues become what is sent to a node of degree one; returns the largest
-  // in units of its quantum.
-  scalar_t scale_to_send(scalar_t* value, scalar_t ratio, scalar_t send) {
-    scalar_t mass = 0;
-    for (int c = 0; c < width; ++c) {
-      value[c] *= ratio * send;
-      // 0 / 0, a signal without a quantum, is no larger than anything.
-      const scalar_t size = std::abs(value[c]) * per_eps_[c];
-      mass = size > mass ? size : mass;
-    }
-    return mass;
-  }
-
-  // The expected cost of pushing this level, from evenly spaced nodes.
-  double expected(scalar_t ratio) {
-    const int64_t step = num_nodes_ / kSamples + 1;
-    double cost = 0;
-    for (int64_t u = step / 2; u < num_nodes_; u += step) {
-      const scalar_t* row = residue_.get() + u * width;
-      scalar_t value[width];
-      std::copy(row, row + width, value);
-      const scalar_t mass = scale_to_send(value, ratio, send_[u]);
-      if (mass > 0)
-        cost += kVisitCost + kPushCost * push_cost(graph_, u, mass);
-    }
-    return cost * static_cast<double>(step);
-  }
-
-  // One level exactly.
-  template <typename Reserve>
-  void pull(scalar_t keep, scalar_t ratio, const Reserve& reserve) {
-    scalar_t* residue = residue_.get();
-    for (int64_t u = 0; u < num_nodes_; ++u) {
-      scalar_t* row = residue + u * width;
-      if (keep != 0)
-        reserve(u, keep, row);
-      for (int c = 0; c < width; ++c)
-        row[c] *= ratio * send_[u];
-    }
-    pull_rows<width>(*pull_, num_nodes_, residue, next_.get());
-    std::fill(residue, residue + num_nodes_ * width, scalar_t(0));
-    outgrown_ = true;
-  }
-
-  const PushGraph<scalar_t> graph_;
-  const std::optional<PullGraph<scalar_t>> pull_;
-  const scalar_t* send_;
-  const Levels levels_;
-  const int64_t num_nodes_;
-  const int64_t longest_;  // frontier that is kept as a list
-  Scratch<scalar_t> residue_, next_;
-  std::vector<int32_t> frontier_, next_frontier_;
-  scalar_t per_eps_[width];
-  bool outgrown_ = false;
-};
-
-template <typename scalar_t>
-PushGraph<scalar_t> view(const Tensor& rowptr,
-                         const Tensor& col,
-                         const std::optional<Tensor>& scale,
-                         const Tensor& group_ptr,
-                         const Tensor& group_end) {
-  return {rowptr.const_data_ptr<int64_t>(), col.const_data_ptr<int32_t>(),
-          scale ? scale->const_data_ptr<scalar_t>() : nullptr,
-          group_ptr.const_data_ptr<int64_t>(),
-          group_end.const_data_ptr<int64_t>()};
-}
-
 // Columns of one block: those of a cache line.
 template <typename scalar_t>
 constexpr int kBlock = kCacheLine / sizeof(scalar_t);
 
+// Everything that is the same for all columns. Rows (pull_rowptr, pull_col)
+// are the graph from the receiving side, for levels that are done exactly:
+// those whose pushes are expected to cost more than `above`.
 template <typename scalar_t>
-struct Propagation {
+struct Problem {
   PushGraph<scalar_t> graph;
-  PullGraph<scalar_t> pull;
+  const int64_t* pull_rowptr;
+  const int32_t* pull_col;
+  const scalar_t* recv;
   const scalar_t* send;
   Levels levels;
+  double above;
   const scalar_t* x;
   const scalar_t* eps;
   scalar_t* z;
   int64_t num_nodes;
   int64_t columns;
   uint64_t seed;
-  int64_t first;
+  int64_t first;  // the number of block 0
   int64_t* pushed;
+};
 
-  // Blocks [begin, end), none of which has more than `width` columns.
-  template <int width>
-  void run(int64_t begin, int64_t end) const {
-    parallel_tasks(end - begin, (end - begin) * num_nodes * width, [&] {
-      return [&, pusher = std::make_shared<Pusher<scalar_t, width>>(
-                     graph, pull, send, levels, num_nodes)](int64_t task) {
-        const int64_t block = begin + task;
-        const int64_t column = block * kBlock<scalar_t>;
-        const int64_t count = std::min<int64_t>(width, columns - column);
-        scalar_t quanta[width] = {};
-        std::copy(eps + column, eps + column + count, quanta);
-        scalar_t value[width] = {};
-        for (int64_t u = 0; u < num_nodes; ++u) {
-          const scalar_t* row = x + u * columns + column;
-          if (std::any_of(row, row + count,
-                          [](scalar_t r) { return r != 0; })) {
-            std::copy(row, row + count, value);
-            pusher->start(u, value);
-          }
-        }
-        pushed[block] = pusher->run(
-            quanta, 0, derive(seed, first + block),
-            [&](int64_t u, scalar_t keep, const scalar_t* r) {
-              scalar_t* row = z + u * columns + column;
-              for (int64_t c = 0; c < count; ++c)
-                row[c] += keep * r[c];
-            });
-      };
-    });
+// What one block of columns knows of its residues.
+template <typename scalar_t, int width>
+struct Block {
+  int64_t column;  // where it starts, in x and z
+  int64_t count;   // how many of its columns are real
+  int64_t offset;  // where it starts in a row of the buffers
+  uint64_t key;
+  scalar_t per_eps[width];
+  // Whether residues are multiplied by `send` already, their share of z added.
+  bool ready = true;
+  // Whether the buffer of the next level holds old residues.
+  bool stale = false;
+  // Nodes with residues, unless they are many: then they are found by looking
+  // everywhere.
+  bool everywhere = true;
+  bool outgrown = false;
+  std::vector<int32_t> frontier, next_frontier;
+
+  void enlist(int64_t v, int64_t longest) {
+    if (static_cast<int64_t>(next_frontier.size()) < longest)
+      next_frontier.push_back(static_cast<int32_t>(v));
+    else
+      outgrown = true;
   }
 };
 
+// One level that is pushed, for some blocks of a wave.
+template <typename scalar_t>
+struct PushLevel {
+  const Problem<scalar_t>& all;
+  scalar_t* residue;
+  scalar_t* next;
+  int64_t stride;
+  int64_t longest;  // frontier that is kept as a list
+  int64_t level;
+  scalar_t keep;
+  scalar_t ratio;
+  bool last;
+};
+
+// What waits to be sent: `factor` times the values in a slot.
+template <typename scalar_t, int width>
+struct Waiting {
+  struct Hit {
+    Block<scalar_t, width>* block;
+    int32_t node;
+    int32_t slot;
+    scalar_t factor;
+  };
+
+  int64_t hits = 0;
+  int64_t slots = 0;
+  Hit hit[kHits];
+  alignas(kCacheLine) scalar_t value[kHits][width];
+};
+
+// Adds all that waits to the residues of the next level.
+template <typename scalar_t, int width>
+inline __attribute__((always_inline)) void deliver_hits(
+    const PushLevel<scalar_t>& level,
+    Waiting<scalar_t, width>& waiting) {
+  for (int64_t i = 0; i < waiting.hits; ++i) {
+    const auto& hit = waiting.hit[i];
+    scalar_t* row = level.next + hit.node * level.stride + hit.block->offset;
+    const scalar_t* value = waiting.value[hit.slot];
+    if (!hit.block->outgrown) {
+      bool any = false;
+      for (int c = 0; c < width; ++c)
+        any |= row[c] != 0;
+      // Residues that cancelled to zero may enlist their node twice; the
+      // second visit finds zeros and does nothing.
+      if (!any)
+        hit.block->enlist(hit.node, level.longest);
+    }
+    for (int c = 0; c < width; ++c)
+      row[c] += value[c] * hit.factor;
+  }
+  waiting.hits = 0;
+  waiting.slots = 0;
+}
+
+// One function for all calls: what is rounded must not depend on who calls.
+template <int width>
+PYG_TRUST_CLONES void deliver(const PushLevel<float>& level,
+                              Waiting<float, width>& waiting) {
+  deliver_hits(level, waiting);
+}
+
+template <int width>
+PYG_TRUST_CLONES void deliver(const PushLevel<double>& level,
+                              Waiting<double, width>& waiting) {
+  deliver_hits(level, waiting);
+}
+
+// Where a push goes: to what waits, so that the memory it is for is on its way
+// when it is needed.
+template <typename scalar_t, int width>
+struct To {
+  const PushLevel<scalar_t>& level;
+  Waiting<scalar_t, width>& waiting;
+  Block<scalar_t, width>& block;
+
+  void prefetch(int64_t) const {}
+
+  void add(int64_t v, scalar_t factor) const {
+    __builtin_prefetch(level.next + v * level.stride + block.offset, 1);
+    waiting.hit[waiting.hits++] = {&block, static_cast<int32_t>(v),
+                                   static_cast<int32_t>(waiting.slots),
+                                   factor};
+    if (waiting.hits < kHits)
+      return;
+    // The node is not done: its values stay, in the first slot.
+    const scalar_t* value = waiting.value[waiting.slots];
+    deliver(level, waiting);
+    std::copy(value, value + width, waiting.value[0]);
+  }
+};
+
+// Takes the residues of a node and pushes them.
+template <typename scalar_t, int width>
+inline __attribute__((always_inline)) void visit(
+    const PushLevel<scalar_t>& level,
+    Waiting<scalar_t, width>& waiting,
+    Block<scalar_t, width>& block,
+    int64_t u) {
+  const Problem<scalar_t>& all = level.all;
+  scalar_t* row = level.residue + u * level.stride + block.offset;
+  scalar_t* value = waiting.value[waiting.slots];
+  bool any = false;
+  for (int c = 0; c < width; ++c) {
+    value[c] = row[c];
+    any |= value[c] != 0;
+  }
+  if (!any)
+    return;
+  std::fill(row, row + width, scalar_t(0));
+  scalar_t factor = level.ratio;
+  if (!block.ready) {
+    if (level.keep != 0) {
+      scalar_t* z = all.z + u * all.columns + block.column;
+      for (int64_t c = 0; c < block.count; ++c)
+        z[c] += level.keep * value[c];
+    }
+    factor *= all.send[u];
+  }
+  if (level.last)
+    return;
+  // The largest in units of its quantum.
+  scalar_t mass = 0;
+  for (int c = 0; c < width; ++c) {
+    value[c] *= factor;
+    // 0 / 0, a signal without a quantum, is no larger than anything.
+    const scalar_t size = std::abs(value[c]) * block.per_eps[c];
+    mass = size > mass ? size : mass;
+  }
+  push_row(all.graph, u, mass, derive(derive(block.key, level.level), u),
+           To<scalar_t, width>{level, waiting, block});
+  // The next node needs a slot of its own if something of this one waits.
+  const int64_t hits = waiting.hits;
+  waiting.slots += hits > 0 && waiting.hit[hits - 1].slot == waiting.slots;
+}
+
+// Pushes blocks of one level. Blocks that look everywhere do so together.
+template <int width, typename scalar_t>
+inline __attribute__((always_inline)) void push_level(
+    const PushLevel<scalar_t>& level,
+    const std::vector<Block<scalar_t, width>*>& blocks) {
+  Waiting<scalar_t, width> waiting;
+  std::vector<Block<scalar_t, width>*> everywhere;
+  for (auto* block : blocks) {
+    if (block->everywhere) {
+      everywhere.push_back(block);
+      continue;
+    }
+    for (const int32_t u : block->frontier)
+      visit(level, waiting, *block, u);
+  }
+  if (!everywhere.empty()) {
+    for (int64_t u = 0; u < level.all.num_nodes; ++u) {
+      for (auto* block : everywhere)
+        visit(level, waiting, *block, u);
+    }
+  }
+  deliver(level, waiting);
+}
+
+template <int width>
+PYG_TRUST_CLONES void push_blocks(
+    const PushLevel<float>& level,
+    const std::vector<Block<float, width>*>& blocks) {
+  push_level<width>(level, blocks);
+}
+
+template <int width>
+PYG_TRUST_CLONES void push_blocks(
+    const PushLevel<double>& level,
+    const std::vector<Block<double, width>*>& blocks) {
+  push_level<width>(level, blocks);
+}
+
+// Some blocks of `width` columns, which go through the levels side by side: a
+// row of the buffers holds the residues of a node in all of them. What a block
+// does depends on no other, only how fast it is done.
+template <typename scalar_t, int width>
+class Wave {
+ public:
+  using Columns = Block<scalar_t, width>;
+
+  Wave(const Problem<scalar_t>& all, int64_t num_blocks)
+      : all_(all),
+        stride_(num_blocks * width),
+        residue_(all.num_nodes * stride_, Pages::kHuge),
+        next_(all.num_nodes * stride_, Pages::kHuge) {}
+
+  // Blocks [begin, end).
+  void run(int64_t begin, int64_t end) {
+    load(begin, end);
+    for (int64_t level = 0; level <= all_.levels.count; ++level) {
+      const bool last = level == all_.levels.count;
+      const auto keep = static_cast<scalar_t>(all_.levels.keep[level]);
+      const auto ratio =
+          last ? scalar_t(0) : static_cast<scalar_t>(all_.levels.ratio[level]);
+      std::vector<Columns*> pull, push;
+      for (Columns& block : blocks_) {
+        if (block.everywhere && !last && expected(block, ratio) > all_.above)
+          pull.push_back(&block);
+        else
+          push.push_back(&block);
+      }
+      for (Columns* block : push)
+        all_.pushed[block->column / kBlock<scalar_t>] += !last;
+      prepare(pull, push, keep);
+      advance(pull, level);
+      send(push, {all_, residue_.get(), next_.get(), stride_,
+                  all_.num_nodes / 16 + 1, level, keep, ratio, last});
+      residue_.swap(next_);
+    }
+  }
+
+ private:
+  // Level 0. Old residues of another wave are overwritten.
+  void load(int64_t begin, int64_t end) {
+    blocks_.resize(end - begin);
+    for (int64_t b = begin; b < end; ++b) {
+      Columns block;
+      block.column = b * kBlock<scalar_t>;
+      block.count = std::min<int64_t>(width, all_.columns - block.column);
+      block.offset = (b - begin) * width;
+      block.key = derive(all_.seed, all_.first + b);
+      block.stale = used_;
+      for (int64_t c = 0; c < width; ++c)
+        block.per_eps[c] =
+            scalar_t(1) /
+            (c < block.count ? all_.eps[block.column + c] : scalar_t(0));
+      blocks_[b - begin] = std::move(block);
+    }
+    used_ = true;
+    const int64_t first = begin * kBlock<scalar_t>;
+    const int64_t count =
+        std::min<int64_t>((end - begin) * width, all_.columns - first);
+    const auto keep = static_cast<scalar_t>(all_.levels.keep[0]);
+    by_rows(all_.num_nodes, stride_, [&](int64_t from, int64_t to) {
+      for (int64_t u = from; u < to; ++u) {
+        const scalar_t* x = all_.x + u * all_.columns + first;
+        scalar_t* z = all_.z + u * all_.columns + first;
+        scalar_t* row = residue_.get() + u * stride_;
+        for (int64_t c = 0; c < count; ++c) {
+          z[c] = keep * x[c];
+          row[c] = all_.send[u] * x[c];
+        }
+        std::fill(row + count, row + stride_, scalar_t(0));
+      }
+    });
+  }
+
+  // The expected cost of pushing this level, from evenly spaced nodes.
+  double expected(const Columns& block, scalar_t ratio) {
+    const int64_t step = all_.num_nodes / kSamples + 1;
+    double cost = 0;
+    for (int64_t u = step / 2; u < all_.num_nodes; u += step) {
+      const scalar_t* row = residue_.get() + u * stride_ + block.offset;
+      const scalar_t factor = block.ready ? ratio : ratio * all_.send[u];
+      scalar_t mass = 0;
+      for (int c = 0; c < width; ++c)
+        mass = std::max(mass, std::abs(row[c] * factor) * block.per_eps[c]);
+      if (mass > 0)
+        cost += kVisitCost + kPushCost * push_cost(all_.graph, u, mass);
+    }
+    return cost * static_cast<double>(step);
+  }
+
+  // Makes residues ready to be pulled, and room for what is pushed.
+  void prepare(const std::vector<Columns*>& pull,
+               const std::vector<Columns*>& push,
+               scalar_t keep) {
+    std::vector<Columns*> raw, stale;
+    for (Columns* block : pull) {
+      if (!block->ready)
+        raw.push_back(block);
+    }
+    for (Columns* block : push) {
+      if (std::exchange(block->stale, false))
+        stale.push_back(block);
+    }
+    if (raw.empty() && stale.empty())
+      return;
+    by_rows(all_.num_nodes, stride_, [&](int64_t from, int64_t to) {
+      for (int64_t u = from; u < to; ++u) {
+        for (const Columns* block : raw) {
+          scalar_t* row = residue_.get() + u * stride_ + block->offset;
+          scalar_t* z = all_.z + u * all_.columns + block->column;
+          if (keep != 0) {
+            for (int64_t c = 0; c < block->count; ++c)
+              z[c] += keep * row[c];
+          }
+          for (int c = 0; c < width; ++c)
+            row[c] *= all_.send[u];
+        }
+        for (const Columns* block : stale) {
+          scalar_t* row = next_.get() + u * stride_ + block->offset;
+          std::fill(row, row + width, scalar_t(0));
+        }
+      }
+    });
+  }
+
+  // Does a level exactly, for neighbouring blocks together.
+  void advance(const std::vector<Columns*>& blocks, int64_t index) {
+    for (size_t i = 0; i < blocks.size();) {
+      size_t j = i + 1;
+      while (j < blocks.size() && blocks[j] == blocks[j - 1] + 1)
+        ++j;
+      const Columns& one = *blocks[i];
+      const Columns& two = *blocks[j - 1];
+      Level<scalar_t, scalar_t> level;
+      level.rowptr = all_.pull_rowptr;
+      level.col = all_.pull_col;
+      level.num_entries = all_.pull_rowptr[all_.num_nodes];
+      level.in = residue_.get();
+      level.out = index + 1 < all_.levels.count ? next_.get() : nullptr;
+      level.recv = all_.recv;
+      level.send = all_.send;
+      level.ratio = static_cast<scalar_t>(all_.levels.ratio[index]);
+      level.z = all_.z + one.column - one.offset;
+      level.z_stride = all_.columns;
+      level.weight = static_cast<scalar_t>(all_.levels.keep[index + 1]);
+      level.stride = stride_;
+      level.first = one.offset;
+      level.end = two.offset + width;
+      level.columns = two.column + two.count - one.column;
+      by_rows(all_.num_nodes, stride_, [&](int64_t begin, int64_t end) {
+        advance_rows(level, begin, end);
+      });
+      for (; i < j; ++i) {
+        blocks[i]->ready = true;
+        blocks[i]->everywhere = true;
+        blocks[i]->stale = true;  // what is in `residue_`
+      }
+    }
+  }
+
+  // Pushes a level.
+  void send(const std::vector<Columns*>& blocks,
+            const PushLevel<scalar_t>& level) {
+    if (level.last) {
+      std::vector<Columns*> open;
+      for (Columns* block : blocks) {
+        if (!block->ready)
+          open.push_back(block);
+      }
+      push_groups(open, level);
+      return;
+    }
+    push_groups(blocks, level);
+    for (Columns* block : blocks) {
+      block->ready = false;
+      block->frontier.swap(block->next_frontier);
+      block->next_frontier.clear();
+      block->everywhere = std::exchange(block->outgrown, false);
+    }
+  }
+
+  void push_groups(const std::vector<Columns*>& blocks,
+                   const PushLevel<scalar_t>& level) {
+    const auto count = static_cast<int64_t>(blocks.size());
+    const int64_t groups =
+        std::min<int64_t>(torch::stable::get_num_threads(), count);
+    parallel_tasks(groups, all_.num_nodes * stride_, [&] {
+      return [&](int64_t group) {
+        push_blocks<width>(
+            level, std::vector<Columns*>(
+                       blocks.begin() + group * count / groups,
+                       blocks.begin() + (group + 1) * count / groups));
+      };
+    });
+  }
+
+  const Problem<scalar_t>& all_;
+  const int64_t stride_;
+  Scratch<scalar_t> residue_, next_;
+  std::vector<Columns> blocks_;
+  bool used_ = false;
+};
+
+template <int width, typename scalar_t>
+void run_waves(const Problem<scalar_t>& all, int64_t num_blocks) {
+  if (num_blocks == 0)
+    return;
+  // As many as go through an exact level together, and enough for all threads.
+  const int64_t together = std::min(
+      num_blocks,
+      std::max<int64_t>(kColumns<scalar_t> / width,
+                        torch::stable::get_num_threads()));
+  Wave<scalar_t, width> wave(all, together);
+  for (int64_t begin = 0; begin < num_blocks; begin += together)
+    wave.run(begin, std::min(num_blocks, begin + together));
+}
+
 template <typename scalar_t>
 std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
-                                      const PullGraph<scalar_t>& pull,
+                                      const Tensor& pull_rowptr,
+                                      const Tensor& pull_col,
+                                      const Tensor& recv,
                                       const Tensor& send,
                                       const Tensor& x,
                                       const Tensor& eps,
                                       const Levels& levels,
                                       uint64_t seed,
-                                      int64_t first) {
+                                      int64_t first,
+                                      double above) {
   const int64_t n = x.size(0), columns = x.size(1);
   constexpr int block = kBlock<scalar_t>;
-  const int64_t whole = columns / block, rest = columns % block;
-  Tensor out = torch::stable::new_zeros(x, {n, columns});
-  Tensor pushed = torch::stable::new_zeros(x, {whole + (rest > 0)},
-                                           ScalarType::Long);
-  const Propagation<scalar_t> all{
-      graph,
-      pull,
-      send.const_data_ptr<scalar_t>(),
-      levels,
-      x.const_data_ptr<scalar_t>(),
-      eps.const_data_ptr<scalar_t>(),
-      out.mutable_data_ptr<scalar_t>(),
-      n,
-      columns,
-      seed,
-      first,
-      pushed.mutable_data_ptr<int64_t>()};
-  all.template run<block>(0, whole);
-  if (rest > 4)
-    all.template run<block>(whole, whole + 1);
-  else if (rest > 1)
-    all.template run<4>(whole, whole + 1);
-  else if (rest > 0)
-    all.template run<1>(whole, whole + 1);
+  const int64_t num_blocks = (columns + block - 1) / block;
+  Tensor out = torch::stable::new_empty(x, {n, columns});
+  Tensor pushed =
+      torch::stable::new_zeros(x, {num_blocks}, ScalarType::Long);
+  const Problem<scalar_t> all{graph,
+                              pull_rowptr.const_data_ptr<int64_t>(),
+                              pull_col.const_data_ptr<int32_t>(),
+                              recv.const_data_ptr<scalar_t>(),
+                              send.const_data_ptr<scalar_t>(),
+                              levels,
+                              above,
+                              x.const_data_ptr<scalar_t>(),
+                              eps.const_data_ptr<scalar_t>(),
+                              out.mutable_data_ptr<scalar_t>(),
+                              n,
+                              columns,
+                              seed,
+                              first,
+                              pushed.mutable_data_ptr<int64_t>()};
+  if (columns == 1)
+    run_waves<1>(all, 1);
+  else if (columns <= 4)
+    run_waves<4>(all, num_blocks);
+  else
+    run_waves<block>(all, num_blocks);
   return {out, pushed};
 }
 
@@ -364,154 +535,14 @@ std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
                                 int64_t first,
                                 double pull_above) {
   const Levels levels(ratio, keep);
-  const auto* from = pull_rowptr.const_data_ptr<int64_t>();
-  const auto* source = pull_col.const_data_ptr<int32_t>();
   const double above = pull_above * static_cast<double>(col.numel());
   if (x.scalar_type() == ScalarType::Double)
     return push_typed<double>(
-        view<double>(rowptr, col, scale, group_ptr, group_end),
-        {from, source, recv.const_data_ptr<double>(), above}, send, x, eps,
-        levels, seed, first);
+        view<double>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
+        pull_col, recv, send, x, eps, levels, seed, first, above);
   return push_typed<float>(
-      view<float>(rowptr, col, scale, group_ptr, group_end),
-      {from, source, recv.const_data_ptr<float>(), above}, send, x, eps,
-      levels, seed, first);
-}
-
-// A sparse sum: values that remember where they were touched.
-template <typename scalar_t>
-class Reserve {
- public:
-  explicit Reserve(int64_t n) : value_(n, Pages::kSmall) {}
-
-  void add(int64_t u, scalar_t q) {
-    scalar_t& value = value_[u];
-    if (value == 0)
-      touched_.push_back(static_cast<int32_t>(u));
-    value += q;
-  }
-
-  // Moves out the entries of magnitude above `threshold`, the top_k largest
-  // of them (the smaller index first among equals), in ascending order.
-  std::vector<std::pair<int32_t, scalar_t>> take(int64_t top_k,
-                                                 double threshold) {
-    std::vector<std::pair<int32_t, scalar_t>> row;
-    for (const int32_t u : touched_) {
-      const scalar_t q = std::exchange(value_[u], scalar_t(0));
-      if (std::abs(q) > threshold)
-        row.emplace_back(u, q);
-    }
-    touched_.clear();
-    if (top_k >= 0 && static_cast<int64_t>(row.size()) > top_k) {
-      std::nth_element(row.begin(), row.begin() + top_k, row.end(),
-                       [](const auto& x, const auto& y) {
-                         const scalar_t a = std::abs(x.second);
-                         const scalar_t b = std::abs(y.second);
-                         return a != b ? a > b : x.first < y.first;
-                       });
-      row.resize(top_k);
-    }
-    std::sort(row.begin(), row.end(), [](const auto& x, const auto& y) {
-      return x.first < y.first;
-    });
-    return row;
-  }
-
- private:
-  Scratch<scalar_t> value_;
-  std::vector<int32_t> touched_;
-};
-
-template <typename scalar_t>
-std::tuple<Tensor, Tensor, Tensor> push_sparse_typed(
-    const PushGraph<scalar_t>& graph,
-    const Tensor& rowptr,
-    const Tensor& send,
-    const Tensor& sig_ptr,
-    const Tensor& sig_node,
-    const Tensor& sig_value,
-    const Tensor& eps,
-    const Tensor& prune,
-    const Levels& levels,
-    uint64_t seed,
-    int64_t first,
-    int64_t top_k,
-    double threshold) {
-  const int64_t num_signals = sig_ptr.numel() - 1, n = rowptr.numel() - 1;
-  const auto* begin = sig_ptr.const_data_ptr<int64_t>();
-  const auto* node = sig_node.const_data_ptr<int64_t>();
-  const auto* value = sig_value.const_data_ptr<scalar_t>();
-  const auto* quanta = eps.const_data_ptr<scalar_t>();
-  const auto* bounds = prune.const_data_ptr<scalar_t>();
-  std::vector<std::vector<std::pair<int32_t, scalar_t>>> rows(num_signals);
-  struct Work {
-    Pusher<scalar_t, 1> pusher;
-    Reserve<scalar_t> reserve;
-  };
-  // A query may touch little or much: it says nothing of n.
-  parallel_tasks(num_signals, kSerial, [&] {
-    auto work = std::make_shared<Work>(
-        Work{Pusher<scalar_t, 1>(graph, std::nullopt,
-                                 send.const_data_ptr<scalar_t>(), levels, n),
-             Reserve<scalar_t>(n)});
-    return [&, work](int64_t k) {
-      for (int64_t i = begin[k]; i < begin[k + 1]; ++i)
-        work->pusher.start(node[i], value + i);
-      work->pusher.run(quanta + k, bounds[k], derive(seed, first + k),
-                       [&](int64_t u, scalar_t keep, const scalar_t* r) {
-                         work->reserve.add(u, keep * *r);
-                       });
-      rows[k] = work->reserve.take(top_k, threshold);
-    };
-  });
-
-  Tensor ptr = torch::stable::new_empty(sig_ptr, {num_signals + 1});
-  auto* ptr_data = ptr.mutable_data_ptr<int64_t>();
-  ptr_data[0] = 0;
-  for (int64_t k = 0; k < num_signals; ++k)
-    ptr_data[k + 1] = ptr_data[k] + static_cast<int64_t>(rows[k].size());
-  Tensor out_node = torch::stable::new_empty(sig_node, {ptr_data[num_signals]});
-  Tensor out_value =
-      torch::stable::new_empty(sig_value, {ptr_data[num_signals]});
-  auto* node_data = out_node.mutable_data_ptr<int64_t>();
-  auto* value_data = out_value.mutable_data_ptr<scalar_t>();
-  for (const auto& row : rows) {
-    for (const auto& [u, q] : row) {
-      *node_data++ = u;
-      *value_data++ = q;
-    }
-  }
-  return {ptr, out_node, out_value};
-}
-
-std::tuple<Tensor, Tensor, Tensor> push_sparse(
-    const Tensor& rowptr,
-    const Tensor& col,
-    const std::optional<Tensor>& scale,
-    const Tensor& group_ptr,
-    const Tensor& group_end,
-    const Tensor& send,
-    const Tensor& sig_ptr,
-    const Tensor& sig_node,
-    const Tensor& sig_value,
-    const Tensor& eps,
-    const Tensor& prune,
-    const Tensor& ratio,
-    const Tensor& keep,
-    int64_t seed,
-    int64_t first,
-    int64_t top_k,
-    double threshold) {
-  const Levels levels(ratio, keep);
-  if (sig_value.scalar_type() == ScalarType::Double)
-    return push_sparse_typed(
-        view<double>(rowptr, col, scale, group_ptr, group_end), rowptr, send,
-        sig_ptr, sig_node, sig_value, eps, prune, levels, seed, first, top_k,
-        threshold);
-  return push_sparse_typed(
-      view<float>(rowptr, col, scale, group_ptr, group_end), rowptr, send,
-      sig_ptr, sig_node, sig_value, eps, prune, levels, seed, first, top_k,
-      threshold);
+      view<float>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
+      pull_col, recv, send, x, eps, levels, seed, first, above);
 }
 
 }  // namespace
@@ -519,5 +550,4 @@ std::tuple<Tensor, Tensor, Tensor> push_sparse(
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("push", TORCH_BOX(&pyg_trust::push));
-  m.impl("push_sparse", TORCH_BOX(&pyg_trust::push_sparse));
 }

@@ -602,39 +602,19 @@ def _randomized(
         # which has to show: sampling would send nothing.
         return _exact(graph, x, measure)
     total, ratio, keep = _levels(measure)
-    push_graph = graph.push_graph(measure.a, x.dtype, measure.along)
-    receivers = graph.receivers(measure.along)
-    recv = graph.degree_power(-measure.a, x.dtype)
-    send = graph.degree_power(-measure.b, x.dtype)
-
-    def push(columns: slice, first: int) -> tuple[Tensor, Tensor]:
-        return ops.push(
-            push_graph,
-            receivers,
-            recv,
-            send,
-            x[:, columns],
-            quantum[columns],
-            ratio,
-            keep,
-            seed,
-            first,
-            math.inf if force_push else PULL_ABOVE,
-        )
-
-    size = ops.block_size(x.dtype)
-    if x.size(1) <= 2 * size:
-        return push(slice(None), 0)[0].mul_(total)
-    # Where no level of the first block is worth sampling, the exact path for
-    # all columns together is the fastest.
-    z = torch.empty_like(x, memory_format=torch.contiguous_format)
-    block, pushed = push(slice(size), 0)
-    z[:, :size] = block.mul_(total)
-    if int(pushed) == 0:
-        z[:, size:] = _exact(graph, x[:, size:], measure)
-    else:
-        z[:, size:] = push(slice(size, None), 1)[0].mul_(total)
-    return z
+    z, _ = ops.push(
+        graph.push_graph(measure.a, x.dtype, measure.along),
+        graph.receivers(measure.along),
+        graph.degree_power(-measure.a, x.dtype),
+        graph.degree_power(-measure.b, x.dtype),
+        x,
+        quantum,
+        ratio,
+        keep,
+        seed,
+        pull_above=math.inf if force_push else PULL_ABOVE,
+    )
+    return z if total == 1 else z.mul_(total)
 
 
 def _norms(x: Tensor) -> Tensor:
