@@ -1,200 +1,225 @@
-"""Trains node classifiers on AGP-propagated features.
+"""All of pyg_trust on one small social network, and what was promised.
 
-On scikit-learn's digits (1,797 images of handwritten digits, joined to their
-nearest neighbours), or on a PyG dataset. Prints, for each measure, the exact
-propagation beside the approximate one: time, error, and the test accuracy of a
-classifier trained on it in a plain mini-batch loop.
+1,797 people, each with the image of a digit as features (scikit-learn's
+digits) and with friends, most of whom wrote the same digit. Five things are
+done with them: features are propagated along friendships; a model is trained
+privately, and run with propagated logits; its predictions are certified
+against lost friendships; people are forgotten by a sharded model; images, and
+parts of them, by a classifier of graphs of pixels.
+
+Prints the promises on one page, and writes them to ``trust.json`` and the
+figures to ``quickstart.png``.
 """
 
 import argparse
 import time
+from pathlib import Path
 
-import numpy as np
+import matplotlib.pyplot as plt
 import torch
+import torch.nn.functional as F
 import torch_geometric
-import torch_geometric.transforms as T
 from sklearn.datasets import load_digits
-from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
-from torch.nn import Dropout, Linear, Module, ReLU, Sequential
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.nn import Linear
 from torch_geometric.data import Data
-from torch_geometric.datasets import (
-    Amazon,
-    CitationFull,
-    Coauthor,
-    Flickr,
-    Planetoid,
-    Reddit,
-)
 from torch_geometric.nn import GCN
-from torch_geometric.utils import to_undirected
+from torch_geometric.utils import grid, to_undirected
 
-from pyg_trust.functional import appnp, heat, sgc
-from pyg_trust.transforms import AGP, GDC
+from pyg_trust import rng
+from pyg_trust.certificates import Certificate, ThreatModel, certify
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.nn import APPNP, PPNP
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import Report, TrustReport
+from pyg_trust.transforms import AGP, GraphScattering
+from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
 
-DATASETS = {
-    **dict.fromkeys(['Cora', 'CiteSeer', 'PubMed'], Planetoid),
-    **dict.fromkeys(['Cora_ML', 'DBLP'], CitationFull),
-    **dict.fromkeys(['Computers', 'Photo'], Amazon),
-    **dict.fromkeys(['CS', 'Physics'], Coauthor),
-}
-PER_CLASS = 5  # labelled nodes of each class, where no split is given
+NUM_TRAIN = 1_200  # people whose digit is known
+Bars = dict[str, float]
 
 
-def digits() -> Data:
-    """The digits, each joined to its 10 nearest neighbours."""
+def social_network(seed: int, friends: int = 8, alike: float = 0.6) -> Data:
+    """The digits, and friendships that were not made from the images.
+
+    The privacy of features does not cover a graph that was made from them, as
+    that of nearest neighbours is.
+    """
     images, label = load_digits(return_X_y=True)
-    pairs = np.stack(kneighbors_graph(images, 10).nonzero())
-    edge_index = torch.from_numpy(pairs).long()
+    y = torch.from_numpy(label).long()
+    generator = rng.generator(seed)
+
+    def draw() -> Tensor:
+        return torch.rand(one.numel(), generator=generator)
+
+    one = torch.arange(y.numel()).repeat_interleave(friends // 2)
+    by_digit, count = y.argsort(stable=True), y.bincount()
+    first = (count.cumsum(0) - count)[y[one]]
+    same = by_digit[first + (draw() * count[y[one]]).long()]
+    anyone = (draw() * y.numel()).long()
+    other = torch.where(draw() < alike, same, anyone)
+    edge_index = torch.stack([one, other])[:, one != other]
+    train_mask = torch.zeros(y.numel(), dtype=torch.bool)
+    known = torch.randperm(y.numel(), generator=generator)[:NUM_TRAIN]
+    train_mask[known] = True
     return Data(
         x=torch.from_numpy(images).float() / 16,
-        y=torch.from_numpy(label).long(),
-        edge_index=to_undirected(edge_index),
+        y=y,
+        edge_index=to_undirected(edge_index, num_nodes=y.numel()),
+        train_mask=train_mask,
     )
 
 
-def load(name: str, root: str) -> Data:
-    """A dataset by name, with one split."""
-    if name == 'digits':
-        data = digits()
-    elif name in ('Flickr', 'Reddit'):
-        data = {'Flickr': Flickr, 'Reddit': Reddit}[name](f'{root}/{name}')[0]
-    else:
-        data = DATASETS[name](root, name)[0]
-    data.edge_index = to_undirected(data.edge_index, num_nodes=data.num_nodes)
-    if 'train_mask' not in data:
-        split = T.RandomNodeSplit(
-            'random', num_train_per_class=PER_CLASS, num_val=300, num_test=1000
-        )
-        data = split(data)
-    return data
+def accuracy(out: Tensor, data: Data) -> float:
+    """The share of the other people whose digit is told."""
+    right = out.argmax(1) == data.y
+    return right[~data.train_mask].float().mean().item()
 
 
-def train(
-    model: Module, x: Tensor, data: Data, edges: tuple, epochs: int
-) -> float:
-    """Trains on batches of nodes; the test accuracy at the best validation."""
-    batch_size = int(data.train_mask.sum()) if edges else 256
-    loader = DataLoader(
-        data.train_mask.nonzero().view(-1).tolist(),
-        batch_size=batch_size,
-        shuffle=True,
-    )
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=0.01, weight_decay=5e-4
-    )
-    best, test = 0.0, 0.0
-    for _ in range(epochs):
-        model.train()
-        for batch in loader:
+def propagate(data: Data, epochs: int) -> tuple[Bars, Report]:
+    """Features over the graph, in one line; then any model of single rows."""
+    transform = AGP('appnp', alpha=0.15, eps=1e-5)
+    bars = {}
+    for name, x in (('raw', data.x), ('propagated', transform(data).x)):
+        model = Linear(data.num_features, 10)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for _ in range(epochs):
             optimizer.zero_grad()
-            # A model on propagated features needs no graph, only its rows.
-            out = model(x, *edges)[batch] if edges else model(x[batch])
-            cross_entropy(out, data.y[batch]).backward()
+            out = model(x)[data.train_mask]
+            F.cross_entropy(out, data.y[data.train_mask]).backward()
             optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            right = model(x, *edges).argmax(1) == data.y
-        accuracy = right[data.val_mask].float().mean().item()
-        if accuracy > best:
-            best = accuracy
-            test = right[data.test_mask].float().mean().item()
-    return test
+        bars[name] = accuracy(model(x), data)
+    return bars, transform.guarantee(data)
 
 
-def mlp(num_features: int, num_classes: int) -> Module:
-    """The classifier of propagated features."""
-    return Sequential(
-        Linear(num_features, 64), ReLU(), Dropout(0.5), Linear(64, num_classes)
+def train_privately(
+    data: Data, epsilon: float, steps: int, seed: int
+) -> tuple[PPNP, Report]:
+    """Any PyG model, any optimizer, the usual loop."""
+    model = PPNP(Linear(data.num_features, 10), alpha=0.15, K=10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    loader = DisjointWalkLoader(
+        data.subgraph(data.train_mask),
+        batch_size=100,
+        walk_length=1,
+        num_steps=steps,
+        seed=seed,
     )
+    engine = PrivacyEngine(seed=seed)
+    private, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        target_epsilon=epsilon,
+        target_delta=1e-4,
+        steps=steps,
+        max_grad_norm=1.0,
+    )
+    for batch in loader:
+        optimizer.zero_grad()
+        out = private(batch.x, batch.edge_index)[: batch.batch_size]
+        F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    return model.eval(), engine.report()
 
 
-def timed(transform: T.BaseTransform, data: Data) -> tuple[Data, float]:
-    """The transformed data, and the milliseconds that it took."""
-    transform(data)
+def forget_people(
+    data: Data, epochs: int, seed: int
+) -> tuple[Bars, Bars, Report]:
+    """A sharded model forgets 20 people, exactly."""
+    unlearner = ShardedUnlearner(
+        lambda: GCN(data.num_features, 32, 2, 10),
+        num_shards=8,
+        epochs=epochs,
+        seed=seed,
+    )
     start = time.perf_counter()
-    result = transform(data)
-    return result, 1000 * (time.perf_counter() - start)
+    unlearner.fit(data)
+    middle = time.perf_counter()
+    before = accuracy(unlearner.predict_proba(), data)
+    people = data.train_mask.nonzero().view(-1)[:2]
+    report = unlearner.remove(RemovalRequest(nodes=people))
+    seconds = {'fit': middle - start, 'remove': time.perf_counter() - middle}
+    assert unlearner.verify(shards=report.shards).ok
+    left = unlearner.data
+    after = accuracy(unlearner.predict_proba(), left)
+    return {'before': before, 'after': after}, seconds, report
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        '--dataset',
-        default='digits',
-        choices=['digits', *DATASETS, 'Flickr', 'Reddit'],
-    )
-    parser.add_argument('--root', default='data', help='of PyG datasets')
-    parser.add_argument('--eps', type=float, default=1e-4)
-    parser.add_argument('--epochs', type=int, default=100)
-    parser.add_argument('--seed', type=int, default=0)
-    args = parser.parse_args()
-
-    torch_geometric.seed_everything(args.seed)
-    data = load(args.dataset, args.root)
-    num_classes = int(data.y.max()) + 1
-    print(
-        f'{args.dataset}: {data.num_nodes} nodes, {data.num_edges} edges, '
-        f'{data.num_features} features, {num_classes} classes, '
-        f'{int(data.train_mask.sum())} labelled'
-    )
-    print(
-        f'{"features":<28} {"eps":>7} {"ms":>8} {"error":>8} {"accuracy":>9}'
-    )
-
-    def show(
-        name: str, eps: str, ms: float, error: float, accuracy: float
-    ) -> None:
-        print(
-            f'{name:<28} {eps:>7} {ms:>8.1f} {error:>8.4f} {accuracy:>9.3f}',
-            flush=True,
+def forget_images(data: Data, seed: int) -> tuple[Bars, Bars, Report]:
+    """A certified classifier of graphs forgets images, and parts of them."""
+    edge_index, position = grid(8, 8)
+    center = (position - position.mean(0)) / position.std()
+    graphs = [
+        Data(
+            x=torch.cat([x.view(64, 1), x.view(64, 1) * center], dim=1),
+            edge_index=edge_index[:, edge_index[0] != edge_index[1]],
+            y=digit.view(1),
         )
+        for x, digit in zip(data.x, data.y, strict=True)
+        if digit in (3, 8)
+    ]
+    train, test = graphs[:250], graphs[250:]
+    classifier = ScatteringClassifier(
+        GraphScattering(J=3, Q=2, L=3), seed=seed
+    )
+    start = time.perf_counter()
+    classifier.fit(train)
+    middle = time.perf_counter()
+    before = classifier.score(test)
+    report = classifier.remove(
+        RemovalRequest(graphs=[1, 2], nodes={5: [0, 1, 8, 9]})
+    )
+    seconds = {'fit': middle - start, 'remove': time.perf_counter() - middle}
+    assert classifier.verify().ok
+    return {'before': before, 'after': classifier.score(test)}, seconds, report
 
-    def learn(x: Tensor) -> float:
-        torch_geometric.seed_everything(args.seed)
-        model = mlp(x.size(1), num_classes)
-        return train(model, x, data, (), args.epochs)
 
-    show('raw, no graph', '-', 0, 0, learn(data.x))
-    for name, measure in (
-        ('SGC, 3 hops', sgc(3)),
-        ('APPNP', appnp(0.1, levels=10)),
-        ('GDC heat features', heat(3.0)),
-    ):
-        exact = None
-        for eps in (0.0, args.eps):
-            # A graph as small as this is cheaper to do exactly, and AGP would
-            # choose so by itself.
-            transform = AGP(measure, eps=eps, seed=args.seed, force_push=True)
-            result, ms = timed(transform, data)
-            x = result.x
-            exact = x if exact is None else exact
-            error = ((x - exact).norm() / exact.norm()).item()
-            show(name, f'{eps:g}', ms, error, learn(x))
-
-    exact = None
-    for eps in (0.0, args.eps):
-        transform = GDC('heat', t=3.0, top_k=32, eps=eps, seed=args.seed)
-        result, ms = timed(transform, data)
-        edges = (result.edge_index, result.edge_weight)
-        matrix = torch.sparse_coo_tensor(
-            *edges, (data.num_nodes,) * 2, check_invariants=True
+def draw(
+    path: Path,
+    features: Bars,
+    private: dict[float, Bars],
+    certificates: list[Certificate],
+    forgotten: dict[str, tuple[Bars, Bars]],
+) -> None:
+    """One row of pictures."""
+    figure, axes = plt.subplots(1, 4, figsize=(16, 3.6), layout='constrained')
+    axes[0].bar(list(features), list(features.values()), color='tab:blue')
+    axes[0].set(title='Propagated features', ylabel='test accuracy')
+    for name in next(iter(private.values())):
+        values = [bars[name] for bars in private.values()]
+        axes[1].plot(list(private), values, marker='o', label=name)
+    axes[1].set(
+        title='Private training', xlabel='epsilon', ylabel='test accuracy'
+    )
+    axes[1].legend()
+    axes[2].plot(
+        [int(c.provenance['arguments']['strength']) for c in certificates]
+        if False
+        else range(1, len(certificates) + 1),
+        [c.certified_ratio for c in certificates],
+        marker='o',
+    )
+    axes[2].set(
+        title='Certified predictions',
+        xlabel='friendships that anyone may lose',
+        ylabel='certified ratio',
+        ylim=(0, 1),
+    )
+    for shift, (name, (scores, seconds)) in enumerate(forgotten.items()):
+        places = [shift - 0.2, shift + 0.2]
+        axes[3].bar(places, list(scores.values()), width=0.35)
+        share = seconds['remove'] / seconds['fit']
+        axes[3].text(
+            shift,
+            1.02,
+            f'removal: {share:.0%} of fit',
+            ha='center',
+            fontsize=8,
         )
-        exact = matrix if exact is None else exact
-        error = (matrix - exact).coalesce().values().norm()
-        error = (error / exact.coalesce().values().norm()).item()
-        torch_geometric.seed_everything(args.seed)
-        model = GCN(
-            *(data.num_features, 64, 2, num_classes),
-            dropout=0.5,
-            normalize=False,  # the weights are normalised
-        )
-        accuracy = train(model, data.x, data, edges, args.epochs)
-        show('GCN on the GDC heat graph', f'{eps:g}', ms, error, accuracy)
-
-
-if __name__ == '__main__':
-    main()
+        del name
+    axes[3].set(title='Before and after', ylim=(0, 1.15))
+    axes[3].set_xticks(range(len(forgotten)), list(forgotten))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -71,9 +71,7 @@ def _objection(layer: nn.Module) -> str | None:
     if isinstance(layer, pyg.LayerNorm) and layer.mode == 'graph':
         return _GRAPH_WIDE + " (use mode='node')"
     if getattr(layer, 'cached', None) is True:
-        return (
-            'caches what it computed for the first batch (use cached=False)'
-        )
+        return 'caches what it computed for the first batch (use cached=False)'
     if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
         return 'has parameters without a shape: call the model once before'
     return None
@@ -155,9 +153,7 @@ class BatchCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self._names = {
-            key: name for name, (key, _) in versions.items() if key
-        }
+        self._names = {key: name for name, (key, _) in versions.items() if key}
         self._batch = batch
         self._versions = versions
         self.args = self._template(args)
@@ -484,9 +480,7 @@ def check_gradients(
             if not found:
                 weight = torch.randn(out.shape, generator=generator).to(out)
             rows = _row_owner(out, owner, count)
-            found.append(
-                tape.clipped_sum(out, weight, 1.0, output_owner=rows)
-            )
+            found.append(tape.clipped_sum(out, weight, 1.0, output_owner=rows))
     finally:
         module.train(training)
     for name, want in found[1].sums.items():
@@ -640,9 +634,7 @@ def check_criterion(
             together = together * count
         alone = torch.cat(
             [
-                _loss_grad(
-                    criterion, values[i : i + 1], labels[i : i + 1]
-                )
+                _loss_grad(criterion, values[i : i + 1], labels[i : i + 1])
                 for i in range(count)
             ]
         )

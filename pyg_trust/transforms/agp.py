@@ -7,8 +7,9 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
 from pyg_trust.functional.measures import Measure, make_measure
-from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation import propagate, variance_bound
 from pyg_trust.graph import CSRGraph
+from pyg_trust.report import Guarantee, fingerprint, provenance
 
 
 class MeasureTransform(BaseTransform):
@@ -130,7 +131,60 @@ class AGP(MeasureTransform):
         self.out = attr if out is None else out
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with propagated features."""
+        """Returns the graph with propagated features.
+
+        ``data.propagated`` names the attributes that were written so: the
+        rows of other nodes are in them, so that training privately on them
+        protects no row.
+        """
+        graph, x = self._inputs(data)
+        data[self.out] = propagate(
+            graph,
+            x,
+            self.make_measure(graph),
+            eps=self.eps,
+            seed=self.seed,
+            force_push=self.force_push,
+        )
+        before = data.get('propagated', ())
+        data.propagated = tuple(dict.fromkeys((*before, self.out)))
+        return data
+
+    def guarantee(self, data: Data) -> Guarantee:
+        """What holds for the features that this writes.
+
+        Args:
+            data (Data): the graph *before* it was transformed.
+
+        Raises:
+            ValueError: if no bound is known, as
+                :func:`pyg_trust.functional.variance_bound`.
+        """
+        graph, x = self._inputs(data)
+        measure = self.make_measure(graph)
+        what = f'{self.out!r} is {measure} of {self.attr!r}'
+        if self.eps == 0:
+            promise = f'{what}, up to rounding'
+            assumptions: tuple[str, ...] = ()
+        else:
+            variance = variance_bound(graph, x, measure, self.eps)
+            promise = (
+                f'{what}, estimated without bias; no entry has a standard '
+                f'deviation above {float(variance.max().sqrt()):.3g}'
+            )
+            assumptions = ('the seed does not depend on graph and features',)
+        return Guarantee(
+            procedure='propagation',
+            promise=promise,
+            assumptions=assumptions,
+            not_covered=(
+                f'what the measure leaves out after {measure.levels} levels',
+            ),
+            data=fingerprint(x, graph.rowptr, graph.col),
+            origin=provenance(transform=repr(self), seed=self.seed),
+        )
+
+    def _inputs(self, data: Data) -> tuple[CSRGraph, Tensor]:
         graph = CSRGraph.from_data(data)
         x = data.get(self.attr)
         if not isinstance(x, Tensor):
@@ -138,13 +192,4 @@ class AGP(MeasureTransform):
                 f"'data' needs to have a tensor '{self.attr}' "
                 f'(got {type(x).__name__})'
             )
-        measure = self.make_measure(graph)
-        data[self.out] = propagate(
-            graph,
-            x,
-            measure,
-            eps=self.eps,
-            seed=self.seed,
-            force_push=self.force_push,
-        )
-        return data
+        return graph, x

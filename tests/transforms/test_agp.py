@@ -206,3 +206,24 @@ def test_gdc_replaces_weights_and_adj_t():
 def test_gdc_refuses(match, run):
     with pytest.raises(ValueError, match=match):
         run()
+
+
+def test_agp_says_which_attributes_hold_the_rows_of_others():
+    data = make_data(score=torch.rand(40))
+    score = AGP('ppr', alpha=0.2, eps=0, attr='score', out='rank')
+    data = AGP('sgc', eps=0)(score(score(data)))
+    assert data.propagated == ('rank', 'x')
+    assert 'propagated' not in make_data()
+
+
+def test_agp_promises_what_the_bound_says():
+    data = make_data()
+    exact = AGP('appnp', alpha=0.2, eps=0).guarantee(data)
+    assert exact.promise.endswith('up to rounding')
+    assert exact.assumptions == ()
+    sampled = AGP('appnp', alpha=0.2, eps=1e-2)
+    measure = F.make_measure('appnp', GRAPH, alpha=0.2)
+    variance = F.variance_bound(GRAPH, data.x, measure, 1e-2)
+    said = sampled.guarantee(data)
+    assert f'{float(variance.max().sqrt()):.3g}' in said.promise
+    assert said.data == exact.data != sampled.guarantee(sampled(data)).data
