@@ -16,6 +16,7 @@ from pyg_trust.functional.clustering import (
     uniform_signal,
 )
 from pyg_trust.functional.dp import (
+    calibrate_fdp,
     calibrate_lam,
     clip_factors,
     fdp_epsilon,
@@ -25,6 +26,7 @@ from pyg_trust.functional.dp import (
     lam_from_opacus,
     lam_to_opacus,
     max_steps,
+    private_quantile,
     rdp_coupled,
     rdp_epsilon,
     rdp_fdp,
@@ -115,6 +117,7 @@ __all__ = [
     'WorstCase',
     'appnp',
     'budget_attacks',
+    'calibrate_fdp',
     'calibrate_lam',
     'check_walks',
     'clip_budget',
@@ -155,6 +158,7 @@ __all__ = [
     'policy_iteration',
     'policy_value',
     'ppr',
+    'private_quantile',
     'propagate',
     'propagate_median',
     'prune_bound',

@@ -1,5 +1,7 @@
 """Loaders in PyG's form."""
 
 from pyg_trust.loader.disjoint_walk_loader import DisjointWalkLoader
+from pyg_trust.loader.ego_loader import EgoLoader
+from pyg_trust.loader.step_batches import StepLoader
 
-__all__ = ['DisjointWalkLoader']
+__all__ = ['DisjointWalkLoader', 'EgoLoader', 'StepLoader']

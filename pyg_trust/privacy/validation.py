@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
-from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
@@ -71,9 +71,7 @@ def _objection(layer: nn.Module) -> str | None:
     if isinstance(layer, pyg.LayerNorm) and layer.mode == 'graph':
         return _GRAPH_WIDE + " (use mode='node')"
     if getattr(layer, 'cached', None) is True:
-        return (
-            'caches what it computed for the first batch (use cached=False)'
-        )
+        return 'caches what it computed for the first batch (use cached=False)'
     if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
         return 'has parameters without a shape: call the model once before'
     return None
@@ -155,9 +153,7 @@ class BatchCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self._names = {
-            key: name for name, (key, _) in versions.items() if key
-        }
+        self._names = {key: name for name, (key, _) in versions.items() if key}
         self._batch = batch
         self._versions = versions
         self.args = self._template(args)
@@ -176,9 +172,9 @@ class BatchCall:
     def _template(self, value: Any) -> Any:
         if value is self._batch:
             current = snapshot(self._batch)
-            for name, what in self._versions.items():
-                if current.get(name) != what:
-                    self._refuse(f"its '{name}' was changed")
+            for key, what in self._versions.items():
+                if current.get(key) != what:
+                    self._refuse(f"its '{key}' was changed")
             extra = sorted(current.keys() - self._versions.keys())
             if extra:
                 self._refuse(f"'{extra[0]}' was added to it")
@@ -473,7 +469,7 @@ def check_gradients(
     module.train()
     batch = _randomised(batch, _features(batch, owner.numel()), generator)
     exact = SubgraphGradients(module, 'vjp')
-    found = []
+    found: list[ClippedSum] = []
     try:
         for way in (gradients, exact):
             with (
@@ -484,9 +480,7 @@ def check_gradients(
             if not found:
                 weight = torch.randn(out.shape, generator=generator).to(out)
             rows = _row_owner(out, owner, count)
-            found.append(
-                tape.clipped_sum(out, weight, 1.0, output_owner=rows)
-            )
+            found.append(tape.clipped_sum(out, weight, 1.0, output_owner=rows))
     finally:
         module.train(training)
     for name, want in found[1].sums.items():
@@ -640,9 +634,7 @@ def check_criterion(
             together = together * count
         alone = torch.cat(
             [
-                _loss_grad(
-                    criterion, values[i : i + 1], labels[i : i + 1]
-                )
+                _loss_grad(criterion, values[i : i + 1], labels[i : i + 1])
                 for i in range(count)
             ]
         )

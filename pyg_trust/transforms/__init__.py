@@ -1,6 +1,7 @@
 """PyG transforms."""
 
 from pyg_trust.transforms.agp import AGP
+from pyg_trust.transforms.bounded_degree import BoundedDegree
 from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
     GFT,
@@ -8,4 +9,11 @@ from pyg_trust.transforms.graph_scattering import (
     GraphScattering,
 )
 
-__all__ = ['AGP', 'GDC', 'GFT', 'GraphEmbedding', 'GraphScattering']
+__all__ = [
+    'AGP',
+    'GDC',
+    'GFT',
+    'BoundedDegree',
+    'GraphEmbedding',
+    'GraphScattering',
+]
