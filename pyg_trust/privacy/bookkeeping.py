@@ -69,7 +69,7 @@ _LINEAR, _ROWS = 'linear', 'rows'
 _CHUNK = 2**22
 
 
-@dataclass
+@dataclass(eq=False)
 class Weight:
     """A parameter, a view of it, or a function of parameters alone."""
 
@@ -77,7 +77,7 @@ class Weight:
     params: frozenset[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Use:
     r"""Rows that use a weight.
 
@@ -110,11 +110,17 @@ class Use:
 class Recorder(TorchFunctionMode):
     """Writes down how a forward pass uses parameters, and who uses them."""
 
-    def __init__(self, params: dict[str, Tensor], tracker: RowTracker) -> None:
+    def __init__(
+        self,
+        params: dict[str, Tensor],
+        tracker: RowTracker,
+        constants: Iterable[Tensor] = (),
+    ) -> None:
         super().__init__()
         self.tracker = tracker
         self.params = list(params.values())
         self.names = {id(p): name for name, p in params.items()}
+        self.constants = {id(t) for t in constants}
         self.uses: list[Use] = []
         self.stops: set[Node] = set()
         self.problem: str | None = None
@@ -176,7 +182,9 @@ class Recorder(TorchFunctionMode):
         base = name
         if name.endswith('_') and not name.endswith('__'):
             base = name[:-1]
-        tensors = list(tensors_of(args, kwargs))
+        tensors = [
+            t for t in tensors_of(args, kwargs) if id(t) not in self.constants
+        ]
         try:
             if len(weights) == len(tensors) and base == name:
                 out = func(*args, **kwargs)
@@ -461,7 +469,7 @@ def _layout(owner: Tensor, num_subgraphs: int) -> _Layout:
     return _Layout(order, classes, start, count)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Cluster:
     # Uses of the same part of a base, in the same way.
     kind: str
@@ -478,7 +486,7 @@ class _Cluster:
             self.owners = [torch.cat(self.owners)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Base:
     base: Tensor
     clusters: list[_Cluster]
@@ -581,8 +589,8 @@ class Book:
                 # Few rows, but many: make them known as one.
                 owner = self.recorder.tracker.known(owner).owner
                 assert owner is not None
-            cluster.grads.append(grad.reshape(-1, grad.size(-1)))
-            cluster.inputs.append(use.input.reshape(-1, use.input.size(-1)))
+            cluster.grads.append(grad.flatten(0, -2))
+            cluster.inputs.append(use.input.flatten(0, -2))
         else:
             grad = grad.movedim(use.axis, 0)
             full = use.weight.movedim(use.axis, 0)[0]
@@ -593,7 +601,9 @@ class Book:
             ]
             if dims:
                 grad = grad.sum(dims)
-            cluster.grads.append(grad.reshape(grad.size(0), -1))
+            cluster.grads.append(
+                grad.reshape(grad.size(0), use.weight.numel())
+            )
         cluster.owners.append(owner)
 
     def norms(self) -> Tensor:
