@@ -194,6 +194,8 @@ class Recorder(TorchFunctionMode):
                 return self._linear(*args, **kwargs)
             if name in ('matmul', 'mm', '__matmul__', 'bmm') and not kwargs:
                 return self._matmul(func, *args)
+            if name == 'addmm':
+                return self._addmm(*args, **kwargs)
             if base in _BINARY and not kwargs.keys() - {'other'}:
                 return self._binary(func, name, base, args, kwargs)
             if name == 'layer_norm':
@@ -284,6 +286,23 @@ class Recorder(TorchFunctionMode):
             part = weight.detach()[j].t()
             inner = x[k] if x.dim() == 3 else x
             self._note_linear(part, edge, rows, 0, inner, weight, i)
+        return out
+
+    def _addmm(
+        self,
+        x: Tensor,
+        left: Tensor,
+        right: Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> Tensor:
+        if self.weight(x) is not None or self.weight(left) is not None:
+            raise Unsupported('a parameter is added or multiplied from left')
+        out = self._matmul(torch.matmul, left, right)
+        rows, axis = self._rows(out)
+        out = torch.add(beta * x, out, alpha=alpha)
+        self.tracker.set(out, rows, axis)
         return out
 
     def _binary(
@@ -610,7 +629,8 @@ class Book:
         r"""The norms of the gradients, raised by their rounding error.
 
         Returns:
-            Tensor: ``[num_subgraphs]``; not finite where something was not.
+            Tensor: ``[num_subgraphs]``; infinite where something was not
+            finite.
         """
         params = self.recorder.params
         k = self.num_subgraphs
@@ -631,7 +651,8 @@ class Book:
         if mixed:
             square += self._explicit(mixed)
         eps = torch.finfo(square.dtype).eps
-        return square.clamp(min=0).sqrt() + 4 * eps * terms.sqrt()
+        norms = square.clamp(min=0).sqrt() + 4 * eps * terms.sqrt()
+        return norms.nan_to_num(torch.inf, torch.inf)
 
     def sums(self, factors: Tensor) -> dict[str, Tensor]:
         r"""The sum of the gradients, each times its factor.
@@ -742,7 +763,7 @@ class Book:
             value = torch.bmm(
                 layout.padded(grad, chunk).mT, layout.padded(inner, chunk)
             )
-            square[chunk] = value.flatten(1).square().sum(1)
+            square[chunk] = value.reshape(len(chunk), -1).square().sum(1)
         return square
 
     def _chunks(
@@ -807,7 +828,7 @@ class Book:
                     if grad is not None:
                         out[id(param)] += grad
             for value in out.values():
-                square[chunk] += value.flatten(1).square().sum(1)
+                square[chunk] += value.reshape(len(chunk), -1).square().sum(1)
         return square
 
     def _weighted(
