@@ -69,7 +69,7 @@ _LINEAR, _ROWS = 'linear', 'rows'
 _CHUNK = 2**22
 
 
-@dataclass
+@dataclass(eq=False)
 class Weight:
     """A parameter, a view of it, or a function of parameters alone."""
 
@@ -77,7 +77,7 @@ class Weight:
     params: frozenset[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Use:
     r"""Rows that use a weight.
 
@@ -110,11 +110,17 @@ class Use:
 class Recorder(TorchFunctionMode):
     """Writes down how a forward pass uses parameters, and who uses them."""
 
-    def __init__(self, params: dict[str, Tensor], tracker: RowTracker) -> None:
+    def __init__(
+        self,
+        params: dict[str, Tensor],
+        tracker: RowTracker,
+        constants: Iterable[Tensor] = (),
+    ) -> None:
         super().__init__()
         self.tracker = tracker
         self.params = list(params.values())
         self.names = {id(p): name for name, p in params.items()}
+        self.constants = {id(t) for t in constants}
         self.uses: list[Use] = []
         self.stops: set[Node] = set()
         self.problem: str | None = None
@@ -176,7 +182,9 @@ class Recorder(TorchFunctionMode):
         base = name
         if name.endswith('_') and not name.endswith('__'):
             base = name[:-1]
-        tensors = list(tensors_of(args, kwargs))
+        tensors = [
+            t for t in tensors_of(args, kwargs) if id(t) not in self.constants
+        ]
         try:
             if len(weights) == len(tensors) and base == name:
                 out = func(*args, **kwargs)
@@ -186,6 +194,8 @@ class Recorder(TorchFunctionMode):
                 return self._linear(*args, **kwargs)
             if name in ('matmul', 'mm', '__matmul__', 'bmm') and not kwargs:
                 return self._matmul(func, *args)
+            if name == 'addmm':
+                return self._addmm(*args, **kwargs)
             if base in _BINARY and not kwargs.keys() - {'other'}:
                 return self._binary(func, name, base, args, kwargs)
             if name == 'layer_norm':
@@ -276,6 +286,23 @@ class Recorder(TorchFunctionMode):
             part = weight.detach()[j].t()
             inner = x[k] if x.dim() == 3 else x
             self._note_linear(part, edge, rows, 0, inner, weight, i)
+        return out
+
+    def _addmm(
+        self,
+        x: Tensor,
+        left: Tensor,
+        right: Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> Tensor:
+        if self.weight(x) is not None or self.weight(left) is not None:
+            raise Unsupported('a parameter is added or multiplied from left')
+        out = self._matmul(torch.matmul, left, right)
+        rows, axis = self._rows(out)
+        out = torch.add(beta * x, out, alpha=alpha)
+        self.tracker.set(out, rows, axis)
         return out
 
     def _binary(
@@ -461,7 +488,7 @@ def _layout(owner: Tensor, num_subgraphs: int) -> _Layout:
     return _Layout(order, classes, start, count)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Cluster:
     # Uses of the same part of a base, in the same way.
     kind: str
@@ -478,7 +505,7 @@ class _Cluster:
             self.owners = [torch.cat(self.owners)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Base:
     base: Tensor
     clusters: list[_Cluster]
@@ -581,8 +608,8 @@ class Book:
                 # Few rows, but many: make them known as one.
                 owner = self.recorder.tracker.known(owner).owner
                 assert owner is not None
-            cluster.grads.append(grad.reshape(-1, grad.size(-1)))
-            cluster.inputs.append(use.input.reshape(-1, use.input.size(-1)))
+            cluster.grads.append(grad.flatten(0, -2))
+            cluster.inputs.append(use.input.flatten(0, -2))
         else:
             grad = grad.movedim(use.axis, 0)
             full = use.weight.movedim(use.axis, 0)[0]
@@ -593,14 +620,17 @@ class Book:
             ]
             if dims:
                 grad = grad.sum(dims)
-            cluster.grads.append(grad.reshape(grad.size(0), -1))
+            cluster.grads.append(
+                grad.reshape(grad.size(0), use.weight.numel())
+            )
         cluster.owners.append(owner)
 
     def norms(self) -> Tensor:
         r"""The norms of the gradients, raised by their rounding error.
 
         Returns:
-            Tensor: ``[num_subgraphs]``; not finite where something was not.
+            Tensor: ``[num_subgraphs]``; infinite where something was not
+            finite.
         """
         params = self.recorder.params
         k = self.num_subgraphs
@@ -621,7 +651,8 @@ class Book:
         if mixed:
             square += self._explicit(mixed)
         eps = torch.finfo(square.dtype).eps
-        return square.clamp(min=0).sqrt() + 4 * eps * terms.sqrt()
+        norms = square.clamp(min=0).sqrt() + 4 * eps * terms.sqrt()
+        return norms.nan_to_num(torch.inf, torch.inf)
 
     def sums(self, factors: Tensor) -> dict[str, Tensor]:
         r"""The sum of the gradients, each times its factor.
@@ -732,7 +763,7 @@ class Book:
             value = torch.bmm(
                 layout.padded(grad, chunk).mT, layout.padded(inner, chunk)
             )
-            square[chunk] = value.flatten(1).square().sum(1)
+            square[chunk] = value.reshape(len(chunk), -1).square().sum(1)
         return square
 
     def _chunks(
@@ -797,7 +828,7 @@ class Book:
                     if grad is not None:
                         out[id(param)] += grad
             for value in out.values():
-                square[chunk] += value.flatten(1).square().sum(1)
+                square[chunk] += value.reshape(len(chunk), -1).square().sum(1)
         return square
 
     def _weighted(

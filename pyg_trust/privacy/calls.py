@@ -24,9 +24,11 @@ class Call:
 
     A tensor of type int64 and shape ``[2, num_edges]`` holds edges. Of the
     others, one with ``num_nodes`` rows holds nodes and one with ``num_edges``
-    rows holds edges. If both numbers are the same, one whose argument's name
-    begins with ``edge`` (or a key of :class:`Data`) holds edges, as PyG names
-    its arguments.
+    rows holds edges. If both numbers are the same, an argument (or a key of
+    :class:`Data`) whose name begins with ``edge``, as PyG names them, holds
+    edges, and so does one without a name (``*args``) of floats behind the
+    edges. What is taken for the wrong one does not go unseen: rows of
+    different subgraphs meet.
 
     Args:
         module (torch.nn.Module): what was called.
@@ -48,12 +50,21 @@ class Call:
         self.owner = owner
         self.num_subgraphs = num_subgraphs
         self.bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        # Behind the edges, as PyG's layers have it.
+        self._unnamed: set[str] = set()
         self.edges: Tensor | None = None
         for _, value in self.leaves():
             if _is_edges(value) or _is_sparse(value):
                 self.edges = value if _is_edges(value) else _pairs(value)
                 break
         self._check_edges()
+        parameters = self.bound.signature.parameters
+        self._unnamed = {
+            name
+            for name, parameter in parameters.items()
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL
+            and any(_is_edges(v) for n, v in self.leaves() if n != name)
+        }
 
     def _check_edges(self) -> None:
         edges, owner = self.edges, self.owner
@@ -96,7 +107,9 @@ class Call:
             return INDEX
         num_edges = None if self.edges is None else self.edges.size(1)
         if value.size(0) == num_edges and (
-            name.startswith('edge') or num_edges != self.owner.numel()
+            name.startswith('edge')
+            or num_edges != self.owner.numel()
+            or (name in self._unnamed and value.is_floating_point())
         ):
             return EDGE
         return NODE if value.size(0) == self.owner.numel() else None

@@ -36,8 +36,9 @@ class _Total:
         # Returns those that are not finite, and adds the others.
         norm = self.norms.new_zeros(subgraphs.numel())
         for value in grads.values():
-            norm += value.flatten(1).square().sum(1).to(norm)
-        norm = norm.sqrt()
+            value = value.reshape(len(norm), -1)
+            norm += value.square().sum(1).to(norm)
+        norm = norm.sqrt().nan_to_num(torch.inf, torch.inf)
         finite = norm.isfinite()
         factors = clip_factors(norm, self.clip)
         for name, value in grads.items():

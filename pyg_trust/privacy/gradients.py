@@ -222,7 +222,7 @@ class SubgraphGradients:
         return self.chosen
 
     def _choose(self, call: Call) -> None:
-        wanted = ['bookkeeping', 'vjp']
+        wanted = ['bookkeeping', 'vjp', 'loop']
         if self.method != 'auto':
             wanted = [self.method]
         failed: list[str] = []
@@ -276,7 +276,9 @@ class Tape:
                 if rows is not None:
                     tracker.set(value, tracker.known(rows), 0)
             params = self._gradients.parameters()
-            self._recorder = Recorder(params, tracker)
+            frozen = [p for p in module.parameters() if not p.requires_grad]
+            constants = [*module.buffers(), *frozen]
+            self._recorder = Recorder(params, tracker, constants)
             self._recorder.__enter__()
 
     def _on_return(

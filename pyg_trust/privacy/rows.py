@@ -152,7 +152,7 @@ class RowTracker:
             self._cat(args, kwargs, tracked, results[0])
         elif name == 'stack':
             self._stack(args, kwargs, tracked, results[0])
-        elif name in ('matmul', 'mm', 'linear', '__matmul__', 'spmm', 'sum_'):
+        elif name in ('matmul', 'mm', 'bmm', 'linear', '__matmul__', 'spmm'):
             self._matmul(name, args, tracked, results[0])
         elif len(tracked) == 1 or tracked[0][0] is _first(args):
             self._single(name, base, args, kwargs, tracked[0], results)
@@ -191,6 +191,9 @@ class RowTracker:
         elif base in _VIEWS:
             self._view(rows, axis, tensor.shape, results[0])
         elif base in ('expand', 'expand_as', 'broadcast_to'):
+            self.set(results[0], rows, axis - dim + results[0].dim())
+        elif base in ('repeat', 'tile'):
+            # A shape that is the same says that rows are not repeated.
             self.set(results[0], rows, axis - dim + results[0].dim())
         elif base == 'unsqueeze':
             at = _arg(args, kwargs, 1, 'dim') % (dim + 1)
@@ -404,6 +407,8 @@ class RowTracker:
         out: Tensor,
     ) -> None:
         if len(tracked) != 1:
+            if all(axis < t.dim() - 2 for t, _, axis in tracked):
+                self._align(tracked, [out])
             return
         tensor, rows, axis = tracked[0]
         if tensor is args[0] and axis != tensor.dim() - 1:
