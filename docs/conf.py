@@ -25,7 +25,7 @@ exclude_patterns = ['build']
 nitpicky = True
 # Where these are documented is another project's business.
 nitpick_ignore_regex = [
-    (r'py:.*', r'(torch\w*|opacus|numpy|scipy|matplotlib)\b.*'),
+    (r'py:.*', r'(os|torch\w*|opacus|numpy|scipy|matplotlib)\b.*'),
     (r'py:obj', r'(?s).*'),  # as in PyG's docstrings: any piece of code
     (r'py:class', r'[^.]+'),  # types in PyG's short form: Tensor, optional
 ]

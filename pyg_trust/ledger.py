@@ -237,6 +237,7 @@ class PrivacyLedger:
         self.path = Path(path)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._lines: list[tuple[float, float]] = []
+        self.pure_epsilon = 0.0
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._lock()
@@ -268,11 +269,18 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
-        if self._file < 0:
-            raise ValueError(f'the ledger {self.path} is closed')
         line = (float(noise_multiplier), float(sample_rate))
         self._append({'step': self.steps + 1, 'spent': list(line)})
         self._lines.append(line)
+
+    def record_pure(self, epsilon: float) -> None:
+        """Pays for a release beside the steps, of pure privacy.
+
+        Args:
+            epsilon (float): what it spends; the sum is ``pure_epsilon``.
+        """
+        self._append({'epsilon': float(epsilon)})
+        self.pure_epsilon += float(epsilon)
 
     def close(self) -> None:
         """Closes and unlocks the file."""
@@ -303,8 +311,10 @@ class PrivacyLedger:
                 expected = _hash([self._link, body])
                 if link != expected:
                     raise ValueError
-                if number:
-                    if body['step'] != number:
+                if number and 'epsilon' in body:
+                    self.pure_epsilon += float(body['epsilon'])
+                elif number:
+                    if body['step'] != self.steps + 1:
                         raise ValueError
                     noise, rate = map(float, body['spent'])
                     self._lines.append((noise, rate))
@@ -325,6 +335,8 @@ class PrivacyLedger:
             self._sync_folder()
 
     def _append(self, body: dict[str, Any]) -> None:
+        if self._file < 0:
+            raise ValueError(f'the ledger {self.path} is closed')
         link = _hash([self._link, body])
         text = json.dumps({'body': body, 'link': link}) + '\n'
         data = text.encode()

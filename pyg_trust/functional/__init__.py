@@ -26,6 +26,7 @@ from pyg_trust.functional.clustering import (
     uniform_signal,
 )
 from pyg_trust.functional.dp import (
+    calibrate_fdp,
     calibrate_lam,
     clip_factors,
     fdp_epsilon,
@@ -35,6 +36,7 @@ from pyg_trust.functional.dp import (
     lam_from_opacus,
     lam_to_opacus,
     max_steps,
+    private_quantile,
     rdp_coupled,
     rdp_epsilon,
     rdp_fdp,
@@ -149,6 +151,7 @@ __all__ = [
     'bekm',
     'blpa',
     'budget_attacks',
+    'calibrate_fdp',
     'calibrate_lam',
     'check_partition',
     'check_walks',
@@ -199,6 +202,7 @@ __all__ = [
     'policy_iteration',
     'policy_value',
     'ppr',
+    'private_quantile',
     'propagate',
     'propagate_median',
     'prune_bound',

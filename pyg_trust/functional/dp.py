@@ -496,29 +496,7 @@ def calibrate_lam(
     def spent(lam: float) -> float:
         return wor_epsilon([(lam, q, steps)], delta, method)
 
-    high = 1.0
-    while (found := spent(high)) > epsilon:
-        high *= 2
-        if high > 1e6:
-            raise ValueError(
-                f"'epsilon' can't be reached by {method!r} with "
-                f'delta={delta:g}, however large the noise (got {epsilon})'
-            )
-    while high > MIN_LAM:
-        low = max(high / 2, MIN_LAM)
-        if (value := spent(low)) > epsilon:
-            break
-        high, found = low, value
-    else:
-        return high
-    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        value = spent(middle)
-        if value <= epsilon:
-            high, found = middle, value
-        else:
-            low = middle
-    return high
+    return _least_lam(spent, epsilon, tol, f'{method!r} with {delta=:g}')
 
 
 def max_steps(
@@ -551,7 +529,7 @@ def max_steps(
         spent = wor_epsilon([*before, (lam, q, steps)], delta, method)
         return spent <= epsilon
 
-    return _last(fits)
+    return last_that_fits(fits)
 
 
 def fdp_terms(K: int, layers: int) -> int:
@@ -660,6 +638,115 @@ def fdp_epsilon(
     rdp = rdp_fdp(ORDERS, num_nodes, m, terms, lam)
     epsilon = rdp_epsilon(ORDERS, steps * rdp, delta)
     return epsilon if steps else 0.0
+
+
+def calibrate_fdp(
+    epsilon: float,
+    delta: float,
+    num_nodes: int,
+    m: int,
+    terms: int,
+    steps: int,
+    *,
+    tol: float = 0.01,
+) -> float:
+    r"""The noise with which FDP's steps stay within a budget.
+
+    As :func:`calibrate_lam`, by :func:`fdp_epsilon`.
+
+    Args:
+        epsilon (float): the budget, positive.
+        delta (float): in :math:`(0, 1)`.
+        num_nodes (int): the number of training nodes.
+        m (int): the number of nodes drawn in each step.
+        terms (int): as :func:`fdp_terms` gives it.
+        steps (int): the number of steps.
+        tol (float): the relative gap allowed below :obj:`epsilon`.
+            (default: :obj:`0.01`)
+
+    Returns:
+        float: :math:`\lambda`, the noise over :func:`fdp_sensitivity`.
+
+    Raises:
+        ValueError: if a number is out of range or no noise is enough.
+    """
+    epsilon = _check_positive('epsilon', epsilon)
+    delta, steps = check_delta(delta), _check_int('steps', steps, 1)
+
+    def spent(lam: float) -> float:
+        return fdp_epsilon(num_nodes, m, terms, lam, steps, delta)
+
+    return _least_lam(
+        spent, epsilon, _check_positive('tol', tol), f"'rdp_fdp' {delta=:g}"
+    )
+
+
+def private_quantile(
+    values: Sequence[float] | np.ndarray,
+    share: float,
+    epsilon: float,
+    low: float,
+    high: float,
+    uniform: np.ndarray,
+    sensitivity: int = 1,
+) -> float:
+    r"""A quantile with pure :math:`\epsilon`-DP, by the exponential mechanism.
+
+    `Smith 2011 <https://doi.org/10.1145/1993636.1993743>`_, on the logarithmic
+    scale. A candidate :math:`r` in :math:`[\mathrm{low}, \mathrm{high}]` has
+    the density
+
+    .. math::
+        p(r) \propto \frac{1}{r} \exp\left(-\frac{\epsilon}{2 k}
+        \big| \#\{i : v_i < r\} - p\, n \big| \right),
+
+    and replacing a row, which changes at most :math:`k` of the :math:`n`
+    values, moves the count by at most :math:`k`. The number of values is
+    public.
+
+    Args:
+        values (sequence of float): the private values; those outside of the
+            interval, or no numbers, count as its nearer (or upper) end.
+        share (float): :math:`p`, in :math:`(0, 1)`.
+        epsilon (float): what it may spend.
+        low (float): the least answer, positive.
+        high (float): the greatest.
+        uniform (ndarray): float64, ``[len(values) + 2]``: secret uniform
+            numbers in :math:`(0, 1]`, which are used up.
+        sensitivity (int): :math:`k`. (default: :obj:`1`)
+
+    Returns:
+        float: a number near the quantile.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+    low, high = _check_positive('low', low), _check_positive('high', high)
+    epsilon = _check_positive('epsilon', epsilon)
+    k = _check_int('sensitivity', sensitivity, 1)
+    if not low < high:
+        raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
+    if not 0 < check_number('share', share) < 1:
+        raise ValueError(f"'share' needs to be in (0, 1) (got {share})")
+    v = np.asarray(values, dtype=np.float64)
+    if v.ndim != 1 or v.size == 0:
+        raise ValueError("'values' needs to hold at least one number")
+    if uniform.shape != (v.size + 2,):
+        raise ValueError(
+            f"'uniform' needs to hold {v.size + 2} numbers (got shape "
+            f'{list(uniform.shape)})'
+        )
+    uniform = np.clip(uniform, 2.0**-53, 1 - 2.0**-53)
+    v = np.sort(np.clip(np.where(np.isnan(v), high, v), low, high))
+    edge = np.log(np.concatenate([[low], v, [high]]))
+    width = np.diff(edge)
+    cost = np.abs(np.arange(v.size + 1) - share * v.size)
+    with np.errstate(divide='ignore'):
+        log_mass = np.log(width) - epsilon / (2 * k) * cost
+        # The largest of these, Gumbel noise added, is drawn in proportion.
+        index = int(np.argmax(log_mass - np.log(-np.log(uniform[:-1]))))
+    inside = edge[index] + uniform[-1] * width[index]
+    return float(min(max(math.exp(inside), low), high))
 
 
 def check_lam(lam: float) -> float:
@@ -892,8 +979,37 @@ def _window(
     return low, high
 
 
-def _last(fits: Callable[[int], bool]) -> int:
-    """The last number that fits, if those before it do."""
+def _least_lam(
+    spent: Callable[[float], float], epsilon: float, tol: float, what: str
+) -> float:
+    """The least noise, up to a tolerance, that spends at most a budget."""
+    high = 1.0
+    while (found := spent(high)) > epsilon:
+        high *= 2
+        if high > 1e6:
+            raise ValueError(
+                f"'epsilon' can't be reached by {what}, however large the "
+                f'noise (got {epsilon})'
+            )
+    while high > MIN_LAM:
+        low = max(high / 2, MIN_LAM)
+        if (value := spent(low)) > epsilon:
+            break
+        high, found = low, value
+    else:
+        return high
+    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        value = spent(middle)
+        if value <= epsilon:
+            high, found = middle, value
+        else:
+            low = middle
+    return high
+
+
+def last_that_fits(fits: Callable[[int], bool]) -> int:
+    """The last number that fits (0 if none does), if those before it do."""
     if not fits(1):
         return 0
     low, high = 1, 2

@@ -5,17 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
-from pyg_trust.loader.step_batches import StepBatches
+from pyg_trust.loader.step_batches import (
+    StepBatches,
+    StepLoader,
+    check_positive,
+    check_step,
+)
 from pyg_trust.sampler import DisjointWalkSampler
 
 # Partitions and batches are drawn from streams of their own.
 _PARTITION, _BATCH = 0, 1
-_OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
 
 
 def _write(walks: DisjointWalks) -> list[int]:
@@ -41,7 +44,7 @@ def _read(index: list[int] | Tensor) -> DisjointWalks:
     return DisjointWalks(ptr, index[inner])
 
 
-class DisjointWalkLoader(NodeLoader):
+class DisjointWalkLoader(StepLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
     **Every step** draws :math:`m` of the :math:`M` subgraphs of a partition,
@@ -106,7 +109,6 @@ class DisjointWalkLoader(NodeLoader):
             :func:`pyg_trust.functional.disjoint_walks`.
     """
 
-    # In how many units of a partition a node can be, and what they are.
     terms = 1
     unit = 'node-disjoint random walks'
 
@@ -124,17 +126,10 @@ class DisjointWalkLoader(NodeLoader):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in _OWN:
-            if name in kwargs:
-                raise TypeError(
-                    f"'{name}' cannot be chosen: batches are drawn uniformly "
-                    'without replacement at every step'
-                )
-        _check_positive('batch_size', batch_size)
-        if num_steps is not None:
-            _check_positive('num_steps', num_steps)
-        if resample_every is not None:
-            _check_positive('resample_every', resample_every)
+        check_positive('batch_size', batch_size)
+        self.check_kwargs(
+            kwargs, num_steps=num_steps, resample_every=resample_every
+        )
         seed = rng.resolve(seed)
         sampler = DisjointWalkSampler(
             data,
@@ -168,10 +163,7 @@ class DisjointWalkLoader(NodeLoader):
             self._write,
             rng.derive(seed, _BATCH),
         )
-        # Indices are nodes, of any kind, and not positions in input_nodes.
-        super().__init__(data, sampler, batch_sampler=batches, **kwargs)
-        self.input_nodes = sampler.roots
-        self.subgraphs_per_batch = batch_size
+        super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
     def num_subgraphs_at(self, step: int) -> int:
         r"""The number :math:`M` of subgraphs that a step draws from.
@@ -179,35 +171,12 @@ class DisjointWalkLoader(NodeLoader):
         Args:
             step (int): the step, counted from 0 through all epochs.
         """
-        if isinstance(step, bool) or not isinstance(step, int):
-            raise TypeError(
-                f"'step' needs to be an integer (got {type(step).__name__})"
-            )
-        if step < 0:
-            raise ValueError(f"'step' needs to be at least 0 (got {step})")
+        check_step(step)
         number = self._number(step)
         if number not in self._num_subgraphs:
             walks = self.node_sampler.partition(number)
             self._num_subgraphs[number] = walks.num_subgraphs
         return self._num_subgraphs[number]
-
-    def sample_rate_at(self, step: int) -> float:
-        """The public sampling rate of a step, as :meth:`num_subgraphs_at`.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
-        return self.subgraphs_per_batch / self.num_subgraphs_at(step)
-
-    @property
-    def num_subgraphs(self) -> int:
-        """The number of subgraphs of the first partition."""
-        return self.num_subgraphs_at(0)
-
-    @property
-    def sample_rate(self) -> float:
-        """The public sampling rate of the first partition."""
-        return self.sample_rate_at(0)
 
     def draw(self, step: int) -> DisjointWalks:
         """The subgraphs of a step.
@@ -330,12 +299,3 @@ class DisjointWalkLoader(NodeLoader):
             f'{type(self).__name__}({self.node_sampler}, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
         )
-
-
-def _check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(value).__name__})"
-        )
-    if value < 1:
-        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")

@@ -1,11 +1,16 @@
 """Batches that every step draws afresh, uniformly without replacement."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
 
@@ -71,3 +76,123 @@ class StepBatches(Sampler[list[int]]):
     def __len__(self) -> int:
         chunks = -(-self.batch_size // (self.chunk_size or self.batch_size))
         return self.num_steps * chunks
+
+
+class StepLoader(NodeLoader):
+    r"""The base of loaders for private training.
+
+    Every step draws :math:`m` of :math:`M` units (subgraphs) by a
+    :class:`StepBatches`. What a private engine asks of a loader is here.
+
+    Args:
+        data (Data): the graph.
+        sampler (BaseSampler): makes batches of what was drawn.
+        batches (StepBatches): draws.
+        roots (Tensor): int64: the nodes that may be roots.
+        **kwargs (optional): more arguments of :class:`NodeLoader`.
+    """
+
+    OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
+
+    #: What a unit is.
+    unit: str
+    #: How many of the units a node's row can be in.
+    terms: int
+    #: The steps between two sets of units, None if there is one.
+    resample_every: int | None = None
+
+    def __init__(
+        self,
+        data: Data,
+        sampler: BaseSampler,
+        batches: StepBatches,
+        roots: Tensor,
+        **kwargs: Any,
+    ) -> None:
+        # Indices are nodes, of any kind, and not positions in input_nodes.
+        super().__init__(data, sampler, batch_sampler=batches, **kwargs)
+        self.input_nodes = roots
+        self.subgraphs_per_batch = batches.batch_size
+
+    @classmethod
+    def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
+        """Refuses what would choose batches otherwise, and bad counts."""
+        for name in cls.OWN:
+            if name in kwargs:
+                raise TypeError(
+                    f"'{name}' cannot be chosen: batches are drawn uniformly "
+                    'without replacement at every step'
+                )
+        for name, value in counts.items():
+            if value is not None:
+                check_positive(name, value)
+
+    @abstractmethod
+    def num_subgraphs_at(self, step: int) -> int:
+        r"""The number :math:`M` of units that a step draws from.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+
+    @abstractmethod
+    def setting(self) -> dict[str, Any]:
+        """The public arguments, by name; seeds are secret."""
+
+    @abstractmethod
+    def check_batch(
+        self, batch: Data, step: int, count: int | None = None
+    ) -> tuple[Tensor, int]:
+        """Makes sure that a batch holds units of a step.
+
+        Args:
+            batch (Data): a batch, or a part of one, on the CPU.
+            step (int): the step, counted from 0 through all epochs.
+            count (int, optional): how many units it needs to have; by default
+                any number up to ``batch_size``. (default: :obj:`None`)
+
+        Returns:
+            tuple[Tensor, int]: int64, ``[num_nodes]``, the unit of each node,
+            and the number of units.
+
+        Raises:
+            ValueError: if it does not.
+        """
+
+    def sample_rate_at(self, step: int) -> float:
+        """The public sampling rate of a step, as :meth:`num_subgraphs_at`.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        return self.subgraphs_per_batch / self.num_subgraphs_at(step)
+
+    @property
+    def num_subgraphs(self) -> int:
+        """The number of units of the first step."""
+        return self.num_subgraphs_at(0)
+
+    @property
+    def sample_rate(self) -> float:
+        """The public sampling rate of the first step."""
+        return self.sample_rate_at(0)
+
+
+def check_positive(name: str, value: int) -> None:
+    """Refuses what is no integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"'{name}' needs to be an integer (got {type(value).__name__})"
+        )
+    if value < 1:
+        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")
+
+
+def check_step(step: int) -> None:
+    """Refuses what is no number of a step."""
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise TypeError(
+            f"'step' needs to be an integer (got {type(step).__name__})"
+        )
+    if step < 0:
+        raise ValueError(f"'step' needs to be at least 0 (got {step})")

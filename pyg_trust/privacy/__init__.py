@@ -1,6 +1,7 @@
 """Differential privacy of the rows of the features."""
 
 from pyg_trust.privacy.accountant import (
+    FDPAccountant,
     PLDAccountant,
     RDPAccountant,
     WORAccountant,
@@ -22,6 +23,7 @@ from pyg_trust.privacy.private import (
 
 __all__ = [
     'ClippedSum',
+    'FDPAccountant',
     'PLDAccountant',
     'PrivacyEngine',
     'PrivacyReport',

@@ -1,22 +1,33 @@
 """Opacus accountants of sampling without replacement, replace-one."""
 
+import math
 from typing import Any
 
+import numpy as np
 from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
 from pyg_trust.functional.dp import (
     METHODS,
+    ORDERS,
+    calibrate_fdp,
     calibrate_lam,
+    check_delta,
     check_q,
     lam_from_opacus,
     lam_to_opacus,
+    last_that_fits,
     max_steps,
+    rdp_epsilon,
+    rdp_fdp,
     wor_epsilon,
 )
+from pyg_trust.functional.measures import check_number
 
 RELATION = 'replace-one-feature-row'
 SAMPLING = 'uniform-without-replacement'
+FDP = 'rdp_fdp'
+ACCOUNTANTS = (*METHODS, FDP)
 
 
 class WORAccountant(IAccountant):
@@ -39,9 +50,11 @@ class WORAccountant(IAccountant):
     """
 
     history: list[tuple[float, float, int]]
+    pure_epsilon: float
 
     def __init__(self) -> None:
         self.history = []
+        self.pure_epsilon = 0.0
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         r"""Counts one step.
@@ -58,6 +71,20 @@ class WORAccountant(IAccountant):
         line = _checked((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
 
+    def spend_pure(self, epsilon: float) -> None:
+        r"""Counts a release beside the steps that is :math:`\epsilon`-DP.
+
+        It adds up with the steps by basic composition.
+
+        Args:
+            epsilon (float): positive and finite.
+        """
+        if not 0 < check_number('epsilon', epsilon) < math.inf:
+            raise ValueError(
+                f"'epsilon' needs to be positive and finite (got {epsilon})"
+            )
+        self.pure_epsilon += float(epsilon)
+
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
         r"""The :math:`\epsilon` of all steps so far.
 
@@ -70,6 +97,9 @@ class WORAccountant(IAccountant):
             raise TypeError(
                 f"'get_epsilon' takes 'delta' alone (got {args} and {kwargs})"
             )
+        return self.pure_epsilon + self._epsilon_of_steps(delta)
+
+    def _epsilon_of_steps(self, delta: float) -> float:
         history = [(lam_from_opacus(z), q, n) for z, q, n in self.history]
         return wor_epsilon(history, delta, self.mechanism())
 
@@ -89,8 +119,10 @@ class WORAccountant(IAccountant):
             noise_multiplier (float): of the steps to come.
             sample_rate (float): of the steps to come.
         """
+        if epsilon <= self.pure_epsilon:
+            return 0
         return max_steps(
-            epsilon,
+            epsilon - self.pure_epsilon,
             delta,
             check_q(sample_rate, 'sample_rate'),
             lam_from_opacus(noise_multiplier),
@@ -98,14 +130,14 @@ class WORAccountant(IAccountant):
             history=[(lam_from_opacus(z), q, n) for z, q, n in self.history],
         )
 
-    @classmethod
     def noise_multiplier_for(
-        cls, epsilon: float, delta: float, *, sample_rate: float, steps: int
+        self, epsilon: float, delta: float, *, sample_rate: float, steps: int
     ) -> float:
         r"""Opacus' noise multiplier of steps that stay within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.calibrate_lam`).
+        :func:`pyg_trust.functional.calibrate_lam`). What :meth:`spend_pure`
+        counted is taken off; steps before are not.
 
         Args:
             epsilon (float): the budget.
@@ -115,7 +147,13 @@ class WORAccountant(IAccountant):
         """
         rate = check_q(sample_rate, 'sample_rate')
         return lam_to_opacus(
-            calibrate_lam(epsilon, delta, rate, steps, method=cls.mechanism())
+            calibrate_lam(
+                _rest(epsilon, self.pure_epsilon),
+                delta,
+                rate,
+                steps,
+                method=self.mechanism(),
+            )
         )
 
     def __len__(self) -> int:
@@ -131,7 +169,15 @@ class WORAccountant(IAccountant):
         state = super().state_dict(destination)
         state['relation'] = RELATION
         state['sampling'] = SAMPLING
+        state['pure_epsilon'] = self.pure_epsilon
         return state
+
+    def _constants(self) -> dict[str, Any]:
+        return {
+            'mechanism': self.mechanism(),
+            'relation': RELATION,
+            'sampling': SAMPLING,
+        }
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Takes over a history that continues the present one.
@@ -145,12 +191,8 @@ class WORAccountant(IAccountant):
                 history does not begin with the present one: what was spent
                 can't be taken back. Nothing is changed then.
         """
-        expected = {
-            'mechanism': self.mechanism(),
-            'relation': RELATION,
-            'sampling': SAMPLING,
-        }
-        for name in (*expected, 'history'):
+        expected = self._constants()
+        for name in (*expected, 'history', 'pure_epsilon'):
             if not state_dict or name not in state_dict:
                 raise ValueError(f"the state needs an entry '{name}'")
         for name, value in expected.items():
@@ -174,7 +216,14 @@ class WORAccountant(IAccountant):
                 "the state's history does not continue the present one: what "
                 "was spent can't be taken back"
             )
+        pure = state_dict['pure_epsilon']
+        if not self.pure_epsilon <= check_number('pure_epsilon', pure):
+            raise ValueError(
+                f"the state's 'pure_epsilon' needs to be {self.pure_epsilon} "
+                f"or more (got {pure}): what was spent can't be taken back"
+            )
         self.history = loaded
+        self.pure_epsilon = float(pure)
 
 
 class PLDAccountant(WORAccountant):
@@ -199,6 +248,137 @@ class RDPAccountant(WORAccountant):
     def mechanism(cls) -> str:
         """The name in Opacus' registry."""
         return 'rdp_wor'
+
+
+class FDPAccountant(WORAccountant):
+    r"""Accounts for the baseline on bounded-degree graphs.
+
+    See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N` training
+    nodes are drawn, each with an ego graph of its own, and replacing a row
+    changes the gradients of up to ``terms`` of them. The noise multiplier is
+    :math:`2\, \mathrm{terms}\, \lambda`.
+
+    Args:
+        num_nodes (int): the number :math:`N` of training nodes.
+        batch_size (int): the number :math:`m` drawn in each step.
+        terms (int): as :func:`pyg_trust.functional.fdp_terms` gives it.
+    """
+
+    def __init__(self, num_nodes: int, batch_size: int, terms: int) -> None:
+        super().__init__()
+        self.num_nodes = num_nodes
+        self.batch_size = batch_size
+        self.terms = terms
+        rdp_fdp(ORDERS, num_nodes, batch_size, terms, 1.0)
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name."""
+        return FDP
+
+    def _lam(self, noise_multiplier: float) -> float:
+        return lam_from_opacus(noise_multiplier / self.terms)
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Counts one step.
+
+        Args:
+            noise_multiplier (float): Opacus' noise over clipping norm.
+            sample_rate (float): ``batch_size / num_nodes``.
+        """
+        self._lam(noise_multiplier)
+        self._check_rate(sample_rate)
+        super().step(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate
+        )
+
+    def _check_rate(self, sample_rate: float) -> None:
+        if sample_rate != self.batch_size / self.num_nodes:
+            raise ValueError(
+                "'sample_rate' needs to be "
+                f'{self.batch_size / self.num_nodes} (got {sample_rate})'
+            )
+
+    def _rdp(self, noise_multiplier: float) -> np.ndarray:
+        lam = self._lam(noise_multiplier)
+        return rdp_fdp(
+            ORDERS, self.num_nodes, self.batch_size, self.terms, lam
+        )
+
+    def _epsilon_of_steps(self, delta: float) -> float:
+        check_delta(delta)
+        if not self.history:
+            return 0.0
+        rdp = sum(n * self._rdp(z) for z, _, n in self.history)
+        return rdp_epsilon(ORDERS, np.asarray(rdp), delta)
+
+    def remaining_steps(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+    ) -> int:
+        """How many more steps stay within a budget.
+
+        Args:
+            epsilon (float): the budget of everything, also what was spent.
+            delta (float): in :math:`(0, 1)`.
+            noise_multiplier (float): of the steps to come.
+            sample_rate (float): of the steps to come.
+        """
+        self._check_rate(sample_rate)
+        each = self._rdp(noise_multiplier)
+        before = sum(
+            (n * self._rdp(z) for z, _, n in self.history),
+            np.zeros_like(each),
+        )
+
+        def fits(steps: int) -> bool:
+            found = rdp_epsilon(ORDERS, before + steps * each, delta)
+            return self.pure_epsilon + found <= epsilon
+
+        return last_that_fits(fits)
+
+    def noise_multiplier_for(
+        self, epsilon: float, delta: float, *, sample_rate: float, steps: int
+    ) -> float:
+        """The noise multiplier of steps that stay within a budget.
+
+        Args:
+            epsilon (float): the budget.
+            delta (float): in :math:`(0, 1)`.
+            sample_rate (float): ``batch_size / num_nodes``.
+            steps (int): the number of steps.
+        """
+        self._check_rate(sample_rate)
+        lam = calibrate_fdp(
+            _rest(epsilon, self.pure_epsilon),
+            delta,
+            self.num_nodes,
+            self.batch_size,
+            self.terms,
+            steps,
+        )
+        return self.terms * lam_to_opacus(lam)
+
+    def state_dict(self, destination: Any = None) -> Any:
+        """The history and what it is about.
+
+        Args:
+            destination (dict, optional): what to write to.
+                (default: :obj:`None`)
+        """
+        return {**super().state_dict(destination), **self._constants()}
+
+    def _constants(self) -> dict[str, Any]:
+        return {
+            **super()._constants(),
+            'num_nodes': self.num_nodes,
+            'batch_size': self.batch_size,
+            'terms': self.terms,
+        }
 
 
 def create_accountant(mechanism: str = 'pld_wor') -> WORAccountant:
@@ -232,6 +412,15 @@ def register_accountants() -> None:
     """
     for kind in (PLDAccountant, RDPAccountant):
         register_accountant(kind.mechanism(), kind, force=True)
+
+
+def _rest(epsilon: float, spent: float) -> float:
+    if not spent < check_number('epsilon', epsilon):
+        raise ValueError(
+            f"'epsilon' needs to be above the {spent} spent beside the steps "
+            f'(got {epsilon})'
+        )
+    return epsilon - spent
 
 
 def _checked(line: Any) -> tuple[float, float, int]:

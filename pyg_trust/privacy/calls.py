@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 NODE, EDGE, INDEX = 'node', 'edge', 'index'
@@ -14,14 +15,20 @@ NODE, EDGE, INDEX = 'node', 'edge', 'index'
 Leaf = Callable[[str, Any], Any]
 
 
+class Unsupported(Exception):
+    """A method does not know what a module does."""
+
+
 class Call:
     r"""What a module was called with, and what each tensor's rows are.
 
     A tensor of type int64 and shape ``[2, num_edges]`` holds edges. Of the
     others, one with ``num_nodes`` rows holds nodes and one with ``num_edges``
-    rows holds edges. If both numbers are the same, one whose argument's name
-    begins with ``edge`` (or a key of :class:`Data`) holds edges, as PyG names
-    its arguments.
+    rows holds edges. If both numbers are the same, an argument (or a key of
+    :class:`Data`) whose name begins with ``edge``, as PyG names them, holds
+    edges, and so does one without a name (``*args``) of floats behind the
+    edges. What is taken for the wrong one does not go unseen: rows of
+    different subgraphs meet.
 
     Args:
         module (torch.nn.Module): what was called.
@@ -43,12 +50,21 @@ class Call:
         self.owner = owner
         self.num_subgraphs = num_subgraphs
         self.bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        # Behind the edges, as PyG's layers have it.
+        self._unnamed: set[str] = set()
         self.edges: Tensor | None = None
         for _, value in self.leaves():
             if _is_edges(value) or _is_sparse(value):
                 self.edges = value if _is_edges(value) else _pairs(value)
                 break
         self._check_edges()
+        parameters = self.bound.signature.parameters
+        self._unnamed = {
+            name
+            for name, parameter in parameters.items()
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL
+            and any(_is_edges(v) for n, v in self.leaves() if n != name)
+        }
 
     def _check_edges(self) -> None:
         edges, owner = self.edges, self.owner
@@ -66,10 +82,21 @@ class Call:
                 '(an edge joins two subgraphs)'
             )
 
+    def on(self, module: nn.Module, dtype: torch.dtype | None) -> 'Call':
+        """The same call of a copy of the module, in another precision."""
+
+        def leaf(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            return value.to(dtype)
+
+        args, kwargs = self.map(leaf)
+        return Call(module, args, kwargs, self.owner, self.num_subgraphs)
+
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Every leaf of the arguments, with the name to know it by."""
         found: list[tuple[str, Any]] = []
-        self._map(lambda name, value: found.append((name, value)))
+        self.map(lambda name, value: found.append((name, value)))
         yield from found
 
     def level(self, name: str, value: Any) -> str | None:
@@ -80,7 +107,9 @@ class Call:
             return INDEX
         num_edges = None if self.edges is None else self.edges.size(1)
         if value.size(0) == num_edges and (
-            name.startswith('edge') or num_edges != self.owner.numel()
+            name.startswith('edge')
+            or num_edges != self.owner.numel()
+            or (name in self._unnamed and value.is_floating_point())
         ):
             return EDGE
         return NODE if value.size(0) == self.owner.numel() else None
@@ -96,7 +125,7 @@ class Call:
 
     def run(self, leaf: Leaf | None = None) -> Any:
         """Calls the module again, with leaves changed."""
-        args, kwargs = self._map(leaf or (lambda name, value: value))
+        args, kwargs = self.map(leaf or (lambda name, value: value))
         return self.module(*args, **kwargs)
 
     def without(self, subgraphs: Tensor, seed: int) -> Leaf:
@@ -111,9 +140,9 @@ class Call:
             rows = self.rows(name, value)
             if rows is None or not value.is_floating_point():
                 return value
-            noise = _noise(value, generator)
+            other = noise(value, generator)
             mask = gone[rows].view(-1, *[1] * (value.dim() - 1))
-            return torch.where(mask, noise, value.detach())
+            return torch.where(mask, other, value.detach())
 
         return leaf
 
@@ -175,17 +204,19 @@ class Call:
                 out.num_nodes = nodes.numel()
             return out
 
-        args, kwargs = self._map(cut, cut_data)
+        args, kwargs = self.map(cut, cut_data)
         call = Call(
             self.module, args, kwargs, new_owner[nodes], subgraphs.numel()
         )
         return call, nodes
 
-    def _map(
+    def map(
         self,
         leaf: Leaf,
         of_data: Callable[[Data], Data] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with leaves changed."""
+
         def visit(name: str, value: Any) -> Any:
             if isinstance(value, Data):
                 if of_data is not None:
@@ -213,9 +244,15 @@ class Call:
         return bound.args, bound.kwargs
 
 
-def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(like.shape, generator=generator, dtype=torch.float64)
-    return noise.to(like)
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors that a module returned, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal random numbers, the same on every device."""
+    out = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    return out.to(like)
 
 
 def _same(value: Tensor, owner: Tensor) -> bool:

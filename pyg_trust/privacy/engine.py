@@ -3,24 +3,29 @@
 import hashlib
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust.functional.dp import check_delta, check_lam
+from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
 from pyg_trust.functional.measures import check_number
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
-from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.privacy.accountant import (
+    ACCOUNTANTS,
+    FDP,
     RELATION,
     SAMPLING,
+    FDPAccountant,
     WORAccountant,
     create_accountant,
 )
@@ -197,7 +202,8 @@ class PrivacyEngine:
 
     Args:
         accountant (str): :obj:`'pld_wor'` (tighter) or :obj:`'rdp_wor'` (the
-            paper's). (default: :obj:`'pld_wor'`)
+            paper's); :obj:`'rdp_fdp'` for an
+            :class:`~pyg_trust.loader.EgoLoader`. (default: :obj:`'pld_wor'`)
         secure_mode (bool): whether noise and the choice of batches come from
             the operating system's cryptographic generator
             (:class:`~pyg_trust.privacy.SecureNoise`). Use it for anything
@@ -224,17 +230,20 @@ class PrivacyEngine:
                 "'seed' needs to be None in 'secure_mode', which has none "
                 f'(got {seed})'
             )
-        if not isinstance(accountant, str):
-            raise TypeError(
-                "'accountant' needs to be a name "
-                f'(got {type(accountant).__name__})'
+        if accountant not in ACCOUNTANTS:
+            raise ValueError(
+                f"'accountant' needs to be one of {ACCOUNTANTS} (got "
+                f'{accountant!r})'
             )
-        self.accountant: WORAccountant = create_accountant(accountant)
+        self._kind = accountant
+        self._accountant: WORAccountant | None = None
+        self._data = ''
         self.secure_mode = bool(secure_mode)
         self._seed = 0 if secure_mode else rng.resolve(seed)
         self._noise: SecureNoise | SeededNoise
         self._noise = SecureNoise() if secure_mode else self._seeded()
         self._ledger_path = ledger
+        self._leaks: list[str] = []
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
@@ -253,7 +262,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: DisjointWalkLoader,
+        data_loader: StepLoader,
         noise_multiplier: float,
         max_grad_norm: float,
         loss_reduction: str = 'mean',
@@ -271,8 +280,10 @@ class PrivacyEngine:
                 one per subgraph.
             optimizer (torch.optim.Optimizer): with the model's trainable
                 parameters, all of them and no others.
-            data_loader (DisjointWalkLoader): the loader. It is taken over:
-                iterate over the one returned.
+            data_loader (StepLoader): a
+                :class:`~pyg_trust.loader.DisjointWalkLoader` or, for the
+                baseline, an :class:`~pyg_trust.loader.EgoLoader`. It is taken
+                over: iterate over the one returned.
             noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
                 which is :math:`2\lambda`.
             max_grad_norm (float): :math:`C`. It has to be chosen without
@@ -326,7 +337,7 @@ class PrivacyEngine:
         if target_epsilon is not None and target_delta is not None:
             target_epsilon = _positive('target_epsilon', target_epsilon)
             target_delta = check_delta(target_delta)
-            self.accountant.get_epsilon(target_delta)
+            self._open(data_loader).get_epsilon(target_delta)
         check_layers(module)
         parameters = check_parameters(module, optimizer)
         gradients = SubgraphGradients(module, method)
@@ -339,7 +350,7 @@ class PrivacyEngine:
             self._add_noise,
         )
         self._probe(step, data_loader, forward, criterion)
-        self._open_ledger(data_loader)
+        self._open(data_loader)
 
         # From here on nothing is refused.
         self._loader = data_loader
@@ -370,7 +381,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: DisjointWalkLoader,
+        data_loader: StepLoader,
         target_epsilon: float,
         target_delta: float,
         max_grad_norm: float,
@@ -387,7 +398,7 @@ class PrivacyEngine:
         Args:
             module (torch.nn.Module): as in :meth:`make_private`.
             optimizer (torch.optim.Optimizer): as in :meth:`make_private`.
-            data_loader (DisjointWalkLoader): as in :meth:`make_private`.
+            data_loader (StepLoader): as in :meth:`make_private`.
             target_epsilon (float): the budget.
             target_delta (float): its :math:`\delta`.
             max_grad_norm (float): the clipping norm :math:`C`.
@@ -418,7 +429,7 @@ class PrivacyEngine:
             steps = epochs * data_loader.batch_sampler.num_steps
         _at_least_one('steps', steps)
         target_epsilon = _positive('target_epsilon', target_epsilon)
-        noise = self.accountant.noise_multiplier_for(
+        noise = self._open(data_loader).noise_multiplier_for(
             target_epsilon,
             check_delta(target_delta),
             sample_rate=self._highest_rate(data_loader, steps),
@@ -448,7 +459,7 @@ class PrivacyEngine:
         for name, value, kind in (
             ('module', module, nn.Module),
             ('optimizer', optimizer, torch.optim.Optimizer),
-            ('data_loader', loader, DisjointWalkLoader),
+            ('data_loader', loader, StepLoader),
         ):
             if not isinstance(value, kind):
                 raise TypeError(
@@ -461,7 +472,7 @@ class PrivacyEngine:
     def _probe(
         self,
         step: PrivateStep,
-        loader: DisjointWalkLoader,
+        loader: StepLoader,
         forward: Forward | None,
         criterion: Criterion | None,
     ) -> None:
@@ -477,6 +488,13 @@ class PrivacyEngine:
             with torch.no_grad():
                 out = call(step.module, batch)
             check_criterion(criterion, out, batch.y, step.loss_reduction)
+
+    @property
+    def accountant(self) -> WORAccountant:
+        """The accountant; it is there once a loader is known."""
+        if self._accountant is None:
+            raise RuntimeError('call make_private first')
+        return self._accountant
 
     @property
     def steps(self) -> int:
@@ -497,13 +515,13 @@ class PrivacyEngine:
         """
         return self.accountant.get_epsilon(check_delta(delta))
 
-    def _rate(self, loader: DisjointWalkLoader, step: int) -> float:
+    def _rate(self, loader: StepLoader, step: int) -> float:
         rate = loader.sample_rate_at(step)
         if loader.resample_every is None:
             return rate
         return min(1.0, math.ceil(rate * _RATES) / _RATES)
 
-    def _highest_rate(self, loader: DisjointWalkLoader, steps: int) -> float:
+    def _highest_rate(self, loader: StepLoader, steps: int) -> float:
         every = loader.resample_every or steps
         first = range(0, steps, every)[:_PLANNED]
         return max(self._rate(loader, step) for step in first)
@@ -556,30 +574,163 @@ class PrivacyEngine:
             for total in sums
         ]
 
+    def estimate_max_grad_norm(
+        self,
+        *,
+        module: nn.Module,
+        data_loader: StepLoader,
+        criterion: Criterion,
+        percentile: float = 50.0,
+        epsilon: float | None = None,
+        bounds: tuple[float, float] = (1e-3, 1e3),
+        public: bool = False,
+        insist: bool = False,
+        forward: Forward | None = None,
+    ) -> float:
+        r"""A clipping norm from a percentile of the gradients' norms.
+
+        The percentile itself is a function of private data and must not be
+        used. Say which of these holds:
+
+        - ``epsilon``: a private estimate
+          (:func:`pyg_trust.functional.private_quantile`) that spends it, on
+          top of training; it is on the account before it is returned.
+        - ``public``: the loader has public data. Nothing is spent.
+        - ``insist``: the percentile as it is, with a warning; the report then
+          says that its :math:`\epsilon` leaves this release out.
+
+        Args:
+            module (torch.nn.Module): the model, at weights that were not
+                trained on private data without noise.
+            data_loader (StepLoader): the loader; all units of its first
+                partition are looked at.
+            criterion (callable): ``criterion(output, target)``, a mean of one
+                term per row.
+            percentile (float): in (0, 100). (default: :obj:`50.0`)
+            epsilon (float, optional): what to spend. (default: :obj:`None`)
+            bounds (tuple): the least and the greatest answer.
+                (default: :obj:`(1e-3, 1e3)`)
+            public (bool): as above. (default: :obj:`False`)
+            insist (bool): as above. (default: :obj:`False`)
+            forward (callable, optional): as in :meth:`make_private`.
+                (default: :obj:`None`)
+
+        Raises:
+            ValueError: unless exactly one of the three is given, or a number
+                is out of range.
+        """
+        if (epsilon is not None) + public + insist != 1:
+            raise ValueError(
+                "one of 'epsilon' (a private estimate), 'public' and 'insist' "
+                'needs to be given: a percentile of private gradients is not '
+                f'private (got {epsilon}, {public} and {insist})'
+            )
+        low, high = (_positive('bounds', bound) for bound in bounds)
+        if not low < high or not 0 < percentile < 100:
+            raise ValueError(
+                "'bounds' needs to be increasing and 'percentile' in (0, 100) "
+                f'(got {bounds} and {percentile})'
+            )
+        check_layers(module)
+        if epsilon is not None:
+            epsilon = _positive('epsilon', epsilon)
+            accountant = self._open(data_loader)
+        norms = self._norms(module, data_loader, criterion, forward)
+        if epsilon is not None:
+            if self._ledger is not None:
+                self._ledger.record_pure(epsilon)
+            accountant.spend_pure(epsilon)
+            return private_quantile(
+                norms,
+                percentile / 100,
+                epsilon,
+                low,
+                high,
+                self._noise.uniform(len(norms) + 2),
+                data_loader.terms,
+            )
+        if insist:
+            warnings.warn(
+                'the clipping norm is a percentile of private gradient norms: '
+                'it tells of the data, and no epsilon accounts for it',
+                stacklevel=2,
+            )
+            self._leaks.append(
+                'NOT COVERED: the clipping norm is a percentile of private '
+                'gradient norms, released without noise'
+            )
+        norms = np.nan_to_num(norms, nan=high, posinf=high)
+        return float(np.percentile(np.clip(norms, low, high), percentile))
+
+    def _norms(
+        self,
+        module: nn.Module,
+        loader: StepLoader,
+        criterion: Criterion,
+        forward: Forward | None,
+    ) -> np.ndarray:
+        device = next(module.parameters()).device
+        found = []
+        for index in torch.arange(loader.num_subgraphs).split(_PROBED):
+            batch = loader(loader.batch_sampler.write(0, index))
+            owner, count = loader.check_batch(batch, 0, index.numel())
+            batch, owner = batch.to(device), owner.to(device)
+            call = find_call(module, batch, forward)
+            tape_of = SubgraphGradients(module).record(owner, count)
+            with torch.enable_grad(), tape_of as tape:
+                out = call(module, batch)
+            leaf = out.detach()[:count].requires_grad_()
+            with torch.enable_grad():
+                loss = criterion(leaf, batch.y[:count]) * count
+            grad = torch.zeros_like(out)
+            grad[:count] = torch.autograd.grad(loss, leaf)[0]
+            rows = owner
+            if out.size(0) != owner.numel():
+                rows = torch.arange(count, device=device)
+            clipped = tape.clipped_sum(out, grad, 1.0, output_owner=rows)
+            found.append(clipped.norms.double().cpu())
+        return torch.cat(found).numpy()
+
     def _attached(self) -> PrivateTraining:
         if self._training is None:
             raise RuntimeError('call make_private first')
         return self._training
 
-    def _open_ledger(self, loader: DisjointWalkLoader) -> None:
-        if self._ledger_path is None:
-            return
-        header = {
-            'format': 1,
-            'accountant': self._accountant_state()[1],
-            'data': fingerprint(loader),
-        }
-        self._ledger = PrivacyLedger(self._ledger_path, header)
-        if self._ledger.steps:
-            state, _ = self._accountant_state()
-            state['history'] = self._ledger.history
-            self.accountant.load_state_dict(state)
-            self._fresh_noise()
-
-    def _accountant_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        # As it is, and what of it never changes.
-        state = self.accountant.state_dict()
-        return state, {k: v for k, v in state.items() if k != 'history'}
+    def _open(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader: what the ledger says, or a new one.
+        if self._accountant is not None:
+            if fingerprint(loader) != self._data:
+                raise ValueError(
+                    "'data_loader' needs to have the data of the first one"
+                )
+            return self._accountant
+        if isinstance(loader, EgoLoader) != (self._kind == FDP):
+            raise ValueError(
+                f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
+                f'no other (got {self._kind!r} for a {type(loader).__name__})'
+            )
+        accountant: WORAccountant
+        if isinstance(loader, EgoLoader):
+            accountant = FDPAccountant(
+                loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
+            )
+        else:
+            accountant = create_accountant(self._kind)
+        data = fingerprint(loader)
+        if self._ledger_path is not None:
+            state = accountant.state_dict()
+            spent = {'history', 'pure_epsilon'}
+            about = {k: v for k, v in state.items() if k not in spent}
+            header = {'format': 1, 'accountant': about, 'data': data}
+            ledger = PrivacyLedger(self._ledger_path, header)
+            if ledger.steps or ledger.pure_epsilon:
+                state['history'] = ledger.history
+                state['pure_epsilon'] = ledger.pure_epsilon
+                accountant.load_state_dict(state)
+                self._fresh_noise()
+            self._ledger = ledger
+        self._accountant, self._data = accountant, data
+        return accountant
 
     def _setting(self) -> dict[str, Any]:
         model = self._attached().model.module
@@ -682,6 +833,9 @@ class PrivacyEngine:
         if self._ledger is not None:
             for line in _after(ahead.history, self._ledger.steps):
                 self._ledger.record(*line)
+            more = ahead.pure_epsilon - self._ledger.pure_epsilon
+            if more > 0:
+                self._ledger.record_pure(more)
         self.accountant.load_state_dict(ahead.state_dict())
         model.load_state_dict(state['model'])
         self._limit = None
@@ -768,7 +922,7 @@ class PrivacyEngine:
                 'noise and batches are of seeded generators: use secure_mode '
                 'for a release, and keep the seeds secret'
             )
-        return tuple(lines)
+        return (*lines, *self._leaks)
 
 
 def fingerprint(loader: Any) -> str:

@@ -17,21 +17,43 @@ over *all* trainable parameters, where a subgraph whose norm is not finite
 counts as zero. :class:`SubgraphGradients` computes it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 
 from pyg_trust.functional.dp import clip_factors
 from pyg_trust.functional.measures import check_number
-from pyg_trust.privacy.calls import Call
+from pyg_trust.privacy import bookkeeping, fallbacks
+from pyg_trust.privacy.bookkeeping import Recorder
+from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in
+from pyg_trust.privacy.rows import RowTracker
 
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
 _SEED = 0
+_CHECKED = 8
+_DROPOUTS = frozenset(
+    [
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        torch.dropout,
+        torch.dropout_,
+        torch.alpha_dropout,
+        torch.feature_dropout,
+        torch.feature_alpha_dropout,
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -65,11 +87,32 @@ class SubgraphGradients:
         (grad_out,) = torch.autograd.grad(loss, out, retain_graph=True)
         result = tape.clipped_sum(out, grad_out, max_grad_norm=1.0)
 
+    There are four ways to compute the same:
+
+    * :obj:`'bookkeeping'`: watches how the forward pass uses parameters and
+      computes norms and the clipped sum from one backward pass
+      (:mod:`pyg_trust.privacy.bookkeeping`). A parameter that is used in a
+      way it does not know is an error.
+    * :obj:`'vjp'`: back-propagates :obj:`chunk_size` copies of the gradient
+      at once, each with the rows of one subgraph. It works for any model.
+    * :obj:`'functorch'`: ``vmap`` of the gradient over subgraphs of one
+      shape. It calls the module again, which must draw no random numbers
+      and have no shapes that depend on values.
+    * :obj:`'loop'`: as :obj:`'vjp'`, one subgraph at a time, without vmap.
+
+    :obj:`'auto'` takes the bookkeeping if, on random features, it is equal to
+    running some of the subgraphs alone (:meth:`check`; done at the first call
+    unless done before), and :obj:`'vjp'` otherwise, or where one batch has
+    something in it that the bookkeeping does not know. None of these choices
+    depends on features.
+
+    A subgraph whose gradient or activations are not finite adds exactly zero,
+    and does not change what others add.
+
     Args:
         module (torch.nn.Module): the model. Its parameters that require a
             gradient are trained; it must not mix subgraphs.
-        method (str): one of :obj:`'auto'`, :obj:`'bookkeeping'`,
-            :obj:`'functorch'`, :obj:`'vjp'` and :obj:`'loop'`.
+        method (str): :obj:`'auto'` or one of the above.
             (default: :obj:`'auto'`)
         chunk_size (int): how many subgraphs are back-propagated at once by
             :obj:`'vjp'` and :obj:`'functorch'`; memory grows with it.
@@ -103,11 +146,19 @@ class SubgraphGradients:
         self.module = module
         self.method = method
         self.chunk_size = chunk_size
+        self.chosen: str | None = None if method == 'auto' else method
+        self.reason = f'{method!r} was asked for'
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are trained, by name."""
         named = self.module.named_parameters()
         return {name: p for name, p in named if p.requires_grad}
+
+    def explain(self) -> str:
+        """Which method is used, and why."""
+        if self.chosen is None:
+            return "'auto': the method is chosen at the first call"
+        return f'{self.chosen!r}: {self.reason}'
 
     @contextmanager
     def record(self, owner: Tensor, num_subgraphs: int) -> Iterator['Tape']:
@@ -124,17 +175,73 @@ class SubgraphGradients:
             RuntimeError: if the module is called again.
         """
         tape = Tape(self, check_owner(owner, num_subgraphs), num_subgraphs)
-        handles = [
-            self.module.register_forward_pre_hook(
-                tape._on_call, with_kwargs=True
-            ),
-            self.module.register_forward_hook(tape._on_return),
-        ]
-        try:
+        with ExitStack() as stack:
+            stack.callback(tape._stop)
+            for handle in (
+                self.module.register_forward_pre_hook(
+                    tape._on_call, with_kwargs=True
+                ),
+                self.module.register_forward_hook(tape._on_return),
+            ):
+                stack.callback(handle.remove)
             yield tape
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    def check(
+        self,
+        owner: Tensor,
+        num_subgraphs: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> str:
+        r"""Compares a method with running subgraphs alone, and chooses.
+
+        Some subgraphs of a real batch, among them the largest and the
+        smallest, get random features. Their gradients, clipped and summed by
+        the method, are compared with those of each one run on its own, in
+        double precision if the module can, and with dropout switched off. The
+        module is copied: neither it nor torch's random state is changed. A
+        module that mixes subgraphs fails, whatever the method.
+
+        Args:
+            owner (Tensor): as of :meth:`record`.
+            num_subgraphs (int): as of :meth:`record`.
+            *args (Any): what the module will be called with.
+            **kwargs (Any): what the module will be called with.
+
+        Returns:
+            str: the method that will be used.
+
+        Raises:
+            ValueError: if no method (or the one that was asked for) gives the
+                gradients of the subgraphs.
+        """
+        check_owner(owner, num_subgraphs)
+        call = Call(self.module, args, kwargs, owner, num_subgraphs)
+        self._choose(call)
+        assert self.chosen is not None
+        return self.chosen
+
+    def _choose(self, call: Call) -> None:
+        wanted = ['bookkeeping', 'vjp', 'loop']
+        if self.method != 'auto':
+            wanted = [self.method]
+        failed: list[str] = []
+        with torch.random.fork_rng():
+            torch.manual_seed(_SEED)
+            trial = _Trial(self.module, call)
+            for method in wanted:
+                problem = trial.problem(method, self.chunk_size)
+                if problem is None:
+                    self.chosen = method
+                    self.reason = '; '.join(
+                        [*failed, 'equal to each subgraph alone']
+                    )
+                    return
+                failed.append(f'not {method!r}: {problem}')
+        raise ValueError(
+            "'module' needs to keep subgraphs apart, and to be differentiable "
+            f'by a known method ({"; ".join(failed)})'
+        )
 
 
 class Tape:
@@ -147,13 +254,9 @@ class Tape:
         self._owner = owner
         self._num_subgraphs = num_subgraphs
         self._call: Call | None = None
+        self._recorder: Recorder | None = None
         self._returned: list[Tensor] = []
         self._rng_state = torch.get_rng_state()
-
-    def _on_return(
-        self, module: nn.Module, args: tuple[Any, ...], output: Any
-    ) -> None:
-        self._returned = _tensors(output)
 
     def _on_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -162,9 +265,31 @@ class Tape:
             raise RuntimeError(
                 'A tape records one call of the module (got a second one)'
             )
-        self._call = Call(
-            module, args, kwargs, self._owner, self._num_subgraphs
-        )
+        call = Call(module, args, kwargs, self._owner, self._num_subgraphs)
+        if self._gradients.chosen is None:
+            self._gradients._choose(call)
+        self._call = call
+        if self._gradients.chosen == 'bookkeeping':
+            tracker = RowTracker()
+            for name, value in call.leaves():
+                rows = call.rows(name, value)
+                if rows is not None:
+                    tracker.set(value, tracker.known(rows), 0)
+            params = self._gradients.parameters()
+            frozen = [p for p in module.parameters() if not p.requires_grad]
+            constants = [*module.buffers(), *frozen]
+            self._recorder = Recorder(params, tracker, constants)
+            self._recorder.__enter__()
+
+    def _on_return(
+        self, module: nn.Module, args: tuple[Any, ...], output: Any
+    ) -> None:
+        self._stop()
+        self._returned = tensors_in(output)
+
+    def _stop(self) -> None:
+        if self._recorder is not None and self._recorder.active:
+            self._recorder.__exit__(None, None, None)
 
     def clipped_sum(
         self,
@@ -178,8 +303,7 @@ class Tape:
         The graph of :obj:`output` is kept.
 
         Args:
-            output (Tensor or sequence): what the module returned, or parts of
-                it.
+            output (Tensor or sequence): what the module returned.
             grad_output (Tensor or sequence): the gradient by it of a loss
                 with one term per subgraph. A row must be a function of the
                 rows of the same subgraph only: of a mean over the batch,
@@ -189,6 +313,11 @@ class Tape:
             output_owner (Tensor or sequence, optional): the subgraph of each
                 row of each output; by default, rows are nodes.
                 (default: :obj:`None`)
+
+        Raises:
+            TypeError, ValueError: on wrong arguments, and if a method that
+                was asked for does not know what the module does.
+            RuntimeError: if the module was not called.
         """
         if self._call is None:
             raise RuntimeError('The tape is blank: the module was not called')
@@ -196,17 +325,53 @@ class Tape:
         outputs, grads, owners = self._checked(
             output, grad_output, output_owner
         )
-        params = self._gradients.parameters()
-        reason = f"'{self._gradients.method}' was asked for"
-        sums, norms = self._vjp(
+        gradients = self._gradients
+        params = gradients.parameters()
+        if not params:
+            raise ValueError(
+                "'module' needs to have a parameter that requires a gradient"
+            )
+        method, reason = gradients.chosen, gradients.reason
+        assert method is not None
+        try:
+            if self._recorder is not None:
+                sums, norms = bookkeeping.clipped_sum(
+                    self._recorder,
+                    outputs,
+                    grads,
+                    self._num_subgraphs,
+                    max_grad_norm,
+                )
+                return ClippedSum(sums, norms, method, reason)
+            if method == 'functorch':
+                if output_owner is not None:
+                    raise Unsupported('rows of the output need to be nodes')
+                sums, norms = fallbacks.functorch(
+                    params,
+                    self._call,
+                    grads,
+                    max_grad_norm,
+                    gradients.chunk_size,
+                )
+                return ClippedSum(sums, norms, method, reason)
+        except Unsupported as error:
+            if gradients.method != 'auto':
+                raise ValueError(
+                    f"'method' cannot be {method!r} for this module ({error})"
+                ) from error
+            reason = f'not {method!r}: {error}'
+            method = 'vjp'
+        sums, norms = fallbacks.vjp(
+            params,
             outputs,
             grads,
             owners,
-            params,
+            self._num_subgraphs,
             max_grad_norm,
-            self._gradients.method != 'loop',
+            0 if method == 'loop' else gradients.chunk_size,
+            partial(self._rerun, outputs),
         )
-        return ClippedSum(sums, norms, 'vjp', reason)
+        return ClippedSum(sums, norms, method, reason)
 
     def _checked(
         self,
@@ -226,7 +391,7 @@ class Tape:
         ):
             if len(values) != len(outputs):
                 raise ValueError(
-                    f"'{name}' needs to be {len(outputs)} tensors "
+                    f"'{name}' needs to be {len(outputs)} tensors, "
                     f"as 'output' (got {len(values)})"
                 )
         for out, grad, owner in zip(outputs, grads, owners, strict=True):
@@ -244,100 +409,9 @@ class Tape:
                 )
             if not out.requires_grad:
                 raise ValueError("'output' needs to require a gradient")
-            check_owner(owner, self._num_subgraphs, 'output_owner')
+            if owner is not self._owner:
+                check_owner(owner, self._num_subgraphs, 'output_owner')
         return outputs, grads, owners
-
-    def _vjp(
-        self,
-        outputs: list[Tensor],
-        grads: list[Tensor],
-        owners: list[Tensor],
-        params: dict[str, Tensor],
-        max_grad_norm: float,
-        batched: bool,
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        # A row that is not finite makes every gradient of the batch so, since
-        # 0 * inf is nan. Those that are not finite are tried again in smaller
-        # and smaller groups, with noise in all other rows.
-        everything = torch.arange(
-            self._num_subgraphs, device=self._owner.device
-        )
-        sums = {n: torch.zeros_like(p) for n, p in params.items()}
-        norms = torch.full(
-            (self._num_subgraphs,), torch.inf, device=self._owner.device
-        ).to(grads[0].dtype)
-        groups = [everything]
-        while groups:
-            group = groups.pop()
-            if group.numel() == 0:
-                continue
-            targets = outputs
-            if group.numel() < self._num_subgraphs:
-                targets = self._rerun(outputs, group)
-            left = self._vjp_group(
-                group,
-                targets,
-                grads,
-                owners,
-                list(params.values()),
-                list(sums.values()),
-                norms,
-                max_grad_norm,
-                batched,
-            )
-            if group.numel() == 1:
-                continue
-            if left.numel() < group.numel():
-                groups.append(left)
-            else:
-                groups += left.tensor_split(2)
-        return sums, norms
-
-    def _vjp_group(
-        self,
-        group: Tensor,
-        outputs: list[Tensor],
-        grads: list[Tensor],
-        owners: list[Tensor],
-        params: list[Tensor],
-        sums: list[Tensor],
-        norms: Tensor,
-        max_grad_norm: float,
-        batched: bool,
-    ) -> Tensor:
-        # Adds the clipped gradients of a group; returns those not finite.
-        left = []
-        for chunk in group.split(self._gradients.chunk_size if batched else 1):
-            masked = []
-            for grad, owner in zip(grads, owners, strict=True):
-                mask = owner == chunk.view(-1, 1)
-                mask = mask.view(*mask.shape, *[1] * (grad.dim() - 1))
-                masked.append(torch.where(mask, grad, 0))
-            if not batched:
-                masked = [grad[0] for grad in masked]
-            found = torch.autograd.grad(
-                outputs,
-                params,
-                masked,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )
-            each = [g if batched else g[None] for g in found if g is not None]
-            squares = [g.flatten(1).square().sum(1) for g in each]
-            norm = torch.stack(squares or [norms.new_zeros(len(chunk))])
-            norm = norm.sum(0).sqrt()
-            norms[chunk] = norm.to(norms)
-            finite = norm.isfinite()
-            left.append(chunk[~finite])
-            factors = clip_factors(norm, max_grad_norm)
-            used = [
-                s for s, g in zip(sums, found, strict=True) if g is not None
-            ]
-            for total, g in zip(used, each, strict=True):
-                g = torch.where(finite.view(-1, *[1] * total.dim()), g, 0)
-                total += torch.tensordot(factors.to(g), g, 1)
-        return torch.cat(left)
 
     def _rerun(self, outputs: list[Tensor], group: Tensor) -> list[Tensor]:
         # The same call with the same random numbers, and noise in the
@@ -360,8 +434,132 @@ class Tape:
         leaf = self._call.without(outside.nonzero().view(-1), _SEED)
         with torch.random.fork_rng(), torch.enable_grad():
             torch.set_rng_state(self._rng_state)
-            returned = _tensors(self._call.run(leaf))
+            returned = tensors_in(self._call.run(leaf))
         return [returned[i] for i in places if i is not None]
+
+
+class _Trial:
+    # Some subgraphs with random features, together and each alone.
+    def __init__(self, module: nn.Module, call: Call) -> None:
+        subgraphs = _some(call.owner, call.num_subgraphs)
+        part, _ = call.extract(subgraphs, call.random(_SEED))
+        self.tolerance = 1e-4
+        with _NoDropout(), torch.enable_grad():
+            try:
+                self.module = _copy(module).double()
+                self.call = part.on(self.module, torch.float64)
+                self._reference()
+                self.tolerance = 1e-6
+            except (RuntimeError, TypeError):
+                self.module = _copy(module)
+                self.call = part.on(self.module, None)
+                self._reference()
+
+    def _reference(self) -> None:
+        call = self.call
+        named = self.module.named_parameters()
+        self.params = {n: p for n, p in named if p.requires_grad}
+        generator = torch.Generator().manual_seed(_SEED)
+        self.places, self.cotangents, self.owners = [], [], []
+        for place, out in enumerate(tensors_in(call.run())):
+            if not out.requires_grad:
+                continue
+            owner = call.owner
+            rows = out.size(0) if out.dim() else None
+            if rows == call.num_subgraphs != owner.numel():
+                owner = torch.arange(call.num_subgraphs, device=owner.device)
+            elif rows != owner.numel():
+                raise ValueError(
+                    "'module' needs to return a row for each node or each "
+                    f'subgraph, to be checked (got shape {list(out.shape)})'
+                )
+            self.places.append(place)
+            self.owners.append(owner)
+            self.cotangents.append(noise(out, generator))
+        self.alone = [self._alone(i) for i in range(call.num_subgraphs)]
+
+    def _alone(self, subgraph: int) -> list[Tensor]:
+        subgraphs = torch.tensor([subgraph], device=self.call.owner.device)
+        outputs = tensors_in(self.call.extract(subgraphs)[0].run())
+        params = list(self.params.values())
+        found = torch.autograd.grad(
+            [outputs[i] for i in self.places],
+            params,
+            [
+                value[owner == subgraph]
+                for value, owner in zip(
+                    self.cotangents, self.owners, strict=True
+                )
+            ],
+            allow_unused=True,
+        )
+        pairs = zip(params, found, strict=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in pairs]
+
+    def problem(self, method: str, chunk_size: int) -> str | None:
+        """What is wrong with a method, if something is."""
+        norms = torch.stack(
+            [
+                torch.stack([g.norm() for g in each]).norm()
+                for each in self.alone
+            ]
+        )
+        # So that some are clipped, and others are not.
+        max_grad_norm = float(norms.median()) or 1.0
+        gradients = SubgraphGradients(self.module, method, chunk_size)
+        call = self.call
+        try:
+            with _NoDropout(), torch.enable_grad():
+                with gradients.record(call.owner, call.num_subgraphs) as tape:
+                    outputs = tensors_in(call.run())
+                result = tape.clipped_sum(
+                    [outputs[i] for i in self.places],
+                    self.cotangents,
+                    max_grad_norm,
+                    self.owners,
+                )
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+        scale = norms.max()
+        if not (result.norms - norms).abs().max() <= self.tolerance * scale:
+            return 'it is not equal to each subgraph alone'
+        factors = clip_factors(norms, max_grad_norm)
+        for i, name in enumerate(self.params):
+            grads = torch.stack([each[i] for each in self.alone])
+            expected = torch.tensordot(factors, grads, 1)
+            wrong = (result.sums[name] - expected).norm()
+            limit = self.tolerance * grads.flatten(1).norm(dim=1).sum()
+            if not wrong <= limit + 1e-3 * self.tolerance * scale:
+                return f"'{name}' is not equal to each subgraph alone"
+        return None
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    # Without hooks: one of them may be what brings us here.
+    hooks = module._forward_pre_hooks, module._forward_hooks
+    return copy.deepcopy(module, {id(hook): type(hook)() for hook in hooks})
+
+
+def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
+    # The smallest and the largest, and some between.
+    count = owner.bincount(minlength=num_subgraphs)
+    order = count.argsort(stable=True)[int((count == 0).sum()) :]
+    places = torch.linspace(0, order.numel() - 1, _CHECKED).long().unique()
+    return order[places.to(order.device)].sort().values
+
+
+class _NoDropout(TorchFunctionMode):
+    # Random numbers cannot be the same for all subgraphs and for one alone.
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _DROPOUTS:
+            return args[0] if args else (kwargs or {})['input']
+        return func(*args, **(kwargs or {}))
 
 
 def check_owner(
@@ -413,7 +611,3 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
 
 def _as_list(value: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else list(value)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

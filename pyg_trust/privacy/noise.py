@@ -46,6 +46,13 @@ class SeededNoise:
             shape, generator=self._generator, dtype=torch.float64
         )
 
+    def uniform(self, count: int) -> np.ndarray:
+        """Uniform numbers in (0, 1)."""
+        drawn = torch.rand(
+            count, generator=self._generator, dtype=torch.float64
+        )
+        return np.clip(drawn.numpy(), 2.0**-53, 1 - 2.0**-53)
+
 
 class SecureNoise:
     r"""Noise and choices of the operating system's cryptographic generator.

@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
-from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
@@ -172,9 +172,9 @@ class BatchCall:
     def _template(self, value: Any) -> Any:
         if value is self._batch:
             current = snapshot(self._batch)
-            for name, what in self._versions.items():
-                if current.get(name) != what:
-                    self._refuse(f"its '{name}' was changed")
+            for key, what in self._versions.items():
+                if current.get(key) != what:
+                    self._refuse(f"its '{key}' was changed")
             extra = sorted(current.keys() - self._versions.keys())
             if extra:
                 self._refuse(f"'{extra[0]}' was added to it")
@@ -469,7 +469,7 @@ def check_gradients(
     module.train()
     batch = _randomised(batch, _features(batch, owner.numel()), generator)
     exact = SubgraphGradients(module, 'vjp')
-    found = []
+    found: list[ClippedSum] = []
     try:
         for way in (gradients, exact):
             with (

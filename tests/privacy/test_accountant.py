@@ -59,7 +59,7 @@ def test_history(kind):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_budget(kind):
-    noise = kind.noise_multiplier_for(8.0, 1e-6, sample_rate=0.1, steps=40)
+    noise = kind().noise_multiplier_for(8.0, 1e-6, sample_rate=0.1, steps=40)
     accountant = spend(kind(), 40, noise, 0.1)
     assert 0.99 * 8 <= accountant.get_epsilon(1e-6) <= 8
     left = accountant.remaining_steps(
@@ -139,7 +139,8 @@ def test_foreign_states(change, match):
 
 
 @pytest.mark.parametrize(
-    'missing', ['history', 'mechanism', 'relation', 'sampling']
+    'missing',
+    ['history', 'mechanism', 'relation', 'sampling', 'pure_epsilon'],
 )
 def test_incomplete_states(missing):
     state = dict(PLDAccountant().state_dict())
@@ -174,7 +175,7 @@ def test_bad_questions():
     with pytest.raises(TypeError, match='delta'):
         accountant.get_epsilon(1e-5, alphas=[2])
     with pytest.raises(ValueError, match='sample_rate'):
-        PLDAccountant.noise_multiplier_for(1.0, 1e-5, sample_rate=2.0, steps=1)
+        accountant.noise_multiplier_for(1.0, 1e-5, sample_rate=2.0, steps=1)
     with pytest.raises(ValueError, match='mechanism'):
         create_accountant('prv')
 

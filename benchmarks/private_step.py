@@ -1,0 +1,377 @@
+"""A private step against a plain step, as ratios of one interleaved run.
+
+Both are the same model on the same batch of disjoint subgraphs: a forward
+pass, a loss on the roots, a backward pass. The plain step has the gradient of
+the sum; the private one has the sum of the clipped gradients of the
+subgraphs. Neither has noise or an optimizer's step, which cost the same
+whatever computes the sum. A column is a way to compute it:
+
+- ``ours``: what :class:`SubgraphGradients` takes by itself;
+- ``vjp``: its way for models that it cannot keep books of;
+- ``hooks``: what per-sample libraries do, written for PyG's ``Linear`` and
+  biases of nodes: hooks keep inputs and gradients, and every subgraph's
+  gradient is materialised (256 subgraphs at a time) before it is clipped;
+- ``vmap``: ``torch.func.vmap`` of the gradient of one subgraph with dense
+  adjacency matrices, which are what can be vmapped of a GCN;
+- ``loop``: one backward pass for each subgraph.
+
+The peers are timed on the GCN, `vjp` on all models. All results are compared
+with each other. Memory is what one step adds to the resident set of a fresh
+process, at most (``VmHWM``, set back before the step; Linux only), after a
+step with few subgraphs: the kernel counts every allocation, also what
+libraries keep to themselves. What the plain step adds is its activations and
+gradients; the ratio is to these.
+
+    python benchmarks/private_step.py [--quick]
+"""
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import interleaved, power_law
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+
+from pyg_trust.functional import clip_factors
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import SubgraphGradients
+
+FEATURES, CLASSES, CLIP = 500, 40, 1.0
+MODELS = ('GCN', 'SAGE', 'GIN', 'GAT')
+Sums = dict[str, Tensor]
+
+
+class Net(nn.Module):
+    """Two layers of a kind.
+
+    Args:
+        kind (str): one of :obj:`MODELS`.
+        hidden (int): the width between them.
+    """
+
+    def __init__(self, kind: str, hidden: int) -> None:
+        super().__init__()
+        self.first = layer(kind, FEATURES, hidden, False)
+        self.last = layer(kind, hidden, CLASSES, True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The logits of every node."""
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+def layer(kind: str, fan_in: int, fan_out: int, last: bool) -> Any:
+    """One layer, of :obj:`fan_out` channels in all."""
+    if kind == 'GCN':
+        return GCNConv(fan_in, fan_out)
+    if kind == 'SAGE':
+        return SAGEConv(fan_in, fan_out)
+    if kind == 'GAT':
+        heads = 1 if last else 8
+        return GATConv(fan_in, fan_out // heads, heads)
+    mlp = nn.Sequential(
+        nn.Linear(fan_in, fan_out), nn.ReLU(), nn.Linear(fan_out, fan_out)
+    )
+    return GINConv(mlp, train_eps=True)
+
+
+def make_batch(num_subgraphs: int, walk_length: int) -> Data:
+    """A batch of walks on a power-law graph, with random features."""
+    n = 8 * num_subgraphs
+    data = Data(edge_index=power_law(n, 10 * n), num_nodes=n)
+    generator = torch.Generator().manual_seed(1)
+    data.x = torch.randn(n, FEATURES, generator=generator)
+    data.y = torch.randint(CLASSES, (n,), generator=generator)
+    loader = DisjointWalkLoader(
+        data, num_subgraphs, walk_length, num_steps=1, seed=0
+    )
+    return next(iter(loader))
+
+
+def loss_of(out: Tensor, batch: Data) -> Tensor:
+    """The sum over the roots."""
+    m = batch.batch_size
+    return F.cross_entropy(out[:m], batch.y[:m], reduction='sum')
+
+
+def plain(model: Net, batch: Data) -> Sums:
+    """The gradient of the sum."""
+    params = dict(model.named_parameters())
+    loss = loss_of(model(batch.x, batch.edge_index), batch)
+    grads = torch.autograd.grad(loss, list(params.values()))
+    return dict(zip(params, grads, strict=True))
+
+
+def private(gradients: SubgraphGradients, batch: Data) -> Sums:
+    """The sum of clipped gradients, by us."""
+    with gradients.record(batch.batch, batch.batch_size) as tape:
+        out = gradients.module(batch.x, batch.edge_index)
+    loss = loss_of(out, batch)
+    (grad_out,) = torch.autograd.grad(loss, out, retain_graph=True)
+    return tape.clipped_sum(out, grad_out, CLIP).sums
+
+
+def hooks(model: Net, batch: Data, chunk: int = 256) -> Sums:
+    """Materialised gradients of a GCN, from hooks."""
+    kept: dict[str, list[Tensor]] = {}
+    handles = []
+    for i in ('first', 'last'):
+        conv = getattr(model, i)
+
+        def save(
+            module: nn.Module, args: tuple, out: Tensor, name: str
+        ) -> None:
+            kept[name] = [args[0].detach()]
+            out.register_hook(lambda g: kept[name].append(g))
+
+        for part, name in ((conv.lin, f'{i}.lin'), (conv, f'{i}')):
+            handles.append(
+                part.register_forward_hook(partial(save, name=name))
+            )
+    loss = loss_of(model(batch.x, batch.edge_index), batch)
+    loss.backward()
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    names = [
+        (f'{i}.{what}', kept[key])
+        for i in ('first', 'last')
+        for what, key in (('lin.weight', f'{i}.lin'), ('bias', f'{i}'))
+    ]
+    sums = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    node = batch.batch.argsort(stable=True)
+    count = batch.batch.bincount(minlength=batch.batch_size)
+    end = count.cumsum(0)
+    for first in range(0, batch.batch_size, chunk):
+        last = min(first + chunk, batch.batch_size)
+        low = int(end[first] - count[first])
+        rows = node[low : int(end[last - 1])]
+        owner = batch.batch[rows] - first
+        most = int(count[first:last].max())
+        place = torch.arange(rows.numel()) + low
+        place = place - (end - count)[batch.batch[rows]]
+        each = {}
+        for name, (inner, upstream) in names:
+            g = upstream.new_zeros(last - first, most, upstream.size(1))
+            g[owner, place] = upstream[rows]
+            if name.endswith('bias'):
+                each[name] = g.sum(1)
+                continue
+            a = inner.new_zeros(last - first, most, inner.size(1))
+            a[owner, place] = inner[rows]
+            each[name] = torch.einsum('nsi,nsj->nij', g, a)
+        add_clipped(sums, each)
+    return sums
+
+
+def dense(batch: Data) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Subgraphs padded to one size, with normalised adjacency matrices."""
+    m, owner = batch.batch_size, batch.batch
+    count = owner.bincount(minlength=m)
+    order = owner.argsort(stable=True)
+    place = torch.empty_like(owner)
+    place[order] = (
+        torch.arange(owner.numel()) - ((count.cumsum(0) - count)[owner[order]])
+    )
+    most = int(count.max())
+    adj = torch.zeros(m, most, most)
+    source, target = batch.edge_index
+    adj[owner[source], place[target], place[source]] = 1
+    adj[owner, place, place] = 1
+    scale = adj.sum(2).clamp(min=1).rsqrt()
+    adj = scale.unsqueeze(2) * adj * scale.unsqueeze(1)
+    x = torch.zeros(m, most, FEATURES)
+    x[owner, place] = batch.x
+    return list(
+        zip(x.split(256), adj.split(256), batch.y[:m].split(256), strict=True)
+    )
+
+
+class DenseGCN(nn.Module):
+    """The same GCN of one dense subgraph, for vmap."""
+
+    def __init__(self, model: Net) -> None:
+        super().__init__()
+        self.first, self.last = model.first, model.last
+
+    def forward(self, x: Tensor, adj: Tensor) -> Tensor:
+        """The logits of the root."""
+        x = (adj @ self.first.lin(x) + self.first.bias).relu()
+        return (adj @ self.last.lin(x) + self.last.bias)[0]
+
+
+def vmapped(
+    model: DenseGCN, parts: list[tuple[Tensor, Tensor, Tensor]]
+) -> Sums:
+    """Gradients by vmap, clipped chunk by chunk."""
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+
+    def loss(w: Sums, x: Tensor, adj: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, w, (x, adj)), y)
+
+    sums = {n: torch.zeros_like(p) for n, p in weights.items()}
+    each = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    for part in parts:
+        add_clipped(sums, each(weights, *part))
+    return sums
+
+
+def add_clipped(sums: Sums, each: Sums) -> None:
+    """Clips materialised gradients and adds them."""
+    square = torch.stack([g.flatten(1).square().sum(1) for g in each.values()])
+    factors = clip_factors(square.sum(0).sqrt(), CLIP)
+    for name, value in each.items():
+        sums[name] += torch.tensordot(factors, value, 1)
+
+
+def difference(sums: Sums, other: Sums) -> float:
+    """Relative, over all parameters."""
+    square = sum(float((sums[n] - other[n]).square().sum()) for n in sums)
+    total = sum(float(value.square().sum()) for value in other.values())
+    return (square / total) ** 0.5
+
+
+def measure(
+    kind: str,
+    num_subgraphs: int,
+    walk_length: int,
+    hidden: int,
+    repeats: int,
+    peers: bool,
+) -> dict[str, object]:
+    """The times of all methods, as multiples of the plain step's."""
+    torch.manual_seed(0)
+    model, batch = Net(kind, hidden), make_batch(num_subgraphs, walk_length)
+    ours = SubgraphGradients(model)
+    fallback = SubgraphGradients(model, 'vjp')
+    steps: dict[str, Callable[[], Sums]] = {
+        'plain': partial(plain, model, batch),
+        'ours': partial(private, ours, batch),
+    }
+    seconds, results = interleaved(steps, repeats)
+    slow: dict[str, Callable[[], Sums]] = {'plain': steps['plain']}
+    if peers:
+        slow['vjp'] = partial(private, fallback, batch)
+    if peers and kind == 'GCN':
+        slow['hooks'] = partial(hooks, model, batch)
+        slow['vmap'] = partial(vmapped, DenseGCN(model), dense(batch))
+        slow['loop'] = partial(
+            private, SubgraphGradients(model, 'loop'), batch
+        )
+    row: dict[str, object] = {
+        'model': kind,
+        'subgraphs': num_subgraphs,
+        'L': walk_length,
+        'hidden': hidden,
+        'nodes': batch.num_nodes,
+        'plain_ms': 1e3 * seconds['plain'],
+        'method': ours.chosen,
+        'ours': seconds['ours'] / seconds['plain'],
+    }
+    if len(slow) > 1:
+        times, others = interleaved(slow, max(1, repeats // 5))
+        for name, sums in others.items():
+            if name != 'plain':
+                row[name] = times[name] / times['plain']
+                row[f'{name}_error'] = difference(results['ours'], sums)
+    return row
+
+
+def peak(
+    step: str, kind: str, num_subgraphs: int, walk_length: int, hidden: int
+) -> None:
+    """Runs one kind of step and prints the largest resident set, in kB."""
+    torch.manual_seed(0)
+    model, batch = Net(kind, hidden), make_batch(num_subgraphs, walk_length)
+    small = make_batch(10, walk_length)
+    gradients = SubgraphGradients(model, 'bookkeeping')
+    run: Callable[[Data], Sums] = partial(plain, model)
+    if step == 'ours':
+        run = partial(private, gradients)
+    run(small)
+    before = resident('VmRSS')
+    Path('/proc/self/clear_refs').write_text('5')
+    run(batch)
+    print(resident('VmHWM') - before)
+
+
+def resident(what: str) -> int:
+    """The resident set of this process, in kB."""
+    for line in Path('/proc/self/status').read_text().splitlines():
+        if line.startswith(what):
+            return int(line.split()[1])
+    raise RuntimeError(f'{what} is not known here')
+
+
+def memory(*case: object) -> tuple[float, float]:
+    """What the plain and the private step add, in MB."""
+    added = []
+    for step in ('plain', 'ours'):
+        out = subprocess.run(
+            [sys.executable, __file__, '--peak', step, *map(str, case)],
+            check=True,
+            capture_output=True,
+            text=True,
+            # What is freed goes back at once.
+            env={**os.environ, 'MALLOC_MMAP_THRESHOLD_': '65536'},
+        ).stdout
+        added.append(int(out) / 1024)
+    return added[0], added[1]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--quick', action='store_true')
+    parser.add_argument('--repeats', type=int, default=15)
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--csv', type=Path)
+    parser.add_argument('--peak', nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.peak:
+        step, kind, *numbers = args.peak
+        peak(step, kind, *map(int, numbers))
+        return
+    cases = [
+        (kind, m, length, hidden)
+        for m in ((1000,) if args.quick else (1000, 5000))
+        for length, hidden in ((1, 256), (2, 512))
+        for kind in MODELS
+    ]
+    rows = []
+    for case in cases:
+        first = not args.quick and case[1] == 1000
+        row = measure(*case, args.repeats, peers=first)
+        before, after = memory(*case)
+        row |= {'plain_mb': before, 'memory': after / before}
+        rows.append(row)
+        print(
+            ', '.join(
+                f'{key} {value:.3g}'
+                if isinstance(value, float)
+                else f'{key} {value}'
+                for key, value in row.items()
+            ),
+            flush=True,
+        )
+    if args.csv:
+        with args.csv.open('w', newline='') as file:
+            names = list(dict.fromkeys(k for row in rows for k in row))
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == '__main__':
+    main()

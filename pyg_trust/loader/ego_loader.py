@@ -1,0 +1,186 @@
+"""Batches of ego graphs as a PyG loader, for the bounded-degree baseline."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust.functional.dp import fdp_terms
+from pyg_trust.loader.step_batches import (
+    StepBatches,
+    StepLoader,
+    check_positive,
+    check_step,
+)
+from pyg_trust.sampler.ego_sampler import EgoSampler
+
+
+class EgoLoader(StepLoader):
+    r"""Loads batches of ego graphs, each root with copies of its neighbours.
+
+    The baseline of `"Node-Level Differentially Private Graph Neural Networks"
+    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021). Every step
+    draws :math:`m` of the :math:`N` roots uniformly without replacement,
+    afresh; a root comes with all nodes from which messages reach it in
+    ``num_hops`` layers. These are *copies*: a node can be in many of the
+    :math:`N` ego graphs, but if it sends to at most :math:`K` others
+    (:class:`~pyg_trust.transforms.BoundedDegree`), messages of it reach no
+    more than
+
+    .. math::
+        1 + K + \cdots + K^l
+
+    roots, so that replacing its row changes no more than these gradients. The
+    *receivers* of a node have to be few, not its senders: who hears of a row
+    is what counts. (The paper's code bounds gradients per node of the joint
+    batch, which changes more of them; here each root's own gradient is
+    clipped.)
+
+    A batch looks like one of :class:`DisjointWalkLoader`: roots first,
+    ``batch``, ``n_id`` (with repetitions), ``input_id`` and ``batch_size``.
+
+    Args:
+        data (Data): the graph, with an ``edge_index`` without duplicates, on
+            the CPU, of bounded degree.
+        batch_size (int): :math:`m`, which is constant.
+        num_hops (int): the number :math:`l` of message-passing layers.
+        max_degree (int): :math:`K`, the most receivers of a node.
+        input_nodes (Tensor, optional): the roots, as indices or as a mask;
+            by default, all nodes. (default: :obj:`None`)
+        num_steps (int, optional): the batches of an epoch; by default
+            :math:`\lfloor N / m \rfloor`. (default: :obj:`None`)
+        along (bool): whether messages travel along the edges or against
+            them. (default: :obj:`True`)
+        seed (int, optional): the seed. (default: :obj:`None`)
+        **kwargs (optional): more arguments of :class:`NodeLoader`; none that
+            choose batches.
+
+    Raises:
+        TypeError: on a wrong type, or an argument that would choose batches
+            otherwise.
+        ValueError: if a node has more receivers, or a number is out of range.
+    """
+
+    unit = 'ego graphs of roots in a graph of bounded degree'
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        num_hops: int,
+        max_degree: int,
+        input_nodes: Tensor | None = None,
+        *,
+        num_steps: int | None = None,
+        along: bool = True,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_positive('batch_size', batch_size)
+        check_positive('max_degree', max_degree)
+        self.check_kwargs(kwargs, num_steps=num_steps)
+        sampler = EgoSampler(data, num_hops, input_nodes, along=along)
+        found = sampler.max_receivers
+        if found > max_degree:
+            raise ValueError(
+                f"'data' needs to have at most {max_degree} receivers of a "
+                f'node (got one with {found}): apply BoundedDegree'
+            )
+        count = sampler.roots.numel()
+        if batch_size > count:
+            raise ValueError(
+                f"'batch_size' needs to be at most {count}, the number of "
+                f'roots (got {batch_size})'
+            )
+        self.num_hops = num_hops
+        self.max_degree = max_degree
+        self.terms = min(count, fdp_terms(max_degree, num_hops))
+        batches = StepBatches(
+            batch_size,
+            count // batch_size if num_steps is None else num_steps,
+            self.num_subgraphs_at,
+            self._write,
+            rng.derive(rng.resolve(seed), 1),
+        )
+        super().__init__(data, sampler, batches, sampler.roots, **kwargs)
+
+    def num_subgraphs_at(self, step: int) -> int:
+        """The number of roots, of which every step draws.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        check_step(step)
+        return self.node_sampler.roots.numel()
+
+    def setting(self) -> dict[str, Any]:
+        """The public arguments, by name; seeds are secret."""
+        return {
+            'loader': type(self).__name__,
+            'batch_size': self.subgraphs_per_batch,
+            'num_hops': self.num_hops,
+            'max_degree': self.max_degree,
+            'along': self.node_sampler.along,
+        }
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        return index.tolist()
+
+    def collate_fn(self, index: list[int] | Tensor) -> Any:
+        """Makes a batch of what the batch sampler has drawn."""
+        out = self.node_sampler.sample_roots(torch.as_tensor(index))
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def check_batch(
+        self, batch: Data, step: int, count: int | None = None
+    ) -> tuple[Tensor, int]:
+        """Makes sure that a batch holds the ego graphs of distinct roots.
+
+        Args:
+            batch (Data): a batch, or a part of one, on the CPU.
+            step (int): the step, counted from 0 through all epochs.
+            count (int, optional): how many roots it needs to have; by default
+                any number up to ``batch_size``. (default: :obj:`None`)
+
+        Returns:
+            tuple[Tensor, int]: int64, ``[num_nodes]``, the ego graph of each
+            node, and the number of roots.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        index = batch.get('input_id') if isinstance(batch, Data) else None
+        good = False
+        if isinstance(index, Tensor) and index.dim() == 1 and index.numel():
+            roots = self.node_sampler.roots
+            found = index.numel()
+            if int(index.min()) >= 0 and int(index.max()) < roots.numel():
+                # It says which roots: make it again and compare.
+                want = self.node_sampler.sample_roots(index)
+                good = (
+                    found <= (count or self.subgraphs_per_batch)
+                    and (count is None or found == count)
+                    and index.unique().numel() == found
+                    and _equal(batch.get('n_id'), want.node)
+                    and _equal(batch.get('batch'), want.batch)
+                    and batch.num_nodes == want.node.numel()
+                )
+        if not good:
+            raise ValueError(
+                'a batch needs to hold the ego graphs of distinct roots: is '
+                "there a 'transform' that changes 'n_id', 'batch', "
+                "'input_id' or the number of nodes?"
+            )
+        return batch.batch, found
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.node_sampler}, '
+            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
+        )
+
+
+def _equal(found: Any, want: Tensor) -> bool:
+    return isinstance(found, Tensor) and torch.equal(found, want)

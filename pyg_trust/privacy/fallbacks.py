@@ -1,0 +1,255 @@
+"""Slow ways to clip per subgraph, for what the bookkeeping does not know."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from pyg_trust.functional.dp import clip_factors
+from pyg_trust.privacy.calls import (
+    EDGE,
+    INDEX,
+    NODE,
+    Call,
+    Unsupported,
+    tensors_in,
+)
+
+Rerun = Callable[[Tensor], list[Tensor]]
+Result = tuple[dict[str, Tensor], Tensor]
+
+
+class _Total:
+    # Clipped gradients, added up chunk by chunk.
+    def __init__(
+        self, params: dict[str, Tensor], num_subgraphs: int, clip: float
+    ) -> None:
+        self.params = params
+        self.sums = {name: torch.zeros_like(p) for name, p in params.items()}
+        first = next(iter(params.values()))
+        self.norms = first.new_full((num_subgraphs,), torch.inf)
+        self.clip = clip
+
+    def add(self, subgraphs: Tensor, grads: dict[str, Tensor]) -> Tensor:
+        # Returns those that are not finite, and adds the others.
+        norm = self.norms.new_zeros(subgraphs.numel())
+        for value in grads.values():
+            value = value.reshape(len(norm), -1)
+            norm += value.square().sum(1).to(norm)
+        norm = norm.sqrt().nan_to_num(torch.inf, torch.inf)
+        finite = norm.isfinite()
+        factors = clip_factors(norm, self.clip)
+        for name, value in grads.items():
+            mask = finite.view(-1, *[1] * (value.dim() - 1))
+            value = torch.where(mask, value, 0)
+            self.sums[name] += torch.tensordot(factors.to(value), value, 1)
+        self.norms[subgraphs] = norm
+        return subgraphs[~finite]
+
+
+def vjp(
+    params: dict[str, Tensor],
+    outputs: list[Tensor],
+    grads: list[Tensor],
+    owners: list[Tensor],
+    num_subgraphs: int,
+    max_grad_norm: float,
+    chunk_size: int,
+    rerun: Rerun,
+) -> Result:
+    r"""One vector-Jacobian product per subgraph, some at a time.
+
+    Of a graph with a row that is not finite, every subgraph's gradient is not
+    finite, since the rows of the others are multiplied by zero and
+    :math:`0 \cdot \infty` is not a number. Those that are not finite are
+    computed again in smaller and smaller groups, from a forward pass with
+    noise in the features of all others, until those that are to blame stand
+    alone.
+
+    Args:
+        params (dict): the parameters, by name.
+        outputs (list[Tensor]): what the module returned.
+        grads (list[Tensor]): the gradients by the outputs.
+        owners (list[Tensor]): the subgraphs of their rows.
+        num_subgraphs (int): how many subgraphs there are.
+        max_grad_norm (float): the norm to clip to.
+        chunk_size (int): how many at a time; 0 for one by one, without vmap.
+        rerun (callable): the outputs, with noise in the features of all
+            subgraphs but those it is given.
+    """
+    total = _Total(params, num_subgraphs, max_grad_norm)
+    groups = [torch.arange(num_subgraphs, device=owners[0].device)]
+    while groups:
+        group = groups.pop()
+        if group.numel() == 0:
+            continue
+        targets = outputs if group.numel() == num_subgraphs else rerun(group)
+        left = []
+        for chunk in group.split(max(1, chunk_size)):
+            found = _products(
+                params, targets, grads, owners, chunk, chunk_size > 0
+            )
+            left.append(total.add(chunk, found))
+        bad = torch.cat(left)
+        if group.numel() == 1:
+            continue
+        groups += [bad] if bad.numel() < group.numel() else bad.tensor_split(2)
+    return total.sums, total.norms
+
+
+def _products(
+    params: dict[str, Tensor],
+    outputs: list[Tensor],
+    grads: list[Tensor],
+    owners: list[Tensor],
+    chunk: Tensor,
+    batched: bool,
+) -> dict[str, Tensor]:
+    masked = []
+    for value, owner in zip(grads, owners, strict=True):
+        mask = owner == chunk.view(-1, 1)
+        mask = mask.view(*mask.shape, *[1] * (value.dim() - 1))
+        value = torch.where(mask, value, 0)
+        masked.append(value if batched else value[0])
+    found = torch.autograd.grad(
+        outputs,
+        list(params.values()),
+        masked,
+        retain_graph=True,
+        allow_unused=True,
+        is_grads_batched=batched,
+    )
+    return {
+        name: value if batched else value[None]
+        for name, value in zip(params, found, strict=True)
+        if value is not None
+    }
+
+
+def functorch(
+    params: dict[str, Tensor],
+    call: Call,
+    grads: list[Tensor],
+    max_grad_norm: float,
+    chunk_size: int,
+) -> Result:
+    r"""Vmap of the gradient of one subgraph, over subgraphs of one size.
+
+    Subgraphs with the same number of nodes and of edges are stacked, so that
+    nothing is padded. Layers whose shapes depend on values (self-loops that
+    are added only where there are none) cannot be vmapped, and the module is
+    called again, so that it must not draw random numbers.
+
+    Args:
+        params (dict): the parameters, by name.
+        call (Call): the call, whose outputs have nodes as rows.
+        grads (list[Tensor]): the gradients by the outputs.
+        max_grad_norm (float): the norm to clip to.
+        chunk_size (int): how many subgraphs at a time.
+
+    Raises:
+        Unsupported: if the module cannot be vmapped.
+    """
+    total = _Total(params, call.num_subgraphs, max_grad_norm)
+    for subgraphs in _by_shape(call):
+        if not bool(torch.isin(call.owner, subgraphs[:1]).any()):
+            total.norms[subgraphs] = 0
+            continue
+        for chunk in subgraphs.split(chunk_size):
+            batch, nodes = _stacked(call, chunk)
+            found = _vmapped(
+                call, params, batch, [value[nodes] for value in grads]
+            )
+            total.add(chunk, found)
+    return total.sums, total.norms
+
+
+def _by_shape(call: Call) -> list[Tensor]:
+    # The subgraphs with the same numbers of nodes and edges.
+    nodes = torch.bincount(call.owner, minlength=call.num_subgraphs)
+    edges = torch.zeros_like(nodes)
+    if call.edges is not None:
+        edges = call.owner[call.edges[0]].bincount(minlength=nodes.numel())
+    _, shape = torch.stack([nodes, edges]).unique(dim=1, return_inverse=True)
+    return [
+        (shape == i).nonzero().view(-1) for i in range(int(shape.max()) + 1)
+    ]
+
+
+def _stacked(
+    call: Call, subgraphs: Tensor
+) -> tuple[Callable[[str, Any], Any], Tensor]:
+    k = subgraphs.numel()
+    number = call.owner.new_full((call.num_subgraphs,), -1)
+    number[subgraphs] = torch.arange(k, device=number.device)
+    mine = number[call.owner]
+    nodes = mine.argsort(stable=True)
+    nodes = nodes[int((mine < 0).sum()) :].view(k, -1)
+    position = torch.full_like(call.owner, -1)
+    position[nodes] = torch.arange(
+        nodes.size(1), device=nodes.device
+    ).expand_as(nodes)
+    edges = nodes.new_empty(k, 0)
+    if call.edges is not None:
+        of = mine[call.edges[0]]
+        order = of.argsort(stable=True)
+        edges = order[int((of < 0).sum()) :].view(k, -1)
+
+    def leaf(name: str, value: Any) -> Any:
+        level = call.level(name, value)
+        if level == INDEX and value.layout == torch.strided:
+            return position[value[:, edges]].movedim(1, 0)
+        if level == INDEX:
+            raise Unsupported('a sparse matrix cannot be vmapped')
+        if level == NODE and torch.equal(value, call.owner):
+            return torch.zeros_like(nodes)
+        if level == NODE:
+            return value[nodes]
+        if level == EDGE:
+            return value[edges]
+        return None
+
+    return leaf, nodes
+
+
+def _vmapped(
+    call: Call,
+    params: dict[str, Tensor],
+    batch: Callable[[str, Any], Any],
+    grads: list[Tensor],
+) -> dict[str, Tensor]:
+    stacked: list[Tensor] = []
+
+    def collect(name: str, value: Any) -> Any:
+        value = batch(name, value)
+        if value is not None:
+            stacked.append(value)
+        return value
+
+    call.map(collect)
+
+    def loss(
+        weights: dict[str, Tensor], parts: list[Tensor], upstream: list[Tensor]
+    ) -> Tensor:
+        place = iter(parts)
+
+        def leaf(name: str, value: Any) -> Any:
+            known = call.level(name, value) is not None
+            return next(place) if known else value
+
+        args, kwargs = call.map(leaf)
+        out = functional_call(call.module, weights, args, kwargs)
+        pairs = zip(tensors_in(out), upstream, strict=True)
+        return sum((o * u).sum() for o, u in pairs)  # type: ignore[return-value]
+
+    weights = {name: p.detach() for name, p in params.items()}
+    try:
+        return vmap(grad(loss), in_dims=(None, 0, 0), randomness='error')(
+            weights, stacked, grads
+        )
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise Unsupported(
+            f'the module cannot be vmapped ({str(error).splitlines()[0]})'
+        ) from error

@@ -1,0 +1,487 @@
+"""Which subgraph each row of a tensor belongs to, through a forward pass."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+def names(text: str) -> frozenset[str]:
+    """A set of words."""
+    return frozenset(text.split())
+
+
+_POINTWISE = names(
+    """
+    abs add addcdiv addcmul alpha_dropout celu ceil clamp clamp_max
+    clamp_min clip clone contiguous copysign cos cosh detach div divide
+    dropout elu empty_like eq erf erfc exp expm1 float floor fmod full_like
+    ge gelu gt half hardsigmoid hardswish hardtanh isfinite isinf isnan
+    isneginf isposinf le leaky_relu lerp log log10 log1p log2 logical_and
+    logical_not logical_or logical_xor logit logsigmoid lt masked_fill
+    maximum minimum mish mul multiply nan_to_num ne neg negative ones_like
+    pow prelu rand_like randn_like reciprocal relu relu6 round rrelu rsqrt
+    rsub selu sgn sigmoid sign silu sin sinh softplus softshrink softsign
+    sqrt square sub subtract tan tanh tanhshrink threshold to true_divide
+    trunc type_as where xlogy zeros_like double type masked_fill_ fill_
+    zero_ copy_ bool long int bfloat16 hardshrink floor_divide remainder
+    dropout_ relu_ __radd__ __rsub__ __rmul__ __rdiv__ __rtruediv__
+    __rpow__ __pow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__
+    __or__ __invert__ requires_grad_ feature_alpha_dropout
+    """
+)
+_REDUCTIONS = names(
+    """
+    all amax amin any argmax argmin log_softmax logsumexp max mean median
+    min norm normalize prod softmax std sum var vector_norm cumsum softmin
+    nansum argsort sort topk linalg_norm linalg_vector_norm count_nonzero
+    gumbel_softmax glu layer_norm rms_norm
+    """
+)
+_VIEWS = frozenset(
+    ('view', 'reshape', 'flatten', 'unflatten', 'view_as', 'reshape_as')
+)
+_SCATTERS = names(
+    """
+    scatter scatter_add scatter_reduce index_add index_reduce index_copy
+    """
+)
+_SPLITS = frozenset(('chunk', 'split', 'tensor_split', 'unbind'))
+
+
+class Rows:
+    """The rows of one dimension; whose they are may be found out later."""
+
+    def __init__(self, size: int, owner: Tensor | None = None) -> None:
+        self.size = size
+        self._owner = owner
+        self._same: Rows | None = None
+
+    def find(self) -> 'Rows':
+        """What stands for all rows that were found to be the same."""
+        rows = self
+        while rows._same is not None:
+            rows = rows._same
+        return rows
+
+    @property
+    def owner(self) -> Tensor | None:
+        """The subgraph of each row, if it is known."""
+        return self.find()._owner
+
+
+class Conflict(Exception):
+    """Rows of different subgraphs meet."""
+
+
+class RowTracker:
+    """Knows the rows of tensors, and what functions do with them.
+
+    Nothing here looks at the values of features: whose a row is follows from
+    the structure of the graph and from what the model does. A function that
+    is not known here gives a tensor whose rows are not known.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Rows]] = {}
+        self._rows = WeakTensorKeyDictionary()
+
+    def known(self, owner: Tensor) -> Rows:
+        """The rows with the given subgraphs: the same object each time."""
+        seen = self._known.setdefault(owner.numel(), [])
+        for rows in seen:
+            assert rows._owner is not None
+            if rows._owner is owner or torch.equal(rows._owner, owner):
+                return rows
+        seen.append(Rows(owner.numel(), owner))
+        return seen[-1]
+
+    def get(self, tensor: Tensor) -> tuple[Rows, int] | None:
+        """The rows of a tensor and their dimension, if it has any."""
+        found = self._rows.get(tensor)
+        return None if found is None else (found[0].find(), found[1])
+
+    def set(self, tensor: Tensor, rows: Rows, axis: int) -> None:
+        """Says what the rows of a tensor are."""
+        if tensor.dim() and tensor.size(axis) == rows.size:
+            self._rows[tensor] = (rows, axis)
+
+    def unify(self, rows: Iterable[Rows]) -> Rows | None:
+        """Rows that meet in one row of a result belong together."""
+        found: Rows | None = None
+        for item in rows:
+            item = item.find()
+            if found is None or found is item:
+                found = item
+            elif found.size != item.size:
+                return None
+            elif found._owner is None:
+                found._same = item
+                found = item
+            elif item._owner is None:
+                item._same = found
+            else:
+                raise Conflict('rows of different subgraphs meet')
+        return found
+
+    def follow(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> None:
+        """Notes what the rows of the result of a function are."""
+        results = [t for t in _flat(out) if isinstance(t, Tensor)]
+        if not results:
+            return
+        tensors = list(tensors_of(args, kwargs))
+        tracked = [(t, *found) for t in tensors if (found := self.get(t))]
+        if not tracked:
+            return
+        base = name[:-1] if name.endswith('_') and name[-2] != '_' else name
+        if base in _POINTWISE or name in _POINTWISE:
+            self._align(tracked, results)
+        elif base in _SCATTERS:
+            self._scatter(args, kwargs, results[0])
+        elif name == 'index_select':
+            self._index_select(args, kwargs, results[0])
+        elif name in ('cat', 'concat', 'concatenate'):
+            self._cat(args, kwargs, tracked, results[0])
+        elif name == 'stack':
+            self._stack(args, kwargs, tracked, results[0])
+        elif name in ('matmul', 'mm', 'bmm', 'linear', '__matmul__', 'spmm'):
+            self._matmul(name, args, tracked, results[0])
+        elif len(tracked) == 1 or tracked[0][0] is _first(args):
+            self._single(name, base, args, kwargs, tracked[0], results)
+
+    def _align(
+        self, tracked: list[tuple[Tensor, Rows, int]], results: list[Tensor]
+    ) -> None:
+        # Broadcasting aligns dimensions at the end.
+        for out in results:
+            axes = {axis - t.dim() for t, _, axis in tracked}
+            if len(axes) == 1 and -(axis := axes.pop()) <= out.dim():
+                rows = self.unify(r for _, r, _ in tracked)
+                if rows is not None:
+                    self.set(out, rows, axis + out.dim())
+
+    def _single(
+        self,
+        name: str,
+        base: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tracked: tuple[Tensor, Rows, int],
+        results: list[Tensor],
+    ) -> None:
+        tensor, rows, axis = tracked
+        dim = tensor.dim()
+        if base in _REDUCTIONS:
+            dims = _dims(base, tensor, args, kwargs)
+            if dims is None or axis in dims:
+                return
+            for out in results:
+                before = sum(d < axis for d in dims)
+                self.set(
+                    out, rows, axis if out.dim() == dim else axis - before
+                )
+        elif base in _VIEWS:
+            self._view(rows, axis, tensor.shape, results[0])
+        elif base in ('expand', 'expand_as', 'broadcast_to'):
+            self.set(results[0], rows, axis - dim + results[0].dim())
+        elif base in ('repeat', 'tile'):
+            # A shape that is the same says that rows are not repeated.
+            self.set(results[0], rows, axis - dim + results[0].dim())
+        elif base == 'unsqueeze':
+            at = _arg(args, kwargs, 1, 'dim') % (dim + 1)
+            self.set(results[0], rows, axis + (at <= axis))
+        elif base == 'squeeze':
+            at = _arg(args, kwargs, 1, 'dim', None)
+            at = list(range(dim)) if at is None else at
+            gone = [d for d in _normal(at, dim) if tensor.size(d) == 1]
+            if axis not in gone:
+                self.set(results[0], rows, axis - sum(d < axis for d in gone))
+        elif base in ('transpose', 'swapaxes', 't', 'T', 'mT'):
+            if base in ('transpose', 'swapaxes'):
+                a = _arg(args, kwargs, 1, 'dim0') % dim
+                b = _arg(args, kwargs, 2, 'dim1') % dim
+            elif dim < 2:
+                a = b = 0
+            elif base == 'T' and dim > 2:
+                return
+            else:
+                a, b = dim - 2, dim - 1
+            self.set(results[0], rows, {a: b, b: a}.get(axis, axis))
+        elif base == 'permute':
+            order = (
+                args[1:] if len(args) > 2 else _arg(args, kwargs, 1, 'dims')
+            )
+            self.set(results[0], rows, [d % dim for d in order].index(axis))
+        elif base in _SPLITS:
+            at = _arg(args, kwargs, 2 if base != 'unbind' else 1, 'dim', 0)
+            at = at % dim
+            if at != axis:
+                shift = base == 'unbind' and at < axis
+                for out in results:
+                    self.set(out, rows, axis - shift)
+        elif base == '__getitem__':
+            self._getitem(tensor, rows, axis, args[1], results[0])
+
+    def _view(
+        self, rows: Rows, axis: int, shape: torch.Size, out: Tensor
+    ) -> None:
+        if out.dim() > axis and out.shape[: axis + 1] == shape[: axis + 1]:
+            self.set(out, rows, axis)
+            return
+        owner = rows.owner
+        if axis != 0 or owner is None or out.dim() == 0 or out.numel() == 0:
+            return
+        # Rows are cut into some, or put together.
+        size = out.size(0)
+        if size % rows.size == 0:
+            owner = owner.repeat_interleave(size // rows.size)
+        elif rows.size % size == 0:
+            parts = owner.view(size, -1)
+            owner = parts[:, 0]
+            if not bool((parts == parts[:, :1]).all()):
+                return
+        else:
+            return
+        self.set(out, self.known(owner), 0)
+
+    def _getitem(
+        self, tensor: Tensor, rows: Rows, axis: int, index: Any, out: Tensor
+    ) -> None:
+        items = list(index) if isinstance(index, tuple) else [index]
+        advanced = [i for i in items if isinstance(i, Tensor | list)]
+        if len(advanced) > 1:
+            return
+        used = sum(
+            i.dim() if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+            for i in items
+            if i is not None and i is not Ellipsis
+        )
+        if not any(i is Ellipsis for i in items):
+            items.append(Ellipsis)
+        at, new = 0, 0
+        for item in items:
+            if item is Ellipsis:
+                rest = tensor.dim() - used
+                if at <= axis < at + rest:
+                    self.set(out, rows, new + axis - at)
+                    return
+                at, new = at + rest, new + rest
+            elif item is None:
+                new += 1
+            elif isinstance(item, bool):
+                return
+            elif isinstance(item, int):
+                if at == axis:
+                    return
+                at += 1
+            elif isinstance(item, slice):
+                if at == axis:
+                    owner = rows.owner
+                    if item == slice(None):
+                        self.set(out, rows, new)
+                    elif owner is not None:
+                        self.set(out, self.known(owner[item]), new)
+                    return
+                at, new = at + 1, new + 1
+            else:
+                item = torch.as_tensor(item)
+                if item.dim() != 1:
+                    return
+                if at == axis:
+                    owner = rows.owner
+                    if owner is not None:
+                        self.set(out, self.known(owner[item]), new)
+                    return
+                at, new = at + 1, new + 1
+
+    def _index_select(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> None:
+        source = _arg(args, kwargs, 0, 'input')
+        index = _arg(args, kwargs, 2, 'index')
+        found = self.get(source)
+        if found is None:
+            return
+        rows, axis = found
+        if _arg(args, kwargs, 1, 'dim') % source.dim() != axis:
+            self.set(out, rows, axis)
+        elif rows.owner is not None:
+            self.set(out, self.known(rows.owner[index]), axis)
+
+    def _scatter(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> None:
+        index = _arg(args, kwargs, 2, 'index')
+        src = _arg(args, kwargs, 3, 'src', None)
+        if src is None:
+            src = _arg(args, kwargs, 3, 'source', None)
+        found = self.get(src) if isinstance(src, Tensor) else None
+        dim = _arg(args, kwargs, 1, 'dim') % out.dim()
+        if found is None:
+            return
+        rows, axis = found
+        if axis != dim:
+            if index.dim() == 1 or out.size(axis) == rows.size:
+                self.set(out, rows, axis)
+            return
+        if index.dim() > 1:
+            stride = [s for d, s in enumerate(index.stride()) if d != dim]
+            sizes = [s for d, s in enumerate(index.shape) if d != dim]
+            if any(s and n > 1 for s, n in zip(stride, sizes, strict=True)):
+                return
+            for d in reversed(range(index.dim())):
+                if d != dim:
+                    if index.size(d) == 0:
+                        return
+                    index = index.select(d, 0)
+        owner = rows.owner
+        if owner is None or index.numel() != owner.numel():
+            return
+        # A row into which nothing goes belongs to whom it is used by.
+        size = out.size(dim)
+        for other in self._candidates(size):
+            assert other._owner is not None
+            if torch.equal(other._owner[index], owner):
+                self.set(out, other, dim)
+                return
+        target = owner.new_full((size,), -1)
+        target[index] = owner
+        if torch.equal(target[index], owner) and bool((target >= 0).all()):
+            self.set(out, self.known(target), dim)
+
+    def _candidates(self, size: int) -> list[Rows]:
+        return list(self._known.get(size, []))
+
+    def _cat(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tracked: list[tuple[Tensor, Rows, int]],
+        out: Tensor,
+    ) -> None:
+        parts = _arg(args, kwargs, 0, 'tensors')
+        axes = {axis for _, _, axis in tracked}
+        if len(axes) != 1:
+            return
+        axis = axes.pop()
+        if _arg(args, kwargs, 1, 'dim', 0) % out.dim() != axis:
+            rows = self.unify(r for _, r, _ in tracked)
+            if rows is not None:
+                self.set(out, rows, axis)
+            return
+        owners = [
+            None if (found := self.get(t)) is None else found[0].owner
+            for t in parts
+        ]
+        if all(owner is not None for owner in owners):
+            self.set(out, self.known(torch.cat(owners)), axis)  # type: ignore[arg-type]
+
+    def _stack(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tracked: list[tuple[Tensor, Rows, int]],
+        out: Tensor,
+    ) -> None:
+        at = _arg(args, kwargs, 1, 'dim', 0) % out.dim()
+        axes = {axis for _, _, axis in tracked}
+        if len(axes) == 1:
+            rows = self.unify(r for _, r, _ in tracked)
+            axis = axes.pop()
+            if rows is not None:
+                self.set(out, rows, axis + (at <= axis))
+
+    def _matmul(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        tracked: list[tuple[Tensor, Rows, int]],
+        out: Tensor,
+    ) -> None:
+        if len(tracked) != 1:
+            if all(axis < t.dim() - 2 for t, _, axis in tracked):
+                self._align(tracked, [out])
+            return
+        tensor, rows, axis = tracked[0]
+        if tensor is args[0] and axis != tensor.dim() - 1:
+            self.set(out, rows, axis - tensor.dim() + out.dim())
+        elif args[0].layout != torch.strided and axis == 0:
+            # Sums over neighbours, who belong to the same subgraph.
+            self.set(out, rows, 0)
+
+
+def tensors_of(
+    args: Iterable[Any], kwargs: dict[str, Any]
+) -> Iterator[Tensor]:
+    """The tensors among the arguments of a torch function."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (t for t in value if isinstance(t, Tensor))
+
+
+def _flat(out: Any) -> tuple[Any, ...]:
+    return tuple(out) if isinstance(out, tuple | list) else (out,)
+
+
+def _first(args: tuple[Any, ...]) -> Any:
+    return args[0] if args else None
+
+
+def _arg(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    place: int,
+    name: str,
+    default: Any = ...,
+) -> Any:
+    if len(args) > place:
+        return args[place]
+    if default is ...:
+        return kwargs[name]
+    return kwargs.get(name, default)
+
+
+def _normal(dims: Any, dim: int) -> list[int]:
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    return [d % dim for d in dims]
+
+
+def _dims(
+    name: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[int] | None:
+    # The dimensions that a function works along; None for all.
+    dim = tensor.dim()
+    if name in ('layer_norm', 'rms_norm'):
+        shape = _arg(args, kwargs, 1, 'normalized_shape')
+        return list(range(dim - len(shape), dim))
+    place = {
+        'norm': 2,
+        'vector_norm': 2,
+        'linalg_vector_norm': 2,
+        'linalg_norm': 2,
+        'normalize': 2,
+        'topk': 2,
+        'gumbel_softmax': 4,
+    }.get(name, 1)
+    default = {
+        'normalize': 1,
+        'topk': -1,
+        'sort': -1,
+        'argsort': -1,
+        'glu': -1,
+        'gumbel_softmax': -1,
+    }.get(name)
+    dims = _arg(args, kwargs, place, 'dim', default)
+    if isinstance(dims, bool) or not isinstance(dims, int | list | tuple):
+        return None
+    return _normal(dims, dim)

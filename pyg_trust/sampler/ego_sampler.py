@@ -1,0 +1,161 @@
+"""Ego graphs as a PyG sampler."""
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+
+from pyg_trust.functional.ragged import ranges
+from pyg_trust.functional.walks import max_size, root_index
+from pyg_trust.graph import CSRGraph
+
+
+class EgoSampler(BaseSampler):
+    r"""Gives every root its whole neighbourhood, in copies.
+
+    The nodes from which messages reach the root in :obj:`num_hops` layers,
+    and all edges between them; two roots share no node. Time and memory are
+    linear in what comes out.
+
+    Args:
+        data (Data): the graph, with an ``edge_index`` without duplicates, on
+            the CPU.
+        num_hops (int): the number of layers, at least 0.
+        roots (Tensor, optional): the nodes that may be roots, as indices or
+            as a mask; by default, all nodes. (default: :obj:`None`)
+        along (bool): whether messages travel along the edges or against
+            them. (default: :obj:`True`)
+
+    Raises:
+        TypeError, ValueError: if something is not so.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        num_hops: int,
+        roots: Tensor | None = None,
+        *,
+        along: bool = True,
+    ) -> None:
+        if not isinstance(data, Data):
+            raise TypeError(
+                "'data' needs to be a homogeneous "
+                f'torch_geometric.data.Data (got {type(data).__name__})'
+            )
+        if data.get('edge_index') is None or data.num_nodes is None:
+            raise ValueError(
+                "'data' needs to have an 'edge_index' and know its 'num_nodes'"
+            )
+        if data.edge_index.device.type != 'cpu':
+            raise ValueError(
+                "'data' needs to have its 'edge_index' on the CPU "
+                f'(got {data.edge_index.device})'
+            )
+        try:
+            max_size(num_hops)
+        except (TypeError, ValueError) as error:
+            message = str(error).replace('walk_length', 'num_hops')
+            raise type(error)(message) from None
+        self.roots = root_index(roots, data.num_nodes)
+        self.graph = CSRGraph.from_edge_index(data.edge_index, data.num_nodes)
+        if self.graph.has_duplicates:
+            raise ValueError("'data' needs to be free of parallel edges")
+        self.num_hops = num_hops
+        self.along = along
+
+    @property
+    def max_receivers(self) -> int:
+        """The most nodes that one sends messages to, itself left out."""
+        rowptr, col = self.graph.receivers(self.along)
+        receiver = torch.arange(self.graph.num_nodes)
+        receiver = receiver.repeat_interleave(rowptr.diff())
+        sender = col.long()[receiver != col]
+        return int(sender.bincount().max()) if sender.numel() else 0
+
+    def sample_roots(self, index: Tensor) -> SamplerOutput:
+        """The ego graphs of some roots, as one batch, the roots first.
+
+        Args:
+            index (Tensor): int64: positions in ``roots``.
+        """
+        count, n = index.numel(), self.graph.num_nodes
+        rowptr, col = self.graph.receivers(self.along)
+        # A copy of a node is named by its root's place in the batch and it.
+        first = torch.arange(count) * n + self.roots[index]
+        found = front = first
+        for _ in range(self.num_hops):
+            node, owner = front % n, front // n
+            size = rowptr[node + 1] - rowptr[node]
+            sender = col[ranges(rowptr[node], size)].long()
+            reached = owner.repeat_interleave(size) * n + sender
+            reached = reached.unique()
+            front = reached[~torch.isin(reached, found)]
+            found = torch.cat([found, front])
+        rest = found[count:].sort().values
+        copies = torch.cat([first, rest])
+        node, owner = copies % n, copies // n
+
+        start = self.graph.rowptr[node]
+        degree = self.graph.rowptr[node + 1] - start
+        edge = ranges(start, degree)
+        row = torch.arange(node.numel()).repeat_interleave(degree)
+        other = owner[row] * n + self.graph.col[edge]
+        known, place = copies.sort()
+        where = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
+        inside = known[where] == other
+        return SamplerOutput(
+            node=node,
+            row=row[inside],
+            col=place[where][inside],
+            edge=edge[inside],
+            batch=owner,
+            num_sampled_nodes=[count, node.numel() - count],
+            metadata=(index, None),
+        )
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
+        """The ego graphs of some roots.
+
+        Args:
+            inputs (NodeSamplerInput): nodes among the roots.
+
+        Raises:
+            ValueError: if one of them is no root.
+        """
+        place = torch.full((self.graph.num_nodes,), -1)
+        place[self.roots] = torch.arange(self.roots.numel())
+        index = place[inputs.node]
+        if bool((index < 0).any()):
+            raise ValueError(
+                "'inputs' needs to hold roots alone "
+                f'(got node {int(inputs.node[index < 0][0])})'
+            )
+        return self.sample_roots(index)
+
+    def sample_from_edges(
+        self,
+        inputs: EdgeSamplerInput,
+        neg_sampling: NegativeSampling | None = None,
+    ) -> SamplerOutput:
+        """Is not there: roots are nodes."""
+        raise NotImplementedError(
+            f"'{type(self).__name__}' samples from nodes, not from edges"
+        )
+
+    @property
+    def edge_permutation(self) -> Tensor | None:
+        """Where each edge of the sampler's graph is in ``edge_index``."""
+        return self.graph.perm
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(num_hops={self.num_hops}, '
+            f'num_roots={self.roots.numel()})'
+        )

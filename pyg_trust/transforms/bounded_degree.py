@@ -1,0 +1,85 @@
+"""Graphs in which no node is heard by many others."""
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from pyg_trust import rng
+
+
+@functional_transform('bounded_degree')
+class BoundedDegree(BaseTransform):
+    r"""Keeps at most :math:`K` receivers of every node, chosen at random.
+
+    The first step of `"Node-Level Differentially Private Graph Neural
+    Networks" <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021;
+    functional name: :obj:`bounded_degree`). What private training needs is
+    that a node's row reaches few others, so the edges that *leave* a node
+    towards its receivers are thinned out: of each node's, :math:`K` are kept
+    uniformly at random, or all if there are no more. Bounding the edges that
+    *enter* would leave a hub in the neighbourhood of everybody. Nothing but
+    the structure and the seed decides; an undirected graph becomes directed.
+    Self-loops are kept and do not count.
+
+    All edge attributes follow their edges.
+
+    Args:
+        K (int): the most receivers of a node.
+        along (bool): whether messages travel along the edges, as PyG's do,
+            or against them. (default: :obj:`True`)
+        seed (int, optional): the seed. (default: :obj:`None`)
+
+    Raises:
+        TypeError: if :obj:`K` is no integer.
+        ValueError: if it is below 1.
+    """
+
+    def __init__(
+        self, K: int, along: bool = True, seed: int | None = None
+    ) -> None:
+        if isinstance(K, bool) or not isinstance(K, int):
+            raise TypeError(
+                f"'K' needs to be an integer (got {type(K).__name__})"
+            )
+        if K < 1:
+            raise ValueError(f"'K' needs to be at least 1 (got {K})")
+        self.K = K
+        self.along = along
+        self.seed = seed
+
+    def forward(self, data: Data) -> Data:
+        """Returns the graph with fewer edges."""
+        if not isinstance(data, Data):
+            raise TypeError(
+                "'data' needs to be a homogeneous "
+                f'torch_geometric.data.Data (got {type(data).__name__})'
+            )
+        if data.edge_index is None:
+            raise ValueError("'data' needs to have an 'edge_index'")
+        edge_index = data.edge_index.cpu()
+        sender = edge_index[0 if self.along else 1]
+        loop = edge_index[0] == edge_index[1]
+        counted = (~loop).nonzero().view(-1)
+        # In random order, then by sender: the first K of each are kept.
+        order = torch.randperm(
+            counted.numel(), generator=rng.generator(self.seed)
+        )
+        counted = counted[order]
+        counted = counted[sender[counted].argsort(stable=True)]
+        who = sender[counted]
+        start = torch.searchsorted(who, who)
+        rank = torch.arange(who.numel()) - start
+        keep = loop.clone()
+        keep[counted[rank < self.K]] = True
+        edges = [name for name in data.keys() if data.is_edge_attr(name)]  # noqa: SIM118
+        keep = keep.to(data.edge_index.device)
+        for name in edges:
+            value = data[name]
+            dim = data.__cat_dim__(name, value)
+            index = keep.nonzero().view(-1).to(value.device)
+            data[name] = value.index_select(dim, index)
+        return data
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(K={self.K})'

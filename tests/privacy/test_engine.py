@@ -1,0 +1,780 @@
+import copy
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, norm
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+from pyg_trust.functional import (
+    fdp_epsilon,
+    max_steps,
+    private_quantile,
+    wor_epsilon,
+)
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.loader import DisjointWalkLoader, EgoLoader
+from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.transforms import BoundedDegree
+
+
+class NoNoise:
+    secure = False
+
+    def normal(self, shape):
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+def clipped_mean(net, batch, C):
+    # Each subgraph alone, as a graph of its own.
+    sums = [torch.zeros_like(p) for p in net.parameters()]
+    for i in range(batch.batch_size):
+        own = batch.subgraph(batch.batch == i)
+        assert own.n_id[0] == batch.n_id[i]
+        out = net(own.x, own.edge_index)[:1]
+        loss = F.cross_entropy(out, own.y[:1])
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        total = math.sqrt(sum(g.square().sum().item() for g in grads))
+        for s, g in zip(sums, grads, strict=True):
+            s += g * min(1, C / total)
+    return [s / batch.batch_size for s in sums]
+
+
+@pytest.mark.parametrize('chunk', [None, 1, 3, 8, 100])
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+def test_gradients_are_clipped_per_subgraph(private, chunk, reduction):
+    setup = private(
+        max_physical_batch_size=chunk, loss_reduction=reduction, loader={}
+    )
+    setup.engine._noise = NoNoise()
+    net = copy.deepcopy(setup.net)
+    (whole,) = DisjointWalkLoader(setup.data, 8, 2, seed=1, num_steps=1)
+    scale = 1 if reduction == 'mean' else 8
+    want = [scale * g for g in clipped_mean(net, whole, 0.5)]
+    seen = []
+    for batch in setup.loader:
+        seen.append(batch.n_id[: batch.batch_size])
+        setup.optimizer.zero_grad()
+        out = setup.model(batch.x, batch.edge_index)[: batch.batch_size]
+        F.cross_entropy(
+            out, batch.y[: batch.batch_size], reduction=reduction
+        ).backward()
+        setup.optimizer.step()
+        if setup.engine.steps:
+            break
+    assert torch.cat(seen).equal(whole.n_id[:8])
+    assert len(seen) == -(-8 // min(chunk or 8, 8))
+    for p, g in zip(setup.net.parameters(), want, strict=True):
+        assert torch.allclose(p.grad, g, atol=1e-6)
+    # Some are clipped and some are not, or the test says little.
+    tape_of = SubgraphGradients(net).record(whole.batch, 8)
+    with tape_of as tape:
+        out = net(whole.x, whole.edge_index)
+    loss = F.cross_entropy(out[:8], whole.y[:8], reduction='sum')
+    (grad,) = torch.autograd.grad(loss, out, retain_graph=True)
+    norms = tape.clipped_sum(out, grad, 0.5).norms
+    assert (norms > 0.5).any()
+
+
+def test_virtual_batches_take_the_same_steps(private):
+    ends = []
+    for chunk in (None, 3):
+        setup = private(max_physical_batch_size=chunk)
+        count = setup.train(epochs=2)
+        assert count == len(setup.loader) * 2
+        assert setup.engine.steps == 4
+        ends.append(setup.net.state_dict())
+    for name, value in ends[0].items():
+        assert torch.allclose(value, ends[1][name], atol=1e-6)
+
+
+@pytest.mark.parametrize('secure', [False, True])
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+def test_noise_is_lam_times_twice_the_norm(private, secure, reduction):
+    # sigma = z C on the sum, over m; z = 2 lam (T2). Gradients are zero.
+    class Zero(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(30000))
+
+        def forward(self, x, edge_index):
+            return x[:, :1] + 0 * self.weight.sum()
+
+    setup = private(
+        net=Zero(),
+        noise_multiplier=3.0,
+        max_grad_norm=0.7,
+        loss_reduction=reduction,
+        engine={'secure_mode': secure, 'seed': None if secure else 3},
+    )
+    before = setup.net.weight.detach().clone()
+    for batch in setup.loader:
+        setup.model(batch.x, batch.edge_index)[:8].mean().backward()
+        setup.optimizer.step()
+        break
+    lam, C, m = 1.5, 0.7, 8 if reduction == 'mean' else 1
+    grad = setup.net.weight.grad.double() * m / (lam * 2 * C)
+    assert chi2(30000).cdf(grad.square().sum()) == pytest.approx(
+        0.5, abs=0.4999
+    )
+    assert abs(grad.sum()) / math.sqrt(30000) < norm.isf(1e-5)
+    moved = (before - setup.net.weight.detach()) / 0.1
+    assert torch.allclose(moved, setup.net.weight.grad, atol=1e-6)
+    assert setup.engine.report(1e-3).noise_std == pytest.approx(lam * 2 * C)
+
+
+def test_same_seed_same_weights_other_seed_others(private):
+    ends = []
+    for seed in (2, 2, 3):
+        setup = private(engine={'seed': seed})
+        setup.train()
+        ends.append(setup.net.first.bias.detach())
+    assert ends[0].equal(ends[1])
+    assert not ends[0].equal(ends[2])
+
+
+def test_secure_mode_never_repeats(private):
+    ends, roots = [], []
+    for _ in range(2):
+        setup = private(engine={'secure_mode': True, 'seed': None})
+        for batch in setup.loader:
+            roots.append(batch.input_id.tolist())
+            setup.loss(batch).backward()
+            setup.optimizer.step()
+            break
+        ends.append(setup.net.first.bias.detach())
+    assert not ends[0].equal(ends[1])
+    assert roots[0] != roots[1]
+    assert 'secure' in str(setup.engine.report(1e-3))
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_workers_do_not_matter(private, workers):
+    setup = private(loader={'num_workers': workers})
+    setup.train()
+    want = private()
+    want.train()
+    assert setup.net.first.bias.equal(want.net.first.bias)
+    assert setup.engine.steps == len(setup.loader)
+
+
+def test_schedulers_and_state_go_through(private):
+    net = nn.Module()
+    setup = private(optimizer=None)
+    net = setup.net
+    scheduler = torch.optim.lr_scheduler.StepLR(setup.optimizer, 1, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        setup.train(1)
+        scheduler.step()
+    assert setup.optimizer.param_groups[0]['lr'] == pytest.approx(0.01)
+    assert list(setup.model.state_dict()) == list(net.state_dict())
+    assert setup.model.first is net.first
+    assert not setup.model.eval().training
+    assert not net.training
+    assert isinstance(setup.optimizer, torch.optim.Optimizer)
+    with pytest.raises(ValueError, match='no more parameters'):
+        setup.optimizer.add_param_group({'params': []})
+
+
+def test_evaluation_goes_through_untouched(private):
+    setup = private()
+    x, edge_index = torch.randn(7, 5), torch.tensor([[0, 1], [1, 0]])
+    setup.model.eval()
+    assert setup.model(x, edge_index).equal(setup.net(x, edge_index))
+    setup.model.train()
+    with torch.no_grad():
+        assert setup.model(x, edge_index).shape == (7, 3)
+    assert setup.engine.steps == 0
+
+
+# Accounting
+
+
+@pytest.mark.parametrize('method', ['pld_wor', 'rdp_wor'])
+@pytest.mark.parametrize('chunk', [None, 3])
+def test_loader_ends_before_the_budget_does(private, method, chunk):
+    setup = private(
+        target=True,
+        engine={'accountant': method},
+        max_physical_batch_size=chunk,
+    )
+    q = 8 / setup.loader.num_subgraphs
+    want = max_steps(6.0, 1e-3, q, 2.0, method=method)
+    assert want > 3
+    setup.train(epochs=want)
+    assert setup.engine.steps == want
+    assert setup.engine.exhausted
+    assert list(setup.loader) == []
+    spent = setup.engine.get_epsilon(1e-3)
+    assert spent == pytest.approx(wor_epsilon([(2.0, q, want)], 1e-3, method))
+    assert spent <= 6 < wor_epsilon([(2.0, q, want + 1)], 1e-3, method)
+
+
+def test_step_beyond_the_budget_is_refused(private):
+    setup = private(target=True)
+    setup.train(epochs=100)
+    steps = setup.engine.steps
+    before = copy.deepcopy(setup.net.state_dict())
+    setup.loader._allowed = lambda step: True
+    for batch in setup.loader:
+        setup.optimizer.zero_grad()
+        setup.loss(batch).backward()
+        with pytest.raises(BudgetExceededError, match='epsilon 6'):
+            setup.optimizer.step()
+        with pytest.raises(RuntimeError, match='second step'):
+            setup.optimizer.step()
+        break
+    assert setup.engine.steps == steps
+    for p in setup.net.parameters():
+        assert p.grad is None
+    for name, value in setup.net.state_dict().items():
+        assert value.equal(before[name])
+
+
+@pytest.mark.parametrize('method', ['pld_wor', 'rdp_wor'])
+@pytest.mark.parametrize('plan', [{'steps': 30}, {'epochs': 9}])
+def test_noise_for_a_target(private, method, plan):
+    data = private().data
+    net = nn.Linear(5, 3)
+    engine = PrivacyEngine(method, seed=0)
+    loader = DisjointWalkLoader(data, 4, 1, seed=0)
+    steps = plan.get('steps') or 9 * len(loader)
+    engine.make_private_with_epsilon(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=loader,
+        target_epsilon=4.0,
+        target_delta=1e-4,
+        max_grad_norm=1.0,
+        **plan,
+    )
+    for _ in range(steps):
+        engine.accountant.step(
+            noise_multiplier=engine.noise_multiplier,
+            sample_rate=4 / loader.num_subgraphs,
+        )
+    assert 0.99 * 4 <= engine.get_epsilon(1e-4) <= 4
+
+
+def test_rates_of_every_partition(private):
+    setup = private(loader={'resample_every': 1, 'batch_size': 6})
+    setup.train(epochs=2)
+    steps = setup.engine.steps
+    assert steps == 2 * len(setup.loader)
+    exact = [6 / setup.loader.num_subgraphs_at(t) for t in range(steps)]
+    assert len(set(exact)) > 1
+    spent = [
+        rate
+        for _, rate, count in setup.engine.accountant.history
+        for _ in range(count)
+    ]
+    for rate, actual in zip(spent, exact, strict=True):
+        assert actual <= rate <= actual + 1 / 4096
+    want = wor_epsilon([(2.0, q, 1) for q in exact], 1e-3)
+    assert want <= setup.engine.get_epsilon(1e-3) <= 1.005 * want
+
+
+def test_budget_with_changing_partitions(private):
+    setup = private(target=True, loader={'resample_every': 1, 'batch_size': 6})
+    setup.train(epochs=100)
+    assert 0.9 * 6 < setup.engine.get_epsilon(1e-3) <= 6
+    assert setup.engine.exhausted
+    rate = setup.engine._rate(setup.loader.loader, setup.engine.steps)
+    line = {'noise_multiplier': 4.0, 'sample_rate': rate}
+    setup.engine.accountant.step(**line)
+    assert setup.engine.get_epsilon(1e-3) > 6
+
+
+def test_step_is_on_the_account_before_its_noise(private, tmp_path):
+    setup = private(engine={'ledger': tmp_path / 'ledger'})
+    seen = []
+
+    class Noise:
+        def normal(self, shape):
+            lines = (tmp_path / 'ledger').read_text().splitlines()
+            seen.append((setup.engine.steps, len(lines)))
+            raise KeyboardInterrupt
+
+    setup.engine._noise = Noise()
+    before = copy.deepcopy(setup.net.state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        setup.train()
+    assert seen == [(1, 2)]
+    assert setup.engine.steps == 1
+    for name, value in setup.net.state_dict().items():
+        assert value.equal(before[name])
+    assert all(p.grad is None for p in setup.net.parameters())
+
+
+def test_report_says_it_all(private):
+    setup = private(target=True)
+    setup.train()
+    report = setup.engine.report()
+    assert report.relation == 'replace-one-feature-row'
+    assert report.sampling == 'uniform-without-replacement'
+    assert report.lam == 2.0
+    assert report.noise_multiplier == 4.0
+    assert report.sensitivity == 1.0
+    assert report.noise_std == 2.0
+    assert report.steps == 2
+    q = 8 / setup.loader.num_subgraphs
+    assert report.sample_rates == ((q, 2),)
+    assert report.epsilon == pytest.approx(wor_epsilon([(2, q, 2)], 1e-3))
+    json.loads(report.to_json())
+    words = report.explain()
+    for word in (
+        'edges',
+        'predictions',
+        'labels',
+        'loss',
+        'C,',
+        'secure_mode',
+    ):
+        assert word in words
+    assert f'{report.epsilon:.4g}' in words
+    assert 'seed' not in report.provenance['arguments']
+    with pytest.raises(ValueError, match='delta'):
+        private().engine.report()
+
+
+# Checkpoints
+
+
+def test_resumed_training_goes_on(private):
+    setup = private(target=True, optimizer=None)
+    setup.train(3, epochs=9)
+    state = copy.deepcopy(setup.engine.state_dict())
+    buffer = __import__('io').BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+
+    other = private(target=True)
+    other.engine.load_state_dict(state)
+    assert other.engine.steps == 3
+    assert other.engine.get_epsilon(1e-3) == setup.engine.get_epsilon(1e-3)
+    for name, value in setup.net.state_dict().items():
+        assert other.net.state_dict()[name].equal(value)
+    # The same batch comes next, with other noise.
+    batches = []
+    for one in (setup, other):
+        for batch in one.loader:
+            batches.append(batch.n_id)
+            one.optimizer.zero_grad()
+            one.loss(batch).backward()
+            one.optimizer.step()
+            break
+    assert batches[0].equal(batches[1])
+    assert not setup.net.first.bias.equal(other.net.first.bias)
+
+
+def test_optimizer_state_is_in_the_checkpoint(private):
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    adam = torch.optim.Adam(net.parameters())
+    setup = private(net=net, optimizer=adam)
+    for batch in setup.loader:
+        setup.loss(batch, setup.model(batch.x)).backward()
+        setup.optimizer.step()
+        break
+    state = setup.engine.state_dict()
+    net = nn.Linear(5, 3)
+    adam = torch.optim.Adam(net.parameters())
+    other = private(net=net, optimizer=adam)
+    other.engine.load_state_dict(state)
+    for p, q in zip(setup.net.parameters(), net.parameters(), strict=True):
+        found = other.optimizer.state[q]['exp_avg']
+        assert found.equal(setup.optimizer.state[p]['exp_avg'])
+
+
+def test_nothing_secret_is_in_a_checkpoint(private):
+    setup = private(engine={'seed': 123456789}, loader={'seed': 987654321})
+    setup.train()
+    text = str({**setup.engine.state_dict(), 'model': 0, 'optimizer': 0})
+    text += str(setup.engine.report(1e-3).to_dict())
+    assert '123456789' not in text
+    assert '987654321' not in text
+    # Neither a seed nor anything of the features.
+    data = setup.data.clone()
+    data.x = data.x + 1
+    other = private(data=data)
+    other.train()
+    one, two = setup.engine.state_dict(), other.engine.state_dict()
+    assert one['setting'] == two['setting']
+
+
+def changed_graph(data):
+    data.edge_index = data.edge_index[:, 2:]
+
+
+def more_features(data):
+    data.x = torch.cat([data.x, data.x[:, :1]], 1)[:, 1:].double()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'change', 'match'),
+    [
+        ({'noise_multiplier': 5.0}, None, 'noise_multiplier'),
+        ({'max_grad_norm': 1.0}, None, 'max_grad_norm'),
+        ({'loss_reduction': 'sum'}, None, 'loss_reduction'),
+        ({'target': True}, None, 'target_epsilon'),
+        ({'loader': {'batch_size': 7}}, None, 'sampler'),
+        ({'loader': {'walk_length': 1}}, None, 'sampler'),
+        ({'loader': {'resample_every': 3}}, None, 'sampler|data'),
+        ({'loader': {'input_nodes': torch.arange(30)}}, None, 'data'),
+        ({'engine': {'accountant': 'rdp_wor'}}, None, 'mechanism'),
+        (
+            {'engine': {'secure_mode': True, 'seed': None}},
+            None,
+            'secure_mode',
+        ),
+        ({}, changed_graph, 'data'),
+    ],
+)
+def test_foreign_checkpoints(private, arguments, change, match):
+    setup = private()
+    setup.train()
+    state = setup.engine.state_dict()
+    data = setup.data.clone()
+    if change is not None:
+        change(data)
+    other = private(data=data, **arguments)
+    before = copy.deepcopy(other.net.state_dict())
+    with pytest.raises(ValueError, match=match):
+        other.engine.load_state_dict(state)
+    assert other.engine.steps == 0
+    for name, value in other.net.state_dict().items():
+        assert value.equal(before[name])
+
+
+def test_checkpoint_of_another_model(private):
+    state = private().engine.state_dict()
+    net = nn.Linear(5, 3)
+    with pytest.raises(ValueError, match='parameters'):
+        private(net=net).engine.load_state_dict(state)
+    frozen = private().net
+    frozen.first.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(
+        [p for p in frozen.parameters() if p.requires_grad], lr=0.1
+    )
+    with pytest.raises(ValueError, match='parameters'):
+        private(net=frozen, optimizer=optimizer).engine.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'steps': 0},
+        {'accountant': None},
+        {'setting': None},
+        {'model': {}},
+        {'optimizer': {}},
+    ],
+)
+def test_broken_checkpoints(private, change):
+    setup = private()
+    setup.train()
+    state = {**setup.engine.state_dict(), **change}
+    other = private()
+    with pytest.raises(ValueError, match="'"):
+        other.engine.load_state_dict(state)
+    assert other.engine.steps == 0
+    for name in state:
+        broken = dict(setup.engine.state_dict())
+        del broken[name]
+        if name != 'format':
+            with pytest.raises(ValueError, match='needs an entry'):
+                other.engine.load_state_dict(broken)
+
+
+def test_checkpoints_never_take_back_what_was_spent(private):
+    setup = private(target=True)
+    setup.train(1)
+    early = copy.deepcopy(setup.engine.state_dict())
+    setup.train(3, epochs=9)
+    late = copy.deepcopy(setup.net.state_dict())
+    spent = setup.engine.get_epsilon(1e-3)
+    with pytest.raises(ValueError, match='rewind'):
+        setup.engine.load_state_dict(early)
+    assert setup.net.state_dict()['first.bias'].equal(late['first.bias'])
+    # Weights may go back, the account does not.
+    setup.engine.load_state_dict(early, rewind=True)
+    assert setup.engine.steps == 4
+    assert setup.engine.get_epsilon(1e-3) == spent
+    assert setup.net.first.bias.equal(early['model']['first.bias'])
+    # And batches are new ones.
+    first = next(iter(setup.loader)).n_id
+    want = setup.loader.loader.draw(4).roots
+    assert first[:8].equal(want)
+    # A history that does not go on is refused whatever is asked for.
+    early['accountant']['history'] = [(9.0, 0.5, 1)]
+    with pytest.raises(ValueError, match='continue'):
+        setup.engine.load_state_dict(early, rewind=True)
+
+
+# The ledger
+
+
+def test_ledger_outlives_the_process(private, tmp_path):
+    path = tmp_path / 'ledger'
+    setup = private(target=True, engine={'ledger': path})
+    setup.train(1)
+    state = copy.deepcopy(setup.engine.state_dict())
+    setup.train(3, epochs=5)
+    history = setup.engine.accountant.history
+    setup.engine.close()
+
+    other = private(target=True, engine={'ledger': path})
+    assert other.engine.steps == 4
+    assert other.engine.accountant.history == history
+    with pytest.raises(ValueError, match='rewind'):
+        other.engine.load_state_dict(state)
+    other.engine.load_state_dict(state, rewind=True)
+    other.train(epochs=100)
+    total = other.engine.steps
+    other.engine.close()
+
+    # The budget is one for all of them.
+    plain = private(target=True)
+    plain.train(epochs=100)
+    assert total == plain.engine.steps
+    last = private(target=True, engine={'ledger': path})
+    assert last.engine.exhausted
+    assert list(last.loader) == []
+
+
+def test_ledger_takes_over_a_checkpoint(private, tmp_path):
+    setup = private()
+    setup.train(4, epochs=9)
+    other = private(engine={'ledger': tmp_path / 'ledger'})
+    other.engine.load_state_dict(setup.engine.state_dict())
+    other.engine.close()
+    third = private(engine={'ledger': tmp_path / 'ledger'})
+    assert third.engine.steps == 4
+
+
+def test_noise_of_a_resumed_process_is_new(private, tmp_path):
+    # With the same seed, the first noise after a crash must not be that of
+    # the first step.
+    ends = []
+    for _ in range(2):
+        setup = private(engine={'ledger': tmp_path / 'ledger'})
+        setup.engine._noise.normal((1,))
+        ends.append(setup.engine._noise.normal((3,)))
+        setup.train(1)
+        setup.engine.close()
+    assert not ends[0].equal(ends[1])
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        {'engine': {'accountant': 'rdp_wor'}},
+        {'loader': {'input_nodes': torch.arange(30)}},
+    ],
+)
+def test_ledger_of_something_else(private, tmp_path, arguments):
+    path = tmp_path / 'ledger'
+    setup = private(engine={'ledger': path})
+    setup.train(1)
+    setup.engine.close()
+    engine = {'ledger': path, **arguments.get('engine', {})}
+    with pytest.raises(ValueError, match='another mechanism'):
+        private(**{**arguments, 'engine': engine})
+
+
+# The baseline of bounded degree
+
+
+def fdp_setup(accountant='rdp_fdp', **arguments):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(60, (2, 400), generator=generator)
+    pairs = pairs[:, pairs[0] != pairs[1]].unique(dim=1)
+    data = Data(
+        x=torch.randn(60, 5, generator=generator),
+        y=torch.arange(60) % 3,
+        edge_index=pairs,
+    )
+    data = BoundedDegree(2, seed=0)(data)
+    loader = EgoLoader(data, 10, 1, 2, seed=0)
+    net = GCNConv(5, 3)
+    engine = PrivacyEngine(accountant, seed=0)
+    arguments = {
+        'module': net,
+        'optimizer': torch.optim.SGD(net.parameters(), lr=0.1),
+        'data_loader': loader,
+        'max_grad_norm': 0.3,
+        **arguments,
+    }
+    return engine, arguments
+
+
+def test_fdp_trains_to_its_budget():
+    engine, arguments = fdp_setup()
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        **arguments, target_epsilon=9.0, target_delta=1e-3, steps=7
+    )
+    noise = []
+    for _ in range(20):
+        for batch in loader:
+            loss = F.cross_entropy(
+                model(batch.x, batch.edge_index)[:10], batch.y[:10]
+            )
+            loss.backward()
+            optimizer.step()
+            noise.append(1)
+    assert len(noise) == engine.steps >= 7
+    report = engine.report()
+    assert report.units_per_row == 3
+    assert report.sensitivity == pytest.approx(2 * 3 * 0.3)
+    assert report.noise_std == pytest.approx(report.lam * 2 * 3 * 0.3)
+    want = fdp_epsilon(60, 10, 3, report.lam, engine.steps, 1e-3)
+    assert report.epsilon == pytest.approx(want)
+    assert report.epsilon <= 9
+    more = fdp_epsilon(60, 10, 3, report.lam, engine.steps + 1, 1e-3)
+    assert more > 9
+    other, arguments = fdp_setup()
+    other.make_private(
+        **arguments,
+        noise_multiplier=engine.noise_multiplier,
+        target_epsilon=9.0,
+        target_delta=1e-3,
+    )
+    other.load_state_dict(engine.state_dict())
+    assert other.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
+
+
+def test_fdp_needs_its_accountant(private):
+    engine, arguments = fdp_setup('pld_wor')
+    with pytest.raises(ValueError, match="'rdp_fdp' for an EgoLoader"):
+        engine.make_private(**arguments, noise_multiplier=9.0)
+    with pytest.raises(ValueError, match='no other'):
+        private(engine={'accountant': 'rdp_fdp'})
+
+
+# The clipping norm
+
+
+def make_engine(private, **arguments):
+    data = private().data
+    torch.manual_seed(0)
+    net = GCNConv(5, 3)
+    loader = DisjointWalkLoader(data, 4, 1, seed=0)
+    engine = PrivacyEngine(seed=0, **arguments)
+    asked = {
+        'module': net,
+        'data_loader': loader,
+        'criterion': F.cross_entropy,
+    }
+    return engine, asked, net, loader
+
+
+def true_norms(net, loader):
+    walks = loader.node_sampler.partition()
+    index = torch.arange(walks.num_subgraphs)
+    batch = loader(loader.batch_sampler.write(0, index))
+    found = []
+    for i in index:
+        own = batch.subgraph(batch.batch == i)
+        loss = F.cross_entropy(net(own.x, own.edge_index)[:1], own.y[:1])
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        found.append(math.sqrt(sum(g.square().sum().item() for g in grads)))
+    return np.array(found)
+
+
+def test_percentile_in_private_spends(private, tmp_path):
+    engine, asked, net, loader = make_engine(
+        private, ledger=tmp_path / 'ledger'
+    )
+    C = engine.estimate_max_grad_norm(**asked, percentile=60.0, epsilon=2.0)
+    norms = true_norms(net, loader)
+    low, high = np.percentile(norms, [20, 95])
+    assert low < C < high
+    model, optimizer, batches = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=4.0,
+        max_grad_norm=C,
+        target_epsilon=6.0,
+        target_delta=1e-3,
+    )
+    assert engine.get_epsilon(1e-3) == 2.0
+    for _ in range(200):
+        for batch in batches:
+            out = model(batch.x, batch.edge_index)[:4]
+            F.cross_entropy(out, batch.y[:4]).backward()
+            optimizer.step()
+    q = 4 / loader.num_subgraphs
+    assert engine.steps == max_steps(4.0, 1e-3, q, 2.0)
+    engine.close()
+    engine, asked, _, _ = make_engine(private, ledger=tmp_path / 'ledger')
+    engine._open(asked['data_loader'])
+    assert engine.accountant.pure_epsilon == 2.0
+
+
+def test_percentile_otherwise(private):
+    engine, asked, net, loader = make_engine(private)
+    want = np.percentile(true_norms(net, loader), 75)
+    found = engine.estimate_max_grad_norm(
+        **asked, percentile=75.0, public=True
+    )
+    assert found == pytest.approx(want, rel=1e-4)
+    with pytest.warns(UserWarning, match='no epsilon accounts for it'):
+        found = engine.estimate_max_grad_norm(
+            **asked, percentile=75.0, insist=True
+        )
+    assert found == pytest.approx(want, rel=1e-4)
+    engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=4.0,
+        max_grad_norm=found,
+    )
+    assert 'NOT COVERED' in engine.report(1e-3).explain()
+    for bad in ({}, {'epsilon': 1.0, 'public': True}, {'epsilon': -1.0}):
+        with pytest.raises(ValueError, match="'epsilon'"):
+            make_engine(private)[0].estimate_max_grad_norm(**asked, **bad)
+    for bad in ({'percentile': 100.0}, {'bounds': (2.0, 1.0)}):
+        with pytest.raises(ValueError, match='percentile'):
+            engine.estimate_max_grad_norm(**asked, public=True, **bad)
+
+
+def test_private_quantile_is_private():
+    # The exact law of the exponential mechanism, by its densities.
+    one = np.array([0.02, 0.3, 0.5, 2.0, 7.0])
+    edges = np.geomspace(0.01, 10, 400)
+    generator = np.random.default_rng(0)
+
+    def law(values, epsilon):
+        grid = np.sqrt(edges[1:] * edges[:-1])
+        rank = (values[:, None] < grid).sum(0)
+        log = -epsilon / 2 * np.abs(rank - 0.5 * values.size)
+        mass = np.exp(log) * np.diff(np.log(edges))
+        return mass / mass.sum()
+
+    draws = [
+        private_quantile(one, 0.5, 1.5, 0.01, 10.0, generator.random(7))
+        for _ in range(20000)
+    ]
+    # Bins that hold no value of the data are exact.
+    found = np.histogram(draws, edges)[0]
+    expected = 20000 * law(one, 1.5)
+    bins = np.add.reduceat(found, np.arange(0, 399, 21))
+    want = np.add.reduceat(expected, np.arange(0, 399, 21))
+    statistic = ((bins - want) ** 2 / want).sum()
+    assert chi2(len(bins) - 1).sf(statistic) > 1e-3
+    for other in (0.01, 0.4, 9.0):
+        two = one.copy()
+        two[1] = other
+        ratio = np.log(law(one, 1.5) / law(two, 1.5))
+        assert np.abs(ratio).max() <= 1.5 + 1e-9
