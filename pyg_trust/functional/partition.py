@@ -640,12 +640,13 @@ def partition_losses(
     volume = degree @ assign
     labels = assign.new_zeros(num_classes, num_shards)
     labels = labels.index_add(0, y, assign)
-    tiny = torch.finfo(assign.dtype).tiny
-    law = labels / nodes.clamp(min=tiny)
-    entropy = -(law * law.clamp(min=tiny).log()).sum(0)
+    # Finite gradients for a shard without a node too.
+    least = torch.finfo(assign.dtype)
+    law = labels / nodes.clamp(min=least.eps)
+    entropy = -(law * law.clamp(min=least.tiny).log()).sum(0)
     return PartitionLosses(
         time=(nodes * edges).sum() / num_nodes,
-        struct=((volume - edges) / volume.clamp(min=tiny)).sum(),
+        struct=((volume - edges) / volume.clamp(min=least.eps)).sum(),
         sem=-entropy.mean(),
     )
 
