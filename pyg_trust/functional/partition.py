@@ -115,7 +115,7 @@ def check_shards(num_nodes: int, num_shards: int) -> None:
         TypeError: if a number is no integer.
         ValueError: if there is no shard, or fewer nodes than shards.
     """
-    for name, value in (('num_nodes', num_nodes), ('num_shards', num_shards)):
+    for name, value in (('num_shards', num_shards), ('num_nodes', num_nodes)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(
                 f"'{name}' needs to be an integer (got {type(value).__name__})"
