@@ -5,9 +5,12 @@ result for any number of threads or workers, because each draw is keyed by the
 seed and by *what* is drawn, never by the thread that draws it.
 """
 
+import contextlib
 import operator
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 _MASK = 2**64 - 1
 
@@ -63,6 +66,52 @@ def derive(seed: int, *items: int) -> int:
     for item in items:
         key = _mix(key ^ _mix(item & _MASK))
     return key >> 1
+
+
+def derive_each(seed: int, items: Tensor) -> Tensor:
+    """:func:`derive` for every item of a tensor at once.
+
+    Args:
+        seed (int): the seed of the whole.
+        items (Tensor): int64, non-negative, of any shape.
+
+    Returns:
+        Tensor: int64 in :math:`[0, 2^{63})`, of the shape of :obj:`items`.
+    """
+    key = _mix_each(_signed(seed) ^ _mix_each(items))
+    return _shifted(key, 1)
+
+
+def _mix_each(word: Tensor) -> Tensor:
+    # Products and sums of int64 wrap around, as those of uint64 do.
+    word = word + _signed(0x9E3779B97F4A7C15)
+    word = (word ^ _shifted(word, 30)) * _signed(0xBF58476D1CE4E5B9)
+    word = (word ^ _shifted(word, 27)) * _signed(0x94D049BB133111EB)
+    return word ^ _shifted(word, 31)
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    # To the right, with zeros from the left.
+    return (word >> bits) & (2 ** (64 - bits) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+@contextlib.contextmanager
+def forked(seed: int) -> Iterator[None]:
+    """Seeds torch's default generator on the CPU for the time of a block.
+
+    For what takes no generator: initial weights, dropout. The state before
+    comes back afterwards.
+
+    Args:
+        seed (int): the seed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def generator(seed: int | None) -> torch.Generator:

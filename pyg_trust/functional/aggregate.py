@@ -1,0 +1,181 @@
+r"""How the outputs of sub-models become one prediction.
+
+``outputs`` is ``[num_shards, num_nodes, channels]``: what every sub-model
+says about every node, over the current graph. :math:`e^i_u` stands for row
+:math:`u` of sub-model :math:`i`. For :func:`mean_probability`,
+:func:`majority_vote` and :func:`weighted_log_probability` the rows are
+logits; an attentive fusion takes logits or hidden features.
+"""
+
+import torch
+from torch import Tensor
+
+
+def mean_probability(outputs: Tensor) -> Tensor:
+    r"""The mean of the sub-models' probabilities, as in SISA.
+
+    .. math::
+        p_u = \frac{1}{S} \sum_{i=1}^S \mathrm{softmax}(e^i_u)
+
+    (What GraphEraser's code calls the mean is that of log-probabilities.)
+
+    Args:
+        outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
+
+    Returns:
+        Tensor: ``[num_nodes, num_classes]``; rows sum to one.
+    """
+    return outputs.softmax(-1).mean(0)
+
+
+def majority_vote(outputs: Tensor) -> Tensor:
+    r"""The shares of the sub-models' votes, ties broken by the mean.
+
+    .. math::
+        p_{uc} = \frac{1}{S + 1/2} \left( \left| \{ i : \arg\max e^i_u = c
+        \} \right| + \tfrac12 \bar{p}_{uc} \right)
+
+    with :math:`\bar{p}` of :func:`mean_probability`. Half a vote never
+    overrules a whole one, so that the argmax is a class with the most votes;
+    among those it is the one with the largest mean probability, and then the
+    first. A sub-model votes for the first of its largest logits.
+
+    Args:
+        outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
+
+    Returns:
+        Tensor: ``[num_nodes, num_classes]``; rows sum to one.
+    """
+    shards, _, classes = outputs.shape
+    votes = torch.nn.functional.one_hot(outputs.argmax(-1), classes).sum(0)
+    mean = mean_probability(outputs)
+    return (votes.to(mean.dtype) + mean / 2) / (shards + 0.5)
+
+
+def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
+    r"""GraphEraser's weighted fusion (LBAggr), as logits.
+
+    .. math::
+        z_u = \sum_i a_i \log \mathrm{softmax}(e^i_u)
+
+    The prediction is :math:`\mathrm{softmax}(z_u)`, a geometric mean, and its
+    loss the cross entropy of :math:`z_u`, which has this one softmax. (The
+    public code applies a softmax to :math:`z_u` before the cross entropy,
+    whose own softmax then flattens it: its loss cannot fall below
+    :math:`\log(e + C - 1) - 1`, and its gradient nearly vanishes.)
+
+    Args:
+        outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
+        weight (Tensor): :math:`a`, ``[num_shards]``.
+
+    Returns:
+        Tensor: ``[num_nodes, num_classes]``.
+    """
+    return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
+
+
+def attention(
+    outputs: Tensor, weight: Tensor, bias: Tensor, vector: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Attention scores of the sub-models (Zhang et al. 2024, equation 8).
+
+    .. math::
+        h^i_u = W_i e^i_u + b_i, \quad s_{ui} = w^\top \mathrm{ReLU}(h^i_u)
+
+    Args:
+        outputs (Tensor): ``[num_shards, num_nodes, channels]``.
+        weight (Tensor): :math:`W_i^\top`, ``[num_shards, channels, hidden]``.
+        bias (Tensor): ``[num_shards, hidden]``.
+        vector (Tensor): :math:`w`, ``[hidden]``.
+
+    Returns:
+        tuple[Tensor, Tensor]: the scores before the softmax, ``[num_nodes,
+        num_shards]``, and :math:`h`, ``[num_shards, num_nodes, hidden]``.
+    """
+    hidden = torch.baddbmm(bias.unsqueeze(1), outputs, weight)
+    return (hidden.relu() @ vector).t(), hidden
+
+
+def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
+    r"""The sum of the sub-models' values under the softmax of their scores.
+
+    .. math::
+        \bar{e}_u = \sum_i a_{ui} v^i_u, \quad a_{ui} = \frac{m_{ui}
+        \exp(s_{ui})}{\sum_j m_{uj} \exp(s_{uj})}
+
+    Weights sum to one under any mask. (The paper divides by :math:`S`, or
+    multiplies by :math:`S / \lVert m \rVert_1`, which puts the local and the
+    global view on different scales.)
+
+    Args:
+        values (Tensor): ``[num_shards, num_nodes, channels]``.
+        score (Tensor): :math:`s`, ``[num_nodes, num_shards]``.
+        mask (Tensor, optional): :math:`m`, bool, ``[num_nodes, num_shards]``,
+            with at least one :obj:`True` per row. (default: :obj:`None`)
+
+    Returns:
+        Tensor: ``[num_nodes, channels]``.
+    """
+    if mask is not None:
+        score = score.masked_fill(~mask, -torch.inf)
+    return torch.einsum('ns,snc->nc', score.softmax(1), values)
+
+
+def info_nce(
+    whole: Tensor,
+    part: Tensor,
+    other_whole: Tensor,
+    other_part: Tensor,
+    temperature: float = 0.5,
+) -> Tensor:
+    r"""The local-global contrastive loss of each node.
+
+    .. math::
+        -\log \frac{e^{\phi(\bar{e}_u, \tilde{e}_u) / t}}{e^{\phi(\bar{e}_u,
+        \tilde{e}_u) / t} + e^{\phi(\bar{e}_u, \bar{e}_v) / t} +
+        e^{\phi(\bar{e}_u, \tilde{e}_v) / t}}
+
+    with the cosine :math:`\phi` and another node :math:`v`. Zhang et al. 2024
+    print the fraction of equation 10 upside down: to minimise that would pull
+    different nodes together, and a node's two views apart.
+
+    Args:
+        whole (Tensor): :math:`\bar{e}_u`, all shards, ``[num, channels]``.
+        part (Tensor): :math:`\tilde{e}_u`, some shards, the same shape.
+        other_whole (Tensor): :math:`\bar{e}_v`, the same shape.
+        other_part (Tensor): :math:`\tilde{e}_v`, the same shape.
+        temperature (float): :math:`t > 0`. (default: :obj:`0.5`)
+
+    Returns:
+        Tensor: ``[num]``.
+    """
+    cosine = torch.nn.functional.cosine_similarity
+    pairs = [cosine(whole, x) for x in (part, other_whole, other_part)]
+    return -(torch.stack(pairs, 1) / temperature).log_softmax(1)[:, 0]
+
+
+def reconstruction_loss(
+    embedding: Tensor, neighbor: Tensor, stranger: Tensor
+) -> Tensor:
+    r"""The cross-shard reconstruction loss of each node.
+
+    .. math::
+        \max \{ \phi(\bar{e}_u, \bar{e}_{v^-}) - \phi(\bar{e}_u,
+        \bar{e}_{v^+}) + 1, 0 \}
+
+    with a neighbour :math:`v^+` of :math:`u` in another shard, whose edge the
+    sharding cut, and a node :math:`v^-` without an edge to :math:`u`. Zhang
+    et al. 2024 print equation 11 with the two exchanged: to minimise that
+    would push neighbours apart.
+
+    Args:
+        embedding (Tensor): :math:`\bar{e}_u`, ``[num, channels]``.
+        neighbor (Tensor): :math:`\bar{e}_{v^+}`, the same shape.
+        stranger (Tensor): :math:`\bar{e}_{v^-}`, the same shape.
+
+    Returns:
+        Tensor: ``[num]``.
+    """
+    cosine = torch.nn.functional.cosine_similarity
+    gap = cosine(embedding, stranger) - cosine(embedding, neighbor)
+    return (gap + 1).relu()

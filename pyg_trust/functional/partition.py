@@ -1,0 +1,261 @@
+r"""Partitions of the training nodes into shards.
+
+A partition is an int64 tensor ``shard`` of ``[num_nodes]``: the shard, in
+:math:`0, \ldots, S-1`, of every training node, in the order in which the
+training nodes are given. Graphs are those of the training nodes alone, whose
+nodes are numbered in that order.
+
+What a partition has seen decides what sharded unlearning can promise. The
+shard of a node by :func:`hash_partition` is a function of a key and of the
+node's own name: to remove a node leaves the partition that would have been
+drawn without it. :func:`random_partition` has seen how many training nodes
+there are, and nothing else; all others have seen edges, features or labels of
+*every* training node, so that unlearning is exact **given the partition**.
+
+.. math::
+    \text{cap} = \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S
+    \rfloor \}
+
+is the size that no shard of a balanced partition exceeds
+(:func:`shard_limits`); GraphEraser's :math:`\lceil N/S + \delta (N - N/S)
+\rceil` has a :obj:`slack` of :math:`\delta (S - 1)`, 0.095 for its
+:math:`\delta = 0.005` and :math:`S = 20`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_trust import rng
+
+
+def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
+    """How many nodes each shard has: int64, ``[num_shards]``.
+
+    Args:
+        shard (Tensor): the partition; negative entries are in no shard.
+        num_shards (int): the number of shards.
+    """
+    return shard[shard >= 0].bincount(minlength=num_shards)
+
+
+def shard_limits(
+    num_nodes: int, num_shards: int, slack: float = 0.1
+) -> tuple[int, int]:
+    r"""The smallest and the largest size of a shard of a balanced partition.
+
+    .. math::
+        \min\{ \lfloor N/S \rfloor, \lceil (1 - \text{slack}) N/S \rceil \},
+        \quad
+        \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S \rfloor \}
+
+    Args:
+        num_nodes (int): the number of training nodes :math:`N`.
+        num_shards (int): the number of shards :math:`S`.
+        slack (float): in :math:`[0, 1)`. (default: :obj:`0.1`)
+
+    Raises:
+        TypeError, ValueError: if an argument is out of range, or there are
+            fewer nodes than shards.
+    """
+    check_shards(num_nodes, num_shards)
+    if not 0 <= slack < 1:
+        raise ValueError(f"'slack' needs to be in [0, 1) (got {slack})")
+    mean = num_nodes / num_shards
+    low = min(num_nodes // num_shards, math.ceil((1 - slack) * mean))
+    high = max(-(-num_nodes // num_shards), math.floor((1 + slack) * mean))
+    return max(low, 1), high
+
+
+def check_shards(num_nodes: int, num_shards: int) -> None:
+    """Checks that so many nodes can make so many shards.
+
+    Args:
+        num_nodes (int): the number of training nodes.
+        num_shards (int): the number of shards.
+
+    Raises:
+        TypeError: if a number is no integer.
+        ValueError: if there is no shard, or fewer nodes than shards.
+    """
+    for name, value in (('num_nodes', num_nodes), ('num_shards', num_shards)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(
+                f"'{name}' needs to be an integer (got {type(value).__name__})"
+            )
+    if num_shards < 1:
+        raise ValueError(
+            f"'num_shards' needs to be at least 1 (got {num_shards})"
+        )
+    if num_nodes < num_shards:
+        raise ValueError(
+            f"'num_shards' needs to be at most {num_nodes}, the number of "
+            f'training nodes (got {num_shards})'
+        )
+
+
+def check_partition(
+    shard: Tensor, num_shards: int, num_nodes: int | None = None
+) -> Tensor:
+    """Checks that every node has one shard, and every shard a node.
+
+    Args:
+        shard (Tensor): int64, ``[num_nodes]``: the partition.
+        num_shards (int): the number of shards.
+        num_nodes (int, optional): the number of training nodes, if known.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: the sizes of the shards.
+
+    Raises:
+        TypeError: if :obj:`shard` is no int64 tensor.
+        ValueError: if a node is left out, a shard is unknown, or one is
+            empty.
+    """
+    if not isinstance(shard, Tensor) or shard.dtype != torch.int64:
+        got = getattr(shard, 'dtype', type(shard).__name__)
+        raise TypeError(f"'shard' needs to be an int64 tensor (got {got})")
+    if num_nodes is None:
+        num_nodes = shard.numel()
+    if shard.shape != (num_nodes,):
+        raise ValueError(
+            f"'shard' needs to have the shape [{num_nodes}], one entry per "
+            f'training node (got {list(shard.shape)})'
+        )
+    check_shards(num_nodes, num_shards)
+    low, high = int(shard.min()), int(shard.max())
+    if low < 0 or high >= num_shards:
+        wrong = int(((shard < 0) | (shard >= num_shards)).nonzero()[0])
+        raise ValueError(
+            f"'shard' needs to be in [0, {num_shards}) for every training "
+            f'node (got {int(shard[wrong])} for the one at {wrong})'
+        )
+    sizes = shard_sizes(shard, num_shards)
+    if bool((sizes == 0).any()):
+        empty = (sizes == 0).nonzero().view(-1).tolist()
+        raise ValueError(
+            f"'shard' needs to give every shard a node (shards {empty[:10]} "
+            'are empty)'
+        )
+    return sizes
+
+
+def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
+    """The partition that a list of node ids per shard describes.
+
+    Args:
+        shards (list[Tensor]): the ids of the nodes of every shard.
+        index (Tensor): int64: the ids of the training nodes.
+
+    Returns:
+        Tensor: int64, ``[num_nodes]``, in the order of :obj:`index`.
+
+    Raises:
+        ValueError: if a training node is left out or named twice, or another
+            node is named, or a shard is empty.
+    """
+    nodes = torch.cat([torch.as_tensor(nodes).view(-1) for nodes in shards])
+    which = torch.arange(len(shards)).repeat_interleave(
+        torch.tensor([len(nodes) for nodes in shards])
+    )
+    nodes, order = nodes.long().sort()
+    twice = nodes[1:][nodes.diff() == 0]
+    if twice.numel() > 0:
+        raise ValueError(
+            "'shards' needs to name every training node once (node "
+            f'{int(twice[0])} is named twice)'
+        )
+    known = torch.isin(nodes, index)
+    if not bool(known.all()):
+        raise ValueError(
+            "'shards' needs to name training nodes only "
+            f'(got node {int(nodes[~known][0])})'
+        )
+    if nodes.numel() < index.numel():
+        missing = index[~torch.isin(index, nodes)]
+        raise ValueError(
+            "'shards' needs to name every training node once (node "
+            f'{int(missing[0])} is left out)'
+        )
+    shard = which[order][torch.searchsorted(nodes, index)]
+    check_partition(shard, len(shards), index.numel())
+    return shard
+
+
+def random_partition(
+    num_nodes: int, num_shards: int, *, seed: int | None = None
+) -> Tensor:
+    r"""Equal shards at random, as in SISA (`Bourtoule et al. 2021
+    <https://arxiv.org/abs/1912.03817>`_).
+
+    Sizes differ by at most one. It has seen nothing but the number of nodes.
+
+    Args:
+        num_nodes (int): the number of training nodes.
+        num_shards (int): the number of shards.
+        seed (int, optional): the seed. (default: :obj:`None`)
+
+    Returns:
+        Tensor: int64, ``[num_nodes]``.
+
+    Raises:
+        TypeError, ValueError: as :func:`check_shards`.
+    """
+    check_shards(num_nodes, num_shards)
+    generator = rng.generator(seed)
+    order = torch.randperm(num_nodes, generator=generator)
+    # Which shards are the larger ones is random too.
+    names = torch.randperm(num_shards, generator=generator)
+    return names[order % num_shards]
+
+
+def hash_partition(
+    n_id: Tensor, num_shards: int, *, seed: int | None = None
+) -> Tensor:
+    r"""A shard for each node from a keyed hash of its name alone.
+
+    .. math::
+        s_u = h(\text{seed}, u) \bmod S
+
+    Adding or removing a node changes no other node's shard: this is the one
+    partition that unlearning makes exact as well. The price is that sizes
+    vary as those of a multinomial do, by about :math:`\sqrt{N/S}`, and that
+    it cannot be balanced. (:math:`h` is :func:`pyg_trust.rng.derive`, whose
+    output is equidistributed, but not secret: use another one where users
+    choose their own names in order to meet in a shard.)
+
+    Args:
+        n_id (Tensor): int64, ``[num_nodes]``: names of the training nodes
+            that they keep when others go.
+        num_shards (int): the number of shards.
+        seed (int, optional): the key. (default: :obj:`None`)
+
+    Returns:
+        Tensor: int64, ``[num_nodes]``.
+
+    Raises:
+        TypeError: if :obj:`n_id` is no int64 tensor.
+        ValueError: as :func:`check_shards`; if a name is negative or there
+            twice; if a shard gets no node, which only fewer shards, or
+            another key, can help.
+    """
+    if not isinstance(n_id, Tensor) or n_id.dtype != torch.int64:
+        got = getattr(n_id, 'dtype', type(n_id).__name__)
+        raise TypeError(f"'n_id' needs to be an int64 tensor (got {got})")
+    check_shards(n_id.numel(), num_shards)
+    if int(n_id.min()) < 0 or n_id.unique().numel() < n_id.numel():
+        raise ValueError(
+            "'n_id' needs to hold different non-negative names "
+            f'(the smallest is {int(n_id.min())}, '
+            f'{n_id.unique().numel()} of {n_id.numel()} are different)'
+        )
+    shard = rng.derive_each(rng.resolve(seed), n_id) % num_shards
+    if int(shard_sizes(shard, num_shards).min()) == 0:
+        raise ValueError(
+            f"'num_shards' needs to be smaller: {n_id.numel()} nodes leave "
+            f'one of {num_shards} shards empty under this seed'
+        )
+    return shard
