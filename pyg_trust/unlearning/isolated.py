@@ -199,7 +199,7 @@ def build(factory: Callable[[], Module], shard: Shard) -> Module:
         factory (Callable): makes a model.
         shard (Shard): gives the seed, and the widths of lazy layers.
     """
-    with _seeded(rng.derive(shard.seed, _INITIAL)):
+    with rng.forked(rng.derive(shard.seed, _INITIAL)):
         module = factory()
         if not isinstance(module, Module):
             raise TypeError(
@@ -258,15 +258,19 @@ class Features(NamedTuple):
     """
 
     matrix: Tensor
-    transposed: Tensor
+    transposed: Tensor | None
 
     @classmethod
-    def from_dense(cls, x: Tensor, sizes: Sequence[int]) -> 'Features':
+    def from_dense(
+        cls, x: Tensor, sizes: Sequence[int], transposed: bool = True
+    ) -> 'Features':
         """Reads off what is not zero.
 
         Args:
             x (Tensor): ``[num_nodes, channels]``.
             sizes (list[int]): the number of nodes of every shard.
+            transposed (bool): whether gradients are wanted.
+                (default: :obj:`True`)
         """
         n, width = x.shape
         row, col = x.nonzero(as_tuple=True)
@@ -276,10 +280,12 @@ class Features(NamedTuple):
         )
         col = col + start[row] * width
         total = len(sizes) * width
+        matrix = _csr(row, col, value, (n, total))
+        if not transposed:
+            return cls(matrix, None)
         order = col.argsort(stable=True)
         return cls(
-            _csr(row, col, value, (n, total)),
-            _csr(col[order], row[order], value[order], (total, n)),
+            matrix, _csr(col[order], row[order], value[order], (total, n))
         )
 
 
@@ -340,9 +346,7 @@ def _pack(value: Any) -> bytes:
 
 def _work(packed: bytes) -> bytes:
     # From the parent process alone, never from a file or a network.
-    module, shard, recipe = torch.load(
-        io.BytesIO(packed), weights_only=False
-    )
+    module, shard, recipe = torch.load(io.BytesIO(packed), weights_only=False)
     with single_thread():
         return _pack(_train_alone(module, Shard(*shard), recipe))
 
@@ -458,7 +462,7 @@ class _Run:
             weight_decay=recipe.weight_decay,
             fused=True,
         )
-        with _seeded(self.other_seed):
+        with rng.forked(self.other_seed):
             for _ in range(recipe.epochs):
                 for block, grad in zip(
                     self.blocks, self.gradients(), strict=True
@@ -546,28 +550,21 @@ def _shape(value: Any) -> str:
     return type(value).__name__
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    # Torch's default generator at a seed, and after that as before.
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
 # What happens inside of a model #############################################
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Pointwise functions whose last bit depends on where a value lies.
-_PADDED = frozenset(
+_PADDED = _names(
     'celu cos elu erf exp expm1 gelu log log1p logsigmoid mish selu sigmoid '
-    'silu sin softplus softsign tanh hardswish'.split()
+    'silu sin softplus softsign tanh hardswish'
 )
 
 # Operations that treat rows alike and by themselves, or a shard's rows in
 # their own order: what is shared by shards in a stack.
-_SHARED = frozenset(
+_SHARED = _names(
     '__add__ __and__ __bool__ __eq__ __float__ __ge__ __get__ __getitem__ '
     '__gt__ __iadd__ __imul__ __index__ __int__ __invert__ __isub__ '
     '__itruediv__ __le__ __len__ __lt__ __mul__ __ne__ __neg__ __or__ '
@@ -583,17 +580,17 @@ _SHARED = frozenset(
     'scatter_add_ scatter_reduce scatter_reduce_ select size split sqrt '
     'square squeeze stack storage_offset stride sub sub_ t tensor to '
     'transpose type type_as unbind unsqueeze view view_as where zeros '
-    'zeros_like'.split()
+    'zeros_like'
 )
 
 # Shared only if they leave the first dimension, the rows, alone.
-_BY_ROW = frozenset(
-    'amax amin log_softmax max mean min norm normalize softmax sum'.split()
+_BY_ROW = _names(
+    'amax amin log_softmax max mean min norm normalize softmax sum'
 )
 
-_POINTWISE = frozenset(
+_POINTWISE = _names(
     '__add__ __iadd__ __mul__ __radd__ __rmul__ __rsub__ __sub__ '
-    '__truediv__ add add_ div mul sub'.split()
+    '__truediv__ add add_ div mul sub'
 )
 
 
@@ -654,16 +651,16 @@ class _Alone(TorchFunctionMode):
         # torch.dropout calls it 'train'.
         if not kwargs.get('train', training) or p == 0:
             return input
-        keep = torch.empty(
-            input.shape, dtype=input.dtype, device=input.device
-        )
-        self.draw(keep, 1 - p)
+        drawn = torch.empty(input.shape, dtype=torch.int32)
+        self.draw(drawn)
+        # Of 2^31 values, those below are kept.
+        keep = (drawn < round((1 - p) * 2**31)).to(input.dtype)
         if p < 1:
-            keep /= 1 - p
+            keep *= 1 / (1 - p)
         return input.mul_(keep) if inplace else input * keep
 
-    def draw(self, keep: Tensor, probability: float) -> None:
-        keep.bernoulli_(probability, generator=self.generators[0])
+    def draw(self, drawn: Tensor) -> None:
+        drawn.random_(generator=self.generators[0])
 
 
 class _Stacked(_Alone):
@@ -742,16 +739,15 @@ class _Stacked(_Alone):
             self.features if input is self.x else None,
         )
 
-    def draw(self, keep: Tensor, probability: float) -> None:
-        layout = self.layout(keep.size(0))
+    def draw(self, drawn: Tensor) -> None:
+        layout = self.layout(drawn.size(0))
         for generator, parts in zip(
-            self.generators, layout.parts(keep), strict=True
+            self.generators, layout.parts(drawn), strict=True
         ):
             if len(parts) == 1:
-                parts[0].bernoulli_(probability, generator=generator)
+                parts[0].random_(generator=generator)
                 continue
-            whole = torch.cat(parts)
-            whole.bernoulli_(probability, generator=generator)
+            whole = torch.cat(parts).random_(generator=generator)
             for part, value in zip(
                 parts, whole.split([len(p) for p in parts]), strict=True
             ):
