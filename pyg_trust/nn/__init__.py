@@ -1,18 +1,40 @@
 """PyG layers and models."""
 
 from pyg_trust.nn.agp_conv import APPNP, SGConv
+from pyg_trust.nn.partitioner import (
+    ShardPartitioner,
+    learned_partition,
+    partition_embedding,
+)
 from pyg_trust.nn.ppnp import (
     PPNP,
     FeaturePropagation,
     LabelPropagation,
     PageRankDiffusion,
 )
+from pyg_trust.nn.shard_aggregator import (
+    AttentiveAggregator,
+    LBAggregator,
+    MajorityAggregator,
+    MeanAggregator,
+    ShardAggregator,
+    make_aggregator,
+)
 
 __all__ = [
     'APPNP',
     'PPNP',
+    'AttentiveAggregator',
     'FeaturePropagation',
+    'LBAggregator',
     'LabelPropagation',
+    'MajorityAggregator',
+    'MeanAggregator',
     'PageRankDiffusion',
     'SGConv',
+    'ShardAggregator',
+    'ShardPartitioner',
+    'learned_partition',
+    'make_aggregator',
+    'partition_embedding',
 ]

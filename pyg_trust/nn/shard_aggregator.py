@@ -2,9 +2,12 @@
 
 All have one form: ``fit`` from scratch on the outputs of the sub-models, then
 call. What learns has seen labels and outputs of all shards, so it has to be
-fitted again after every removal.
+fitted again after every removal. Much of what it gains comes from those
+labels: compare it with a plain model that is trained on them alone.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,16 +17,36 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust.functional import aggregate
+from pyg_trust.functional.ragged import pointer
+
+FUSIONS = ('plain', 'align', 'logits')
+# Initial weights, the order of the nodes, and what a step draws.
+_INIT, _ORDER, _STEP = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What an aggregator learns from; see :meth:`ShardAggregator.fit`."""
+
+    outputs: Tensor
+    y: Tensor
+    index: Tensor
+    edge_index: Tensor | None
+    shard: Tensor | None
+    num_classes: int
 
 
 class ShardAggregator(torch.nn.Module):
-    r"""The base of all aggregators; it has nothing to learn.
+    r"""The base of all aggregators, without anything to learn.
 
     .. code-block:: python
 
         aggregator = make_aggregator('attentive')
-        aggregator.fit(outputs, y, index, edge_index, shard, seed=0)
+        aggregator.fit(outputs, y, index, seed=0)
         probability = aggregator(outputs)
+
+    An aggregator takes the sizes that it needs from what it is fitted to, or
+    from the state that it loads.
     """
 
     def fit(
@@ -34,28 +57,44 @@ class ShardAggregator(torch.nn.Module):
         edge_index: Tensor | None = None,
         shard: Tensor | None = None,
         *,
+        num_classes: int | None = None,
         seed: int | None = None,
         progress_bar: bool = False,
     ) -> 'ShardAggregator':
         r"""Learns from scratch; the same seed gives the same aggregator.
 
         Args:
-            outputs (Tensor): what the sub-models say, without gradients,
-                ``[num_shards, num_nodes, channels]``.
+            outputs (Tensor): what the sub-models say, ``[num_shards,
+                num_nodes, channels]``: logits.
             y (Tensor): the classes, int64, ``[num_nodes]``; only those of
                 :obj:`index` are read.
             index (Tensor): the nodes to learn from, int64: training nodes.
-            edge_index (Tensor, optional): the current graph, for
-                reconstruction. (default: :obj:`None`)
+            edge_index (Tensor, optional): the current graph, int64, ``[2,
+                num_edges]``, for reconstruction. (default: :obj:`None`)
             shard (Tensor, optional): the shard of each node, -1 for nodes
                 outside of training, for reconstruction.
                 (default: :obj:`None`)
+            num_classes (int, optional): the number of classes, if outputs are
+                hidden features and no logits (attentive fusions with a
+                head only). (default: :obj:`None`)
             seed (int, optional): the seed. (default: :obj:`None`)
             progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
+
+        Raises:
+            TypeError: if a tensor has the wrong dtype.
+            ValueError: if a shape does not fit, an output is not finite, a
+                node of :obj:`index` is unknown, repeated or has no label, or
+                a method needs something that is not there.
         """
-        _check(outputs, y, index)
+        examples = _check(outputs, y, index, edge_index, shard, num_classes)
+        self._learn(examples, rng.resolve(seed), progress_bar)
         return self
+
+    def _learn(
+        self, examples: Examples, seed: int, progress_bar: bool
+    ) -> None:
+        _check_logits(self, examples)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """The probabilities of the classes: ``[num_nodes, num_classes]``."""
@@ -63,7 +102,10 @@ class ShardAggregator(torch.nn.Module):
 
 
 class MeanAggregator(ShardAggregator):
-    """:func:`pyg_trust.functional.mean_probability`."""
+    """The mean of probabilities, as in SISA.
+
+    See :func:`pyg_trust.functional.mean_probability`.
+    """
 
     def forward(self, outputs: Tensor) -> Tensor:
         """The probabilities of the classes: ``[num_nodes, num_classes]``."""
@@ -71,43 +113,152 @@ class MeanAggregator(ShardAggregator):
 
 
 class MajorityAggregator(ShardAggregator):
-    """:func:`pyg_trust.functional.majority_vote`."""
+    """The majority of votes, as in SISA.
+
+    See :func:`pyg_trust.functional.majority_vote`, for ties too.
+    """
 
     def forward(self, outputs: Tensor) -> Tensor:
         """The shares of the votes: ``[num_nodes, num_classes]``."""
         return aggregate.majority_vote(outputs)
 
 
+class LBAggregator(ShardAggregator):
+    r"""GraphEraser's learned weights, one per sub-model.
+
+    Minimises
+
+    .. math::
+        \frac{1}{|U|} \sum_{u \in U} \mathrm{CE}\Big( \sum_i a_i \log
+        \mathrm{softmax}(e^i_u), y_u \Big) + \lVert a \rVert_2, \quad a \ge
+        0, \; \sum_i a_i = 1
+
+    (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
+    2022) by Adam, with :math:`a` clamped and normalised after every step, and
+    keeps the best epoch. See
+    :func:`pyg_trust.functional.weighted_log_probability` for what is wrong in
+    the public code.
+
+    Args:
+        epochs (int): the number of epochs. (default: :obj:`50`)
+        batch_size (int): the number of nodes per step. (default: :obj:`32`)
+        lr (float): the learning rate. (default: :obj:`1e-3`)
+    """
+
+    def __init__(
+        self, *, epochs: int = 50, batch_size: int = 32, lr: float = 1e-3
+    ) -> None:
+        super().__init__()
+        _check_training(epochs, batch_size, lr)
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight: Tensor | None
+        self.register_buffer('weight', None)
+
+    def _learn(
+        self, examples: Examples, seed: int, progress_bar: bool
+    ) -> None:
+        _check_logits(self, examples)
+        index = examples.index
+        logits, y = examples.outputs[:, index], examples.y[index]
+        shards = logits.size(0)
+        weight = logits.new_full((shards,), 1 / shards).requires_grad_()
+        optimizer = torch.optim.Adam([weight], lr=self.lr)
+        generator = rng.generator(rng.derive(seed, _ORDER))
+
+        def objective(nodes: Tensor) -> Tensor:
+            fused = aggregate.weighted_log_probability(
+                logits[:, nodes], weight
+            )
+            return F.cross_entropy(fused, y[nodes]) + weight.norm()
+
+        everyone = torch.arange(index.numel(), device=index.device)
+        best, kept = float('inf'), weight.detach().clone()
+        for _ in tqdm(range(self.epochs), disable=not progress_bar):
+            order = torch.randperm(index.numel(), generator=generator)
+            for nodes in order.to(index.device).split(self.batch_size):
+                optimizer.zero_grad()
+                objective(nodes).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    weight.clamp_(min=0)
+                    weight /= weight.sum()
+            with torch.no_grad():
+                loss = float(objective(everyone))
+            if loss < best:
+                best, kept = loss, weight.detach().clone()
+        self.weight = kept
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """The probabilities of the classes: ``[num_nodes, num_classes]``."""
+        if self.weight is None:
+            raise ValueError('the aggregator needs to be fitted first')
+        fused = aggregate.weighted_log_probability(outputs, self.weight)
+        return fused.softmax(-1)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
+        if f'{prefix}weight' in state_dict:
+            self.weight = torch.empty_like(state_dict[f'{prefix}weight'])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 class AttentiveAggregator(ShardAggregator):
-    r"""Attentive fusion of the sub-models (Zhang et al. 2024).
+    r"""Attentive fusion of the sub-models, contrastive if wanted.
 
     With :math:`h^i_u = W_i e^i_u + b_i` and the weights :math:`a_{ui} =
-    \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding is
+    \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding
+    (Zhang et al. 2024) is one of
 
     .. math::
         \bar{e}_u = \sum_i a_{ui} e^i_u \;\text{(plain)}, \quad
         \bar{e}_u = \sum_i a_{ui} h^i_u \;\text{(align)}, \quad
         \bar{e}_u = \sum_i a_{ui} e^i_u \;\text{(logits)}.
 
-    Equation 8 is :obj:`'plain'`, followed by a linear head, as the paper says
-    nothing of how embeddings become classes; it does not use the projection
+    Equation 8 is :obj:`'plain'`, followed by a linear head, as the paper does
+    not say how embeddings become classes; it makes no use of the projection
     that it announces, which :obj:`'align'` does. :obj:`'logits'` takes the
-    fused logits as they are.
+    fused logits as they are. The loss is
+
+    .. math::
+        L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
+        L_{\text{recon}}
+
+    of :func:`pyg_trust.functional.info_nce` and
+    :func:`pyg_trust.functional.reconstruction_loss`, both with the signs that
+    the paper's text asks for. A node's local view deactivates each sub-model
+    with probability one half, and at least one stays; the other node :math:`v`
+    is another one of the batch; :math:`v^+` is a neighbour in another shard
+    (nodes without one are left out) and :math:`v^-` a training node that is no
+    neighbour.
 
     Args:
         fusion (str): :obj:`'plain'`, :obj:`'align'` or :obj:`'logits'`.
             (default: :obj:`'align'`)
+        contra_weight (float): :math:`\lambda_c`. (default: :obj:`0`)
+        recon_weight (float): :math:`\lambda_r`; if it is positive, ``fit``
+            needs the graph and the shards. (default: :obj:`0`)
+        temperature (float): of :math:`L_{\text{contra}}`.
+            (default: :obj:`0.5`)
         hidden_channels (int): the width of :math:`h`. (default: :obj:`64`)
         epochs (int): the number of epochs. (default: :obj:`20`)
         batch_size (int): the number of nodes per step. (default: :obj:`64`)
         lr (float): the learning rate of AdamW. (default: :obj:`0.01`)
         weight_decay (float): its weight decay. (default: :obj:`1e-5`)
+
+    Raises:
+        ValueError: if an argument is out of range.
     """
 
     def __init__(
         self,
         fusion: str = 'align',
         *,
+        contra_weight: float = 0.0,
+        recon_weight: float = 0.0,
+        temperature: float = 0.5,
         hidden_channels: int = 64,
         epochs: int = 20,
         batch_size: int = 64,
@@ -119,62 +270,129 @@ class AttentiveAggregator(ShardAggregator):
             raise ValueError(
                 f"'fusion' needs to be one of {FUSIONS} (got {fusion!r})"
             )
+        for name, value in (
+            ('contra_weight', contra_weight),
+            ('recon_weight', recon_weight),
+            ('weight_decay', weight_decay),
+        ):
+            if not 0 <= value < float('inf'):
+                raise ValueError(
+                    f"'{name}' needs to be non-negative (got {value})"
+                )
+        if not temperature > 0:
+            raise ValueError(
+                f"'temperature' needs to be positive (got {temperature})"
+            )
+        _check_positive('hidden_channels', hidden_channels)
+        _check_training(epochs, batch_size, lr)
         self.fusion = fusion
+        self.contra_weight = contra_weight
+        self.recon_weight = recon_weight
+        self.temperature = temperature
         self.hidden_channels = hidden_channels
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
         self.weight_decay = weight_decay
+        for name in ('weight', 'bias', 'vector'):
+            self.register_parameter(name, None)
+        self.head: torch.nn.Linear | None = None
 
     def _build(self, shards: int, channels: int, classes: int) -> None:
-        # Each shard's projection as torch.nn.Linear has it.
+        # Every shard's projection is drawn as torch.nn.Linear draws its own.
+        def uniform(fan_in: int, *shape: int) -> torch.nn.Parameter:
+            drawn = torch.empty(shape).uniform_(-1, 1) / fan_in**0.5
+            return torch.nn.Parameter(drawn)
+
         hidden = self.hidden_channels
-        weight = torch.empty(shards, channels, hidden)
-        self.weight = torch.nn.Parameter(weight.uniform_(-1, 1))
-        bias = torch.empty(shards, hidden).uniform_(-1, 1)
-        self.bias = torch.nn.Parameter(bias)
-        with torch.no_grad():
-            self.weight /= channels**0.5
-            self.bias /= channels**0.5
-        vector = torch.empty(hidden).uniform_(-1, 1) / hidden**0.5
-        self.vector = torch.nn.Parameter(vector)
+        self.weight = uniform(channels, shards, channels, hidden)
+        self.bias = uniform(channels, shards, hidden)
+        self.vector = uniform(hidden, hidden)
         width = hidden if self.fusion == 'align' else channels
         if self.fusion != 'logits':
             self.head = torch.nn.Linear(width, classes)
 
-    def fit(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        index: Tensor,
-        edge_index: Tensor | None = None,
-        shard: Tensor | None = None,
-        *,
-        seed: int | None = None,
-        progress_bar: bool = False,
-    ) -> 'AttentiveAggregator':
-        """Learns from scratch, as :meth:`ShardAggregator.fit` says."""
-        classes = _check(outputs, y, index)
-        seed = rng.resolve(seed)
-        with rng.forked(rng.derive(seed, 0)):
-            self._build(outputs.size(0), outputs.size(2), classes)
-        self.to(outputs.device)
-        generator = rng.generator(rng.derive(seed, 1))
+    def _learn(
+        self, examples: Examples, seed: int, progress_bar: bool
+    ) -> None:
+        outputs, y, index = examples.outputs, examples.y, examples.index
+        if self.fusion == 'logits':
+            _check_logits(self, examples)
+        pairs = None
+        if self.recon_weight > 0:
+            if examples.edge_index is None or examples.shard is None:
+                raise ValueError(
+                    "'edge_index' and 'shard' are needed for reconstruction"
+                )
+            pairs = _CutEdges(examples.edge_index, examples.shard)
+        with rng.forked(rng.derive(seed, _INIT)):
+            self._build(outputs.size(0), outputs.size(2), examples.num_classes)
+        self.to(outputs.device, outputs.dtype)
         optimizer = torch.optim.AdamW(
             self.parameters(), lr=self.lr, weight_decay=self.weight_decay
         )
+        order_of = rng.generator(rng.derive(seed, _ORDER))
+        draws = rng.generator(rng.derive(seed, _STEP))
         for _ in tqdm(range(self.epochs), disable=not progress_bar):
-            order = torch.randperm(index.numel(), generator=generator)
-            for nodes in index[order].split(self.batch_size):
+            order = torch.randperm(index.numel(), generator=order_of)
+            for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()
-                whole = self.fused(outputs[:, nodes])
+                here = outputs[:, nodes]
+                whole = self.fused(here)
                 loss = F.cross_entropy(self.classify(whole), y[nodes])
+                if self.contra_weight > 0 and nodes.numel() > 1:
+                    contra = self._contrast(here, whole, draws)
+                    loss = loss + self.contra_weight * contra
+                if pairs is not None:
+                    recon = self._reconstruct(
+                        outputs, nodes, whole, pairs, draws
+                    )
+                    loss = loss + self.recon_weight * recon
                 loss.backward()
                 optimizer.step()
-        return self
+
+    def _contrast(
+        self, outputs: Tensor, whole: Tensor, draws: torch.Generator
+    ) -> Tensor:
+        shards, num = outputs.shape[:2]
+        # Each sub-model stays by the toss of a coin, and one in any case.
+        mask = torch.rand(num, shards, generator=draws) < 0.5
+        one = torch.randint(shards, (num, 1), generator=draws)
+        part = self.fused(
+            outputs, mask.scatter(1, one, True).to(outputs.device)
+        )
+        # The batch is in random order: its neighbour is a random other node.
+        return aggregate.info_nce(
+            whole, part, whole.roll(1, 0), part.roll(1, 0), self.temperature
+        ).mean()
+
+    def _reconstruct(
+        self,
+        outputs: Tensor,
+        nodes: Tensor,
+        whole: Tensor,
+        pairs: '_CutEdges',
+        draws: torch.Generator,
+    ) -> Tensor:
+        place, neighbor, stranger = pairs.draw(nodes, draws)
+        if place.numel() == 0:
+            return whole.new_zeros(())
+        return aggregate.reconstruction_loss(
+            whole[place],
+            self.fused(outputs[:, neighbor]),
+            self.fused(outputs[:, stranger]),
+        ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The fused embeddings: ``[num_nodes, channels]``."""
+        """The fused embeddings: ``[num_nodes, channels]``.
+
+        Args:
+            outputs (Tensor): as in :meth:`fit`.
+            mask (Tensor, optional): as in
+                :func:`pyg_trust.functional.fuse`. (default: :obj:`None`)
+        """
+        if self.weight is None:
+            raise ValueError('the aggregator needs to be fitted first')
         score, hidden = aggregate.attention(
             outputs, self.weight, self.bias, self.vector
         )
@@ -182,33 +400,212 @@ class AttentiveAggregator(ShardAggregator):
         return aggregate.fuse(values, score, mask)
 
     def classify(self, fused: Tensor) -> Tensor:
-        """The logits of fused embeddings: ``[num_nodes, num_classes]``."""
-        return fused if self.fusion == 'logits' else self.head(fused)
+        """The logits of fused embeddings: ``[num_nodes, num_classes]``.
+
+        Args:
+            fused (Tensor): what :meth:`fused` returns.
+        """
+        return fused if self.head is None else self.head(fused)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """The probabilities of the classes: ``[num_nodes, num_classes]``."""
         return self.classify(self.fused(outputs)).softmax(-1)
 
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
+        weight = state_dict.get(f'{prefix}weight')
+        if weight is not None:
+            self.hidden_channels = weight.size(2)
+            head = state_dict.get(f'{prefix}head.weight')
+            classes = weight.size(1) if head is None else head.size(0)
+            with rng.forked(0):
+                self._build(weight.size(0), weight.size(1), classes)
+            self.to(weight.device, weight.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
-FUSIONS = ('plain', 'align', 'logits')
-AGGREGATORS = ('mean', 'majority', 'attentive')
+
+class _CutEdges:
+    # The training edges between shards, and who is no neighbour of whom.
+    def __init__(self, edge_index: Tensor, shard: Tensor) -> None:
+        row, col = edge_index
+        n = shard.numel()
+        cut = (shard[row] != shard[col]) & (shard[row] >= 0)
+        cut = (cut & (shard[col] >= 0)).nonzero().view(-1)
+        source, order = row[cut].sort(stable=True)
+        self.ptr = pointer(source.bincount(minlength=n))
+        self.col = col[cut][order]
+        self.edges = torch.cat([row * n + col, col * n + row]).unique()
+        self.training = (shard >= 0).nonzero().view(-1)
+        self.num_nodes = n
+
+    def draw(
+        self, nodes: Tensor, draws: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # The places of the nodes that have both, neighbours, strangers.
+        def random(count: Tensor) -> Tensor:
+            share = torch.rand(
+                count.numel(), generator=draws, dtype=torch.float64
+            )
+            return (share.to(count.device) * count).long()
+
+        degree = self.ptr[nodes + 1] - self.ptr[nodes]
+        place = (degree > 0).nonzero().view(-1)
+        picked = self.ptr[nodes] + random(degree)
+        pool = torch.full_like(nodes, self.training.numel())
+        stranger = self.training[random(pool)]
+        # Where almost everybody is a neighbour, a node is left out.
+        for _ in range(10):
+            known = self._known(nodes, stranger)
+            stranger = torch.where(
+                known, self.training[random(pool)], stranger
+            )
+        place = place[~self._known(nodes, stranger)[place]]
+        return place, self.col[picked[place]], stranger[place]
+
+    def _known(self, nodes: Tensor, others: Tensor) -> Tensor:
+        key = nodes * self.num_nodes + others
+        at = torch.searchsorted(self.edges, key)
+        at = at.clamp(max=self.edges.numel() - 1)
+        return (self.edges[at] == key) | (nodes == others)
 
 
-def make_aggregator(name: str, **kwargs: Any) -> ShardAggregator:
+def make_aggregator(
+    name: str | ShardAggregator, **kwargs: Any
+) -> ShardAggregator:
     """The aggregator of a name.
 
+    ================== ====================================================
+    name               aggregator
+    ================== ====================================================
+    ``'mean'``         :class:`MeanAggregator`
+    ``'majority'``     :class:`MajorityAggregator`
+    ``'lbaggr'``       :class:`LBAggregator`
+    ``'plain'``        :class:`AttentiveAggregator` by equation 8
+    ``'attentive'``    :class:`AttentiveAggregator` with alignment
+    ``'logits'``       :class:`AttentiveAggregator` on logits
+    ``'contrastive'``  ``'attentive'`` with both losses at weight 1e-4
+    ================== ====================================================
+
     Args:
-        name (str): :obj:`'mean'`, :obj:`'majority'` or :obj:`'attentive'`.
-        **kwargs (Any): the arguments of its class.
+        name (str or ShardAggregator): a name, or the aggregator itself, which
+            then takes no arguments.
+        **kwargs (Any): further arguments of the class.
+
+    Raises:
+        TypeError: on an argument that the class does not take.
+        ValueError: on an unknown name.
     """
-    if name == 'mean':
-        return MeanAggregator(**kwargs)
-    if name == 'majority':
-        return MajorityAggregator(**kwargs)
-    if name == 'attentive':
-        return AttentiveAggregator(**kwargs)
-    raise ValueError(f"'name' needs to be one of {AGGREGATORS} (got {name!r})")
+    if isinstance(name, ShardAggregator):
+        if kwargs:
+            raise TypeError(
+                f"'{next(iter(kwargs))}' goes with the name of an aggregator, "
+                f'not with a {type(name).__name__}'
+            )
+        return name
+    if name not in AGGREGATORS:
+        raise ValueError(
+            f"'name' needs to be one of {list(AGGREGATORS)} (got {name!r})"
+        )
+    cls, given = AGGREGATORS[name]
+    return cls(**{**given, **kwargs})
 
 
-def _check(outputs: Tensor, y: Tensor, index: Tensor) -> int:
-    return int(y[index].max()) + 1
+AGGREGATORS: dict[str, tuple[type[ShardAggregator], dict[str, Any]]] = {
+    'mean': (MeanAggregator, {}),
+    'majority': (MajorityAggregator, {}),
+    'lbaggr': (LBAggregator, {}),
+    'plain': (AttentiveAggregator, {'fusion': 'plain'}),
+    'attentive': (AttentiveAggregator, {'fusion': 'align'}),
+    'logits': (AttentiveAggregator, {'fusion': 'logits'}),
+    'contrastive': (
+        AttentiveAggregator,
+        {'contra_weight': 1e-4, 'recon_weight': 1e-4},
+    ),
+}
+
+
+def _check(
+    outputs: Tensor,
+    y: Tensor,
+    index: Tensor,
+    edge_index: Tensor | None,
+    shard: Tensor | None,
+    num_classes: int | None,
+) -> Examples:
+    if outputs.dim() != 3 or not outputs.is_floating_point():
+        raise ValueError(
+            "'outputs' needs to be floating point, of the shape [num_shards, "
+            f'num_nodes, channels] (got {outputs.dtype}, '
+            f'{list(outputs.shape)})'
+        )
+    outputs = outputs.detach()
+    if not bool(outputs.isfinite().all()):
+        bad = (~outputs.isfinite()).nonzero()[0]
+        raise ValueError(
+            "'outputs' needs to be finite (got "
+            f'{float(outputs[tuple(bad)])} from shard {int(bad[0])})'
+        )
+    num_nodes = outputs.size(1)
+    named = {'y': y, 'index': index}
+    if shard is not None:
+        named['shard'] = shard
+    for name, value in named.items():
+        if value.dtype != torch.int64:
+            raise TypeError(f"'{name}' needs to be int64 (got {value.dtype})")
+        if value.dim() != 1 or (name != 'index' and len(value) != num_nodes):
+            raise ValueError(
+                f"'{name}' needs to have one dimension"
+                f'{"" if name == "index" else f" of {num_nodes}, the nodes"} '
+                f'(got the shape {list(value.shape)})'
+            )
+    if index.numel() == 0:
+        raise ValueError("'index' needs to name a node (got none)")
+    if int(index.min()) < 0 or int(index.max()) >= num_nodes:
+        raise ValueError(
+            f"'index' needs to be in [0, {num_nodes}) "
+            f'(got {int(index.min())} to {int(index.max())})'
+        )
+    if index.unique().numel() < index.numel():
+        raise ValueError("'index' needs to name each node once")
+    classes = outputs.size(2) if num_classes is None else num_classes
+    low, high = int(y[index].min()), int(y[index].max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"'y' needs to be in [0, {classes}) at every node of 'index' "
+            f'(got {low} to {high})'
+        )
+    if edge_index is not None and edge_index.numel() > 0:
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0 or high >= num_nodes:
+            raise ValueError(
+                f"'edge_index' needs to be in [0, {num_nodes}) "
+                f'(got {low} to {high})'
+            )
+    return Examples(outputs, y, index, edge_index, shard, classes)
+
+
+def _check_logits(aggregator: ShardAggregator, examples: Examples) -> None:
+    channels = examples.outputs.size(2)
+    if channels != examples.num_classes:
+        raise ValueError(
+            f"'outputs' needs to be logits of {examples.num_classes} classes "
+            f'for a {type(aggregator).__name__} without a head '
+            f'(got {channels} channels)'
+        )
+
+
+def _check_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"'{name}' needs to be an integer (got {type(value).__name__})"
+        )
+    if value < 1:
+        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")
+
+
+def _check_training(epochs: int, batch_size: int, lr: float) -> None:
+    _check_positive('epochs', epochs)
+    _check_positive('batch_size', batch_size)
+    if not 0 < lr < float('inf'):
+        raise ValueError(f"'lr' needs to be positive (got {lr})")

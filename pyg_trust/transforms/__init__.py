@@ -7,5 +7,13 @@ from pyg_trust.transforms.graph_scattering import (
     GraphEmbedding,
     GraphScattering,
 )
+from pyg_trust.transforms.shards import Shards
 
-__all__ = ['AGP', 'GDC', 'GFT', 'GraphEmbedding', 'GraphScattering']
+__all__ = [
+    'AGP',
+    'GDC',
+    'GFT',
+    'GraphEmbedding',
+    'GraphScattering',
+    'Shards',
+]

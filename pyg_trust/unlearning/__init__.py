@@ -1,6 +1,10 @@
 """Unlearning: models that forget on request."""
 
 from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.membership import (
+    MembershipReport,
+    membership_inference,
+)
 from pyg_trust.unlearning.scattering import (
     ScatteringClassifier,
     UnlearnReport,
@@ -9,7 +13,9 @@ from pyg_trust.unlearning.scattering import (
 
 __all__ = [
     'GINClassifier',
+    'MembershipReport',
     'ScatteringClassifier',
     'UnlearnReport',
     'VerifyReport',
+    'membership_inference',
 ]

@@ -1,0 +1,84 @@
+"""How well a score tells one group from another."""
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class AUC(NamedTuple):
+    """An area under the ROC curve with its confidence interval.
+
+    Args:
+        value (float): the estimate.
+        low (float): the lower end.
+        high (float): the upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def auc_interval(
+    positive: Tensor, negative: Tensor, *, level: float = 0.95
+) -> AUC:
+    r"""The AUC of two samples of scores, with DeLong's interval.
+
+    .. math::
+        \hat\theta = \frac{1}{mn} \sum_{i,j} \psi(x_i, y_j), \quad \psi(x, y)
+        = \mathbb{1}[x > y] + \tfrac12 \mathbb{1}[x = y],
+
+    the probability that a positive scores above a negative. With the means
+    :math:`v_i` and :math:`w_j` of :math:`\psi` over the other sample, its
+    variance is estimated by :math:`\mathrm{var}(v)/m + \mathrm{var}(w)/n`
+    (`DeLong et al. 1988 <https://doi.org/10.2307/2531595>`_), and the interval
+    is the normal one, cut to :math:`[0, 1]`. That needs samples of some
+    dozens, drawn independently.
+
+    Where the estimated variance is zero (samples that do not overlap, or all
+    scores equal), a normal interval would be a point. Then it is that of
+    Hoeffding's inequality for U-statistics, :math:`\hat\theta \pm
+    \sqrt{\log(2 / (1 - \text{level})) / (2 \min(m, n))}`, which holds for
+    all distributions.
+
+    Args:
+        positive (Tensor): the scores :math:`x` of one sample, ``[m]``.
+        negative (Tensor): the scores :math:`y` of the other, ``[n]``.
+        level (float): the confidence, in :math:`(0, 1)`.
+            (default: :obj:`0.95`)
+
+    Raises:
+        ValueError: if a sample has fewer than two scores, or one that is no
+            number.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"'level' needs to be in (0, 1) (got {level})")
+    for name, sample in (('positive', positive), ('negative', negative)):
+        if sample.dim() != 1 or sample.numel() < 2:
+            raise ValueError(
+                f"'{name}' needs to hold at least two scores "
+                f'(got the shape {list(sample.shape)})'
+            )
+        if bool(sample.isnan().any()):
+            raise ValueError(f"'{name}' needs to hold numbers (got NaN)")
+    x, y = positive.double(), negative.double()
+    v, w = _placement(x, y), 1 - _placement(y, x)
+    value = float(v.mean())
+    variance = float(v.var() / v.numel() + w.var() / w.numel())
+    if variance > 1e-30:
+        half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(variance)
+    else:
+        pairs = min(v.numel(), w.numel())
+        half = math.sqrt(math.log(2 / (1 - level)) / (2 * pairs))
+    return AUC(value, max(value - half, 0.0), min(value + half, 1.0))
+
+
+def _placement(x: Tensor, other: Tensor) -> Tensor:
+    # The share of the other sample below each of x, ties by half.
+    other = other.sort().values
+    below = torch.searchsorted(other, x)
+    up_to = torch.searchsorted(other, x, right=True)
+    return (below + up_to).double() / (2 * other.numel())

@@ -1,0 +1,143 @@
+"""The shards of a training graph as a PyG loader."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch_geometric.data import Batch, Data
+
+from pyg_trust import rng
+from pyg_trust.functional.partition import check_partition, shard_sizes
+from pyg_trust.functional.ragged import pointer
+
+_OWN = ('collate_fn', 'generator', 'dataset')
+
+
+class _ShardDataset(Dataset[Data]):
+    # Nodes and edges sorted by shard once, so that a shard costs its size.
+    def __init__(self, data: Data, shard: Tensor, num_shards: int) -> None:
+        self.data = data
+        count = shard_sizes(shard, num_shards)
+        order = shard.sort(stable=True).indices
+        self.node = order[shard.numel() - int(count.sum()) :]
+        self.node_ptr = pointer(count)
+        row, col = data.edge_index
+        home = torch.where(shard[row] == shard[col], shard[row], -1)
+        order = home.sort(stable=True).indices
+        count = shard_sizes(home, num_shards)
+        self.edge = order[home.numel() - int(count.sum()) :]
+        self.edge_ptr = pointer(count)
+        # The place of every training node in its own shard.
+        self.place = torch.full_like(shard, -1)
+        places = torch.arange(self.node.numel(), device=shard.device)
+        start = self.node_ptr[shard[self.node]]
+        self.place[self.node] = places - start
+
+    def __len__(self) -> int:
+        return self.node_ptr.numel() - 1
+
+    def __getitem__(self, i: int) -> Data:
+        node = self.node[self.node_ptr[i] : self.node_ptr[i + 1]]
+        edge = self.edge[self.edge_ptr[i] : self.edge_ptr[i + 1]]
+        out = Data(num_nodes=node.numel(), shard_id=i, n_id=node)
+        for key, value in self.data:
+            if key == 'edge_index':
+                value = self.place[value[:, edge]]
+            elif self.data.is_node_attr(key):
+                value = value[node]
+            elif self.data.is_edge_attr(key):
+                value = value[edge]
+            if key != 'num_nodes':
+                out[key] = value
+        return out
+
+
+class ShardLoader(DataLoader):
+    r"""Loads the shards of a training graph, one or several at a time.
+
+    Each shard is the graph that its training nodes induce: no edge to another
+    shard, and none to a node outside of training. With :obj:`batch_size` above
+    one, several shards make one block-diagonal :class:`Batch`, which a GNN
+    trains on as on one graph.
+
+    Beside the sliced attributes of :obj:`data`, a batch holds ``shard_id``,
+    ``[batch_size]``; ``batch`` and ``ptr``, the shards' nodes; and ``n_id``,
+    the names of its nodes: ``data.n_id`` where that is there, else their
+    positions in :obj:`data`.
+
+    .. code-block:: python
+
+        data = Shards(20, 'hash', seed=0)(data)
+        for batch in ShardLoader(data):
+            fit(models[int(batch.shard_id)], batch)
+
+    Args:
+        data (Data): the graph, with ``edge_index``.
+        shard (Tensor, optional): int64, ``[num_nodes]``: the shard of each
+            node, -1 for nodes in none; by default ``data.shard``, as
+            :class:`pyg_trust.transforms.Shards` writes it.
+            (default: :obj:`None`)
+        num_shards (int, optional): the number of shards; by default the
+            largest shard plus one. (default: :obj:`None`)
+        batch_size (int): the number of shards per batch.
+            (default: :obj:`1`)
+        seed (int, optional): the seed of shuffling. (default: :obj:`None`)
+        **kwargs (Any): further arguments of
+            :class:`torch.utils.data.DataLoader`, such as :obj:`shuffle`,
+            :obj:`num_workers` or a :obj:`sampler` of shard ids.
+
+    Raises:
+        TypeError: if the graph is heterogeneous, or the shards are no int64
+            tensor.
+        ValueError: if there are no shards, or one is unknown or empty.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        shard: Tensor | None = None,
+        *,
+        num_shards: int | None = None,
+        batch_size: int = 1,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(data, Data):
+            raise TypeError(
+                f"'data' needs to be a Data object (got {type(data).__name__})"
+            )
+        for name in _OWN:
+            if name in kwargs:
+                raise ValueError(f"'{name}' is set by ShardLoader itself")
+        if data.get('edge_index') is None:
+            raise ValueError("'data' needs to have an 'edge_index'")
+        shard = data.get('shard') if shard is None else shard
+        if not isinstance(shard, Tensor) or shard.dtype != torch.int64:
+            got = getattr(shard, 'dtype', type(shard).__name__)
+            raise TypeError(f"'shard' needs to be an int64 tensor (got {got})")
+        if shard.shape != (data.num_nodes,):
+            raise ValueError(
+                f"'shard' needs to have the shape [{data.num_nodes}], one "
+                f'entry per node (got {list(shard.shape)})'
+            )
+        inside = shard[shard >= 0]
+        if inside.numel() == 0:
+            raise ValueError("'shard' needs to hold a node (got only -1)")
+        if num_shards is None:
+            num_shards = int(shard.max()) + 1
+        check_partition(inside, num_shards)
+        self.num_shards = num_shards
+        super().__init__(
+            _ShardDataset(data, shard.clamp(min=-1), num_shards),
+            batch_size=batch_size,
+            collate_fn=Batch.from_data_list,
+            generator=rng.generator(seed),
+            **kwargs,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.num_shards} shards, '
+            f'batch_size={self.batch_size})'
+        )

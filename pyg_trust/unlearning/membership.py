@@ -1,0 +1,137 @@
+"""Membership inference, as a smoke test of unlearning."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_trust.functional.attacks import auc_interval
+from pyg_trust.report import Report, provenance
+
+ATTACKS = ('loss', 'confidence')
+
+
+@dataclass(frozen=True)
+class MembershipReport(Report):
+    """How well an attack tells members from others.
+
+    Args:
+        auc (float): the probability that a member scores above another node;
+            one half is chance.
+        low (float): the lower end of its confidence interval.
+        high (float): the upper end.
+        level (float): the confidence of the interval.
+        attack (str): the score.
+        num_members (int): the number of members.
+        num_others (int): the number of others.
+        meaning (str): what this says, and what it does not.
+        provenance (dict): versions and arguments.
+    """
+
+    auc: float
+    low: float
+    high: float
+    level: float
+    attack: str
+    num_members: int
+    num_others: int
+    meaning: str
+    provenance: dict[str, Any]
+
+
+def membership_inference(
+    probability: Tensor,
+    y: Tensor,
+    members: Tensor,
+    others: Tensor,
+    *,
+    attack: str = 'loss',
+    level: float = 0.95,
+) -> MembershipReport:
+    r"""Attacks a model: was a node in its training?
+
+    Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`: training fits
+    what it has seen) or :math:`\max_c p_{uc}` (:obj:`'confidence'`) and
+    measures how well the score tells members from others
+    (:func:`pyg_trust.functional.auc_interval`).
+
+    **A smoke test, no proof.** Run it on the nodes that were removed, against
+    test nodes, before and after: an AUC that stays high after unlearning
+    shows a bug. One near one half shows little: the attack is a weak one, and
+    nodes that differ from the others for another reason (their labels are
+    wrong, say) shift it with no membership at all. Exactness is what
+    ``verify()`` shows.
+
+    Args:
+        probability (Tensor): what the model says, ``[num_nodes,
+            num_classes]``.
+        y (Tensor): the classes, int64, ``[num_nodes]``.
+        members (Tensor): nodes that were in the training, int64 or a mask.
+        others (Tensor): nodes that never were, int64 or a mask.
+        attack (str): :obj:`'loss'` or :obj:`'confidence'`.
+            (default: :obj:`'loss'`)
+        level (float): the confidence of the interval.
+            (default: :obj:`0.95`)
+
+    Raises:
+        ValueError: if a node is in both groups, a group has fewer than two
+            nodes, or an argument is out of range.
+    """
+    if attack not in ATTACKS:
+        raise ValueError(
+            f"'attack' needs to be one of {ATTACKS} (got {attack!r})"
+        )
+    num_nodes, num_classes = probability.shape
+    groups = {}
+    for name, nodes in (('members', members), ('others', others)):
+        if nodes.dtype == torch.bool:
+            nodes = nodes.nonzero().view(-1)
+        if nodes.numel() < 2:
+            raise ValueError(
+                f"'{name}' needs to name at least two nodes "
+                f'(got {nodes.numel()})'
+            )
+        if int(nodes.min()) < 0 or int(nodes.max()) >= num_nodes:
+            raise ValueError(
+                f"'{name}' needs to be in [0, {num_nodes}) "
+                f'(got {int(nodes.min())} to {int(nodes.max())})'
+            )
+        if nodes.unique().numel() < nodes.numel():
+            raise ValueError(f"'{name}' needs to name each node once")
+        groups[name] = nodes
+    both = groups['members'][torch.isin(groups['members'], groups['others'])]
+    if both.numel() > 0:
+        raise ValueError(
+            "'members' and 'others' need to be different nodes "
+            f'(got node {int(both[0])} in both)'
+        )
+    if attack == 'loss':
+        named = torch.cat(list(groups.values()))
+        low, high = int(y[named].min()), int(y[named].max())
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"'y' needs to be in [0, {num_classes}) at every node that is "
+                f'named (got {low} to {high})'
+            )
+        score = probability.gather(1, y.clamp(0, num_classes - 1)[:, None])
+        score = score.squeeze(1)
+    else:
+        score = probability.max(1).values
+    found = auc_interval(
+        score[groups['members']], score[groups['others']], level=level
+    )
+    return MembershipReport(
+        auc=found.value,
+        low=found.low,
+        high=found.high,
+        level=level,
+        attack=attack,
+        num_members=groups['members'].numel(),
+        num_others=groups['others'].numel(),
+        meaning=(
+            'a smoke test: a high AUC after unlearning shows a bug, one near '
+            'one half proves nothing'
+        ),
+        provenance=provenance(attack=attack, level=level),
+    )
