@@ -52,7 +52,7 @@ from torch.overrides import TorchFunctionMode
 from pyg_trust import rng
 
 TRAINERS = ('stacked', 'sequential', 'process')
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     'adam': torch.optim.Adam,
     'adamw': torch.optim.AdamW,
     'sgd': torch.optim.SGD,
@@ -128,6 +128,12 @@ class Shard(NamedTuple):
     y: Tensor
     edge_index: Tensor
     edge_weight: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the model is called with."""
+        weight = () if self.edge_weight is None else (self.edge_weight,)
+        return (self.x, self.edge_index, *weight)
 
 
 class Trained(NamedTuple):
@@ -208,33 +214,28 @@ def build(factory: Callable[[], Module], shard: Shard) -> Module:
             )
         if any(is_lazy(parameter) for parameter in module.parameters()):
             with torch.no_grad():
-                module.eval()(*_inputs(shard))
+                module.eval()(*shard.inputs)
     return module.train()
 
 
 @torch.no_grad()
 def evaluate(
     module: Module,
-    x: Tensor,
-    edge_index: Tensor,
-    edge_weight: Tensor | None = None,
+    inputs: tuple[Tensor, ...],
     features: 'Features | None' = None,
 ) -> Tensor:
     """The outputs of a model for all nodes of a graph.
 
     Args:
         module (Module): the model.
-        x (Tensor): ``[num_nodes, channels]``.
-        edge_index (Tensor): ``[2, num_edges]``.
-        edge_weight (Tensor, optional): ``[num_edges]``.
-            (default: :obj:`None`)
-        features (Features, optional): :obj:`x` as a sparse matrix.
+        inputs (tuple[Tensor, ...]): features, edges and, if there are any,
+            their weights.
+        features (Features, optional): the features as a sparse matrix.
             (default: :obj:`None`)
     """
     module = module.eval()
-    weight = () if edge_weight is None else (edge_weight,)
-    with single_thread(), _Alone([], x, features):
-        return module(x, edge_index, *weight)
+    with single_thread(), _Alone([], inputs[0], features):
+        return module(*inputs)
 
 
 @contextmanager
@@ -395,7 +396,7 @@ class _Run:
             rng.generator(rng.derive(shard.seed, _DROPOUT)) for shard in shards
         ]
         joined = _join(shards) if stack else shards[0]
-        self.inputs = _inputs(joined)
+        self.inputs = joined.inputs
         self.y = joined.y
         # The gradient of the mean of each shard's losses.
         self.scale = torch.cat(
@@ -524,11 +525,6 @@ def _padded(grad: Tensor) -> Tensor:
     return flat.reshape(-1)
 
 
-def _inputs(shard: Shard) -> tuple[Tensor, ...]:
-    weight = () if shard.edge_weight is None else (shard.edge_weight,)
-    return (shard.x, shard.edge_index, *weight)
-
-
 def _join(shards: Sequence[Shard]) -> Shard:
     edges, start = [], 0
     for shard in shards:
@@ -551,6 +547,7 @@ def _shape(value: Any) -> str:
 
 
 # What happens inside of a model #############################################
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
