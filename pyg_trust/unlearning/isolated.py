@@ -185,8 +185,7 @@ def train(
             return Trained(states, 'process')
         if trainer == 'stacked' and len(shards) > 1:
             try:
-                _check_stack(modules, shards, recipe)
-                run = _Run(copy.deepcopy(modules), shards, recipe, True)
+                run = _checked_stack(modules, shards, recipe)
                 run.train()
                 return Trained(run.states(), 'stacked')
             except NotStackableError as error:
@@ -234,7 +233,7 @@ def evaluate(
             (default: :obj:`None`)
     """
     module = module.eval()
-    with single_thread(), _Alone([], inputs[0], features):
+    with single_thread(), _Alone(inputs[0], features):
         return module(*inputs)
 
 
@@ -352,16 +351,17 @@ def _work(packed: bytes) -> bytes:
         return _pack(_train_alone(module, Shard(*shard), recipe))
 
 
-def _check_stack(
+def _checked_stack(
     modules: list[Module], shards: Sequence[Shard], recipe: Recipe
-) -> None:
+) -> '_Run':
     # The first gradient of the stack against that of every shard.
     for module in modules:
         if any(True for _ in module.buffers()):
             raise NotStackableError('the model has buffers')
         if not all(p.requires_grad for p in module.parameters()):
             raise NotStackableError('the model has frozen parameters')
-    stack = _Run(copy.deepcopy(modules), shards, recipe, True).gradients()
+    run = _Run(copy.deepcopy(modules), shards, recipe, True)
+    stack = run.gradients()
     for i, (module, shard) in enumerate(zip(modules, shards, strict=True)):
         alone = _Run([copy.deepcopy(module)], [shard], recipe, False)
         for name, one, all_ in zip(
@@ -375,6 +375,7 @@ def _check_stack(
                 raise NotStackableError(
                     f'the gradient of {name!r} is not that of a shard alone'
                 )
+    return run
 
 
 class _Run:
@@ -392,9 +393,7 @@ class _Run:
         self.module = modules[0].train()
         sizes = [shard.x.size(0) for shard in shards]
         self.other_seed = rng.derive(shards[0].seed, _OTHER)
-        generators = [
-            rng.generator(rng.derive(shard.seed, _DROPOUT)) for shard in shards
-        ]
+        self.seeds = [rng.derive(shard.seed, _DROPOUT) for shard in shards]
         joined = _join(shards) if stack else shards[0]
         self.inputs = joined.inputs
         self.y = joined.y
@@ -426,12 +425,11 @@ class _Run:
             self.blocks.append(block)
             self.leaves.append(leaf)
         self.mode: _Alone = (
-            _Stacked(
-                generators, joined.x, features, placeholders, _layouts(shards)
-            )
+            _Stacked(joined.x, features, placeholders, _layouts(shards))
             if stack
-            else _Alone(generators, joined.x, features)
+            else _Alone(joined.x, features)
         )
+        self.mode.start(self.seeds)
 
     def gradients(self) -> list[Tensor | None]:
         # [num_shards, ...] per parameter, matrices transposed.
@@ -464,6 +462,7 @@ class _Run:
             fused=True,
         )
         with rng.forked(self.other_seed):
+            self.mode.start(self.seeds)
             for _ in range(recipe.epochs):
                 for block, grad in zip(
                     self.blocks, self.gradients(), strict=True
@@ -595,14 +594,13 @@ class _Alone(TorchFunctionMode):
     # Inside of it dropout draws from the shard's own stream, and pointwise
     # functions see whole vectors.
 
-    def __init__(
-        self,
-        generators: list[torch.Generator],
-        x: Tensor,
-        features: Features | None,
-    ) -> None:
+    def __init__(self, x: Tensor, features: Features | None) -> None:
         super().__init__()
-        self.generators, self.x, self.features = generators, x, features
+        self.x, self.features = x, features
+        self.generators: list[torch.Generator] = []
+
+    def start(self, seeds: list[int]) -> None:
+        self.generators = [rng.generator(seed) for seed in seeds]
 
     def __torch_function__(
         self,
@@ -666,13 +664,12 @@ class _Stacked(_Alone):
 
     def __init__(
         self,
-        generators: list[torch.Generator],
         x: Tensor,
         features: Features | None,
         leaves: dict[int, Tensor],
         layouts: dict[int, '_Layout | None'],
     ) -> None:
-        super().__init__(generators, x, features)
+        super().__init__(x, features)
         self.leaves, self.layouts = leaves, layouts
 
     def layout(self, rows: int) -> '_Layout':
