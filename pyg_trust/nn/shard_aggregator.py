@@ -88,7 +88,8 @@ class ShardAggregator(torch.nn.Module):
                 a method needs something that is not there.
         """
         examples = _check(outputs, y, index, edge_index, shard, num_classes)
-        self._learn(examples, rng.resolve(seed), progress_bar)
+        with torch.enable_grad():
+            self._learn(examples, rng.resolve(seed), progress_bar)
         return self
 
     def _learn(
@@ -435,7 +436,9 @@ class _CutEdges:
         source, order = row[cut].sort(stable=True)
         self.ptr = pointer(source.bincount(minlength=n))
         self.col = col[cut][order]
-        self.edges = torch.cat([row * n + col, col * n + row]).unique()
+        # Never empty, for the search.
+        edges = [row * n + col, col * n + row, row.new_full((1,), -1)]
+        self.edges = torch.cat(edges).unique()
         self.training = (shard >= 0).nonzero().view(-1)
         self.num_nodes = n
 
