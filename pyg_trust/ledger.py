@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_geometric.data import Data
+
 from pyg_trust.report import Report
 
 try:
@@ -196,6 +198,32 @@ class RemovalLedger:
             f'{type(self).__name__}(spent={self.spent:.6g}, '
             f'budget={self.budget:.6g}, lines={len(self._entries)})'
         )
+
+
+def fingerprint(salt: str, data: Data) -> str:
+    """A hash of what a graph holds, for a ledger.
+
+    Args:
+        salt (str): a secret, so that small graphs can't be guessed.
+        data (Data): the graph.
+    """
+    digest = hashlib.sha256(salt.encode())
+    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
+        value = data.get(key)
+        if value is not None:
+            digest.update(key.encode())
+            digest.update(value.contiguous().numpy())
+    return digest.hexdigest()
+
+
+def fingerprints(prints: dict[int, str]) -> str:
+    """A hash of the fingerprints of many graphs.
+
+    Args:
+        prints (dict): the fingerprint of every graph, by name.
+    """
+    lines = [f'{i} {prints[i]}' for i in sorted(prints)]
+    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
 
 def _link(

@@ -58,3 +58,26 @@ def test_derived_bits_are_even():
 def test_generator():
     first = torch.rand(3, generator=rng.generator(4))
     assert torch.equal(first, torch.rand(3, generator=rng.generator(4)))
+
+
+@pytest.mark.parametrize('seed', [0, 7, 2**63 - 1])
+def test_derive_each_is_derive(seed):
+    items = [0, 1, 2, 12345, 2**31, 2**40 + 3, 2**62, 2**63 - 1]
+    found = rng.derive_each(seed, torch.tensor(items))
+    assert found.tolist() == [rng.derive(seed, item) for item in items]
+    square = torch.arange(6).view(2, 3)
+    flat = rng.derive_each(seed, square.flatten())
+    assert torch.equal(rng.derive_each(seed, square).flatten(), flat)
+
+
+def test_forked_seeds_a_block_and_no_more():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with rng.forked(5):
+        first = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    with rng.forked(5):
+        assert torch.equal(torch.rand(3), first)
+    with pytest.raises(KeyError), rng.forked(5):
+        raise KeyError
+    assert torch.equal(torch.get_rng_state(), before)

@@ -115,7 +115,7 @@ def check_shards(num_nodes: int, num_shards: int) -> None:
         TypeError: if a number is no integer.
         ValueError: if there is no shard, or fewer nodes than shards.
     """
-    for name, value in (('num_nodes', num_nodes), ('num_shards', num_shards)):
+    for name, value in (('num_shards', num_shards), ('num_nodes', num_nodes)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(
                 f"'{name}' needs to be an integer (got {type(value).__name__})"
@@ -640,12 +640,13 @@ def partition_losses(
     volume = degree @ assign
     labels = assign.new_zeros(num_classes, num_shards)
     labels = labels.index_add(0, y, assign)
-    tiny = torch.finfo(assign.dtype).tiny
-    law = labels / nodes.clamp(min=tiny)
-    entropy = -(law * law.clamp(min=tiny).log()).sum(0)
+    # Finite gradients for a shard without a node too.
+    least = torch.finfo(assign.dtype)
+    law = labels / nodes.clamp(min=least.eps)
+    entropy = -(law * law.clamp(min=least.tiny).log()).sum(0)
     return PartitionLosses(
         time=(nodes * edges).sum() / num_nodes,
-        struct=((volume - edges) / volume.clamp(min=tiny)).sum(),
+        struct=((volume - edges) / volume.clamp(min=least.eps)).sum(),
         sem=-entropy.mean(),
     )
 

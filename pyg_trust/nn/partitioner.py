@@ -55,6 +55,7 @@ class ShardPartitioner(torch.nn.Module):
         return self.lin(self.gnn(x, edge_index).relu()).softmax(-1)
 
 
+@torch.enable_grad()
 def learned_partition(
     x: Tensor,
     edge_index: Tensor,
@@ -147,6 +148,7 @@ def learned_partition(
         return round_partition(model(x, edge_index), slack=slack)
 
 
+@torch.enable_grad()
 def partition_embedding(
     x: Tensor,
     edge_index: Tensor,

@@ -88,7 +88,8 @@ class ShardAggregator(torch.nn.Module):
                 a method needs something that is not there.
         """
         examples = _check(outputs, y, index, edge_index, shard, num_classes)
-        self._learn(examples, rng.resolve(seed), progress_bar)
+        with torch.enable_grad():
+            self._learn(examples, rng.resolve(seed), progress_bar)
         return self
 
     def _learn(
@@ -329,7 +330,10 @@ class AttentiveAggregator(ShardAggregator):
             self._build(outputs.size(0), outputs.size(2), examples.num_classes)
         self.to(outputs.device, outputs.dtype)
         optimizer = torch.optim.AdamW(
-            self.parameters(), lr=self.lr, weight_decay=self.weight_decay
+            self.parameters(),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            fused=True,
         )
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
@@ -337,30 +341,41 @@ class AttentiveAggregator(ShardAggregator):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()
-                here = outputs[:, nodes]
-                whole = self.fused(here)
+                parts = self._parts(outputs[:, nodes])
+                whole = aggregate.fuse(*parts)
                 loss = F.cross_entropy(self.classify(whole), y[nodes])
                 if self.contra_weight > 0 and nodes.numel() > 1:
-                    contra = self._contrast(here, whole, draws)
+                    contra = self._contrast(whole, *parts, draws)
                     loss = loss + self.contra_weight * contra
                 if pairs is not None:
-                    recon = self._reconstruct(
-                        outputs, nodes, whole, pairs, draws
-                    )
+                    drawn = pairs.draw(nodes, draws)
+                    recon = self._reconstruct(whole, outputs, *drawn)
                     loss = loss + self.recon_weight * recon
                 loss.backward()
                 optimizer.step()
 
-    def _contrast(
-        self, outputs: Tensor, whole: Tensor, draws: torch.Generator
-    ) -> Tensor:
-        shards, num = outputs.shape[:2]
-        # Each sub-model stays by the toss of a coin, and one in any case.
-        mask = torch.rand(num, shards, generator=draws) < 0.5
-        one = torch.randint(shards, (num, 1), generator=draws)
-        part = self.fused(
-            outputs, mask.scatter(1, one, True).to(outputs.device)
+    def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        # What is fused, and the scores of the sub-models.
+        if self.weight is None:
+            raise ValueError('the aggregator needs to be fitted first')
+        score, hidden = aggregate.attention(
+            outputs, self.weight, self.bias, self.vector
         )
+        return hidden if self.fusion == 'align' else outputs, score
+
+    def _contrast(
+        self,
+        whole: Tensor,
+        values: Tensor,
+        score: Tensor,
+        draws: torch.Generator,
+    ) -> Tensor:
+        # Each sub-model stays by the toss of a coin, and one in any case.
+        mask = torch.rand(score.shape, generator=draws) < 0.5
+        num, shards = score.shape
+        one = torch.randint(shards, (num, 1), generator=draws)
+        mask = mask.scatter(1, one, True).to(score.device)
+        part = aggregate.fuse(values, score, mask)
         # The batch is in random order: its neighbour is a random other node.
         return aggregate.info_nce(
             whole, part, whole.roll(1, 0), part.roll(1, 0), self.temperature
@@ -368,19 +383,17 @@ class AttentiveAggregator(ShardAggregator):
 
     def _reconstruct(
         self,
-        outputs: Tensor,
-        nodes: Tensor,
         whole: Tensor,
-        pairs: '_CutEdges',
-        draws: torch.Generator,
+        outputs: Tensor,
+        place: Tensor,
+        neighbor: Tensor,
+        stranger: Tensor,
     ) -> Tensor:
-        place, neighbor, stranger = pairs.draw(nodes, draws)
         if place.numel() == 0:
             return whole.new_zeros(())
+        others = self.fused(outputs[:, torch.cat([neighbor, stranger])])
         return aggregate.reconstruction_loss(
-            whole[place],
-            self.fused(outputs[:, neighbor]),
-            self.fused(outputs[:, stranger]),
+            whole[place], *others.chunk(2)
         ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -391,13 +404,7 @@ class AttentiveAggregator(ShardAggregator):
             mask (Tensor, optional): as in
                 :func:`pyg_trust.functional.fuse`. (default: :obj:`None`)
         """
-        if self.weight is None:
-            raise ValueError('the aggregator needs to be fitted first')
-        score, hidden = aggregate.attention(
-            outputs, self.weight, self.bias, self.vector
-        )
-        values = hidden if self.fusion == 'align' else outputs
-        return aggregate.fuse(values, score, mask)
+        return aggregate.fuse(*self._parts(outputs), mask)
 
     def classify(self, fused: Tensor) -> Tensor:
         """The logits of fused embeddings: ``[num_nodes, num_classes]``.
@@ -435,7 +442,9 @@ class _CutEdges:
         source, order = row[cut].sort(stable=True)
         self.ptr = pointer(source.bincount(minlength=n))
         self.col = col[cut][order]
-        self.edges = torch.cat([row * n + col, col * n + row]).unique()
+        # Never empty, for the search.
+        edges = [row * n + col, col * n + row, row.new_full((1,), -1)]
+        self.edges = torch.cat(edges).unique()
         self.training = (shard >= 0).nonzero().view(-1)
         self.num_nodes = n
 
@@ -457,6 +466,8 @@ class _CutEdges:
         # Where almost everybody is a neighbour, a node is left out.
         for _ in range(10):
             known = self._known(nodes, stranger)
+            if not bool(known.any()):
+                break
             stranger = torch.where(
                 known, self.training[random(pool)], stranger
             )

@@ -10,11 +10,25 @@ from pyg_trust.unlearning.scattering import (
     UnlearnReport,
     VerifyReport,
 )
+from pyg_trust.unlearning.shards import (
+    ShardedUnlearner,
+    ShardPlan,
+    ShardRemovalReport,
+    ShardReport,
+    ShardVerifyReport,
+)
+from pyg_trust.unlearning.store import ShardStore
 
 __all__ = [
     'GINClassifier',
     'MembershipReport',
     'ScatteringClassifier',
+    'ShardPlan',
+    'ShardRemovalReport',
+    'ShardReport',
+    'ShardStore',
+    'ShardVerifyReport',
+    'ShardedUnlearner',
     'UnlearnReport',
     'VerifyReport',
     'membership_inference',

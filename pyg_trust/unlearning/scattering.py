@@ -9,7 +9,6 @@ classifier follows by a Newton step whose error is accounted for
 """
 
 import copy
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +41,12 @@ from pyg_trust.functional.newton import (
 )
 from pyg_trust.functional.scattering import frame_bound
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.ledger import (
+    BudgetExceededError,
+    RemovalLedger,
+    fingerprint,
+    fingerprints,
+)
 from pyg_trust.removal import MODES, RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.transforms import GraphEmbedding, GraphScattering
@@ -325,7 +329,9 @@ class ScatteringClassifier:
                 "'graphs' need to have labels of at least two classes "
                 f'(got {list(classes)})'
             )
-        prints = {i: _print(self._seed, data) for i, data in kept.items()}
+        prints = {
+            i: fingerprint(str(self._seed), data) for i, data in kept.items()
+        }
         Z, K, Y = self._design(kept, classes)
         draws = 1 + (0 if self._model is None else self._model.draws)
         B = self._noise(draws, Z.size(1), Y.size(1))
@@ -334,7 +340,7 @@ class ScatteringClassifier:
         ledger = RemovalLedger(self.budget)
         if self.noise_std > 0:
             _, start = self._residual(model)
-            ledger.record('fit', start, data=_digest(prints))
+            ledger.record('fit', start, data=fingerprints(prints))
         self.ledger, self.classes, self._model = ledger, classes, model
         return self
 
@@ -487,7 +493,7 @@ class ScatteringClassifier:
             model = model._replace(W=solution.W)
             measured, spent = self._residual(model)
         self.ledger.record(
-            action, spent, request.to_dict(), _digest(model.prints)
+            action, spent, request.to_dict(), fingerprints(model.prints)
         )
         self._model = model
         return UnlearnReport(
@@ -613,8 +619,10 @@ class ScatteringClassifier:
             for i, data in state['graphs'].items()
         }
         seed = rng.resolve(state['seed'])
-        prints = {i: _print(seed, data) for i, data in graphs.items()}
-        if ledger.entries and ledger.entries[-1].data != _digest(prints):
+        prints = {
+            i: fingerprint(str(seed), data) for i, data in graphs.items()
+        }
+        if ledger.entries and ledger.entries[-1].data != fingerprints(prints):
             raise ValueError(
                 'the graphs of the state are not those of its ledger'
             )
@@ -783,7 +791,7 @@ class ScatteringClassifier:
                 graphs[i] = remove_from_data(graphs[i], part, self.mode)
             except ValueError as error:
                 raise ValueError(f'graph {i}: {error}') from None
-            prints[i] = _print(self._seed, graphs[i])
+            prints[i] = fingerprint(str(self._seed), graphs[i])
             touched.append(i)
         place = {name: row for row, name in enumerate(old.graphs)}
         Z, K, Y = old.Z, old.K, old.Y
@@ -939,22 +947,6 @@ class ScatteringClassifier:
             'mode': self.mode,
             'tol': self.tol,
         }
-
-
-def _print(seed: int, data: Data) -> str:
-    # Salted with the secret seed, so that small graphs can't be guessed.
-    digest = hashlib.sha256(str(seed).encode())
-    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y'):
-        value = data.get(key)
-        if value is not None:
-            digest.update(key.encode())
-            digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _digest(prints: dict[int, str]) -> str:
-    lines = [f'{i} {prints[i]}' for i in sorted(prints)]
-    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
 
 def _tensors(name: str, value: Tensor) -> list[tuple[str, Tensor]]:

@@ -1,0 +1,154 @@
+"""A folder of checkpoints that is always the old state or the new one.
+
+Every checkpoint is a file of its own, named by its content and never written
+twice. A manifest names those that are in force. A new state is written beside
+the old one; then the manifest is replaced, which file systems do at once or
+not at all.
+"""
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MANIFEST = 'manifest.json'
+_FORMAT = 1
+
+
+class ShardStore:
+    """The checkpoints in a folder.
+
+    Args:
+        folder (str or Path): made at the first :meth:`write`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def manifest(self) -> dict[str, Any] | None:
+        """What is in force, or :obj:`None` in a folder without it.
+
+        Raises:
+            ValueError: if the manifest is none of ours.
+        """
+        path = self.folder / MANIFEST
+        if not path.exists():
+            return None
+        try:
+            manifest = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f'{path} is no manifest: {error}') from None
+        if not isinstance(manifest, dict) or manifest.get('format') != _FORMAT:
+            raise ValueError(f'{path} is no manifest of format {_FORMAT}')
+        return manifest
+
+    def write(
+        self, parts: dict[str, Any], plain: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Puts a state in force; the last thing it does is to switch.
+
+        Args:
+            parts (dict): what goes to a file each, by name: anything that
+                ``torch.load`` takes with ``weights_only=True``.
+            plain (dict): what goes to the manifest itself, as JSON.
+
+        Returns:
+            dict: the new manifest.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files: dict[str, dict[str, str]] = {}
+        for name, value in parts.items():
+            stream = io.BytesIO()
+            torch.save(value, stream)
+            content = stream.getbuffer()
+            digest = hashlib.sha256(content).hexdigest()
+            file = f'{name}-{digest[:16]}.pt'
+            files[name] = {'file': file, 'sha256': digest}
+            # A file of this name may have been cut short by a power failure
+            # of old, or changed: it is only kept if it is what it should be.
+            if _digest_of(self.folder / file) != digest:
+                self._put(file, content)
+        manifest = {'format': _FORMAT, 'files': files, **plain}
+        text = json.dumps(manifest, indent=1, sort_keys=True)
+        self._sync()
+        self._put(MANIFEST, text.encode())
+        return manifest
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state in force: its parts, and the manifest.
+
+        Raises:
+            ValueError: if there is none, or a file is missing or changed.
+        """
+        manifest = self.manifest()
+        if manifest is None:
+            raise ValueError(
+                f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
+            )
+        parts = {}
+        for name, entry in manifest['files'].items():
+            path = self.folder / entry['file']
+            if _digest_of(path) != entry['sha256']:
+                raise ValueError(f'{path} is missing, or was changed')
+            parts[name] = torch.load(path, weights_only=True)
+        return parts, manifest
+
+    def strangers(self) -> list[Path]:
+        """Checkpoints that are not in force, and unfinished files."""
+        manifest = self.manifest()
+        named = {MANIFEST}
+        if manifest is not None:
+            named |= {entry['file'] for entry in manifest['files'].values()}
+        if not self.folder.is_dir():
+            return []
+        return sorted(
+            path
+            for path in self.folder.iterdir()
+            if path.name not in named and path.suffix in ('.pt', '.tmp')
+        )
+
+    def purge(self) -> list[Path]:
+        """Deletes the :meth:`strangers`, and returns what they were."""
+        gone = self.strangers()
+        for path in gone:
+            path.unlink()
+        if gone:
+            self._sync()
+        return gone
+
+    def _put(self, file: str, content: bytes | memoryview) -> None:
+        # Whole on the disk before it has its name.
+        path = self.folder / f'{file}.tmp'
+        with path.open('wb') as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(path, self.folder / file)
+        self._sync()
+
+    def _sync(self) -> None:
+        # Names are content of the folder. (Not every system opens folders.)
+        if os.name != 'posix':
+            return
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({str(self.folder)!r})'
+
+
+def _digest_of(path: Path) -> str:
+    if not path.exists():
+        return ''
+    digest = hashlib.sha256()
+    with path.open('rb') as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,162 @@
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCN
+
+from pyg_trust import rng
+from pyg_trust.loader import ShardLoader
+from pyg_trust.transforms import Shards
+
+NODES, SHARDS = 60, 5
+
+
+def make_data(**kwargs):
+    gen = rng.generator(0)
+    edge_index = torch.randint(NODES, (2, 5 * NODES), generator=gen)
+    data = Data(
+        x=torch.randn(NODES, 3, generator=gen),
+        edge_index=edge_index,
+        edge_attr=torch.rand(5 * NODES, 2, generator=gen),
+        y=torch.arange(NODES),
+        train_mask=torch.rand(NODES, generator=gen) < 0.8,
+        name='graph',
+        **kwargs,
+    )
+    return Shards(SHARDS, 'random', seed=1)(data)
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for key, value in a:
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, b[key]), key
+        else:
+            assert value == b[key]
+
+
+def test_shards_are_induced_subgraphs():
+    data = make_data()
+    loader = ShardLoader(data)
+    assert len(loader) == SHARDS
+    seen = []
+    for i, batch in enumerate(loader):
+        assert batch.shard_id.tolist() == [i]
+        n_id = batch.n_id
+        seen += n_id.tolist()
+        assert bool((data.shard[n_id] == i).all())
+        for key in ('x', 'y', 'train_mask', 'shard'):
+            assert torch.equal(batch[key], data[key][n_id])
+        # Every edge inside, with its attributes, and no other.
+        wanted = [
+            (u, v, *data.edge_attr[e].tolist())
+            for e, (u, v) in enumerate(data.edge_index.t().tolist())
+            if data.shard[u] == data.shard[v] == i
+        ]
+        found = [
+            (u, v, *batch.edge_attr[e].tolist())
+            for e, (u, v) in enumerate(n_id[batch.edge_index].t().tolist())
+        ]
+        assert found == wanted
+        assert batch.num_nodes == n_id.numel()
+        assert batch.name == ['graph']
+    assert sorted(seen) == data.train_mask.nonzero().view(-1).tolist()
+
+
+def test_several_shards_are_block_diagonal():
+    data = make_data()
+    single = list(ShardLoader(data))
+    batches = list(ShardLoader(data, batch_size=2))
+    assert [b.shard_id.tolist() for b in batches] == [[0, 1], [2, 3], [4]]
+    for batch in batches:
+        parts = [single[i] for i in batch.shard_id.tolist()]
+        assert batch.num_graphs == len(parts)
+        assert torch.equal(batch.n_id, torch.cat([p.n_id for p in parts]))
+        assert torch.equal(batch.x, torch.cat([p.x for p in parts]))
+        ends = [p.num_nodes for p in parts]
+        shifts = [sum(ends[:k]) for k in range(len(parts))]
+        wanted = [
+            p.edge_index + shift
+            for p, shift in zip(parts, shifts, strict=True)
+        ]
+        assert torch.equal(batch.edge_index, torch.cat(wanted, 1))
+        assert batch.ptr.tolist() == [*shifts, sum(ends)]
+    # A network sees in the stack what it sees one by one.
+    model = GCN(3, 8, 2, 4)
+    together = [model(b.x, b.edge_index) for b in batches]
+    alone = [model(b.x, b.edge_index) for b in single]
+    torch.testing.assert_close(torch.cat(together), torch.cat(alone))
+
+
+def test_workers_bring_the_same():
+    data = make_data()
+    for a, b in zip(
+        ShardLoader(data, batch_size=2),
+        ShardLoader(data, batch_size=2, num_workers=2),
+        strict=True,
+    ):
+        same(a, b)
+
+
+def test_shuffling_follows_the_seed():
+    data = make_data()
+
+    def order(seed):
+        loader = ShardLoader(data, shuffle=True, seed=seed)
+        return [int(b.shard_id) for _ in range(2) for b in loader]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert sorted(order(1)[:SHARDS]) == list(range(SHARDS))
+    some = ShardLoader(data, sampler=[3, 1])
+    assert [int(b.shard_id) for b in some] == [3, 1]
+
+
+def test_names_survive_renumbering():
+    names = torch.arange(NODES) * 10
+    data = make_data(n_id=names)
+    for batch in ShardLoader(data):
+        assert torch.equal(batch.y * 10, batch.n_id)
+
+
+def test_a_shard_of_its_own():
+    # Given beside the data, with isolated nodes and no edges at all.
+    data = Data(x=torch.eye(4), edge_index=torch.empty(2, 0).long())
+    shard = torch.tensor([1, -1, 0, 1])
+    found = list(ShardLoader(data, shard))
+    assert [b.n_id.tolist() for b in found] == [[2], [0, 3]]
+    assert all(b.edge_index.shape == (2, 0) for b in found)
+    assert str(ShardLoader(data, shard)) == (
+        'ShardLoader(2 shards, batch_size=1)'
+    )
+
+
+@pytest.mark.parametrize(
+    ('error', 'match', 'run'),
+    [
+        (TypeError, 'HeteroData', lambda d: ShardLoader(HeteroData())),
+        (
+            TypeError,
+            "'shard' needs to be an int64",
+            lambda d: ShardLoader(Data(x=d.x, edge_index=d.edge_index)),
+        ),
+        (
+            ValueError,
+            "'edge_index'",
+            lambda d: ShardLoader(Data(x=d.x, shard=d.shard)),
+        ),
+        (ValueError, "'shard'.*shape", lambda d: ShardLoader(d, d.shard[1:])),
+        (
+            ValueError,
+            'only -1',
+            lambda d: ShardLoader(d, torch.full((NODES,), -1)),
+        ),
+        (ValueError, 'empty', lambda d: ShardLoader(d, num_shards=7)),
+        (ValueError, 'in .0, 3', lambda d: ShardLoader(d, num_shards=3)),
+        (ValueError, 'empty', lambda d: ShardLoader(d, 2 * d.shard)),
+        (ValueError, "'collate_fn'", lambda d: ShardLoader(d, collate_fn=len)),
+        (TypeError, "'seed'", lambda d: ShardLoader(d, seed=1.5)),
+    ],
+)
+def test_loader_refuses(error, match, run):
+    with pytest.raises(error, match=match):
+        run(make_data())

@@ -1,0 +1,119 @@
+"""GraphRevoker's partition network."""
+
+import pytest
+import torch
+
+from pyg_trust import functional as F
+from pyg_trust import rng
+from pyg_trust.nn import (
+    ShardPartitioner,
+    learned_partition,
+    partition_embedding,
+)
+
+NODES, SHARDS = 160, 4
+
+
+def make():
+    """Four communities; labels are spread over all of them."""
+    gen = rng.generator(0)
+    group = torch.arange(NODES) // (NODES // SHARDS)
+    pairs = torch.randint(NODES, (2, 9000), generator=gen)
+    inside = group[pairs[0]] == group[pairs[1]]
+    keep = inside | (torch.rand(9000, generator=gen) < 0.03)
+    edge_index = F.training_graph(pairs[:, keep], torch.arange(NODES), NODES)
+    x = torch.eye(SHARDS)[group] + torch.randn(NODES, SHARDS, generator=gen)
+    return x, edge_index, group
+
+
+@pytest.fixture(scope='module')
+def data():
+    return make()
+
+
+def test_it_is_a_soft_assignment(data):
+    x, edge_index, _ = data
+    model = ShardPartitioner(SHARDS, 6)
+    P = model(x, edge_index)
+    assert P.shape == (NODES, 6)
+    torch.testing.assert_close(P.sum(1), torch.ones(NODES))
+    before = model.lin.weight.clone()
+    model.reset_parameters()
+    assert not torch.equal(model.lin.weight, before)
+
+
+def test_it_cuts_few_edges(data):
+    x, edge_index, _ = data
+    y = torch.arange(NODES) % 3
+    shard = learned_partition(x, edge_index, y, SHARDS, seed=0)
+    quality = F.partition_quality(shard, SHARDS, edge_index, y)
+    random = F.random_partition(NODES, SHARDS, seed=0)
+    chance = F.partition_quality(random, SHARDS, edge_index, y)
+    assert quality.cut < chance.cut / 2
+    assert quality.balance <= 1.15
+    assert torch.equal(
+        learned_partition(x, edge_index, y, SHARDS, seed=0), shard
+    )
+
+
+def test_a_strong_weight_raises_the_entropy_of_labels(data):
+    # Labels are the communities: few cuts and mixed labels are at odds.
+    x, edge_index, y = data
+
+    def quality(weight):
+        shard = learned_partition(
+            x, edge_index, y, SHARDS, sem_weight=weight, seed=1
+        )
+        return F.partition_quality(shard, SHARDS, edge_index, y)
+
+    printed, none, right = quality(-20.0), quality(0.0), quality(20.0)
+    assert right.entropy > none.entropy + 0.3
+    assert right.entropy > printed.entropy + 0.3
+    assert right.cut > none.cut
+
+
+def test_it_trains_until_it_stands_still(data):
+    x, edge_index, y = data
+    args = x, edge_index, y, SHARDS
+    long = learned_partition(*args, seed=2, max_epochs=2000)
+    longer = learned_partition(*args, seed=2, max_epochs=4000)
+    assert torch.equal(long, longer)
+    short = learned_partition(*args, seed=2, max_epochs=1)
+    assert not torch.equal(short, long)
+
+
+@pytest.mark.parametrize('name', ['star', 'no_edges'])
+def test_it_balances_any_graph(name):
+    others = torch.arange(1, 50)
+    pairs = torch.stack([torch.zeros_like(others), others])
+    pairs = pairs[:, : 0 if name == 'no_edges' else None]
+    edge_index = F.training_graph(pairs, torch.arange(50), 50)
+    shard = learned_partition(
+        torch.ones(50, 2), edge_index, torch.arange(50) % 2, 7, seed=0
+    )
+    sizes = F.check_partition(shard, 7, 50)
+    assert int(sizes.max()) <= F.shard_limits(50, 7)[1]
+
+
+def test_embeddings_know_the_labels(data):
+    x, edge_index, y = data
+    logits = partition_embedding(x, edge_index, y, seed=0)
+    assert logits.shape == (NODES, SHARDS)
+    assert not logits.requires_grad
+    assert float((logits.argmax(1) == y).double().mean()) > 0.9
+    assert torch.equal(partition_embedding(x, edge_index, y, seed=0), logits)
+
+
+def test_they_refuse(data):
+    x, edge_index, y = data
+    for run in (
+        lambda y: learned_partition(x, edge_index, y, SHARDS),
+        lambda y: partition_embedding(x, edge_index, y),
+    ):
+        for wrong in (y[1:], y.float(), y.where(y > 0, -1)):
+            with pytest.raises(ValueError, match="'y' needs"):
+                run(wrong)
+    with pytest.raises(ValueError, match="'num_shards'"):
+        learned_partition(x, edge_index, y, NODES + 1)
+    with pytest.raises(ValueError, match="'slack'"):
+        learned_partition(x, edge_index, y, SHARDS, slack=-0.1)

@@ -1,0 +1,338 @@
+"""Aggregators learn what they are for, and the same for the same seed."""
+
+import copy
+
+import pytest
+import torch
+
+from pyg_trust import functional as F
+from pyg_trust import rng
+from pyg_trust.nn import (
+    AttentiveAggregator,
+    LBAggregator,
+    MeanAggregator,
+    make_aggregator,
+)
+from pyg_trust.nn.shard_aggregator import AGGREGATORS, _CutEdges
+
+SHARDS, NODES, CLASSES = 5, 400, 3
+LEARNING = [name for name in AGGREGATORS if name not in ('mean', 'majority')]
+
+
+def make(seed=0):
+    """Each sub-model knows one region, and raises its voice there."""
+    gen = rng.generator(seed)
+    y = torch.randint(CLASSES, (NODES,), generator=gen)
+    region = torch.randint(SHARDS, (NODES,), generator=gen)
+    outputs = torch.randn(SHARDS, NODES, CLASSES, generator=gen)
+    wrong = torch.randint(CLASSES, (SHARDS, NODES), generator=gen)
+    outputs = outputs + 3 * torch.eye(CLASSES)[wrong]
+    nodes = torch.arange(NODES)
+    outputs[region, nodes] = 6 * torch.eye(CLASSES)[y]
+    edge_index = torch.randint(NODES, (2, 3 * NODES), generator=gen)
+    edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
+    shard = torch.randint(-1, SHARDS, (NODES,), generator=gen)
+    index = (shard >= 0).nonzero().view(-1)[:200]
+    return outputs, y, index, edge_index, shard
+
+
+def accuracy(aggregator, data):
+    outputs, y, index = data[:3]
+    rest = torch.ones(NODES, dtype=torch.bool)
+    rest[index] = False
+    with torch.no_grad():
+        right = aggregator(outputs)[rest].argmax(1) == y[rest]
+    return float(right.double().mean())
+
+
+@pytest.mark.parametrize('name', AGGREGATORS)
+def test_probabilities_seeds_and_state(name):
+    data = make()
+    torch.manual_seed(8)
+    before = torch.get_rng_state()
+    first = make_aggregator(name).fit(*data, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.no_grad():
+        p = first(data[0])
+    assert p.shape == (NODES, CLASSES)
+    torch.testing.assert_close(p.sum(1), torch.ones(NODES))
+    assert bool((p >= 0).all())
+    again = make_aggregator(name).fit(*data, seed=3)
+    with torch.no_grad():
+        assert torch.equal(again(data[0]), p)
+        # From scratch: what was learned before leaves no trace.
+        other = make_aggregator(name).fit(*make(1), seed=9)
+        assert torch.equal(other.fit(*data, seed=3)(data[0]), p)
+        loaded = make_aggregator(name)
+        loaded.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert torch.equal(loaded(data[0]), p)
+        assert torch.equal(copy.deepcopy(first)(data[0]), p)
+    if name in LEARNING:
+        assert len(first.state_dict()) > 0
+        different = make_aggregator(name).fit(*data, seed=4).state_dict()
+        assert not torch.equal(different['weight'], first.weight)
+        with pytest.raises(ValueError, match='fitted first'):
+            make_aggregator(name)(data[0])
+
+
+@pytest.mark.parametrize('name', LEARNING)
+def test_threads_do_not_matter(name, threads):
+    data = make()
+    states = []
+    for number in (1, 2):
+        threads(number)
+        fitted = make_aggregator(name, epochs=2).fit(*data, seed=3)
+        states.append(fitted.state_dict())
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value)
+
+
+def test_attention_finds_who_knows():
+    data = make()
+    mean = accuracy(make_aggregator('mean').fit(*data), data)
+    for name in ('plain', 'attentive', 'logits', 'contrastive'):
+        fitted = make_aggregator(name).fit(*data, seed=0)
+        assert accuracy(fitted, data) > mean + 0.05
+        assert accuracy(fitted, data) > 0.75
+
+
+def test_lbaggr_finds_the_good_one():
+    gen = rng.generator(0)
+    y = torch.randint(CLASSES, (NODES,), generator=gen)
+    outputs = 3 * torch.randn(SHARDS, NODES, CLASSES, generator=gen)
+    outputs[2] = 5 * torch.eye(CLASSES)[y]
+    data = outputs, y, torch.arange(200)
+    fitted = LBAggregator().fit(*data, seed=1)
+    weight = fitted.weight
+    assert float(weight.sum()) == pytest.approx(1)
+    assert bool((weight >= 0).all())
+    assert int(weight.argmax()) == 2
+    assert float(weight[2]) > 0.5
+    assert accuracy(fitted, data) > 0.95
+    mean = accuracy(MeanAggregator().fit(*data), data)
+    assert accuracy(fitted, data) > mean + 0.1
+
+
+def test_lbaggr_keeps_its_best_epoch():
+    # A rate that overshoots: what is kept is no worse than the start.
+    outputs, y, index = make()[:3]
+
+    def objective(weight):
+        logits = F.weighted_log_probability(outputs[:, index], weight)
+        loss = torch.nn.functional.cross_entropy(logits, y[index])
+        return float(loss + weight.norm())
+
+    fitted = LBAggregator(lr=0.9, epochs=8).fit(outputs, y, index, seed=0)
+    losses = []
+    for epochs in range(1, 9):
+        part = LBAggregator(lr=0.9, epochs=epochs)
+        losses.append(objective(part.fit(outputs, y, index, seed=0).weight))
+    assert objective(fitted.weight) == min(losses)
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_hidden_features_take_a_head():
+    outputs, y, index = make()[:3]
+    hidden = outputs @ torch.randn(CLASSES, 16, generator=rng.generator(0))
+    for name in ('plain', 'attentive'):
+        fitted = make_aggregator(name).fit(
+            hidden, y, index, num_classes=CLASSES, seed=0
+        )
+        assert fitted(hidden).shape == (NODES, CLASSES)
+        loaded = make_aggregator(name)
+        loaded.load_state_dict(fitted.state_dict())
+        assert torch.equal(loaded(hidden), fitted(hidden))
+    for name in ('mean', 'majority', 'lbaggr', 'logits'):
+        with pytest.raises(ValueError, match='logits of 3 classes'):
+            make_aggregator(name).fit(
+                hidden, y, index, num_classes=CLASSES, seed=0
+            )
+
+
+def test_fused_is_the_formula():
+    outputs, y, index = make()[:3]
+    for fusion in ('plain', 'align', 'logits'):
+        fitted = AttentiveAggregator(fusion, epochs=1)
+        fitted.fit(outputs, y, index, seed=0)
+        u = 17
+        hidden = [
+            outputs[i, u] @ fitted.weight[i] + fitted.bias[i]
+            for i in range(SHARDS)
+        ]
+        score = torch.stack([h.relu() @ fitted.vector for h in hidden])
+        values = hidden if fusion == 'align' else outputs[:, u]
+        weight = score.softmax(0)
+        wanted = sum(weight[i] * values[i] for i in range(SHARDS))
+        torch.testing.assert_close(fitted.fused(outputs)[u], wanted)
+        logits = wanted if fusion == 'logits' else fitted.head(wanted)
+        torch.testing.assert_close(fitted(outputs)[u], logits.softmax(0))
+
+
+def test_reconstruction_brings_cut_neighbours_together():
+    _, y, index, _, shard = make()
+    # Neighbours share a class that the labels do not tell.
+    gen = rng.generator(3)
+    hidden = torch.randn(SHARDS, NODES, 8, generator=gen)
+    group = torch.arange(NODES) % 2
+    hidden[:, :, 0] += 2 * group
+    pairs = torch.randint(NODES, (2, 4000), generator=gen)
+    edge_index = pairs[:, group[pairs[0]] == group[pairs[1]]]
+    cosine = torch.nn.functional.cosine_similarity
+
+    def gap(weight):
+        fitted = AttentiveAggregator(recon_weight=weight).fit(
+            hidden, y, index, edge_index, shard, num_classes=3, seed=0
+        )
+        with torch.no_grad():
+            e = fitted.fused(hidden)
+            u, v = edge_index
+            w = torch.randint(NODES, u.shape, generator=rng.generator(5))
+            return float((cosine(e[u], e[v]) - cosine(e[u], e[w])).mean())
+
+    assert gap(10.0) > gap(0.0) + 0.1
+
+
+def test_contrast_brings_views_of_a_node_together():
+    outputs, y, index = make()[:3]
+
+    def loss(weight):
+        fitted = AttentiveAggregator(contra_weight=weight).fit(
+            outputs, y, index, seed=0
+        )
+        mask = torch.rand(NODES, SHARDS, generator=rng.generator(1)) < 0.5
+        mask[:, 0] = True
+        with torch.no_grad():
+            whole, part = fitted.fused(outputs), fitted.fused(outputs, mask)
+        return float(
+            F.info_nce(whole, part, whole.roll(7, 0), part.roll(7, 0)).mean()
+        )
+
+    assert loss(1.0) < loss(0.0) - 0.05
+
+
+def test_pairs_are_what_they_claim():
+    *_, edge_index, shard = make()
+    pairs = _CutEdges(edge_index, shard)
+    edges = set(map(tuple, edge_index.t().tolist()))
+    edges |= {(v, u) for u, v in edges}
+    training = set((shard >= 0).nonzero().view(-1).tolist())
+    cut = {
+        u: {v for v in training if (u, v) in edges and shard[u] != shard[v]}
+        for u in training
+    }
+    nodes = torch.tensor(sorted(training))
+    draws = rng.generator(0)
+    seen = {u: set() for u in training}
+    for _ in range(200):
+        place, neighbor, stranger = pairs.draw(nodes, draws)
+        for u, v, w in zip(
+            nodes[place].tolist(),
+            neighbor.tolist(),
+            stranger.tolist(),
+            strict=True,
+        ):
+            assert v in cut[u]
+            assert w in training
+            assert w != u
+            assert (u, w) not in edges
+            seen[u].add(v)
+    # Every neighbour in another shard turns up, and nobody else does.
+    assert seen == cut
+    assert any(not others for others in cut.values())
+
+
+def test_pairs_where_there_are_none():
+    # One node has no stranger, one no neighbour in another shard.
+    edge_index = torch.tensor([[0, 0, 1, 2], [1, 2, 0, 0]])
+    shard = torch.tensor([0, 1, 0, -1])
+    pairs = _CutEdges(edge_index, shard)
+    place, *_ = pairs.draw(torch.tensor([0, 1, 2]), rng.generator(0))
+    assert place.tolist() == [1]
+    nothing = _CutEdges(torch.empty(2, 0).long(), shard)
+    assert nothing.draw(torch.tensor([0]), rng.generator(0))[0].numel() == 0
+    outputs, y = torch.randn(2, 4, 3), torch.tensor([0, 1, 2, 0])
+    fitted = make_aggregator('contrastive').fit(
+        outputs, y, torch.tensor([0]), torch.empty(2, 0).long(), shard, seed=0
+    )
+    assert bool(fitted(outputs).isfinite().all())
+
+
+def test_make_aggregator():
+    made = make_aggregator('contrastive', epochs=3, recon_weight=0.5)
+    assert (made.epochs, made.recon_weight, made.contra_weight) == (
+        3,
+        0.5,
+        1e-4,
+    )
+    assert make_aggregator(made) is made
+    with pytest.raises(TypeError, match="'epochs'"):
+        make_aggregator(made, epochs=2)
+    with pytest.raises(ValueError, match=r"'name'.*'median'"):
+        make_aggregator('median')
+    with pytest.raises(TypeError):
+        make_aggregator('mean', epochs=2)
+
+
+@pytest.mark.parametrize(
+    ('error', 'match', 'change'),
+    [
+        (ValueError, "'outputs'", {'outputs': torch.rand(4, 3)}),
+        (ValueError, "'outputs'", {'outputs': torch.ones(2, 4, 3).long()}),
+        (
+            ValueError,
+            'finite.*nan from shard 1',
+            {
+                'outputs': torch.tensor([0, torch.nan])
+                .view(2, 1, 1)
+                .expand(2, 4, 3)
+            },
+        ),
+        (TypeError, "'y'", {'y': torch.rand(4)}),
+        (ValueError, "'y'", {'y': torch.tensor([0, 1])}),
+        (ValueError, "'y'.*got -1", {'y': torch.tensor([0, -1, 0, 0])}),
+        (ValueError, "'y'.*got 0 to 3", {'y': torch.tensor([0, 3, 0, 0])}),
+        (TypeError, "'index'", {'index': torch.tensor([True])}),
+        (ValueError, "'index'.*none", {'index': torch.tensor([]).long()}),
+        (ValueError, "'index'.*got 0 to 4", {'index': torch.tensor([0, 4])}),
+        (ValueError, "'index'.*once", {'index': torch.tensor([1, 1])}),
+        (ValueError, "'shard'", {'shard': torch.tensor([0])}),
+        (ValueError, "'edge_index'", {'edge_index': torch.tensor([[0], [4]])}),
+        (ValueError, "'edge_index' and", {'edge_index': None}),
+        (TypeError, "'seed'", {'seed': 'a'}),
+    ],
+)
+def test_fit_refuses(error, match, change):
+    arguments = {
+        'outputs': torch.rand(2, 4, 3),
+        'y': torch.tensor([0, 1, 2, 0]),
+        'index': torch.tensor([0, 1]),
+        'edge_index': torch.tensor([[0, 1], [1, 0]]),
+        'shard': torch.tensor([0, 1, 0, -1]),
+        'seed': 0,
+    }
+    aggregator = make_aggregator('contrastive')
+    fitted = aggregator.fit(**arguments)
+    state = copy.deepcopy(fitted.state_dict())
+    with pytest.raises(error, match=match):
+        aggregator.fit(**{**arguments, **change})
+    for key, value in aggregator.state_dict().items():
+        assert torch.equal(value, state[key])
+
+
+@pytest.mark.parametrize(
+    ('error', 'arguments'),
+    [
+        (ValueError, {'fusion': 'sum'}),
+        (ValueError, {'contra_weight': -1.0}),
+        (ValueError, {'recon_weight': float('inf')}),
+        (ValueError, {'temperature': 0.0}),
+        (ValueError, {'hidden_channels': 0}),
+        (TypeError, {'epochs': 2.0}),
+        (ValueError, {'batch_size': 0}),
+        (ValueError, {'lr': 0.0}),
+        (ValueError, {'weight_decay': -1.0}),
+    ],
+)
+def test_attentive_refuses(error, arguments):
+    with pytest.raises(error, match=f"'{next(iter(arguments))}'"):
+        AttentiveAggregator(**arguments)

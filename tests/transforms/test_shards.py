@@ -1,0 +1,221 @@
+import shutil
+import sys
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.datapipes import DatasetAdapter
+from torch_geometric.datasets import Planetoid
+
+from pyg_trust import functional as F
+from pyg_trust import rng
+from pyg_trust.functional.partition import SEEN
+from pyg_trust.nn import learned_partition, partition_embedding
+from pyg_trust.transforms import Shards
+from pyg_trust.transforms.shards import METHODS
+
+NODES, SHARDS = 90, 4
+WITHOUT_METIS = [method for method in METHODS if method != 'metis']
+
+
+def make_data(**kwargs):
+    gen = rng.generator(0)
+    edge_index = torch.randint(NODES, (2, 4 * NODES), generator=gen)
+    return Data(
+        x=torch.randn(NODES, 6, generator=gen),
+        edge_index=torch.cat([edge_index, edge_index.flip(0)], 1),
+        y=torch.randint(3, (NODES,), generator=gen),
+        train_mask=torch.rand(NODES, generator=gen) < 0.7,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize('method', WITHOUT_METIS)
+def test_shards_are_those_of_the_training_nodes(method):
+    data = make_data()
+    before = data.clone()
+    transform = Shards(SHARDS, method, seed=3)
+    out = transform(data)
+    assert 'shard' not in data
+    for key, value in before:
+        assert torch.equal(data[key], value)
+        assert torch.equal(out[key], value)
+    assert bool((out.shard[~data.train_mask] == -1).all())
+    sizes = F.check_partition(out.shard[data.train_mask], SHARDS)
+    if method != 'hash':
+        low, high = F.shard_limits(int(data.train_mask.sum()), SHARDS)
+        assert low <= int(sizes.min()) <= int(sizes.max()) <= high
+        assert float(sizes.max() / sizes.double().mean()) <= 1.15
+    assert torch.equal(transform(data).shard, out.shard)
+    again = Shards(SHARDS, method, seed=3)(data)
+    assert torch.equal(again.shard, out.shard)
+    other = Shards(SHARDS, method, seed=4)(data)
+    assert not torch.equal(other.shard, out.shard)
+    assert str(transform) == f"Shards(4, '{method}')"
+
+
+def test_shards_are_the_functions():
+    data = make_data()
+    index = data.train_mask.nonzero().view(-1)
+    edge_index = F.training_graph(data.edge_index, index, NODES)
+    x, y = data.x[index], data.y[index]
+    embedding = partition_embedding(x, edge_index, y, seed=rng.derive(7, 0))
+    wanted = {
+        'random': F.random_partition(len(index), SHARDS, seed=7),
+        'hash': F.hash_partition(index, SHARDS, seed=7),
+        'blpa': F.blpa(edge_index, len(index), SHARDS, seed=7),
+        'bekm': F.bekm(embedding, SHARDS, seed=7),
+        'learned': learned_partition(x, edge_index, y, SHARDS, seed=7),
+    }
+    for method, shard in wanted.items():
+        out = Shards(SHARDS, method, seed=7)(data)
+        assert torch.equal(out.shard[index], shard)
+    out = Shards(SHARDS, 'bekm', seed=7, embedding='x', slack=0.5)(data)
+    assert torch.equal(out.shard[index], F.bekm(x, SHARDS, seed=7, slack=0.5))
+
+
+@pytest.mark.parametrize('method', WITHOUT_METIS)
+def test_nothing_outside_of_training_is_seen(method):
+    data = make_data()
+    out = Shards(SHARDS, method, seed=1)(data)
+    other = data.clone()
+    test = ~data.train_mask
+    other.x[test] = torch.nan
+    other.y[test] = -1
+    # Edges at test nodes lead elsewhere.
+    row, col = data.edge_index
+    loose = test[row] | test[col]
+    nodes = test.nonzero().view(-1)
+    other.edge_index[:, loose] = nodes[0]
+    found = Shards(SHARDS, method, seed=1)(other)
+    assert torch.equal(found.shard, out.shard)
+
+
+def test_hash_follows_names_where_nodes_are_renumbered():
+    data = make_data(n_id=torch.arange(NODES))
+    transform = Shards(SHARDS, 'hash')  # one key for all calls
+    shard = transform(data).shard
+    assert torch.equal(transform(make_data()).shard, shard)
+    keep = torch.arange(NODES) % 5 > 0
+    out = transform(data.subgraph(keep))
+    assert torch.equal(out.shard, shard[keep])
+    assert transform.exact
+    assert not any(
+        Shards(SHARDS, method).exact for method in METHODS if method != 'hash'
+    )
+
+
+def test_every_method_says_what_it_has_seen():
+    assert set(METHODS) == set(SEEN)
+    assert 'name of the node' in Shards(2, 'hash').seen
+    assert 'labels' in Shards(2, 'learned').seen
+
+
+def test_in_a_pipeline():
+    data = make_data()
+    pipeline = T.Compose([T.NormalizeFeatures(), Shards(SHARDS, seed=2)])
+    wanted = Shards(SHARDS, seed=2)(data).shard
+    assert torch.equal(pipeline(data).shard, wanted)
+    (out,) = list(DatasetAdapter([data]).shards(SHARDS, seed=2))
+    assert torch.equal(out.shard, wanted)
+
+
+def test_seed_everything_is_enough():
+    data = make_data()
+    torch.manual_seed(1)
+    first, second = Shards(SHARDS), Shards(SHARDS)
+    assert not torch.equal(first(data).shard, second(data).shard)
+    torch.manual_seed(1)
+    assert torch.equal(Shards(SHARDS)(data).shard, first(data).shard)
+
+
+@pytest.mark.parametrize('method', ['blpa', 'bekm', 'learned'])
+def test_on_the_real_thing(method, shared, tmp_path_factory):
+    root = tmp_path_factory.mktemp('data')
+    shutil.copytree(shared / 'data/Planetoid/Cora', root / 'Cora')
+    data = Planetoid(root, 'Cora')[0]
+    data.train_mask = torch.rand(data.num_nodes, generator=rng.generator(0))
+    data.train_mask = data.train_mask < 0.7
+    kwargs = {'max_epochs': 10} if method == 'learned' else {}
+    shard = Shards(20, method, seed=0, **kwargs)(data).shard
+    sizes = F.check_partition(shard[data.train_mask], 20).double()
+    assert float(sizes.max() / sizes.mean()) <= 1.15
+    index = data.train_mask.nonzero().view(-1)
+    edge_index = F.training_graph(data.edge_index, index, data.num_nodes)
+    args = 20, edge_index, data.y[index]
+    quality = F.partition_quality(shard[index], *args)
+    random = F.random_partition(index.numel(), 20, seed=0)
+    # All of them cut fewer edges than chance does.
+    assert quality.cut < F.partition_quality(random, *args).cut - 0.1
+    if method == 'bekm':
+        # The trap: logits cluster by class.
+        assert quality.entropy < 0.7
+
+
+@pytest.mark.parametrize(
+    ('error', 'match', 'run'),
+    [
+        (ValueError, "'method'", lambda d: Shards(4, 'louvain')),
+        (ValueError, "takes no 'slack'", lambda d: Shards(4, slack=0.1)),
+        (
+            ValueError,
+            "takes no 'seed'|'sem",
+            lambda d: Shards(4, sem_weight=1),
+        ),
+        (ValueError, "no 'embedding'", lambda d: Shards(4, embedding='x')),
+        (ValueError, "'num_shards'", lambda d: Shards(0)),
+        (TypeError, "'num_shards'", lambda d: Shards(2.0)),
+        (TypeError, "'seed'", lambda d: Shards(2, seed='a')),
+        (TypeError, 'HeteroData', lambda d: Shards(2)(HeteroData())),
+        (ValueError, "'num_shards'.*at most 6", lambda d: Shards(70)(d)),
+        (
+            ValueError,
+            "tensor 'train_mask'",
+            lambda d: Shards(2)(Data(x=d.x, edge_index=d.edge_index)),
+        ),
+        (
+            ValueError,
+            "'train_mask'.*bool",
+            lambda d: Shards(2)(Data(x=d.x, train_mask=torch.ones(NODES))),
+        ),
+        (
+            ValueError,
+            "tensor 'edge_index'",
+            lambda d: Shards(2, 'blpa')(Data(x=d.x, train_mask=d.train_mask)),
+        ),
+        (
+            ValueError,
+            "tensor 'z'",
+            lambda d: Shards(2, 'bekm', embedding='z')(d),
+        ),
+    ],
+)
+def test_shards_refuse(error, match, run):
+    data = make_data()
+    before = data.clone()
+    with pytest.raises(error, match=match):
+        run(data)
+    assert data.keys() == before.keys()
+
+
+@pytest.mark.parametrize('method', ['bekm', 'learned'])
+def test_labels_are_needed(method):
+    data = make_data()
+    data.y[data.train_mask.nonzero()[0]] = -1
+    with pytest.raises(ValueError, match="'y' needs to be non-negative"):
+        Shards(2, method)(data)
+    data.y = data.y.float()
+    with pytest.raises(ValueError, match=r"'y' needs.*torch\.float32"):
+        Shards(2, method)(data)
+    del data.y
+    with pytest.raises(ValueError, match="tensor 'y'"):
+        Shards(2, method)(data)
+
+
+def test_metis_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setattr('torch_geometric.typing.WITH_METIS', False)
+    monkeypatch.setattr('torch_geometric.typing.WITH_TORCH_SPARSE', False)
+    monkeypatch.setitem(sys.modules, 'pymetis', None)
+    with pytest.raises(ImportError, match='needs METIS'):
+        Shards(2, 'metis')(make_data())
