@@ -1,22 +1,14 @@
 """PyG transforms."""
 
-from pyg_trust.transforms.agp import (
-    AGP,
-)
-from pyg_trust.transforms.bounded_degree import (
-    BoundedDegree,
-)
-from pyg_trust.transforms.gdc import (
-    GDC,
-)
+from pyg_trust.transforms.agp import AGP
+from pyg_trust.transforms.bounded_degree import BoundedDegree
+from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
     GFT,
     GraphEmbedding,
     GraphScattering,
 )
-from pyg_trust.transforms.shards import (
-    Shards,
-)
+from pyg_trust.transforms.shards import Shards
 
 __all__ = [
     'AGP',
