@@ -197,11 +197,20 @@ class TrustReport(Report):
         files.write(path, (self.to_json() + '\n').encode())
 
     def __str__(self) -> str:
-        return '\n'.join(
+        lines = [
             line
             for number, guarantee in enumerate(self.guarantees, 1)
             for line in _paragraph(number, guarantee)
+        ]
+        versions = dict.fromkeys(
+            f'{name} {value}'
+            for guarantee in self.guarantees
+            for name, value in guarantee.origin.items()
+            if isinstance(value, str)
         )
+        if versions:
+            lines.append(f'made with {", ".join(versions)}')
+        return '\n'.join(lines)
 
 
 def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
@@ -231,13 +240,6 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
         )
     if guarantee.data:
         say('data', f'SHA-256 {guarantee.data[:16]}')
-    versions = {
-        name: value
-        for name, value in guarantee.origin.items()
-        if isinstance(value, str)
-    }
-    if versions:
-        say('made with', ', '.join(f'{k} {v}' for k, v in versions.items()))
     return lines
 
 

@@ -46,7 +46,7 @@ from pyg_trust.privacy.validation import (
     check_parameters,
     find_call,
 )
-from pyg_trust.report import Report, provenance
+from pyg_trust.report import Guarantee, Report, provenance
 
 _NOISE = 2
 _PROBED = 32
@@ -94,6 +94,7 @@ class PrivacyReport(Report):
         secure_mode (bool): whether noise and batches are of a cryptographic
             source.
         assumptions (tuple): what the guarantee rests on and does not cover.
+        data (str): a fingerprint of what is public of the data.
         provenance (dict): versions and arguments; no seeds, which are secret.
     """
 
@@ -115,7 +116,29 @@ class PrivacyReport(Report):
     noise_std: float
     secure_mode: bool
     assumptions: tuple[str, ...]
+    data: str
     provenance: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """What nobody can tell from the weights."""
+        limit = self.target_epsilon
+        return Guarantee(
+            procedure='private training',
+            promise=(
+                f'the weights after each of {self.steps} steps, all together, '
+                f'are ({self.epsilon:.4g}, {self.delta:g})-differentially '
+                "private in any one node's features"
+            ),
+            assumptions=self.assumptions,
+            not_covered=(
+                'edges, and which nodes there are',
+                'predictions, which read the features of neighbours',
+            ),
+            spent={'epsilon': self.epsilon},
+            budget={'epsilon': math.inf if limit is None else limit},
+            data=self.data,
+            origin=self.provenance,
+        )
 
     def explain(self) -> str:
         """The guarantee in words."""
@@ -886,6 +909,7 @@ class PrivacyEngine:
             noise_std=self.noise_multiplier * self.max_grad_norm,
             secure_mode=self.secure_mode,
             assumptions=self._assumptions(),
+            data=fingerprint(self._loader),
             provenance=provenance(
                 loss_reduction=self.loss_reduction,
                 sampler=self._loader.setting(),

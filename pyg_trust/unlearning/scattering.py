@@ -516,7 +516,7 @@ class ScatteringClassifier:
                 'the certificate covers this release, not the pair of '
                 'releases before and after',
             ),
-            data=_digest(model.prints),
+            data=fingerprints(model.prints),
             origin=provenance(
                 transform=str(self.transform),
                 lam=self.lam,

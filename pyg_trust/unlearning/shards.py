@@ -31,7 +31,7 @@ from pyg_trust.ledger import RemovalLedger, fingerprint, fingerprints
 from pyg_trust.loader import ShardLoader
 from pyg_trust.nn.shard_aggregator import ShardAggregator, make_aggregator
 from pyg_trust.removal import Part, RemovalRequest, remove_from_data
-from pyg_trust.report import Report, provenance
+from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.isolated import (
     TRAINERS,
@@ -116,6 +116,19 @@ class ShardRemovalReport(Report):
     exactness: str
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """That what was removed has left no trace in the models."""
+        return Guarantee(
+            procedure='exact removal by shards',
+            promise=(
+                'models and aggregator equal, bit for bit, those trained '
+                'from scratch without what was removed: ' + self.exactness
+            ),
+            assumptions=self.assumptions,
+            not_covered=('what earlier releases of the model have revealed',),
+            origin=self.origin,
+        )
 
 
 @dataclass(frozen=True)
