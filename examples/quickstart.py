@@ -215,6 +215,7 @@ def draw(
     axes[2].set(
         title='Certified predictions',
         xlabel='friends that anyone may lose',
+        xticks=list(certified),
         ylabel='share',
         ylim=(0, 1.1),
     )

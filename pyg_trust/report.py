@@ -209,7 +209,7 @@ class TrustReport(Report):
             if isinstance(value, str)
         )
         if versions:
-            lines.append(f'made with {", ".join(versions)}')
+            lines += textwrap.wrap(f'made with {", ".join(versions)}', 79)
         return '\n'.join(lines)
 
 
