@@ -17,11 +17,16 @@ import time
 from pathlib import Path
 
 import torch
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
 
+from pyg_trust import files
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
-from pyg_trust.unlearning import ScatteringClassifier
+from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
 
 
 def path(size, value, label):
@@ -79,7 +84,104 @@ class Removal:
         assert list(self.file.parent.iterdir()) == [self.file]
 
 
-PROCEDURES = {'removal': Removal}
+class Training:
+    """Private training: a durable ledger, and a checkpoint now and then."""
+
+    def __init__(self, folder):
+        self.ledger = folder / 'ledger.jsonl'
+        self.checkpoint = folder / 'checkpoint.pt'
+        self.released = 0  # steps, acknowledged after the noise was there
+
+    def start(self):
+        engine, _ = self.engine()
+        files.save(self.checkpoint, engine.state_dict())
+        engine.close()
+
+    def engine(self):
+        data = path(60, 1.0, 0)
+        data.y = torch.arange(60) % 2
+        model = GCNConv(1, 2)
+        engine = PrivacyEngine(seed=0, ledger=self.ledger)
+        return engine, engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DisjointWalkLoader(data, 4, 1, num_steps=5, seed=0),
+            noise_multiplier=8.0,
+            max_grad_norm=1.0,
+        )
+
+    def work(self, acknowledge):
+        engine, (model, optimizer, loader) = self.engine()
+        engine.load_state_dict(files.load(self.checkpoint), rewind=True)
+        while True:
+            for batch in loader:
+                optimizer.zero_grad()
+                out = model(batch.x, batch.edge_index)[: batch.batch_size]
+                cross_entropy(out, batch.y[: batch.batch_size]).backward()
+                optimizer.step()
+                acknowledge(1)
+            files.save(self.checkpoint, engine.state_dict())
+
+    def check(self, acknowledged):
+        self.released += len(acknowledged)
+        engine, _ = self.engine()
+        # One may have been paid for and not been released.
+        assert self.released <= engine.steps <= self.released + 1
+        state = files.load(self.checkpoint)
+        assert state['steps'] <= engine.steps
+        engine.load_state_dict(state, rewind=True)
+        assert self.released <= engine.steps
+        self.released = engine.steps
+        engine.close()
+
+
+class Shards:
+    """Removal by shards: every state is in the folder before it counts."""
+
+    NUM_NODES = 300
+
+    def __init__(self, folder):
+        self.folder = folder / 'shards'
+        self.gone = set()  # acknowledged
+
+    def unlearner(self):
+        return ShardedUnlearner(
+            lambda: GCNConv(1, 2),
+            num_shards=4,
+            epochs=2,
+            aggregator='mean',
+            folder=self.folder,
+            seed=0,
+        )
+
+    def start(self):
+        data = path(self.NUM_NODES, 1.0, 0)
+        data.y = torch.arange(self.NUM_NODES) % 2
+        data.train_mask = torch.ones(self.NUM_NODES, dtype=torch.bool)
+        self.unlearner().fit(data)
+
+    def work(self, acknowledge):
+        unlearner = self.unlearner().load()
+        while True:
+            node = int(unlearner.n_id[0])
+            unlearner.remove(RemovalRequest(nodes=[node]))
+            acknowledge(node)
+
+    def check(self, acknowledged):
+        self.gone.update(acknowledged)
+        unlearner = self.unlearner().load()  # nothing is half written
+        there = set(unlearner.n_id.tolist())
+        assert not self.gone & there, 'a removed node is back'
+        removed = self.NUM_NODES - len(there)
+        assert len(self.gone) <= removed <= len(self.gone) + 1
+        assert unlearner.ledger.count('retrain') == removed
+        self.gone = set(range(self.NUM_NODES)) - there
+        unlearner.purge()
+        verified = unlearner.verify()
+        assert verified.ok, verified
+
+
+PROCEDURES = {'removal': Removal, 'training': Training, 'shards': Shards}
 
 
 def child(procedure, pipe):
@@ -105,7 +207,7 @@ def main():
         os.close(other)
         # Some die before the first acknowledgement, some in between.
         content = b''
-        for _ in range(source.choice([0, 0, 1, 1, 2, 3])):
+        for _ in range(source.choice([0, 1, 1, 2, 3, 5])):
             if not select.select([end], [], [], 60)[0]:
                 break
             content += os.read(end, 4)

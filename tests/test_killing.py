@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 100 if os.environ.get('FULL_TEST') == '1' else 10
+KILLS = 70 if os.environ.get('FULL_TEST') == '1' else 10
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
-@pytest.mark.parametrize('procedure', ['removal'])
+@pytest.mark.parametrize('procedure', ['removal', 'training', 'shards'])
 def test_killing(procedure, tmp_path):
     script = Path(__file__).with_name('killing.py')
     done = subprocess.run(
