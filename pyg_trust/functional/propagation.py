@@ -2,8 +2,8 @@ r"""Exact and randomized graph propagation, with its error bounds.
 
 The algorithms are those of `"Approximate Graph Propagation"
 <https://arxiv.org/abs/2106.03058>`_ (Wang et al. 2021). Write
-:math:`P = D^{-a} A D^{-b}`, :math:`W = \sum_i w_i`,
-:math:`Y_i = \sum_{k \ge i} w_k / W`, and
+:math:`P = D^{-a} A D^{-b}` (times :attr:`.Measure.shrink`), :math:`W = \sum_i
+w_i`, :math:`Y_i = \sum_{k \ge i} w_k / W`, and
 
 .. math::
     r^{(0)} = x, \quad
@@ -55,10 +55,11 @@ Signed signals are pushed as they are, not split into :math:`x^+ - x^-` as in
 the paper: one run instead of two, opposite residues cancel, and the bound
 above, which is the sum of the two parts' bounds, holds all the same.
 
-For Katz on undirected graphs :math:`G_k(v, u)` is an entry of
-:math:`\frac{1}{W Y_k} \sum_{j=0}^{L-k} \beta^{k+j} A^j`, so :math:`\gamma =
-\max_k \frac{\sum_{j \le L-k} (\beta\lambda)^j}{\sum_{j \le L-k} \beta^j}`,
-as no entry of :math:`A^j` exceeds its spectral norm :math:`\lambda^j`.
+For Katz on undirected graphs :math:`P = A / \lambda` and :math:`w_i =
+(\beta\lambda)^i`, so that :math:`\gamma = 1` again: no entry of :math:`A^j`
+exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
+:attr:`~.Measure.shrink` :math:`\gamma = \max_k \sum_j w_{k+j} (\text{shrink}
+\cdot \lambda)^j / \sum_j w_{k+j}`.)
 """
 
 import math
@@ -128,8 +129,8 @@ def propagate(
         ValueError: on a weighted graph, a directed one if the measure needs
             an undirected one, a graph beyond the spectral radius of a Katz
             measure, NaN or infinity in :obj:`x`, a wrong shape or device,
-            :obj:`eps` that is negative or not finite, or :obj:`half` together
-            with :obj:`eps` or with float64.
+            :obj:`eps` that is negative or not finite, :obj:`half` together
+            with :obj:`eps` or with float64, or a result that overflows.
     """
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
@@ -143,6 +144,7 @@ def propagate(
     # Exact propagation leaves the generator alone.
     seed = 0 if eps == 0 else rng.resolve(seed)
     z = _Propagate.apply(columns, graph, measure, eps, seed, force_push, half)
+    _check_overflow(z, measure)
     return z.view(-1) if x.dim() == 1 else z
 
 
@@ -237,7 +239,9 @@ def query(
         top_k=-1 if top_k is None else top_k,
         threshold=threshold / total,
     )
-    return sparse_rows(ptr, node, value * total, (count, graph.num_nodes))
+    value = value * total
+    _check_overflow(value, measure)
+    return sparse_rows(ptr, node, value, (count, graph.num_nodes))
 
 
 def _sparse_signals(
@@ -460,7 +464,11 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
     """
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
-    if not graph.is_undirected or measure.a + measure.b < 1:
+    if (
+        not graph.is_undirected
+        or measure.a + measure.b < 1
+        or measure.shrink > 1
+    ):
         raise ValueError(
             "'graph' needs to be undirected and 'measure' to have a + b >= 1 "
             f'(got {measure} on '
@@ -559,12 +567,13 @@ def _exact(
 ) -> Tensor:
     recv = graph.degree_power(-measure.a, x.dtype)
     weights = torch.tensor(measure.weights, dtype=torch.float64)
-    if measure.spectral_radius:
-        # The powers of A overflow where their weights underflow: divide the
-        # one by the powers of the radius (as rounded), multiply the other.
-        shrink = torch.tensor(1 / measure.spectral_radius, dtype=x.dtype)
+    if measure.shrink != 1:
+        # As rounded; the weights make up for the rounding.
+        shrink = torch.tensor(measure.shrink, dtype=x.dtype)
         recv = recv * shrink
-        weights *= (1 / shrink.double()) ** torch.arange(len(weights))
+        weights *= (measure.shrink / shrink.double()) ** torch.arange(
+            len(weights)
+        )
     return ops.propagate(
         *graph.receivers(measure.along),
         x,
@@ -605,21 +614,33 @@ def _randomized(
 
 
 def _norms(x: Tensor) -> Tensor:
-    # The L1 norm of every column, in float64. By numpy: torch adds in an order
-    # that depends on the number of threads, and a last bit of the quantum
-    # changes what is sampled.
-    values = x.detach().abs().cpu().numpy()
-    return torch.from_numpy(values.sum(0, dtype=np.float64)).to(x.device)
+    # The L1 norm of every column. By numpy: torch adds in an order that
+    # depends on the number of threads, and a last bit of the quantum changes
+    # what is sampled. Few rows at a time, in the dtype of x, which stays in
+    # the cache; their sums in float64.
+    many, few = 8192, 128
+    values = x.detach().cpu().numpy()
+    total = np.zeros(x.size(1))
+    size = np.empty((min(many, len(values)), x.size(1)), values.dtype)
+    for start in range(0, len(values), many):
+        rows = values[start : start + many]
+        rows = np.abs(rows, out=size[: len(rows)])
+        whole = len(rows) // few * few
+        sums = rows[:whole].reshape(-1, few, x.size(1)).sum(1)
+        total += sums.sum(0, dtype=np.float64)
+        total += rows[whole:].sum(0, dtype=np.float64)
+    return torch.from_numpy(total).to(x.device)
 
 
 def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
-    # W, Y_{i+1} / Y_i and w_i / (W Y_i). The tails are summed from the small
-    # end, as 1 - (what came before) cancels.
+    # W, Y_{i+1} / Y_i (times the factor of the operator) and w_i / (W Y_i).
+    # The tails are summed from the small end, as 1 - (what came before)
+    # cancels.
     weights = np.trim_zeros(np.array(measure.weights), 'b')
     tails = weights[::-1].cumsum()[::-1]
     return (
         float(tails[0]),
-        torch.from_numpy(tails[1:] / tails[:-1]),
+        torch.from_numpy(tails[1:] / tails[:-1] * measure.shrink),
         torch.from_numpy(weights / tails),
     )
 
@@ -627,13 +648,16 @@ def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
 def _largest_response(graph: CSRGraph, measure: Measure) -> float:
     # gamma: the largest G_k(v, u) that is known to be possible.
     a, b = measure.a, measure.b
-    if graph.is_undirected and a + b >= 1:
-        return 1.0
-    if (b == 1 and measure.along) or (a == 1 and not measure.along):
+    if measure.shrink <= 1 and (
+        (graph.is_undirected and a + b >= 1)
+        or (b == 1 and measure.along)
+        or (a == 1 and not measure.along)
+    ):
         return 1.0
     if graph.is_undirected and a == b == 0:
         weights = np.array(measure.weights)
-        powers = graph.spectral_radius ** np.arange(len(weights))
+        growth = graph.spectral_radius * measure.shrink
+        powers = growth ** np.arange(len(weights))
         return max(
             float((weights[k:] * powers[: len(weights) - k]).sum() / tail)
             for k, tail in enumerate(weights[::-1].cumsum()[::-1])
@@ -643,7 +667,7 @@ def _largest_response(graph: CSRGraph, measure: Measure) -> float:
         f"no variance bound is known for 'measure' {measure} on "
         f'{"an undirected" if graph.is_undirected else "a directed"} graph: '
         'it needs a + b >= 1 or a = b = 0 (undirected), b = 1 (along the '
-        'edges) or a = 1 (against them)'
+        'edges) or a = 1 (against them), and no shrink above 1'
     )
 
 
@@ -703,6 +727,18 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f"'x' needs to be on the graph's device, {graph.device} "
             f'(got {x.device})'
         )
-    # The sum is the cheaper question; it may overflow, so it is not the last.
-    if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+    if not _is_finite(x):
         raise ValueError("'x' needs to be finite (got NaN or infinity)")
+
+
+def _check_overflow(z: Tensor, measure: Measure) -> None:
+    if not _is_finite(z.detach()):
+        raise ValueError(
+            f"'measure' {measure} overflows {z.dtype} on this graph, as the "
+            "powers of its operator grow: use float64 or a smaller 'shrink'"
+        )
+
+
+def _is_finite(x: Tensor) -> bool:
+    # The sum is the cheaper question; it may overflow, so it is not the last.
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
