@@ -241,7 +241,10 @@ def threads(args: argparse.Namespace) -> None:
             'exact': partial(F.propagate, graph, x, measure),
             'bfloat16': partial(F.propagate, graph, x, measure, half=True),
             'pushed 1e-6': partial(
-                *(F.propagate, graph, x, measure),
+                F.propagate,
+                graph,
+                x,
+                measure,
                 eps=1e-6,
                 seed=0,
                 force_push=True,
@@ -253,7 +256,7 @@ def threads(args: argparse.Namespace) -> None:
             torch.set_num_threads(count)
             run()
 
-        methods = {
+        methods: dict[str, Callable[[], Any]] = {
             f'{name} {count}': partial(with_threads, count, run)
             for name, run in runs.items()
             for count in (1, 2)
