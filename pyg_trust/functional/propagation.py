@@ -78,6 +78,8 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 # How much more than an exact level pushing may be expected to cost.
 PULL_ABOVE = 1.0
 
+METHODS = ('sample', 'prune')  # of queries
+
 
 @torch.compiler.disable
 def propagate(
@@ -99,10 +101,12 @@ def propagate(
     exact or estimated with the same :obj:`eps`.
 
     An estimate goes through the columns in blocks of a cache line, which
-    share what is sampled, and level by level: where sampling would cost more
-    than the exact product, it takes the product. Randomization pays for
-    signals that are sparse or concentrated and for errors of several percent;
-    otherwise the exact path is as fast (``benchmarks/push.py``).
+    share what is sampled, and level by level: where sampling would cost a
+    block more than the exact product, it takes the product. Randomization
+    pays for signals that are sparse or concentrated and for errors of several
+    percent; otherwise the exact path is as fast (``benchmarks/push.py``).
+    Memory beside the result: two vectors for each column in flight, which are
+    256 bytes of a row (64 float32 columns) or a block per thread.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
@@ -163,8 +167,11 @@ def query(
     r"""Computes :math:`z` for many nodes, or other sparse signals.
 
     Each query touches what it pushes, about :math:`1/\varepsilon` edges, not
-    the whole graph; queries run in parallel and give the same result for any
-    number of threads.
+    the whole graph: its work vectors are kept from call to call (16 bytes per
+    node, twice that in float64, and thread). Queries run in parallel and give
+    the same result for any number of threads. With :obj:`top_k` the rows are
+    what PPRGo trains on and :class:`pyg_trust.transforms.GDC` makes its edges
+    of.
 
     Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
     :func:`variance_bound`; :obj:`'prune'` pushes nothing at random and leaves
@@ -205,9 +212,9 @@ def query(
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
     ptr, node, value = _sparse_signals(signals, graph.num_nodes, dtype)
-    if method not in ('sample', 'prune'):
+    if method not in METHODS:
         raise ValueError(
-            f"'method' needs to be 'sample' or 'prune' (got {method!r})"
+            f"'method' needs to be one of {METHODS} (got {method!r})"
         )
     if top_k is not None and top_k < 0:
         raise ValueError(f"'top_k' needs to be at least 0 (got {top_k})")

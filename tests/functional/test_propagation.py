@@ -224,6 +224,44 @@ def test_mixed_levels_are_unbiased_within_the_variance_bound(monkeypatch):
     check_runs(runs, operator @ x, bound, events)
 
 
+@pytest.mark.parametrize('name', NAMES)
+def test_queries_are_unbiased_within_the_variance_bound(name):
+    graph = make_graph('random')
+    measure = measures(graph)[name]
+    eps = 0.02 if name != 'katz' else 0.05
+    x = torch.zeros(40, 3, dtype=torch.float64)
+    x[5, 0], x[11, 1], x[20, 1] = 1, 2, -0.5
+    x[::3, 2] = torch.linspace(-1, 3, 14, dtype=torch.float64)
+    rows = x.t().to_sparse_csr()
+    runs = torch.stack(
+        [
+            F.query(graph, rows, measure, eps=eps, seed=s).to_dense().t()
+            for s in range(RUNS)
+        ]
+    )
+    operator = dense_operator(graph, measure)
+    bound = F.variance_bound(graph, x, measure, eps)
+    quantum = eps * x.abs().sum(0) * sum(measure.weights)
+    events = RUNS * (operator @ x.abs()) / quantum
+    check_runs(runs, operator @ x, bound, events)
+
+
+@pytest.mark.parametrize('name', ['ppr', 'katz', 'appnp', 'single_target'])
+def test_blocks_side_by_side_are_unbiased(name, always_push):
+    graph = make_graph('random')
+    measure = measures(graph)[name]
+    x = signals(40, 'signed').repeat(1, 5) * torch.linspace(1, 3, 20)
+    eps = 0.02 if name != 'katz' else 0.05
+    runs = torch.stack(
+        [F.propagate(graph, x, measure, eps=eps, seed=s) for s in range(RUNS)]
+    )
+    operator = dense_operator(graph, measure)
+    quantum = eps * x.abs().sum(0) * sum(measure.weights)
+    events = RUNS * (operator @ x.abs()) / quantum
+    bound = F.variance_bound(graph, x, measure, eps)
+    check_runs(runs, operator @ x, bound, events)
+
+
 @pytest.mark.parametrize('name', ['ppr', 'hkpr', 'appnp', 'single_target'])
 @pytest.mark.parametrize('kind', ['positive', 'signed'])
 def test_every_level_is_unbiased_within_its_variance_bound(name, kind):
@@ -418,6 +456,73 @@ def test_query_is_a_propagation(always_push):
             x = torch.eye(40)[node]
             z = F.propagate(graph, x, measure, eps=1e-2, seed=6)
             torch.testing.assert_close(row.to_dense()[0], z)
+
+
+def crowd(n=3000, degree=10):
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(n, (2, n * degree // 2), generator=generator)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    return CSRGraph.from_edge_index(
+        torch.cat([pairs, pairs.flip(0)], 1), n, duplicates='merge'
+    )
+
+
+@pytest.mark.parametrize('eps', [1e-2, 1e-4, 1e-6])
+def test_queries_that_reach_much_are_propagations(eps, always_push):
+    # Beyond the size of every buffer and list, and sorted by digits.
+    graph = crowd()
+    for measure in (F.hkpr(4.0), F.single_target(0.2), F.appnp(0.2)):
+        x = torch.zeros(3000, dtype=torch.float64)
+        x[17] = 1
+        z = F.propagate(graph, x, measure, eps=eps, seed=6)
+        row = F.query(
+            *(graph, torch.tensor([17]), measure),
+            eps=eps,
+            seed=6,
+            dtype=torch.float64,
+        )
+        torch.testing.assert_close(row.to_dense()[0], z)
+        assert bool((row.col_indices().diff() > 0).all())
+        assert eps > 1e-5 or row.values().numel() > 2900
+
+
+def test_queries_leave_nothing_behind(threads):
+    # Work vectors are kept from call to call, for graphs of any size.
+    graphs = [make_graph('random'), crowd(), crowd(500)]
+    calls = [
+        (graph, torch.arange(8) * 3, measure, method, dtype, eps, top_k)
+        for graph in graphs
+        for measure, dtype in (
+            (F.ppr(0.2), torch.float32),
+            (F.sgc(2), torch.float64),
+        )
+        for method, eps, top_k in (
+            ('sample', 1e-5, None),
+            ('sample', 1e-2, 20),
+            ('prune', 1e-4, None),
+        )
+    ]
+
+    def run(call):
+        graph, nodes, measure, method, dtype, eps, top_k = call
+        return F.query(
+            *(graph, nodes, measure),
+            eps=eps,
+            method=method,
+            seed=4,
+            dtype=dtype,
+            top_k=top_k,
+        )
+
+    first = [run(call) for call in calls]
+    order = torch.randperm(len(calls), generator=torch.Generator())
+    for count in (1, 2, 8):
+        threads(count)
+        for i in order.tolist():
+            again = run(calls[i])
+            assert torch.equal(again.crow_indices(), first[i].crow_indices())
+            assert torch.equal(again.col_indices(), first[i].col_indices())
+            assert torch.equal(again.values(), first[i].values())
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
@@ -880,12 +985,8 @@ def test_blocks_depend_on_no_other_block(eps, force_push, threads):
     # Sparse and dense columns side by side: some blocks are pushed while
     # others are done exactly.
     n = 3000
+    graph = crowd(n)
     torch.manual_seed(0)
-    pairs = torch.randint(n, (2, 15000))
-    pairs = pairs[:, pairs[0] != pairs[1]]
-    graph = CSRGraph.from_edge_index(
-        torch.cat([pairs, pairs.flip(0)], 1), n, duplicates='merge'
-    )
     x = torch.zeros(n, 150)
     x[:, :16] = torch.randn(n, 16)
     x[:, 40:80] = torch.randn(n, 40)
