@@ -158,6 +158,9 @@ def main() -> None:
     parser.add_argument('--root', default='data')
     parser.add_argument('--nodes', type=int, default=100_000)
     parser.add_argument('--train-per-class', type=int, default=20)
+    parser.add_argument(
+        '--components', type=int, default=128, help='of wider features'
+    )
     parser.add_argument('--epochs', type=int, default=100)
     parser.add_argument('--runs', type=int, default=3)
     parser.add_argument('--seed', type=int, default=0)
@@ -174,6 +177,8 @@ def main() -> None:
             num_test=graph.num_nodes // 2,
         )(data)
     x = data.x.float()
+    if x.size(1) > args.components:
+        x = x @ torch.pca_lowrank(x, args.components)[2]
     print(f'{args.dataset}: {graph}, {x.size(1)} features')
 
     def score(z: Tensor) -> float:
