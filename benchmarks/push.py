@@ -1,62 +1,140 @@
 """AGP against plain sparse products, as ratios of one interleaved run.
 
-Two questions: propagating 64 feature columns (the exact path and several eps,
-against torch's CSR @ dense and scipy's), and a query from a single node
-(against power iteration by torch's CSR @ vector and scipy's). A ratio above
-one means that we are faster than the peer. Errors stand beside every figure:
-relF is |z - exact|_F / |exact|_F, max|e| the largest absolute error.
+Parts (``--only``):
+
+wide     64 feature columns: the exact path, bfloat16 levels, the automatic
+         choice and pushes alone, against torch's CSR @ dense and scipy's;
+threads  the exact path and pushes on one thread and on two;
+memory   the most memory in use while they run, beside what it should be;
+single   queries from one node, against power iteration by torch cut off where
+         it is as precise, and against a plain Algorithm 2 in C++;
+scale    the same queries on a graph four times as large;
+topk     the best nodes of PPR, against PyG's get_ppr (which needs numba).
+
+Times are CPU seconds on one thread, wall seconds on more. Ratios above one
+mean that we are faster than the peer. Errors stand beside
+every figure: relF is |z - exact|_F / |exact|_F, max|e| the largest error,
+max|e|/d^b the largest in the paper's degree-normalised sense, L1 that of a
+column relative to the column's norm, top the share of the true best hundred
+nodes among our best hundred. Graphs are a power-law graph ('pl') and a
+degree-corrected block model ('sbm'), both with random node ids.
 """
 
 import argparse
 import csv
+import ctypes
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import scipy
 import torch
-from common import interleaved, power_law
+from common import block_model, grid, interleaved, power_law
 from torch import Tensor
+from torch_geometric.utils import ppr
 
 from pyg_trust import functional as F
 from pyg_trust.functional import Measure
+from pyg_trust.functional.propagation import _levels
 from pyg_trust.graph import CSRGraph, sparse_rows
 
-SIZES = {'200k': (200_000, 2_000_000), '1m': (1_000_000, 10_000_000)}
+
+def clock() -> float:
+    """CPU seconds for one thread, whatever else runs; else wall seconds."""
+    if torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
 
 
-def operators(graph: CSRGraph, measure: Measure) -> tuple:
-    """The matrix D^-a A D^-b, in float32, for torch and for scipy."""
+SIZES = {'200k': 200_000, '1m': 1_000_000}
+ERRORS = ('relF', 'max|e|', 'max|e|/d^b', 'L1', 'top')
+
+
+def make_graph(kind: str, num_nodes: int) -> tuple[CSRGraph, Tensor]:
+    """A graph of ten edges a node, and the block of each node."""
+    blocks = torch.zeros(num_nodes, dtype=torch.int64)
+    if kind == 'sbm':
+        edge_index, blocks = block_model(num_nodes, 10 * num_nodes)
+    elif kind == 'communities':
+        # Hundreds of nodes each, few edges between them: slow mixing.
+        edge_index, blocks = block_model(
+            num_nodes, 10 * num_nodes, num_nodes // 400, inside=0.97
+        )
+    elif kind == 'grid':
+        edge_index = grid(num_nodes)
+        num_nodes = int(edge_index.max()) + 1
+    else:
+        edge_index = power_law(num_nodes, 10 * num_nodes)
+    return CSRGraph.from_edge_index(edge_index, num_nodes), blocks
+
+
+def operator(graph: CSRGraph, measure: Measure) -> Tensor:
+    """The matrix D^-a A D^-b, in float32."""
     graph = graph.with_self_loops() if measure.self_loops else graph
     rowptr, col = graph.receivers(measure.along)
     recv = graph.degree_power(-measure.a, torch.float32)
     send = graph.degree_power(-measure.b, torch.float32)
     value = recv.repeat_interleave(rowptr.diff()) * send[col.long()]
+    # int32 indices, the faster ones.
     size = (graph.num_nodes, graph.num_nodes)
-    ours = sparse_rows(rowptr, col.long(), value, size)
-    theirs = scipy.sparse.csr_array(
-        (value.numpy(), col.numpy(), rowptr.int().numpy()), shape=size
+    return sparse_rows(rowptr.int(), col, value, size)
+
+
+def scipy_operator(matrix: Tensor) -> Any:
+    """The same for scipy, sharing memory."""
+    parts = (matrix.values(), matrix.col_indices(), matrix.crow_indices())
+    return scipy.sparse.csr_array(
+        tuple(part.numpy() for part in parts), shape=tuple(matrix.shape)
     )
-    return ours, theirs
 
 
-def power_iteration(matrix: Any, x: Any, measure: Measure) -> Any:
-    """The exact sum by repeated products, whatever the library."""
-    z = measure.weights[0] * x
-    for weight in measure.weights[1:]:
+def power_iteration(matrix: Any, x: Any, weights: tuple[float, ...]) -> Any:
+    """The sum by repeated products, whatever the library."""
+    z = weights[0] * x
+    for weight in weights[1:]:
         x = matrix @ x
         if weight:
             z += weight * x
     return z
 
 
-def features(kind: str, n: int, columns: int) -> Tensor:
-    """Dense normal columns, or sparse ones of power-law frequency."""
+def errors(
+    z: Tensor, exact: Tensor, graph: CSRGraph, measure: Measure
+) -> list[float]:
+    """The five errors, those of ERRORS."""
+    square = norm = largest = scaled = apart = found = 0.0
+    inverse = graph.degree_power(-measure.b, torch.float64)
+    columns = exact.size(1)
+    for c in range(columns):  # a column at a time: memory
+        e = exact[:, c].double()
+        off = (z[:, c].double() - e).abs()
+        square += float(off.square().sum())
+        norm += float(e.square().sum())
+        largest = max(largest, float(off.max()))
+        scaled = max(scaled, float((off * inverse).max()))
+        apart += float(off.sum() / e.abs().sum()) / columns
+        best = e.topk(100).indices
+        ours = z[:, c].topk(100).indices
+        found += float(torch.isin(best, ours).double().mean()) / columns
+    return [(square / norm) ** 0.5, largest, scaled, apart, found]
+
+
+def features(kind: str, blocks: Tensor, columns: int) -> Tensor:
+    """Columns: normal, with a mean for each block or not; or sparse ones."""
     torch.manual_seed(0)
+    n = blocks.numel()
     if kind == 'gauss':
         return torch.randn(n, columns)
+    if kind == 'class':
+        means = torch.randn(int(blocks.max()) + 1, columns)
+        return torch.randn(n, columns) + means[blocks]
     x = torch.zeros(n, columns)
     for c in range(columns):
         count = max(10, int(0.1 * n / (c + 1)))
@@ -64,18 +142,497 @@ def features(kind: str, n: int, columns: int) -> Tensor:
     return x
 
 
-def show(writer: Any, row: list) -> None:
-    """A line for the eye and a line of CSV."""
-    print(f'{row[0]:<6}{row[1]:<22}{row[2]:<26}', end='')
-    print(''.join(f'{value:>12.4g}' for value in row[3:]), flush=True)
-    if writer:
-        writer.writerow(row)
+class Table:
+    """Lines for the eye and lines of CSV."""
+
+    def __init__(self, file: Any, *columns: str) -> None:
+        self.writer = csv.writer(file) if file else None
+        self.row(['', '', *columns])
+
+    def row(self, row: list) -> None:
+        """Prints two names and some figures."""
+        print(f'{row[0]:<18}{row[1]:<24}', end='')
+        for value in row[2:]:
+            text = value if isinstance(value, str) else f'{value:.3g}'
+            print(f'{text:>11}', end='')
+        print(flush=True)
+        if self.writer:
+            self.writer.writerow(row)
+
+
+def wide(args: argparse.Namespace) -> None:
+    """Many feature columns."""
+    table = Table(
+        args.csv, 'seconds', 'x torch', 'x scipy', 'x exact', *ERRORS
+    )
+    for kind, size in pairs(args):
+        graph, blocks = make_graph(kind, SIZES[size])
+        sort = 'class' if kind == 'sbm' else 'gauss'
+        for measure in (F.appnp(0.1, levels=10), F.sgc(4)):
+            matrix = operator(graph, measure)
+            for feature in (sort, 'bow'):
+                x = features(feature, blocks, args.columns)
+                wide_rows(args, table, graph, matrix, x, measure, feature)
+                floor(table, graph, measure, x)
+
+
+def wide_rows(
+    args: argparse.Namespace,
+    table: Table,
+    graph: CSRGraph,
+    matrix: Tensor,
+    x: Tensor,
+    measure: Measure,
+    feature: str,
+) -> None:
+    """One measure, one kind of features."""
+    ours = partial(F.propagate, graph, x, measure)
+    methods: dict[str, Callable[[], Any]] = {
+        'torch CSR': partial(power_iteration, matrix, x, measure.weights),
+        'scipy CSR': partial(
+            power_iteration,
+            *(scipy_operator(matrix), x.numpy(), measure.weights),
+        ),
+        'exact': ours,
+        'bfloat16 levels': partial(ours, half=True),
+    }
+    if measure.name == 'appnp':
+        # The tail of the series on an earlier level: the cheap approximation.
+        cut = F.appnp(0.1, levels=4)
+        methods['exact, 4 levels'] = partial(F.propagate, graph, x, cut)
+    for eps in (1e-7, 1e-6, 1e-5, 1e-4):
+        methods[f'auto {eps:g}'] = partial(ours, eps=eps, seed=0)
+    for eps in (1e-7, 3e-7, 1e-6):
+        methods[f'pushed {eps:g}'] = partial(
+            ours, eps=eps, seed=0, force_push=True
+        )
+    seconds, results = interleaved(methods, args.repeats, clock)
+    exact = F.propagate(graph, x, measure)
+    for name, value in results.items():
+        time_ = seconds[name]
+        table.row(
+            [
+                f'{measure.name} {feature}',
+                name,
+                time_,
+                seconds['torch CSR'] / time_,
+                seconds['scipy CSR'] / time_,
+                seconds['exact'] / time_,
+                *errors(torch.as_tensor(value), exact, graph, measure),
+            ]
+        )
+
+
+def floor(table: Table, graph: CSRGraph, measure: Measure, x: Tensor) -> None:
+    """What the exact path cannot beat: its bytes over the bandwidth."""
+    entries = graph.num_edges + measure.self_loops * graph.num_nodes
+    rows = torch.randint(x.size(0), (entries // 8,))
+    seconds, _ = interleaved({'gather': lambda: x[rows]}, 3, clock)
+    # Written once for every time it is read.
+    table.row(
+        [
+            measure.name,
+            'rows gathered by torch',
+            8 * measure.levels * seconds['gather'],
+        ]
+    )
+
+
+def threads(args: argparse.Namespace) -> None:
+    """One thread against two."""
+    table = Table(args.csv, 'one', 'two', 'ratio', 'torch two', 'x torch')
+    for kind, size in pairs(args):
+        graph, blocks = make_graph(kind, SIZES[size])
+        x = features('class', blocks, args.columns)
+        measure = F.appnp(0.1, levels=10)
+        matrix = operator(graph, measure)
+        runs: dict[str, Callable[[], Any]] = {
+            'exact': partial(F.propagate, graph, x, measure),
+            'bfloat16': partial(F.propagate, graph, x, measure, half=True),
+            'pushed 1e-6': partial(
+                F.propagate,
+                graph,
+                x,
+                measure,
+                eps=1e-6,
+                seed=0,
+                force_push=True,
+            ),
+            'torch': partial(power_iteration, matrix, x, measure.weights),
+        }
+
+        def with_threads(count: int, run: Callable[[], Any]) -> None:
+            torch.set_num_threads(count)
+            run()
+
+        methods: dict[str, Callable[[], Any]] = {
+            f'{name} {count}': partial(with_threads, count, run)
+            for name, run in runs.items()
+            for count in (1, 2)
+        }
+        seconds, _ = interleaved(methods, args.repeats)
+        torch.set_num_threads(args.threads)
+        for name in runs:
+            one, two = seconds[f'{name} 1'], seconds[f'{name} 2']
+            peer = seconds['torch 2']
+            table.row([f'{kind} {size}', name, one, two, one / two, peer])
+            table.row(['', '', '', '', '', '', peer / two])
+
+
+def memory(args: argparse.Namespace) -> None:
+    """The peak while a propagation runs, in MB beyond what was there."""
+    table = Table(args.csv, 'graph', 'x and z', 'expected', 'peak')
+    status, clear = Path('/proc/self/status'), Path('/proc/self/clear_refs')
+
+    def resident(name: str) -> float:
+        line = next(
+            line
+            for line in status.read_text().splitlines()
+            if line.startswith(name)
+        )
+        return int(line.split()[1]) / 1024
+
+    for kind, size in pairs(args):
+        graph, blocks = make_graph(kind, SIZES[size])
+        x = features('class', blocks, args.columns)
+        measure = F.ppr(0.1, levels=10)
+        mega = 2**-20
+        column = x.numel() * 4 * mega / args.columns
+        for name, kwargs in (
+            ('exact', {}),
+            ('bfloat16 levels', {'half': True}),
+            ('pushed 1e-6', {'eps': 1e-6, 'seed': 0, 'force_push': True}),
+        ):
+            F.propagate(graph, x, measure, **kwargs)  # what is derived once
+            before = resident('VmRSS')
+            clear.write_text('5')  # starts the peak anew
+            F.propagate(graph, x, measure, **kwargs)
+            flight = min(args.columns, 64) * (0.5 if 'half' in kwargs else 1)
+            table.row(
+                [
+                    f'{kind} {size}',
+                    name,
+                    graph.num_edges * 4 * mega + column * 2,
+                    2 * column * args.columns,
+                    column * args.columns + 2 * column * flight,
+                    resident('VmHWM') - before,
+                ]
+            )
+    print('expected beyond graph and x: z, and two vectors per column')
+
+
+def compile_algorithm2() -> Callable[..., tuple[Tensor, Tensor]]:
+    """The plain Algorithm 2, as a function of graph, measure, node and eps."""
+    source = Path(__file__).with_name('algorithm2.cpp')
+    folder = tempfile.mkdtemp()
+    library = f'{folder}/algorithm2.so'
+    flags = ['-O3', '-march=native', '-shared', '-fPIC', '-std=c++17']
+    subprocess.run(['c++', *flags, source, '-o', library], check=True)
+    function = ctypes.CDLL(library).algorithm2
+    function.restype = ctypes.c_int64
+    work: dict[str, Tensor] = {}
+
+    def run(
+        node: Tensor, graph: CSRGraph, measure: Measure, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        n = graph.num_nodes
+        if work.get('z', torch.empty(0)).numel() != n:
+            for name in ('residue', 'next', 'z'):
+                work[name] = torch.zeros(n)
+            work['touched'] = torch.zeros(n + 1, dtype=torch.int32)
+        layout = graph.push_graph(measure.a, torch.float32, measure.along)
+        _, ratio, keep = _levels(measure)
+
+        def at(tensor: Tensor | None) -> ctypes.c_void_p:
+            return ctypes.c_void_p(
+                tensor.data_ptr() if tensor is not None else 0
+            )
+
+        count = function(
+            *map(at, (layout.rowptr, layout.col, layout.scale)),
+            *map(at, (layout.group_ptr, layout.group_end)),
+            at(graph.degree_power(-measure.b, torch.float32)),
+            *map(at, (ratio, keep)),
+            ctypes.c_int64(measure.levels),
+            ctypes.c_int64(int(node)),
+            ctypes.c_float(eps),
+            ctypes.c_uint64(0),
+            *(at(work[name]) for name in ('residue', 'next', 'z', 'touched')),
+        )
+        nodes = work['touched'][:count].long()
+        values = work['z'][nodes]
+        work['z'][nodes] = 0
+        return nodes, values
+
+    return run
+
+
+def seeds(graph: CSRGraph, count: int) -> Tensor:
+    """Nodes drawn at random among those with an edge."""
+    torch.manual_seed(0)
+    nodes = graph.degree.nonzero().view(-1)
+    return nodes[torch.randint(len(nodes), (count,))]
+
+
+def unit(node: Tensor, n: int) -> Tensor:
+    """The signal of one node."""
+    x = torch.zeros(n)
+    x[node] = 1
+    return x
+
+
+def timed_queries(
+    methods: Mapping[str, Callable[[Tensor], Any]],
+    graph: CSRGraph,
+    measure: Measure,
+    nodes: Tensor,
+) -> dict[str, tuple[float, list[float]]]:
+    """The median milliseconds and the median errors of every method."""
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    off: dict[str, list[list[float]]] = {name: [] for name in methods}
+    for method in methods.values():
+        method(nodes[0])
+    for node in nodes:
+        x = unit(node, graph.num_nodes)
+        exact = F.propagate(graph, x, measure)
+        for name, method in methods.items():
+            start = clock()
+            result = method(node)
+            seconds[name].append(clock() - start)
+            z = to_dense(result, graph.num_nodes)
+            off[name].append(
+                errors(z.view(-1, 1), exact.view(-1, 1), graph, measure)
+            )
+    return {
+        name: (
+            1000 * median(seconds[name]),
+            [median(column) for column in zip(*off[name], strict=True)],
+        )
+        for name in methods
+    }
+
+
+def ask(
+    node: Tensor, graph: CSRGraph, measure: Measure, eps: float, method: str
+) -> Tensor:
+    """Our query from one node."""
+    return F.query(
+        graph, node.view(1), measure, eps=eps, method=method, seed=0
+    )
+
+
+def torch_power(
+    node: Tensor, matrix: Tensor, measure: Measure, levels: int
+) -> Tensor:
+    """Power iteration from one node, the tail of the series cut off."""
+    weights = measure.weights
+    weights = (*weights[:levels], sum(weights[levels:]))
+    x = unit(node, matrix.size(0))
+    return power_iteration(matrix, x.view(-1, 1), weights).view(-1)
+
+
+def fastest(
+    results: Mapping[str, tuple[float, list[float]]],
+    prefix: str,
+    target: float,
+) -> float:
+    """The milliseconds of the fastest way whose max|e| meets a target."""
+    return min(
+        (
+            ms
+            for name, (ms, off) in results.items()
+            if name.startswith(prefix) and off[1] <= target
+        ),
+        default=float('nan'),
+    )
+
+
+def to_dense(result: Any, n: int) -> Tensor:
+    """Whatever a query returns, as a vector."""
+    z = torch.zeros(n)
+    if isinstance(result, tuple):
+        z[result[0]] = result[1]
+    elif result.layout == torch.sparse_csr:
+        z[result.col_indices()] = result.values()
+    else:
+        z = result
+    return z
+
+
+def single(args: argparse.Namespace) -> None:
+    """One node: time at equal largest error."""
+    table = Table(args.csv, 'ms', 'x torch', 'x Alg. 2', *ERRORS)
+    algorithm2 = compile_algorithm2()
+    for kind, size in pairs(args):
+        graph, _ = make_graph(kind, SIZES[size])
+        nodes = seeds(graph, args.repeats + 5)
+        for measure in (F.hkpr(5.0), F.ppr(0.2)):
+            matrix = operator(graph, measure)
+            label = f'{kind} {size} {measure.name}'
+            ways: dict[str, Callable[[Tensor], Any]] = {}
+            for levels in (4, 5, 6, 7, 8, 9, 10, 12):
+                ways[f'torch, {levels} levels'] = partial(
+                    torch_power, matrix=matrix, measure=measure, levels=levels
+                )
+            for step in range(12):
+                eps = 10 ** (-3.5 - step / 3)
+                given: dict[str, Any] = {'graph': graph, 'measure': measure}
+                given['eps'] = eps
+                ways[f'prune {eps:.2g}'] = partial(
+                    ask, **given, method='prune'
+                )
+                if step < 7:
+                    ways[f'sample {eps:.2g}'] = partial(
+                        ask, **given, method='sample'
+                    )
+                    ways[f'Algorithm 2 {eps:.2g}'] = partial(
+                        algorithm2, **given
+                    )
+            results = timed_queries(ways, graph, measure, nodes)
+            for name, (ms, off) in results.items():
+                table.row([label, name, ms, '', '', *off])
+            for target in (3e-4, 1e-4, 3e-5):
+                torch_ms = fastest(results, 'torch', target)
+                plain_ms = fastest(results, 'Algorithm 2', target)
+                for method in ('sample', 'prune'):
+                    ms = fastest(results, method, target)
+                    name = f'{method}, max|e| {target:g}'
+                    table.row([label, name, ms, torch_ms / ms, plain_ms / ms])
+
+
+def scale(args: argparse.Namespace) -> None:
+    """The same queries on four times the nodes, of the same degrees."""
+    table = Table(args.csv, 'ms 1M', 'ms 4M', 'ratio')
+    found: dict[str, list[float]] = {}
+    for n in (1_000_000, 4_000_000):
+        graph, _ = make_graph('sbm', n)
+        nodes = seeds(graph, 40)
+        measure = F.hkpr(5.0)
+        for method in ('sample', 'prune'):
+            for eps in (1e-3, 1e-4, 1e-5):
+                runs = []
+                for node in nodes:
+                    start = clock()
+                    F.query(
+                        *(graph, node.view(1), measure),
+                        eps=eps,
+                        method=method,
+                        seed=0,
+                    )
+                    runs.append(clock() - start)
+                name = f'{method} {eps:g}'
+                found.setdefault(name, []).append(1000 * median(runs[5:]))
+        del graph
+    for name, (one, four) in found.items():
+        table.row(['hkpr', name, one, four, four / one])
+
+
+def topk(args: argparse.Namespace) -> None:
+    """The best 128 nodes of PPR."""
+    if not ppr.WITH_NUMBA:
+        print('get_ppr needs numba: pip install numba')
+        return
+    table = Table(args.csv, 'ms', 'recall', 'max|e|', 'L1', 'x get_ppr')
+    size = SIZES[args.sizes[-1]]
+    measure = F.ppr(0.2)
+    for kind in ('sbm', 'pl', 'communities', 'grid'):
+        graph, _ = make_graph(kind, size)
+        nodes = seeds(graph, args.repeats + 5)
+        ways: dict[str, Callable[[Tensor], Any]] = {
+            f'get_ppr {eps:g}': partial(get_ppr, graph=graph, eps=eps)
+            for eps in (1e-4, 1e-5, 1e-6)
+        }
+        for step in range(5):
+            eps = 10 ** (-4 - step / 2)
+            for method in ('sample', 'prune'):
+                ways[f'{method} {eps:.2g}'] = partial(
+                    ask, graph=graph, measure=measure, eps=eps, method=method
+                )
+        rows = top_rows(ways, graph, measure, nodes)
+        for name, row in rows.items():
+            table.row([f'{kind} {args.sizes[-1]}', name, *row])
+        for name, (ms, recall, *_) in rows.items():
+            if not name.startswith('get_ppr'):
+                continue
+            for method in ('sample', 'prune'):
+                ours = min(
+                    (
+                        row[0]
+                        for other, row in rows.items()
+                        if other.startswith(method) and row[1] >= recall
+                    ),
+                    default=float('nan'),
+                )
+                label = f'{method} as {name}'
+                table.row(['', label, ours, recall, '', '', ms / ours])
+
+
+def get_ppr(node: Tensor, graph: CSRGraph, eps: float) -> Any:
+    """PyG's, the core alone: around it, it sorts all edges at every call."""
+    if ppr._get_ppr_numba is None:
+        ppr.numba.set_num_threads(torch.get_num_threads())
+        ppr.get_ppr(torch.tensor([[0, 1], [1, 0]]), target=torch.tensor([0]))
+    cols, weights = ppr._get_ppr_numba(
+        graph.rowptr.numpy(), graph.col.numpy(), 0.2, eps, node.view(1).numpy()
+    )
+    return torch.tensor(cols[0]), torch.tensor(weights[0])
+
+
+def top_rows(
+    ways: Mapping[str, Callable[[Tensor], Any]],
+    graph: CSRGraph,
+    measure: Measure,
+    nodes: Tensor,
+) -> dict[str, list[float]]:
+    """Milliseconds, recall of the true top 128, largest error, L1 error."""
+    rows: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for way in ways.values():
+        way(nodes[0])
+    for node in nodes:
+        exact = F.propagate(graph, unit(node, graph.num_nodes), measure)
+        best = exact.topk(128).indices
+        for name, way in ways.items():
+            start = clock()
+            result = way(node)
+            ms = 1000 * (clock() - start)
+            z = to_dense(result, graph.num_nodes)
+            largest = z.topk(128)
+            ours = largest.indices[largest.values > 0]
+            off = (z - exact).abs()
+            recall = float(torch.isin(best, ours).double().mean())
+            rows[name].append([ms, recall, float(off.max()), float(off.sum())])
+    return {
+        name: [
+            median(row[0] for row in found),
+            *np.array(found)[:, 1:].mean(0).tolist(),
+        ]
+        for name, found in rows.items()
+    }
+
+
+def pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """The graphs asked for."""
+    return [(kind, size) for size in args.sizes for kind in args.graphs]
+
+
+PARTS = {
+    'wide': wide,
+    'threads': threads,
+    'memory': memory,
+    'single': single,
+    'scale': scale,
+    'topk': topk,
+}
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--sizes', nargs='+', default=list(SIZES))
+    parser.add_argument('--graphs', nargs='+', default=['sbm', 'pl'])
     parser.add_argument(
         '--only', nargs='+', default=list(PARTS), choices=list(PARTS)
     )
@@ -85,137 +642,15 @@ def main() -> None:
     parser.add_argument('--csv', type=argparse.FileType('w'))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    writer = csv.writer(args.csv) if args.csv else None
     print(
         f'torch {torch.__version__}, scipy {scipy.__version__}, numpy '
         f'{np.__version__}, {args.threads} threads (scipy: 1), python '
         f'{sys.version.split()[0]}'
     )
-    for size in args.sizes:
-        edge_index = power_law(*SIZES[size])
-        graph = CSRGraph.from_edge_index(edge_index, SIZES[size][0])
-        print(f'\n{size}: {graph}, largest degree {int(graph.degree.max())}')
-        print(
-            f'{"graph":<6}{"measure":<22}{"method":<26}'
-            + ''.join(
-                f'{name:>12}'
-                for name in ('seconds', 'x torch', 'x scipy', 'relF', 'max|e|')
-            )
-        )
-        for part in args.only:
-            PARTS[part](graph, size, args, writer)
+    for part in args.only:
+        print(f'\n{part}')
+        PARTS[part](args)
 
-
-def compare(
-    graph: CSRGraph,
-    x: Tensor,
-    measure: Measure,
-    methods: Mapping[str, Callable[[], Tensor]],
-    names: tuple[str, str],
-    repeats: int,
-    writer: Any,
-) -> None:
-    """Runs our methods and the two peers, and prints the ratios."""
-    matrix, sparse = operators(graph, measure)
-    array = x.numpy()
-    seconds, results = interleaved(
-        {
-            'torch CSR': lambda: power_iteration(matrix, x, measure),
-            'scipy CSR': lambda: power_iteration(sparse, array, measure),
-            **methods,
-        },
-        repeats,
-    )
-    exact = F.propagate(graph, x.double(), measure)
-    for name, value in results.items():
-        z = torch.as_tensor(value)
-        z = z.to_dense() if z.layout != torch.strided else z
-        error = z.double().view_as(exact) - exact
-        show(
-            writer,
-            [
-                *names,
-                name,
-                seconds[name],
-                seconds['torch CSR'] / seconds[name],
-                seconds['scipy CSR'] / seconds[name],
-                (error.norm() / exact.norm()).item(),
-                error.abs().max().item(),
-            ],
-        )
-
-
-def wide(
-    graph: CSRGraph, size: str, args: argparse.Namespace, writer: Any
-) -> None:
-    """Many feature columns."""
-    for measure in (F.appnp(0.1, levels=10), F.sgc(4)):
-        for kind in ('gauss', 'bow'):
-            x = features(kind, graph.num_nodes, args.columns)
-            methods = {
-                f'AGP eps={eps:g}': partial(
-                    F.propagate, graph, x, measure, eps=eps, seed=0
-                )
-                for eps in (0.0, 1e-8, 1e-7, 1e-6, 1e-5)
-            }
-            methods |= {
-                f'always pushed eps={eps:g}': partial(
-                    F.propagate,
-                    *(graph, x, measure),
-                    eps=eps,
-                    seed=0,
-                    force_push=True,
-                )
-                for eps in (1e-7, 1e-5)
-            }
-            methods['eps=0, bfloat16 levels'] = partial(
-                F.propagate, graph, x, measure, half=True
-            )
-            compare(
-                graph,
-                x,
-                measure,
-                methods,
-                (size, f'{measure.name} {kind}'),
-                args.repeats,
-                writer,
-            )
-
-
-def single(
-    graph: CSRGraph, size: str, args: argparse.Namespace, writer: Any
-) -> None:
-    """One node, drawn at random among those with an edge."""
-    torch.manual_seed(0)
-    nodes = graph.degree.nonzero().view(-1)
-    node = nodes[torch.randint(len(nodes), (1,))]
-    x = torch.zeros(graph.num_nodes)
-    x[node] = 1
-    for measure in (F.hkpr(5.0), F.ppr(0.2)):
-        methods = {
-            f'AGP eps={eps:g}': partial(
-                F.query, graph, node, measure, eps=eps, seed=0
-            )
-            for eps in (1e-4, 1e-5, 1e-6, 1e-7)
-        }
-        methods |= {
-            f'pruned eps={eps:g}': partial(
-                F.query, graph, node, measure, eps=eps, method='prune'
-            )
-            for eps in (1e-5, 1e-6, 1e-7)
-        }
-        compare(
-            graph,
-            x,
-            measure,
-            methods,
-            (size, f'{measure.name} single seed'),
-            args.repeats + 2,
-            writer,
-        )
-
-
-PARTS = {'wide': wide, 'single': single}
 
 if __name__ == '__main__':
     main()

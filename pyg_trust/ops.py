@@ -110,8 +110,8 @@ def propagate(
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    Memory beside the result: two buffers of the size of :obj:`x` (half of it
-    with :obj:`half`), the columns rounded up to whole vectors.
+    Memory beside the result: two buffers of at most four cache lines a node
+    (two with :obj:`half`): so many columns are in flight.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -155,8 +155,9 @@ def push(
     r"""Estimates :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
     The columns of a block (:func:`block_size` of them) share what is sampled;
-    block :math:`k` draws from the stream of :obj:`(seed, first + k)`. Memory
-    beside the result: two buffers of ``num_nodes`` cache lines per thread.
+    block :math:`k` draws from the stream of :obj:`(seed, first + k)`, and what
+    it does depends on no other. Memory beside the result: two buffers of a
+    cache line a node for each block in flight, at most four or one per thread.
 
     Args:
         graph (PushGraph): the graph, with :math:`R` as its :obj:`scale`.
@@ -173,8 +174,9 @@ def push(
         keep (Tensor): float64, ``[num_levels + 1]``: :math:`w_i / Y_i`.
         seed (int): the seed.
         first (int): the number of the first block. (default: :obj:`0`)
-        pull_above (float): a level is done exactly if pushing it is expected
-            to cost more than this times as much. (default: :obj:`math.inf`)
+        pull_above (float): a level of a block is done exactly if pushing it
+            is expected to cost more than this times as much.
+            (default: :obj:`math.inf`)
 
     Returns:
         tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
@@ -223,8 +225,8 @@ def push_sparse(
 
     Signals are independent: signal :math:`k` draws from the stream of
     :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside
-    the result: three vectors of ``num_nodes`` per thread, of which only
-    touched pages are used.
+    the result: 16 (float64: 32) bytes a node and thread, which are kept for
+    the next call, up to 1 GiB each, and cleared where they were used.
 
     Args:
         graph (PushGraph): as in :func:`push`.

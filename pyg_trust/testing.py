@@ -69,7 +69,7 @@ def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
         return torch.diag(inverse)
 
     step = power(measure.a) @ (adj.t() if measure.along else adj)
-    step = step @ power(measure.b)
+    step = measure.shrink * step @ power(measure.b)
     total = torch.zeros_like(adj)
     term = torch.eye(graph.num_nodes, dtype=torch.float64)
     for weight in measure.weights:

@@ -75,6 +75,43 @@ def test_certify_ppnp(shared, tmp_path):
     assert len(list(tmp_path.glob('figures/*3a.png'))) == 1
 
 
+def test_agp_queries(tmp_path):
+    output = run(
+        *('agp_queries.py', '--nodes', '2000', '--queries', '2'),
+        *('--out', tmp_path),
+    )
+    errors = re.findall(r'^hkpr +AGP.*error (\S+)', output, re.MULTILINE)
+    # The smallest quantum is a hundred thousandth of the largest.
+    assert float(errors[8]) < float(errors[0]) / 100
+    assert len(list(tmp_path.glob('generated_*.png'))) == 2
+
+
+def test_agp_queries_on_real_graphs(shared, tmp_path):
+    root = tmp_path / 'data'
+    shutil.copytree(shared / 'data/Planetoid', root)
+    for dataset, where in (
+        ('Planetoid:Cora', root),
+        ('MUSAE:lastfm', shared / 'data/MUSAE'),
+    ):
+        run(
+            *('agp_queries.py', '--dataset', dataset, '--root', where),
+            *('--queries', '1', '--out', tmp_path),
+        )
+    assert len(list(tmp_path.glob('*.png'))) == 4
+
+
+def test_agp_features(tmp_path):
+    output = run(
+        *('agp_features.py', '--nodes', '2000', '--epochs', '10'),
+        *('--runs', '1', '--out', tmp_path),
+    )
+    alone = float(re.search(r'features alone: (\S+)%', output).group(1))
+    exact = re.findall(r'^\S+ +sparse .* (\S+)%$', output, re.MULTILINE)
+    assert len(exact) == 3
+    assert all(float(value) > alone for value in exact)
+    assert len(list(tmp_path.glob('*.png'))) == 1
+
+
 def test_readme_snippets_run_one_after_another(shared, tmp_path):
     shutil.copytree(shared / 'data/Planetoid/Cora', tmp_path / 'data/Cora')
     shutil.copytree(shared / 'data/TU/PROTEINS', tmp_path / 'data/PROTEINS')

@@ -69,13 +69,17 @@ class Measure:
         spectral_radius (float, optional): the largest spectral radius of the
             adjacency matrix for which the series converges as intended
             (:func:`katz`). (default: :obj:`None`)
+        shrink (float): a factor of the operator, for operators whose powers
+            grow: :math:`z = \sum_i w_i (\text{shrink} \cdot D^{-a} A
+            D^{-b})^i x`. Neither the powers nor the weights then leave the
+            range of the numbers. (default: :obj:`1.0`)
         name (str): for printing. (default: :obj:`'custom'`)
 
     Raises:
         TypeError: if a number is none.
         ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
             :obj:`weights` are empty, negative, all zero, or have no finite
-            sum.
+            sum, or :obj:`shrink` is not positive and finite.
     """
 
     a: float
@@ -85,6 +89,7 @@ class Measure:
     undirected: bool = False
     along: bool = True
     spectral_radius: float | None = None
+    shrink: float = 1.0
     name: str = 'custom'
 
     def __post_init__(self) -> None:
@@ -106,6 +111,10 @@ class Measure:
             raise ValueError("'weights' needs a positive entry (got zeros)")
         if sum(self.weights) == math.inf:
             raise ValueError("'weights' needs a finite sum (got infinity)")
+        if not 0 < check_number('shrink', self.shrink) < math.inf:
+            raise ValueError(
+                f"'shrink' needs to be positive and finite (got {self.shrink})"
+            )
         object.__setattr__(self, 'weights', tuple(map(float, self.weights)))
 
     @property
@@ -220,6 +229,10 @@ def katz(
     as :math:`c_{i+j} \le c_i c_j`. (The spectral radius :math:`\lambda` alone
     bounds no power of a directed graph's adjacency matrix.)
 
+    The powers of :math:`A` overflow where those of :math:`\beta` underflow, so
+    the terms are :math:`(\beta \lambda)^i (A / \lambda)^i`, whose factors are
+    at most one (the second in the spectral norm, on undirected graphs).
+
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
         graph (CSRGraph): the graph that it is for.
@@ -229,7 +242,8 @@ def katz(
 
     Raises:
         ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
-            diverges; or if :math:`\beta^L` underflows float64.
+            diverges; or if :math:`(\beta\lambda)^L` underflows float64 on a
+            directed graph, where :math:`(A / \lambda)^L` may be large.
     """
     radius = graph.spectral_radius
     beta = check_number('beta', beta)
@@ -243,14 +257,19 @@ def katz(
     if levels is None:
         _check_tol(tol)
         levels = _katz_levels(beta, graph, tol)
-    weights = tuple(beta**i for i in range(_check_levels(levels) + 1))
-    if weights[-1] < sys.float_info.min:
+    shrink = 1 / radius if radius > 0 else 1.0
+    weights = tuple(
+        (beta / shrink) ** i for i in range(_check_levels(levels) + 1)
+    )
+    if weights[-1] < sys.float_info.min and not graph.is_undirected:
         raise ValueError(
             f"'beta' ({beta:g}) and 'levels' ({levels}) give weights that "
-            'underflow float64, which would cut the series short: choose a '
-            "smaller 'beta', fewer 'levels' or a larger 'tol'"
+            'underflow float64, which could cut the series short: choose '
+            "fewer 'levels' or a larger 'tol'"
         )
-    return Measure(0, 0, weights, spectral_radius=radius, name='katz')
+    return Measure(
+        0, 0, weights, spectral_radius=radius, shrink=shrink, name='katz'
+    )
 
 
 def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:

@@ -2,8 +2,8 @@ r"""Exact and randomized graph propagation, with its error bounds.
 
 The algorithms are those of `"Approximate Graph Propagation"
 <https://arxiv.org/abs/2106.03058>`_ (Wang et al. 2021). Write
-:math:`P = D^{-a} A D^{-b}`, :math:`W = \sum_i w_i`,
-:math:`Y_i = \sum_{k \ge i} w_k / W`, and
+:math:`P = D^{-a} A D^{-b}` (times :attr:`.Measure.shrink`), :math:`W = \sum_i
+w_i`, :math:`Y_i = \sum_{k \ge i} w_k / W`, and
 
 .. math::
     r^{(0)} = x, \quad
@@ -55,10 +55,11 @@ Signed signals are pushed as they are, not split into :math:`x^+ - x^-` as in
 the paper: one run instead of two, opposite residues cancel, and the bound
 above, which is the sum of the two parts' bounds, holds all the same.
 
-For Katz on undirected graphs :math:`G_k(v, u)` is an entry of
-:math:`\frac{1}{W Y_k} \sum_{j=0}^{L-k} \beta^{k+j} A^j`, so :math:`\gamma =
-\max_k \frac{\sum_{j \le L-k} (\beta\lambda)^j}{\sum_{j \le L-k} \beta^j}`,
-as no entry of :math:`A^j` exceeds its spectral norm :math:`\lambda^j`.
+For Katz on undirected graphs :math:`P = A / \lambda` and :math:`w_i =
+(\beta\lambda)^i`, so that :math:`\gamma = 1` again: no entry of :math:`A^j`
+exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
+:attr:`~.Measure.shrink` :math:`\gamma = \max_k \sum_j w_{k+j} (\text{shrink}
+\cdot \lambda)^j / \sum_j w_{k+j}`.)
 """
 
 import math
@@ -76,6 +77,8 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 
 # How much more than an exact level pushing may be expected to cost.
 PULL_ABOVE = 1.0
+
+METHODS = ('sample', 'prune')  # of queries
 
 
 @torch.compiler.disable
@@ -98,10 +101,12 @@ def propagate(
     exact or estimated with the same :obj:`eps`.
 
     An estimate goes through the columns in blocks of a cache line, which
-    share what is sampled, and level by level: where sampling would cost more
-    than the exact product, it takes the product. Randomization pays for
-    signals that are sparse or concentrated and for errors of several percent;
-    otherwise the exact path is as fast (``benchmarks/push.py``).
+    share what is sampled, and level by level: where sampling would cost a
+    block more than the exact product, it takes the product. Randomization
+    pays for signals that are sparse or concentrated and for errors of several
+    percent; otherwise the exact path is as fast (``benchmarks/push.py``).
+    Memory beside the result: two vectors for each column in flight, which are
+    256 bytes of a row (64 float32 columns) or a block per thread.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
@@ -128,8 +133,8 @@ def propagate(
         ValueError: on a weighted graph, a directed one if the measure needs
             an undirected one, a graph beyond the spectral radius of a Katz
             measure, NaN or infinity in :obj:`x`, a wrong shape or device,
-            :obj:`eps` that is negative or not finite, or :obj:`half` together
-            with :obj:`eps` or with float64.
+            :obj:`eps` that is negative or not finite, :obj:`half` together
+            with :obj:`eps` or with float64, or a result that overflows.
 
     Example:
         >>> from pyg_trust.functional import ppr
@@ -151,6 +156,7 @@ def propagate(
     # Exact propagation leaves the generator alone.
     seed = 0 if eps == 0 else rng.resolve(seed)
     z = _Propagate.apply(columns, graph, measure, eps, seed, force_push, half)
+    _check_overflow(z, measure)
     return z.view(-1) if x.dim() == 1 else z
 
 
@@ -169,8 +175,11 @@ def query(
     r"""Computes :math:`z` for many nodes, or other sparse signals.
 
     Each query touches what it pushes, about :math:`1/\varepsilon` edges, not
-    the whole graph; queries run in parallel and give the same result for any
-    number of threads.
+    the whole graph: its work vectors are kept from call to call (16 bytes per
+    node, twice that in float64, and thread). Queries run in parallel and give
+    the same result for any number of threads. With :obj:`top_k` the rows are
+    what PPRGo trains on and :class:`pyg_trust.transforms.GDC` makes its edges
+    of.
 
     Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
     :func:`variance_bound`; :obj:`'prune'` pushes nothing at random and leaves
@@ -211,9 +220,9 @@ def query(
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
     ptr, node, value = _sparse_signals(signals, graph.num_nodes, dtype)
-    if method not in ('sample', 'prune'):
+    if method not in METHODS:
         raise ValueError(
-            f"'method' needs to be 'sample' or 'prune' (got {method!r})"
+            f"'method' needs to be one of {METHODS} (got {method!r})"
         )
     if top_k is not None and top_k < 0:
         raise ValueError(f"'top_k' needs to be at least 0 (got {top_k})")
@@ -245,7 +254,9 @@ def query(
         top_k=-1 if top_k is None else top_k,
         threshold=threshold / total,
     )
-    return sparse_rows(ptr, node, value * total, (count, graph.num_nodes))
+    value = value * total
+    _check_overflow(value, measure)
+    return sparse_rows(ptr, node, value, (count, graph.num_nodes))
 
 
 def _sparse_signals(
@@ -473,7 +484,11 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
     """
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
-    if not graph.is_undirected or measure.a + measure.b < 1:
+    if (
+        not graph.is_undirected
+        or measure.a + measure.b < 1
+        or measure.shrink > 1
+    ):
         raise ValueError(
             "'graph' needs to be undirected and 'measure' to have a + b >= 1 "
             f'(got {measure} on '
@@ -572,12 +587,13 @@ def _exact(
 ) -> Tensor:
     recv = graph.degree_power(-measure.a, x.dtype)
     weights = torch.tensor(measure.weights, dtype=torch.float64)
-    if measure.spectral_radius:
-        # The powers of A overflow where their weights underflow: divide the
-        # one by the powers of the radius (as rounded), multiply the other.
-        shrink = torch.tensor(1 / measure.spectral_radius, dtype=x.dtype)
+    if measure.shrink != 1:
+        # As rounded; the weights make up for the rounding.
+        shrink = torch.tensor(measure.shrink, dtype=x.dtype)
         recv = recv * shrink
-        weights *= (1 / shrink.double()) ** torch.arange(len(weights))
+        weights *= (measure.shrink / shrink.double()) ** torch.arange(
+            len(weights)
+        )
     return ops.propagate(
         *graph.receivers(measure.along),
         x,
@@ -618,21 +634,33 @@ def _randomized(
 
 
 def _norms(x: Tensor) -> Tensor:
-    # The L1 norm of every column, in float64. By numpy: torch adds in an order
-    # that depends on the number of threads, and a last bit of the quantum
-    # changes what is sampled.
-    values = x.detach().abs().cpu().numpy()
-    return torch.from_numpy(values.sum(0, dtype=np.float64)).to(x.device)
+    # The L1 norm of every column. By numpy: torch adds in an order that
+    # depends on the number of threads, and a last bit of the quantum changes
+    # what is sampled. Few rows at a time, in the dtype of x, which stays in
+    # the cache; their sums in float64.
+    many, few = 8192, 128
+    values = x.detach().cpu().numpy()
+    total = np.zeros(x.size(1))
+    size = np.empty((min(many, len(values)), x.size(1)), values.dtype)
+    for start in range(0, len(values), many):
+        rows = values[start : start + many]
+        rows = np.abs(rows, out=size[: len(rows)])
+        whole = len(rows) // few * few
+        sums = rows[:whole].reshape(-1, few, x.size(1)).sum(1)
+        total += sums.sum(0, dtype=np.float64)
+        total += rows[whole:].sum(0, dtype=np.float64)
+    return torch.from_numpy(total).to(x.device)
 
 
 def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
-    # W, Y_{i+1} / Y_i and w_i / (W Y_i). The tails are summed from the small
-    # end, as 1 - (what came before) cancels.
+    # W, Y_{i+1} / Y_i (times the factor of the operator) and w_i / (W Y_i).
+    # The tails are summed from the small end, as 1 - (what came before)
+    # cancels.
     weights = np.trim_zeros(np.array(measure.weights), 'b')
     tails = weights[::-1].cumsum()[::-1]
     return (
         float(tails[0]),
-        torch.from_numpy(tails[1:] / tails[:-1]),
+        torch.from_numpy(tails[1:] / tails[:-1] * measure.shrink),
         torch.from_numpy(weights / tails),
     )
 
@@ -640,13 +668,16 @@ def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
 def _largest_response(graph: CSRGraph, measure: Measure) -> float:
     # gamma: the largest G_k(v, u) that is known to be possible.
     a, b = measure.a, measure.b
-    if graph.is_undirected and a + b >= 1:
-        return 1.0
-    if (b == 1 and measure.along) or (a == 1 and not measure.along):
+    if measure.shrink <= 1 and (
+        (graph.is_undirected and a + b >= 1)
+        or (b == 1 and measure.along)
+        or (a == 1 and not measure.along)
+    ):
         return 1.0
     if graph.is_undirected and a == b == 0:
         weights = np.array(measure.weights)
-        powers = graph.spectral_radius ** np.arange(len(weights))
+        growth = graph.spectral_radius * measure.shrink
+        powers = growth ** np.arange(len(weights))
         return max(
             float((weights[k:] * powers[: len(weights) - k]).sum() / tail)
             for k, tail in enumerate(weights[::-1].cumsum()[::-1])
@@ -656,7 +687,7 @@ def _largest_response(graph: CSRGraph, measure: Measure) -> float:
         f"no variance bound is known for 'measure' {measure} on "
         f'{"an undirected" if graph.is_undirected else "a directed"} graph: '
         'it needs a + b >= 1 or a = b = 0 (undirected), b = 1 (along the '
-        'edges) or a = 1 (against them)'
+        'edges) or a = 1 (against them), and no shrink above 1'
     )
 
 
@@ -716,6 +747,18 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f"'x' needs to be on the graph's device, {graph.device} "
             f'(got {x.device})'
         )
-    # The sum is the cheaper question; it may overflow, so it is not the last.
-    if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+    if not _is_finite(x):
         raise ValueError("'x' needs to be finite (got NaN or infinity)")
+
+
+def _check_overflow(z: Tensor, measure: Measure) -> None:
+    if not _is_finite(z.detach()):
+        raise ValueError(
+            f"'measure' {measure} overflows {z.dtype} on this graph, as the "
+            "powers of its operator grow: use float64 or a smaller 'shrink'"
+        )
+
+
+def _is_finite(x: Tensor) -> bool:
+    # The sum is the cheaper question; it may overflow, so it is not the last.
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())

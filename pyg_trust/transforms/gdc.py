@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import query
+from pyg_trust.functional.propagation import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms.agp import MeasureTransform
 
@@ -54,12 +54,17 @@ class GDC(MeasureTransform):
             enter a node sum to one, :obj:`'sym'` divides by the square roots
             of the sums at both ends, :obj:`None` leaves the diffusion values.
             (default: :obj:`'in'`)
-        eps (float): the quantum of AGP. (default: :obj:`1e-4`)
+        eps (float): the quantum of AGP, or the threshold of pruning.
+            (default: :obj:`1e-4`)
+        method (str): :obj:`'sample'` or :obj:`'prune'`, as in
+            :func:`pyg_trust.functional.query`: at equal time pruning finds
+            more of the largest entries where walks mix slowly.
+            (default: :obj:`'sample'`)
         seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as :class:`AGP`, and if :obj:`top_k` and
-            :obj:`threshold` both leave the result dense, or
+            :obj:`threshold` both leave the result dense, or :obj:`method` or
             :obj:`normalization` is unknown.
     """
 
@@ -76,12 +81,17 @@ class GDC(MeasureTransform):
         threshold: float = 0.0,
         normalization: str | None = 'in',
         eps: float = 1e-4,
+        method: str = 'sample',
         seed: int | None = None,
     ) -> None:
         if top_k is None and threshold == 0:
             raise ValueError(
                 "one of 'top_k' and 'threshold' is needed to make the "
                 'diffusion matrix sparse (got neither)'
+            )
+        if method not in METHODS:
+            raise ValueError(
+                f"'method' needs to be one of {METHODS} (got {method!r})"
             )
         if normalization not in NORMALIZATIONS:
             raise ValueError(
@@ -99,6 +109,7 @@ class GDC(MeasureTransform):
             tol=tol,
         )
         self.top_k = top_k
+        self.method = method
         self.threshold = threshold
         self.normalization = normalization
 
@@ -118,6 +129,7 @@ class GDC(MeasureTransform):
             torch.arange(graph.num_nodes),
             self.make_measure(graph).adjoint(),
             eps=self.eps,
+            method=self.method,
             seed=self.seed,
             top_k=self.top_k,
             threshold=self.threshold,

@@ -224,6 +224,44 @@ def test_mixed_levels_are_unbiased_within_the_variance_bound(monkeypatch):
     check_runs(runs, operator @ x, bound, events)
 
 
+@pytest.mark.parametrize('name', NAMES)
+def test_queries_are_unbiased_within_the_variance_bound(name):
+    graph = make_graph('random')
+    measure = measures(graph)[name]
+    eps = 0.02 if name != 'katz' else 0.05
+    x = torch.zeros(40, 3, dtype=torch.float64)
+    x[5, 0], x[11, 1], x[20, 1] = 1, 2, -0.5
+    x[::3, 2] = torch.linspace(-1, 3, 14, dtype=torch.float64)
+    rows = x.t().to_sparse_csr()
+    runs = torch.stack(
+        [
+            F.query(graph, rows, measure, eps=eps, seed=s).to_dense().t()
+            for s in range(RUNS)
+        ]
+    )
+    operator = dense_operator(graph, measure)
+    bound = F.variance_bound(graph, x, measure, eps)
+    quantum = eps * x.abs().sum(0) * sum(measure.weights)
+    events = RUNS * (operator @ x.abs()) / quantum
+    check_runs(runs, operator @ x, bound, events)
+
+
+@pytest.mark.parametrize('name', ['ppr', 'katz', 'appnp', 'single_target'])
+def test_blocks_side_by_side_are_unbiased(name, always_push):
+    graph = make_graph('random')
+    measure = measures(graph)[name]
+    x = signals(40, 'signed').repeat(1, 5) * torch.linspace(1, 3, 20)
+    eps = 0.02 if name != 'katz' else 0.05
+    runs = torch.stack(
+        [F.propagate(graph, x, measure, eps=eps, seed=s) for s in range(RUNS)]
+    )
+    operator = dense_operator(graph, measure)
+    quantum = eps * x.abs().sum(0) * sum(measure.weights)
+    events = RUNS * (operator @ x.abs()) / quantum
+    bound = F.variance_bound(graph, x, measure, eps)
+    check_runs(runs, operator @ x, bound, events)
+
+
 @pytest.mark.parametrize('name', ['ppr', 'hkpr', 'appnp', 'single_target'])
 @pytest.mark.parametrize('kind', ['positive', 'signed'])
 def test_every_level_is_unbiased_within_its_variance_bound(name, kind):
@@ -420,6 +458,73 @@ def test_query_is_a_propagation(always_push):
             torch.testing.assert_close(row.to_dense()[0], z)
 
 
+def crowd(n=3000, degree=10):
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(n, (2, n * degree // 2), generator=generator)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    return CSRGraph.from_edge_index(
+        torch.cat([pairs, pairs.flip(0)], 1), n, duplicates='merge'
+    )
+
+
+@pytest.mark.parametrize('eps', [1e-2, 1e-4, 1e-6])
+def test_queries_that_reach_much_are_propagations(eps, always_push):
+    # Beyond the size of every buffer and list, and sorted by digits.
+    graph = crowd()
+    for measure in (F.hkpr(4.0), F.single_target(0.2), F.appnp(0.2)):
+        x = torch.zeros(3000, dtype=torch.float64)
+        x[17] = 1
+        z = F.propagate(graph, x, measure, eps=eps, seed=6)
+        row = F.query(
+            *(graph, torch.tensor([17]), measure),
+            eps=eps,
+            seed=6,
+            dtype=torch.float64,
+        )
+        torch.testing.assert_close(row.to_dense()[0], z)
+        assert bool((row.col_indices().diff() > 0).all())
+        assert eps > 1e-5 or row.values().numel() > 2900
+
+
+def test_queries_leave_nothing_behind(threads):
+    # Work vectors are kept from call to call, for graphs of any size.
+    graphs = [make_graph('random'), crowd(), crowd(500)]
+    calls = [
+        (graph, torch.arange(8) * 3, measure, method, dtype, eps, top_k)
+        for graph in graphs
+        for measure, dtype in (
+            (F.ppr(0.2), torch.float32),
+            (F.sgc(2), torch.float64),
+        )
+        for method, eps, top_k in (
+            ('sample', 1e-5, None),
+            ('sample', 1e-2, 20),
+            ('prune', 1e-4, None),
+        )
+    ]
+
+    def run(call):
+        graph, nodes, measure, method, dtype, eps, top_k = call
+        return F.query(
+            *(graph, nodes, measure),
+            eps=eps,
+            method=method,
+            seed=4,
+            dtype=dtype,
+            top_k=top_k,
+        )
+
+    first = [run(call) for call in calls]
+    order = torch.randperm(len(calls), generator=torch.Generator())
+    for count in (1, 2, 8):
+        threads(count)
+        for i in order.tolist():
+            again = run(calls[i])
+            assert torch.equal(again.crow_indices(), first[i].crow_indices())
+            assert torch.equal(again.col_indices(), first[i].col_indices())
+            assert torch.equal(again.values(), first[i].values())
+
+
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 def test_query_takes_sparse_signals(dtype, always_push):
     graph = make_graph('random')
@@ -534,21 +639,23 @@ def test_variance_bound_of_katz_counts_its_growth():
     beta, radius = 0.5 / graph.spectral_radius, graph.spectral_radius
     measure = F.katz(beta, graph, levels=4)
     bound = F.variance_bound(graph, x, measure, 1e-3)
-    plain = F.variance_bound(
-        graph, x, replace(measure, a=1.0, spectral_radius=None), 1e-3
-    )
-    growth = sum((beta * radius) ** j for j in range(4)) / sum(
-        beta**j for j in range(4)
-    )
     spread = torch.zeros_like(x)
     for level in range(1, 5):
         weights = (0.0,) * level + (beta**level,)
-        step = dense_operator(graph, replace(measure, weights=weights))
+        step = dense_operator(graph, Measure(0, 0, weights))
         spread += level * step @ x
-    total = sum(beta**j for j in range(5))
-    wanted = growth * 1e-3 * total * x.sum(0) * spread
+    total = sum((beta * radius) ** j for j in range(5))
+    wanted = 1e-3 * total * x.sum(0) * spread
     torch.testing.assert_close(bound, wanted)
-    assert (bound >= plain).all()
+    # The same series, its growth in the weights: the bound of the text.
+    plain = Measure(0, 0, tuple(beta**i for i in range(5)))
+    growth = max(
+        sum((beta * radius) ** j for j in range(5 - k))
+        / sum(beta**j for j in range(5 - k))
+        for k in range(1, 5)
+    )
+    wanted = growth * 1e-3 * sum(plain.weights) * x.sum(0) * spread
+    torch.testing.assert_close(F.variance_bound(graph, x, plain, 1e-3), wanted)
 
 
 def test_no_variance_bound_without_a_proof():
@@ -815,18 +922,87 @@ def test_any_number_of_threads_draws_the_same_for_long_columns():
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_katz_survives_powers_that_overflow(dtype):
-    # The complete graph: A 1 = 100 1, so z = sum_i 0.9^i. In float32 100^20
-    # overflows and beta^20 underflows.
-    n = 101
+@pytest.mark.parametrize('eps', [0.0, 1e-300])
+def test_katz_survives_powers_that_overflow(dtype, eps):
+    # The complete graph: A 1 = 100 1, so z = sum_i 0.999^i. In float32 100^20
+    # overflows and beta^20 underflows, in float64 both do so at level 154.
+    n, levels = 101, 300
     edges = (1 - torch.eye(n)).nonzero().t()
     graph = CSRGraph.from_edge_index(edges, n)
-    measure = F.katz(0.9 / 100, graph, levels=90)
+    measure = F.katz(0.999 / 100, graph, levels=levels)
     x = torch.ones(n, 2, dtype=dtype, requires_grad=True)
-    z = F.propagate(graph, x, measure)
+    if dtype == torch.float32:
+        eps = eps and 1e-30
+    z = F.propagate(graph, x, measure, eps=eps, seed=0, force_push=True)
     z.sum().backward()
-    wanted = (1 - 0.9**91) / (1 - 0.9)
+    wanted = (1 - 0.999 ** (levels + 1)) / (1 - 0.999)
     wanted = torch.full((n, 2), wanted, dtype=dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(z, wanted, rtol=tolerance, atol=0)
     torch.testing.assert_close(x.grad, wanted, rtol=tolerance, atol=0)
+
+
+def test_katz_near_its_limit_is_the_inverse():
+    graph = make_graph('random')
+    beta = 0.999 / graph.spectral_radius
+    adj = dense_operator(graph, Measure(0, 0, (0, 1)))
+    eye = torch.eye(40, dtype=torch.float64)
+    wanted = torch.linalg.inv(eye - beta * adj)
+    measure = F.katz(beta, graph, tol=1e-6)
+    assert measure.levels > 10_000
+    z = F.propagate(graph, eye, measure)
+    torch.testing.assert_close(z, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_powers_that_overflow_are_refused():
+    n = 101
+    edges = (1 - torch.eye(n)).nonzero().t()
+    graph = CSRGraph.from_edge_index(edges, n)
+    measure = Measure(0, 0, (0,) * 30 + (1,))
+    x = torch.ones(n, 1)
+    nodes = torch.tensor([3])
+    with pytest.raises(ValueError, match=r"'measure'.*overflows torch.float"):
+        F.propagate(graph, x, measure)
+    with pytest.raises(ValueError, match=r"'measure'.*overflows torch.float"):
+        F.query(graph, nodes, measure, eps=0)
+    z = F.propagate(graph, x, replace(measure, shrink=0.01))
+    torch.testing.assert_close(z, x)
+    assert F.propagate(graph, x.double(), measure).isfinite().all()
+
+
+def test_no_bound_for_operators_made_larger():
+    graph = make_graph('random')
+    measure = replace(F.ppr(0.2), shrink=1.5)
+    with pytest.raises(ValueError, match='no variance bound is known'):
+        F.variance_bound(graph, torch.rand(40), measure, 1e-3)
+    with pytest.raises(ValueError, match='no bound is known'):
+        F.prune_bound(graph, measure, 1e-3)
+
+
+@pytest.mark.parametrize('force_push', [False, True])
+@pytest.mark.parametrize('eps', [1e-6, 1e-2])
+def test_blocks_depend_on_no_other_block(eps, force_push, threads):
+    # Sparse and dense columns side by side: some blocks are pushed while
+    # others are done exactly.
+    n = 3000
+    graph = crowd(n)
+    torch.manual_seed(0)
+    x = torch.zeros(n, 150)
+    x[:, :16] = torch.randn(n, 16)
+    x[:, 40:80] = torch.randn(n, 40)
+    x[torch.randint(n, (70,)), torch.arange(80, 150)] = 1
+    measure = F.ppr(0.3, levels=5)
+
+    def run(x):
+        return F.propagate(
+            graph, x, measure, eps=eps, seed=3, force_push=force_push
+        )
+
+    z = run(x)
+    error = z - F.propagate(graph, x, measure)
+    assert error[:, 112:].norm() > 0
+    for width in (16, 48, 96):
+        assert torch.equal(run(x[:, :width]), z[:, :width])
+    for count in (1, 3, 16):
+        threads(count)
+        assert torch.equal(run(x), z)

@@ -172,6 +172,20 @@ def test_gdc_top_k_and_normalization():
     torch.testing.assert_close(both(data).edge_weight, wanted)
 
 
+def test_gdc_prunes_if_told_to():
+    transform = GDC('heat', t=3.0, top_k=4, eps=1e-3, method='prune')
+    out = transform(make_data())
+    wanted = F.query(
+        *(GRAPH, torch.arange(40), F.heat(3.0).adjoint()),
+        eps=1e-3,
+        method='prune',
+        top_k=4,
+    )
+    assert torch.equal(out.edge_index[0], wanted.col_indices())
+    # Nothing is random.
+    assert torch.equal(transform(make_data()).edge_weight, out.edge_weight)
+
+
 def test_gdc_replaces_weights_and_adj_t():
     data = Data(
         x=make_data().x,
@@ -193,6 +207,7 @@ def test_gdc_replaces_weights_and_adj_t():
     ('match', 'run'),
     [
         ("'top_k' and 'threshold'", lambda: GDC('heat', t=1.0)),
+        ("'method'.*'cut'", lambda: GDC(top_k=1, method='cut')),
         ("'normalization'", lambda: GDC(top_k=1, normalization='col')),
         ("'top_k'", lambda: GDC('heat', t=1.0, top_k=-1)(make_data())),
         (
