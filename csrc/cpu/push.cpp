@@ -24,13 +24,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
-
-// What a push and a visited node cost, where an entry of an exact level costs
-// one (benchmarks/push.py, 200 thousand and a million nodes).
-constexpr double kPushCost = 8;
-constexpr double kVisitCost = 16;
-
 // The levels of one propagation: Y_{i+1} / Y_i and w_i / Y_i.
 struct Levels {
   const double* ratio;
