@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -143,8 +144,7 @@ class Host {
     return sum;
   }
 
-  template <typename F>
-  void each(int64_t count, const F& f) {
+  void each(int64_t count, const std::function<void(int64_t)>& f) {
     if (order_ == kUp) {
       for (int64_t i = 0; i < count; ++i)
         f(i);

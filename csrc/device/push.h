@@ -5,13 +5,16 @@
 // Residues of the next level are summed in `sum_t`:
 //
 //   scalar_t   by atomic additions of floats, in whatever order they come: the
-//              last bits differ from run to run, and, rarely, with them what
-//              is sampled (a point that falls within rounding of a border);
+//              last bits differ from run to run;
 //   int64_t    in fixed point, which adds exactly and so in any order alike:
 //              repeatable, bit by bit, on every machine. Each signal has, at
 //              every level, the unit 2^-60 * 2^ceil(log2 S), where S bounds
 //              all that is sent together, so that no sum can overflow. The
 //              error of one addition is at most half a unit, about 1e-18 S.
+//
+// The CPU adds in a third way. So residues agree up to rounding, and what is
+// sampled is the same but where rounding decides: for a point that falls on the
+// border of two entries, or an entry whose mass is exactly one quantum.
 #pragma once
 
 #include <cmath>

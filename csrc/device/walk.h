@@ -307,9 +307,10 @@ void write_subgraphs(Machine& machine,
                      const Subgraphs& s,
                      int64_t* ptr,
                      int64_t* node) {
+  machine.run(1, 1, [=] PYG_TRUST_RUN(int64_t, int64_t) {
+    ptr[s.count] = s.size;
+  });
   machine.run(s.num_roots, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-    if (i == 0)
-      ptr[s.count] = s.size;
     if (s.length[i] == 0)
       return;
     ptr[s.rank[i]] = s.start[i];
