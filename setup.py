@@ -73,10 +73,15 @@ def build() -> dict[str, Any]:
             '-O3',
             '-g0',
             '--expt-relaxed-constexpr',
+            '--extended-lambda',
+            # The arithmetic of the CPU, operation by operation, so that both
+            # sample the same.
+            '--fmad=false',
         ]
         options['include_dirs'].append(str(Path(home) / 'include'))
         options['library_dirs'] = [str(Path(home) / 'lib64')]
-        options['libraries'] = ['cudart']
+        # Static: the library loads without a CUDA runtime, and with any.
+        options['libraries'] = ['cudart_static', 'rt', 'dl', 'pthread']
     extension = CppExtension(
         'pyg_trust._C',
         sources,

@@ -355,7 +355,8 @@ std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
                                 const Tensor& keep,
                                 int64_t seed,
                                 int64_t first,
-                                double pull_above) {
+                                double pull_above,
+                                bool /* always deterministic */) {
   const Levels levels(ratio, keep);
   const auto* from = pull_rowptr.const_data_ptr<int64_t>();
   const auto* source = pull_col.const_data_ptr<int32_t>();
@@ -494,7 +495,8 @@ std::tuple<Tensor, Tensor, Tensor> push_sparse(
     int64_t seed,
     int64_t first,
     int64_t top_k,
-    double threshold) {
+    double threshold,
+    bool /* always deterministic */) {
   const Levels levels(ratio, keep);
   if (sig_value.scalar_type() == ScalarType::Double)
     return push_sparse_typed(

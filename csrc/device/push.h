@@ -19,6 +19,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <type_traits>
 #include <utility>
 
 #include "device/policy.h"
@@ -457,6 +459,8 @@ struct Entries {
   int64_t* node;
   scalar_t* value;
 };
+template <typename scalar_t>
+using Allocate = std::function<Entries<scalar_t>(int64_t)>;
 
 // Where push_part sends: to the next residues of one signal, and its frontier.
 template <typename scalar_t, typename sum_t>
@@ -509,16 +513,13 @@ void turn(Machine& machine,
 // is that of the pushes, but for the zeros of the first level. The
 // results, `count` entries in ascending order, go to out = allocate(count);
 // their number to row[k] for signal k.
-template <typename sum_t,
-          typename scalar_t,
-          typename Machine,
-          typename Allocate>
+template <typename sum_t, typename scalar_t, typename Machine>
 void push_signals(Machine& machine,
                   const Sparse<scalar_t>& p,
                   int64_t begin,
                   int64_t end,
                   int64_t* row,
-                  const Allocate& allocate) {
+                  const Allocate<scalar_t>& allocate) {
   using How = Sums<scalar_t, sum_t>;
   const int64_t n = p.num_nodes, signals = end - begin, cells = signals * n;
   const PushGraph<scalar_t> graph = p.graph;
@@ -765,14 +766,11 @@ void push_signals(Machine& machine,
 
 // All signals, as many at a time as have no more than kCells cells. `ptr`,
 // zeros for every signal and one more, becomes that of the results.
-template <typename sum_t,
-          typename scalar_t,
-          typename MakeMachine,
-          typename Allocate>
+template <typename sum_t, typename scalar_t, typename MakeMachine>
 void push_sparse(const MakeMachine& make_machine,
                  const Sparse<scalar_t>& p,
                  int64_t* ptr,
-                 const Allocate& allocate) {
+                 const std::type_identity_t<Allocate<scalar_t>>& allocate) {
   constexpr int64_t kCells = int64_t{1} << 24;
   int64_t together = p.num_nodes > 0 ? kCells / p.num_nodes : p.num_signals;
   together = together > 1 ? together : 1;
