@@ -71,7 +71,6 @@ def build() -> dict[str, Any]:
             *DEFINES,
             '-std=c++20',
             '-O3',
-            '-g0',
             '--expt-relaxed-constexpr',
             '--extended-lambda',
             # The arithmetic of the CPU, operation by operation, so that both

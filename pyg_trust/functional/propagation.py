@@ -93,7 +93,8 @@ def propagate(
 
     Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
     AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
-    gives the same result for any number of threads. Differentiable in
+    gives the same result for any number of threads, and on CUDA, up to
+    rounding (:func:`pyg_trust.ops.push`), that of the CPU. Differentiable in
     :obj:`x`: the gradient is the propagation by the transposed operator,
     exact or estimated with the same :obj:`eps`.
 
@@ -202,7 +203,7 @@ def query(
     """
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
-    ptr, node, value = _sparse_signals(signals, graph.num_nodes, dtype)
+    ptr, node, value = _sparse_signals(signals, graph, dtype)
     if method not in ('sample', 'prune'):
         raise ValueError(
             f"'method' needs to be 'sample' or 'prune' (got {method!r})"
@@ -215,8 +216,9 @@ def query(
         )
     total, ratio, keep = _levels(measure)
     count = ptr.numel() - 1
-    row = torch.arange(count).repeat_interleave(ptr.diff())
-    size = torch.zeros(count, dtype=torch.float64)
+    row = torch.arange(count, device=graph.device)
+    row = row.repeat_interleave(ptr.diff())
+    size = torch.zeros(count, dtype=torch.float64, device=graph.device)
     size = eps * size.index_add_(0, row, value.abs().double())
     # A norm may overflow: the largest number is quantum enough, and no bound
     # at all for eps=0 (0 * infinity).
@@ -241,8 +243,9 @@ def query(
 
 
 def _sparse_signals(
-    signals: Tensor, num_nodes: int, dtype: torch.dtype
+    signals: Tensor, graph: CSRGraph, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    num_nodes = graph.num_nodes
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"'dtype' needs to be float32 or float64 (got {dtype})"
@@ -277,8 +280,13 @@ def _sparse_signals(
                 "'signals' needs to have one dimension, if nodes "
                 f'(got the shape {list(signals.shape)})'
             )
-        ptr, node = torch.arange(signals.numel() + 1), signals
-        value = torch.ones(signals.numel(), dtype=dtype)
+        ptr = torch.arange(signals.numel() + 1, device=signals.device)
+        node, value = signals, torch.ones_like(signals, dtype=dtype)
+    if node.device != graph.device:
+        raise ValueError(
+            f"'signals' needs to be on the graph's device, {graph.device} "
+            f'(got {node.device})'
+        )
     if node.numel() > 0:
         low, high = int(node.min()), int(node.max())
         if low < 0 or high >= num_nodes:
@@ -625,11 +633,13 @@ def _randomized(
 
 
 def _norms(x: Tensor) -> Tensor:
-    # The L1 norm of every column, in float64. By numpy: torch adds in an order
-    # that depends on the number of threads, and a last bit of the quantum
-    # changes what is sampled.
-    values = x.detach().abs().cpu().numpy()
-    return torch.from_numpy(values.sum(0, dtype=np.float64)).to(x.device)
+    # The L1 norm of every column, in float64. On the CPU by numpy: torch adds
+    # in an order that depends on the number of threads, and a last bit of the
+    # quantum changes what is sampled.
+    values = x.detach().abs()
+    if values.device.type == 'cpu':
+        return torch.from_numpy(values.numpy().sum(0, dtype=np.float64))
+    return values.sum(0, dtype=torch.float64)
 
 
 def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
