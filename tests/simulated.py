@@ -34,7 +34,7 @@ class Elsewhere(Tensor):
             cls,
             inner.shape,
             strides=inner.stride() if dense else None,
-            storage_offset=inner.storage_offset() if dense else 0,
+            storage_offset=inner.storage_offset() if dense else None,
             dtype=inner.dtype,
             device=NAME,
         )
