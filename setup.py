@@ -76,6 +76,7 @@ def build() -> dict[str, Any]:
             # The arithmetic of the CPU, operation by operation, so that both
             # sample the same.
             '--fmad=false',
+            '-Xcompiler=-Wall',
         ]
         options['include_dirs'].append(str(Path(home) / 'include'))
         options['library_dirs'] = [str(Path(home) / 'lib64')]
