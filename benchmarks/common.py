@@ -1,4 +1,4 @@
-"""What the benchmarks share: generated graphs and interleaved timing."""
+"""What the benchmarks share: graphs, interleaved timing and its floor."""
 
 import time
 from collections.abc import Callable
@@ -38,6 +38,24 @@ def power_law(
     return coalesce(to_undirected(edge_index, num_nodes=num_nodes))
 
 
+def synchronize() -> None:
+    """Waits for all GPUs that are in use."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def bandwidth(device: torch.device | str) -> float:
+    """The bytes per second that a copy on the device reads and writes.
+
+    Args:
+        device (torch.device or str): the CPU or a GPU.
+    """
+    source = torch.ones(2**27 if str(device) != 'cpu' else 2**25).to(device)
+    target = torch.empty_like(source)
+    seconds, _ = interleaved({'copy': lambda: target.copy_(source)}, 10)
+    return 2 * source.numel() * source.itemsize / seconds['copy']
+
+
 def interleaved(
     methods: dict[str, Callable[[], Any]], repeats: int
 ) -> tuple[dict[str, float], dict[str, Any]]:
@@ -51,10 +69,12 @@ def interleaved(
         tuple[dict, dict]: the median seconds, and the last result, by name.
     """
     results = {name: method() for name, method in methods.items()}
+    synchronize()
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(repeats):
         for name, method in methods.items():
             start = time.perf_counter()
             results[name] = method()
+            synchronize()
             seconds[name].append(time.perf_counter() - start)
     return {name: median(runs) for name, runs in seconds.items()}, results

@@ -5,6 +5,10 @@ against torch's CSR @ dense and scipy's), and a query from a single node
 (against power iteration by torch's CSR @ vector and scipy's). A ratio above
 one means that we are faster than the peer. Errors stand beside every figure:
 relF is |z - exact|_F / |exact|_F, max|e| the largest absolute error.
+
+With --device cuda, ours and torch run on the GPU, scipy on the CPU. The floor
+of the exact path is the time to move, at the speed of a copy, what it reads
+and writes if no row is in a cache when it is gathered.
 """
 
 import argparse
@@ -17,7 +21,7 @@ from typing import Any
 import numpy as np
 import scipy
 import torch
-from common import interleaved, power_law
+from common import bandwidth, interleaved, power_law
 from torch import Tensor
 
 from pyg_trust import functional as F
@@ -37,7 +41,8 @@ def operators(graph: CSRGraph, measure: Measure) -> tuple:
     size = (graph.num_nodes, graph.num_nodes)
     ours = sparse_rows(rowptr, col.long(), value, size)
     theirs = scipy.sparse.csr_array(
-        (value.numpy(), col.numpy(), rowptr.int().numpy()), shape=size
+        tuple(part.cpu().numpy() for part in (value, col, rowptr.int())),
+        shape=size,
     )
     return ours, theirs
 
@@ -80,6 +85,7 @@ def main() -> None:
         '--only', nargs='+', default=list(PARTS), choices=list(PARTS)
     )
     parser.add_argument('--columns', type=int, default=64)
+    parser.add_argument('--device', default='cpu')
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--csv', type=argparse.FileType('w'))
@@ -94,6 +100,7 @@ def main() -> None:
     for size in args.sizes:
         edge_index = power_law(*SIZES[size])
         graph = CSRGraph.from_edge_index(edge_index, SIZES[size][0])
+        graph = graph.to(args.device)
         print(f'\n{size}: {graph}, largest degree {int(graph.degree.max())}')
         print(
             f'{"graph":<6}{"measure":<22}{"method":<26}'
@@ -117,7 +124,7 @@ def compare(
 ) -> None:
     """Runs our methods and the two peers, and prints the ratios."""
     matrix, sparse = operators(graph, measure)
-    array = x.numpy()
+    array = x.cpu().numpy()
     seconds, results = interleaved(
         {
             'torch CSR': lambda: power_iteration(matrix, x, measure),
@@ -128,7 +135,7 @@ def compare(
     )
     exact = F.propagate(graph, x.double(), measure)
     for name, value in results.items():
-        z = torch.as_tensor(value)
+        z = torch.as_tensor(value).to(x.device)
         z = z.to_dense() if z.layout != torch.strided else z
         error = z.double().view_as(exact) - exact
         show(
@@ -145,13 +152,30 @@ def compare(
         )
 
 
+def floor(graph: CSRGraph, measure: Measure, columns: int) -> float:
+    """The seconds that the exact path has to take, in float32."""
+    graph = graph.with_self_loops() if measure.self_loops else graph
+    n, m, row = graph.num_nodes, graph.num_edges, 4 * columns
+    kept = sum(weight != 0 for weight in measure.weights[1:])
+    # A level reads the entries, their rows, three numbers a node, and writes
+    # a row; where it is kept, it reads and writes a row of the result.
+    level = m * (4 + row) + n * (8 + 8 + row)
+    start = 3 * n * row
+    total = start + measure.levels * level + 2 * kept * n * row
+    return total / bandwidth(graph.device)
+
+
 def wide(
     graph: CSRGraph, size: str, args: argparse.Namespace, writer: Any
 ) -> None:
     """Many feature columns."""
     for measure in (F.appnp(0.1, levels=10), F.sgc(4)):
+        seconds = floor(graph, measure, args.columns)
+        print(f'{size:<6}{measure.name:<22}{"floor of eps=0":<26}', end='')
+        print(f'{seconds:>12.4g}')
         for kind in ('gauss', 'bow'):
             x = features(kind, graph.num_nodes, args.columns)
+            x = x.to(graph.device)
             methods = {
                 f'AGP eps={eps:g}': partial(
                     F.propagate, graph, x, measure, eps=eps, seed=0
@@ -188,8 +212,8 @@ def single(
     """One node, drawn at random among those with an edge."""
     torch.manual_seed(0)
     nodes = graph.degree.nonzero().view(-1)
-    node = nodes[torch.randint(len(nodes), (1,))]
-    x = torch.zeros(graph.num_nodes)
+    node = nodes[torch.randint(len(nodes), (1,)).to(graph.device)]
+    x = torch.zeros(graph.num_nodes, device=graph.device)
     x[node] = 1
     for measure in (F.hkpr(5.0), F.ppr(0.2)):
         methods = {
