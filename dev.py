@@ -240,8 +240,72 @@ def docs(env: Environment) -> None:
     env.run('-m', 'sphinx', *options, 'docs', 'docs/build')
 
 
+def find_cuda() -> Path | None:
+    """The CUDA toolkit with a compiler, if there is one."""
+    nvcc = shutil.which('nvcc')
+    homes = [
+        os.environ.get('CUDA_HOME'),
+        '/usr/local/cuda',
+        Path(nvcc).resolve().parents[1] if nvcc else None,
+    ]
+    for home in homes:
+        parts = ('bin/nvcc', 'include/cuda_runtime.h')
+        if home and all((Path(home) / part).exists() for part in parts):
+            return Path(home)
+    return None
+
+
+LOAD = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+for op in ('propagate', 'push', 'push_sparse', 'disjoint_walks'):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(
+        f'pyg_trust::{op}', 'CUDA'
+    ):
+        sys.exit(f'{op} has no CUDA kernel')
+"""
+
+
+def compile_cuda(env: Environment) -> None:
+    """Compiles, links and loads the CUDA sources; no GPU is needed."""
+    home = find_cuda()
+    if home is None:
+        say('no nvcc: the CUDA sources are not compiled')
+        return
+    say(f'compiling the CUDA sources with {home} (minutes)')
+    variables = {
+        'TORCH_CUDA_ARCH_LIST': '9.0',  # one is enough to see errors
+        'MAX_JOBS': str(os.cpu_count() or 2),
+        **os.environ,
+        'FORCE_CUDA': '1',
+        'CUDA_HOME': str(home),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        build: list[str | Path] = [
+            *(env.python, 'setup.py', '-q', 'build_ext', '--force'),
+            *('--build-lib', f'{folder}/lib', '--build-temp', folder),
+        ]
+        done = subprocess.run(
+            build,
+            cwd=ROOT,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode != 0:
+            print(done.stdout)
+            stop('the CUDA sources do not compile')
+        for line in done.stdout.splitlines():
+            # Compilers name the file; the other lines are the commands.
+            if 'warning' in line and 'csrc' in line and ' -c ' not in line:
+                print(line)
+        (library,) = Path(folder).glob('lib/pyg_trust/_C*')
+        env.run('-c', LOAD, library)
+
+
 def test(env: Environment, arguments: list[str]) -> None:
-    """Lint, format, types, API pages, tests."""
+    """Lint, format, types, API pages, CUDA sources, tests."""
     say('ruff check')
     env.run('-m', 'ruff', 'check', '.')
     say('ruff format --check')
@@ -249,6 +313,7 @@ def test(env: Environment, arguments: list[str]) -> None:
     say('mypy')
     env.run('-m', 'mypy')
     docs(env)
+    compile_cuda(env)
     say('pytest')
     env.run('-m', 'pytest', *arguments)
 

@@ -86,13 +86,18 @@ def build() -> dict[str, Any]:
             *DEFINES,
             '-std=c++20',
             '-O3',
-            '-g0',
             '--expt-relaxed-constexpr',
             *(part for flag in maps for part in ('-Xcompiler', flag)),
+            '--extended-lambda',
+            # The arithmetic of the CPU, operation by operation, so that both
+            # sample the same.
+            '--fmad=false',
+            '-Xcompiler=-Wall',
         ]
         options['include_dirs'].append(str(Path(home) / 'include'))
         options['library_dirs'] = [str(Path(home) / 'lib64')]
-        options['libraries'] = ['cudart']
+        # Static: the library loads without a CUDA runtime, and with any.
+        options['libraries'] = ['cudart_static', 'rt', 'dl', 'pthread']
     extension = CppExtension(
         'pyg_trust._C',
         sources,

@@ -1,4 +1,4 @@
-"""What the benchmarks share: graphs, interleaved timing, and results."""
+"""What the benchmarks share: graphs, interleaved timing, its floor, results."""
 
 import json
 import os
@@ -113,6 +113,24 @@ def grid(num_nodes: int, seed: int = 0) -> Tensor:
     return to_undirected(torch.cat([right, down], 1))
 
 
+def synchronize() -> None:
+    """Waits for all GPUs that are in use."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def bandwidth(device: torch.device | str) -> float:
+    """The bytes per second that a copy on the device reads and writes.
+
+    Args:
+        device (torch.device or str): the CPU or a GPU.
+    """
+    source = torch.ones(2**27 if str(device) != 'cpu' else 2**25).to(device)
+    target = torch.empty_like(source)
+    seconds, _ = interleaved({'copy': lambda: target.copy_(source)}, 10)
+    return 2 * source.numel() * source.itemsize / seconds['copy']
+
+
 def interleaved(
     methods: dict[str, Callable[[], Any]],
     repeats: int,
@@ -130,11 +148,13 @@ def interleaved(
         tuple[dict, dict]: the median seconds, and the last result, by name.
     """
     results = {name: method() for name, method in methods.items()}
+    synchronize()
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(repeats):
         for name, method in methods.items():
             start = clock()
             results[name] = method()
+            synchronize()
             seconds[name].append(clock() - start)
     return {name: median(runs) for name, runs in seconds.items()}, results
 

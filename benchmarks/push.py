@@ -637,6 +637,7 @@ def main() -> None:
         '--only', nargs='+', default=list(PARTS), choices=list(PARTS)
     )
     parser.add_argument('--columns', type=int, default=64)
+    parser.add_argument('--device', default='cpu')
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--csv', type=argparse.FileType('w'))

@@ -8,6 +8,11 @@ is claimed (the ratio to the smallest graph is what to look at), with the
 checks of the result in it. `loader` is a batch of 1,000 subgraphs, drawn and
 filtered, as a multiple of one partition. `star` is the walks of one hub that
 claims half of its neighbours, one walk each.
+
+With --device cuda, ours run on the GPU and are compared with ours on the CPU
+as well. The floor is the time to move four sectors of 32 bytes for every node,
+at the speed of a copy: where its row starts, a neighbour, whether that is
+claimed, and the claim.
 """
 
 import argparse
@@ -15,7 +20,7 @@ import random
 from functools import partial
 
 import torch
-from common import interleaved, power_law
+from common import bandwidth, interleaved, power_law
 from torch_geometric.data import Data
 
 from pyg_trust import functional as F
@@ -57,8 +62,10 @@ def python_walks(
     return subgraphs
 
 
-def against_python(num_nodes: int, num_edges: int, repeats: int) -> None:
-    """The ratios to both peers."""
+def against_python(
+    num_nodes: int, num_edges: int, repeats: int, device: str
+) -> None:
+    """The ratios to both peers, and, on a GPU, to our own on the CPU."""
     edge_index = power_law(num_nodes, num_edges)
     graph = CSRGraph.from_edge_index(edge_index, num_nodes)
     neighbours = [[] for _ in range(num_nodes)]  # type: list[list[int]]
@@ -68,11 +75,14 @@ def against_python(num_nodes: int, num_edges: int, repeats: int) -> None:
         f'{num_nodes} nodes, {graph.num_edges} directed edges, largest '
         f'degree {int(graph.degree.max())}'
     )
+    there = graph.to(device)
+    floor = 4 * 32 * num_nodes / bandwidth(device)
     print(f'{"L":>3}{"R":>3}{"M":>8}{"python":>10}{"python, tries":>16}')
     for length, restarts in CASES:
         seconds, results = interleaved(
             {
-                'ours': partial(F.disjoint_walks, graph, length, restarts),
+                'ours': partial(F.disjoint_walks, there, length, restarts),
+                'cpu': partial(F.disjoint_walks, graph, length, restarts),
                 'python': partial(
                     python_walks, neighbours, length, restarts, 0
                 ),
@@ -88,27 +98,29 @@ def against_python(num_nodes: int, num_edges: int, repeats: int) -> None:
         count = results['ours'].num_subgraphs
         print(
             f'{length:>3}{restarts:>3}{count:>8}{python:>10.1f}{tries:>16.1f}'
-            f'    ours {1e3 * seconds["ours"]:.1f} ms',
+            f'    ours {1e3 * seconds["ours"]:.2f} ms, floor '
+            f'{1e3 * floor:.2f} ms, x CPU '
+            f'{seconds["cpu"] / seconds["ours"]:.1f}',
             flush=True,
         )
 
 
-def growth(sizes: list[int], repeats: int) -> None:
+def growth(sizes: list[int], repeats: int, device: str) -> None:
     """The time per edge as the graph grows."""
     print(f'{"edges":>10}{"L":>3}{"R":>3}{"ns/edge":>10}{"ratio":>8}', end='')
     print(f'{"star: ns/edge":>16}{"loader":>9}')
     first: dict[tuple[int, int], float] = {}
     for num_edges in sizes:
         n = num_edges // 10
-        edge_index = power_law(n, num_edges)
+        edge_index = power_law(n, num_edges).to(device)
         graph = CSRGraph.from_edge_index(edge_index, n)
-        spokes = torch.arange(1, num_edges // 2 + 1)
+        spokes = torch.arange(1, num_edges // 2 + 1, device=device)
         spokes = torch.stack([torch.zeros_like(spokes), spokes])
         star = CSRGraph.from_edge_index(
             torch.cat([spokes, spokes.flip(0)], 1), num_edges // 2 + 1
         )
         data = Data(edge_index=edge_index, num_nodes=n)
-        data.x = torch.zeros(n, 16)
+        data.x = torch.zeros(n, 16, device=device)
         loader = DisjointWalkLoader(data, 1000, 2, num_steps=1, seed=0)
         for length, restarts in ((2, 1), (2, 2)):
             seconds, _ = interleaved(
@@ -119,7 +131,7 @@ def growth(sizes: list[int], repeats: int) -> None:
                         star,
                         length,
                         num_edges // 4,
-                        roots=torch.tensor([0]),
+                        roots=torch.tensor([0], device=device),
                     ),
                     'loader': partial(list, loader),
                 },
@@ -147,13 +159,14 @@ def main() -> None:
         nargs='*',
         default=[300_000, 1_000_000, 3_000_000, 10_000_000],
     )
+    parser.add_argument('--device', default='cpu')
     parser.add_argument('--repeats', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     random.seed(args.seed)
-    against_python(args.num_nodes, args.num_edges, args.repeats)
-    growth(args.growth, args.repeats)
+    against_python(args.num_nodes, args.num_edges, args.repeats, args.device)
+    growth(args.growth, args.repeats, args.device)
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 // Every op of pyg_trust: the whole C++ surface on one page. The Python side,
-// with checks and documentation, is pyg_trust/ops.py.
+// with checks and documentation, is pyg_trust/ops.py. On CUDA, the weights of
+// levels (weights, ratio, keep) stay on the CPU, as they go into the launches.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
@@ -15,12 +16,12 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // pushes to, in ascending degree; row v of (pull_rowptr, pull_col) those
   // that v receives from. A level is done exactly where pushing it is expected
   // to cost more than `pull_above` times as much. Also returns how many levels
-  // of each block were pushed.
+  // of each block were pushed. `deterministic`: on CUDA, sums are repeatable.
   m.def(
       "push(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
       "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, int seed, "
-      "int first, float pull_above) -> (Tensor, Tensor)");
+      "int first, float pull_above, bool deterministic) -> (Tensor, Tensor)");
 
   // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
   // itself, with sparse rows (ptr, node, value) as the result: per row the
@@ -31,12 +32,13 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor group_ptr, Tensor group_end, Tensor send, Tensor sig_ptr, "
       "Tensor sig_node, Tensor sig_value, Tensor eps, Tensor prune, "
       "Tensor ratio, Tensor keep, int seed, int first, int top_k, "
-      "float threshold) -> (Tensor, Tensor, Tensor)");
+      "float threshold, bool deterministic) -> (Tensor, Tensor, Tensor)");
 
   // Node-disjoint subgraphs (ptr, node), one after the other, each from a root
   // (first) that is uniform among those of `roots` not yet in a subgraph:
   // `restarts` walks of `walk_length` steps, each step uniform among the
-  // neighbours (row of rowptr, col) not yet in a subgraph.
+  // neighbours (row of rowptr, col) not yet in a subgraph. On CUDA, roots go in
+  // rounds, with a law that is near to this one (device/walk.h).
   m.def(
       "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
       "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");

@@ -10,6 +10,14 @@ namespace pyg_trust {
 
 constexpr int64_t kPushAhead = 6;  // entries to prefetch
 
+constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
+
+// What a push and a visited node cost, where an entry of an exact level costs
+// one (benchmarks/push.py, 200 thousand and a million nodes). Every device
+// decides by these, as what is sampled depends on it.
+constexpr double kPushCost = 8;
+constexpr double kVisitCost = 16;
+
 // Row u: the nodes that u pushes to, in ascending degree, in groups of
 // doubling degree. Entry e carries d^-a of its node (scale; null: a = 0).
 // `Col` is what gives the node of an entry.
@@ -137,6 +145,132 @@ PYG_TRUST_HD inline double push_cost(const PushGraph<scalar_t>& graph,
             (p < 1 ? p : 1.0);
   }
   return cost;
+}
+
+// How the work of one push divides into units that threads can share: first
+// the entries that are sent as they are, then the unit pieces of the line.
+struct PushUnits {
+  int64_t sure;  // entries that are sent as they are
+  int64_t all;   // these and the pieces
+};
+
+template <typename scalar_t>
+PYG_TRUST_HD inline PushUnits push_units(const PushGraph<scalar_t>& graph,
+                                         int64_t u,
+                                         scalar_t mass) {
+  const int64_t begin = graph.rowptr[u], end = graph.rowptr[u + 1];
+  if (begin == end || !(mass > 0))
+    return {0, 0};
+  double total = 0;  // the length of the line
+  int64_t e = begin;
+  if (graph.scale == nullptr) {
+    if (mass >= 1)
+      return {end - begin, end - begin};
+    total = static_cast<double>(mass) * static_cast<double>(end - begin);
+  } else {
+    int64_t after = end;  // the first entry that is not sent as it is
+    while (e < after) {
+      const int64_t middle = e + (after - e) / 2;
+      if (mass * graph.scale[middle] >= 1)
+        e = middle + 1;
+      else
+        after = middle;
+    }
+    const int64_t sure = e - begin;
+    int64_t group = graph.group_ptr[u];
+    while (e < end && graph.group_end[group] <= e)
+      ++group;
+    while (e < end && graph.scale[e] != 0) {
+      const int64_t stop = graph.group_end[group++];
+      const double p = static_cast<double>(mass) * graph.scale[e];
+      total += p * static_cast<double>(stop - e);
+      e = stop;
+    }
+    const auto whole = static_cast<int64_t>(total);
+    return {sure, sure + whole + (static_cast<double>(whole) < total)};
+  }
+  const auto whole = static_cast<int64_t>(total);
+  return {0, whole + (static_cast<double>(whole) < total)};
+}
+
+// The part of push_row that is the units [from, to) of its work, which lie in
+// [0, units.all): over all units, the same calls of to.add.
+template <typename scalar_t, typename To>
+PYG_TRUST_HD inline void push_part(const PushGraph<scalar_t>& graph,
+                                   int64_t u,
+                                   scalar_t mass,
+                                   uint64_t key,
+                                   const PushUnits& units,
+                                   int64_t from,
+                                   int64_t to,
+                                   const To& target) {
+  const int64_t begin = graph.rowptr[u], end = graph.rowptr[u + 1];
+  for (; from < to && from < units.sure; ++from) {
+    const int64_t e = begin + from;
+    target.add(graph.col[e],
+               graph.scale == nullptr ? scalar_t(1) : graph.scale[e]);
+  }
+  if (from == to)
+    return;
+  int64_t e = begin + units.sure;
+  auto piece = static_cast<uint64_t>(from - units.sure);
+  const auto stop_piece = static_cast<uint64_t>(to - units.sure);
+  double t = static_cast<double>(piece) + uniform(key, piece);
+
+  if (graph.scale == nullptr) {
+    const double p = mass;
+    const double total = p * static_cast<double>(end - e);
+    const scalar_t factor = scalar_t(1) / mass;
+    for (;;) {
+      if (t >= total)
+        return;
+      const int64_t hit = e + static_cast<int64_t>(t / p);
+      target.add(graph.col[hit < end ? hit : end - 1], factor);
+      if (++piece == stop_piece)
+        return;
+      t = static_cast<double>(piece) + uniform(key, piece);
+    }
+  }
+
+  if (piece == 0 && t >= static_cast<double>(mass) * graph.scale[e] *
+                             static_cast<double>(end - e))
+    return;
+  int64_t group = graph.group_ptr[u];
+  while (graph.group_end[group] <= e)
+    ++group;
+  double start = 0;
+  for (; e < end; e = graph.group_end[group], ++group) {
+    const int64_t stop = graph.group_end[group];
+    if (graph.scale[e] == 0)
+      return;
+    const double p = static_cast<double>(mass) * graph.scale[e];
+    const double top = start + p * static_cast<double>(stop - e);
+    while (t < top) {
+      const int64_t hit = e + static_cast<int64_t>((t - start) / p);
+      const int64_t v = hit < stop ? hit : stop - 1;
+      target.add(graph.col[v], static_cast<scalar_t>(graph.scale[v] / p));
+      if (++piece == stop_piece)
+        return;
+      t = static_cast<double>(piece) + uniform(key, piece);
+    }
+    start = top;
+  }
+}
+
+// At most what row u sends in all, per unit of residue: all that push_row
+// sends is bounded by |c| * (spread + 1 / mass).
+template <typename scalar_t>
+PYG_TRUST_HD inline double push_spread(const PushGraph<scalar_t>& graph,
+                                       int64_t u) {
+  int64_t e = graph.rowptr[u];
+  if (graph.scale == nullptr)
+    return static_cast<double>(graph.rowptr[u + 1] - e);
+  double spread = 0;
+  for (int64_t group = graph.group_ptr[u]; group < graph.group_ptr[u + 1];
+       e = graph.group_end[group], ++group)
+    spread += static_cast<double>(graph.group_end[group] - e) *
+              static_cast<double>(graph.scale[e]);
+  return spread;
 }
 
 }  // namespace pyg_trust

@@ -111,7 +111,7 @@ def train_privately(
         seed=seed,
     )
     engine = PrivacyEngine(seed=seed)
-    private, optimizer, loader = engine.make_private_with_epsilon(
+    private, private_optimizer, batches = engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,
         data_loader=loader,
@@ -124,11 +124,11 @@ def train_privately(
     curve = {}
     while not engine.exhausted:
         private.train()
-        for batch in loader:
-            optimizer.zero_grad()
+        for batch in batches:
+            private_optimizer.zero_grad()
             out = private(batch.x, batch.edge_index)[: batch.batch_size]
             F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
-            optimizer.step()
+            private_optimizer.step()
         private.eval()
         with torch.no_grad():
             out = propagate(model.logits(data.x), data.edge_index)
@@ -194,7 +194,7 @@ def draw(
     features: Bars,
     private: dict[float, float],
     certified: dict[int, Certificate],
-    forgotten: dict[str, tuple[Bars, Bars]],
+    forgotten: dict[str, list[Bars]],
 ) -> None:
     """The summary: a picture for each part."""
     figure, axes = plt.subplots(1, 5, figsize=(18, 3.4), layout='constrained')
@@ -264,6 +264,7 @@ def main() -> None:
     show('forget people', people[0])
     *images, removal = forget_images(data, args.seed)
     show('forget images', images[0])
+    forgotten = {'Forget people': people, 'Forget images': images}
 
     report = TrustReport.of(propagated, private, certified[1], exact, removal)
     print(f'\n{report}')
@@ -273,7 +274,7 @@ def main() -> None:
         features,
         curve,
         certified,
-        {'Forget people': tuple(people), 'Forget images': tuple(images)},
+        forgotten,
     )
     print(f'\nwritten to {args.out}: trust.json, quickstart.png')
 

@@ -3,9 +3,17 @@
 Checked here is the form of every tensor (device, dtype, shape). That indices
 are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
 them; what the numbers mean is checked by :mod:`pyg_trust.functional`.
+
+All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
+result; only the weights of the levels (:obj:`weights`, :obj:`ratio`,
+:obj:`keep`) are always on the CPU, as they go into the launches. Nothing is
+moved: a tensor elsewhere, or a GPU that the library was not built for, is an
+error.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,16 +60,35 @@ class PushGraph(NamedTuple):
     scale: Tensor | None = None
 
 
+def has_kernel(device_type: str) -> bool:
+    """Whether this build has kernels for a type of device.
+
+    Args:
+        device_type (str): as :attr:`torch.device.type`.
+    """
+    keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
+    return (
+        device_type in keys
+        and torch._C._dispatch_has_kernel_for_dispatch_key(
+            'pyg_trust::push', keys[device_type]
+        )
+    )
+
+
 def _check(
-    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    *shape: int,
+    device: torch.device,
 ) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         got = getattr(tensor, 'dtype', type(tensor).__name__)
         raise TypeError(f"'{name}' needs to be a {dtype} tensor (got {got})")
-    if tensor.device.type != 'cpu':
+    if tensor.device != device:
         raise ValueError(
-            f"'{name}' needs to be on the CPU (got {tensor.device}): this "
-            'build of pyg_trust has no kernel for other devices'
+            f"'{name}' needs to be on the device of the other tensors, "
+            f'{device} (got {tensor.device})'
         )
     if tensor.shape != shape:
         raise ValueError(
@@ -69,6 +96,34 @@ def _check(
             f'(got {list(tensor.shape)})'
         )
     return tensor.contiguous()
+
+
+def _check_device(name: str, tensor: Tensor) -> torch.device:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"'{name}' needs to be a tensor (got {type(tensor).__name__})"
+        )
+    device = tensor.device
+    if not has_kernel(device.type):
+        others = '' if has_kernel('cuda') else ', built for the CPU alone,'
+        raise ValueError(
+            f"'{name}' needs to be on the CPU or a CUDA device "
+            f'(got {device}): this build of pyg_trust{others} has no kernel '
+            'for it'
+        )
+    return device
+
+
+_HOST = torch.device('cpu')
+_check_host = partial(_check, device=_HOST)
+
+
+def _check_levels(ratio: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    dtype, count = torch.float64, ratio.numel()
+    return (
+        _check('ratio', ratio, dtype, count, device=_HOST),
+        _check('keep', keep, dtype, count + 1, device=_HOST),
+    )
 
 
 def _value_dtype(name: str, tensor: Tensor) -> torch.dtype:
@@ -83,16 +138,18 @@ def _value_dtype(name: str, tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
-def _check_graph(graph: PushGraph, dtype: torch.dtype) -> tuple:
+def _check_graph(
+    graph: PushGraph, dtype: torch.dtype, check: Callable[..., Tensor]
+) -> tuple:
     rowptr, col, group_ptr, group_end, scale = graph
     if scale is not None:
-        scale = _check('scale', scale, dtype, col.numel())
+        scale = check('scale', scale, dtype, col.numel())
     return (
-        _check('rowptr', rowptr, torch.int64, rowptr.numel()),
-        _check('col', col, torch.int32, col.numel()),
+        check('rowptr', rowptr, torch.int64, rowptr.numel()),
+        check('col', col, torch.int32, col.numel()),
         scale,
-        _check('group_ptr', group_ptr, torch.int64, rowptr.numel()),
-        _check('group_end', group_end, torch.int64, group_end.numel()),
+        check('group_ptr', group_ptr, torch.int64, rowptr.numel()),
+        check('group_end', group_end, torch.int64, group_end.numel()),
     )
 
 
@@ -127,14 +184,15 @@ def propagate(
         Tensor: as :obj:`x`.
     """
     dtype = _value_dtype('x', x)
-    n = rowptr.numel() - 1
+    check = partial(_check, device=_check_device('x', x))
+    n, count = rowptr.numel() - 1, max(weights.numel(), 1)
     return _ops.propagate(
-        _check('rowptr', rowptr, torch.int64, n + 1),
-        _check('col', col, torch.int32, col.numel()),
-        _check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
-        _check('recv', recv, dtype, n),
-        _check('send', send, dtype, n),
-        _check('weights', weights, torch.float64, max(weights.numel(), 1)),
+        check('rowptr', rowptr, torch.int64, n + 1),
+        check('col', col, torch.int32, col.numel()),
+        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+        check('recv', recv, dtype, n),
+        check('send', send, dtype, n),
+        _check('weights', weights, torch.float64, count, device=_HOST),
         half,
     )
 
@@ -151,13 +209,23 @@ def push(
     seed: int,
     first: int = 0,
     pull_above: float = math.inf,
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:
     r"""Estimates :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
     The columns of a block (:func:`block_size` of them) share what is sampled;
     block :math:`k` draws from the stream of :obj:`(seed, first + k)`, and what
     it does depends on no other. Memory beside the result: two buffers of a
-    cache line a node for each block in flight, at most four or one per thread.
+    cache line a node for each block in flight, at most four or one per thread;
+    on CUDA 14 to 32 bytes (19 to 40 for float64) for every entry of :obj:`x`,
+    for at most :math:`2^{26}` of them at a time, or one block.
+
+    On CUDA the same seed samples the same edges as on the CPU, so that results
+    agree up to the rounding of sums in another order (relative to the largest
+    entry, below 1e-5 for float32 and 1e-11 for float64). Where rounding
+    decides what is sampled, for a random point that falls on the border of two
+    entries or for an entry worth one quantum exactly, a few quanta may go
+    elsewhere.
 
     Args:
         graph (PushGraph): the graph, with :math:`R` as its :obj:`scale`.
@@ -177,27 +245,32 @@ def push(
         pull_above (float): a level of a block is done exactly if pushing it
             is expected to cost more than this times as much.
             (default: :obj:`math.inf`)
+        deterministic (bool): whether CUDA adds in fixed point, so that the
+            same seed gives the same bits in every run; otherwise floats are
+            added in whatever order they come. The CPU is always
+            deterministic. (default: :obj:`True`)
 
     Returns:
         tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
         levels that were pushed, int64, ``[num_blocks]``.
     """
     dtype = _value_dtype('x', x)
+    check = partial(_check, device=_check_device('x', x))
     n = graph.rowptr.numel() - 1
     rowptr, col = receivers
     return _ops.push(
-        *_check_graph(graph, dtype),
-        _check('rowptr', rowptr, torch.int64, n + 1),
-        _check('col', col, torch.int32, graph.col.numel()),
-        _check('recv', recv, dtype, n),
-        _check('send', send, dtype, n),
-        _check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
-        _check('eps', eps, dtype, *x.shape[1:2]),
-        _check('ratio', ratio, torch.float64, ratio.numel()),
-        _check('keep', keep, torch.float64, ratio.numel() + 1),
+        *_check_graph(graph, dtype, check),
+        check('rowptr', rowptr, torch.int64, n + 1),
+        check('col', col, torch.int32, graph.col.numel()),
+        check('recv', recv, dtype, n),
+        check('send', send, dtype, n),
+        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+        check('eps', eps, dtype, *x.shape[1:2]),
+        *_check_levels(ratio, keep),
         seed,
         first,
         pull_above,
+        deterministic,
     )
 
 
@@ -220,13 +293,17 @@ def push_sparse(
     first: int = 0,
     top_k: int = -1,
     threshold: float = 0.0,
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Is :func:`push` for sparse signals, with sparse results.
 
     Signals are independent: signal :math:`k` draws from the stream of
     :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside
     the result: 16 (float64: 32) bytes a node and thread, which are kept for
-    the next call, up to 1 GiB each, and cleared where they were used.
+    the next call, up to 1 GiB each, and cleared where they were used. On CUDA:
+    53 bytes (65 for float64) per node and signal, for as many signals at a
+    time as have :math:`2^{24}` of these (or one); results agree with those of
+    the CPU as in :func:`push`.
 
     Args:
         graph (PushGraph): as in :func:`push`.
@@ -247,27 +324,29 @@ def push_sparse(
             magnitude; all if negative. (default: :obj:`-1`)
         threshold (float): entries of this magnitude or less are dropped.
             (default: :obj:`0.0`)
+        deterministic (bool): as in :func:`push`. (default: :obj:`True`)
 
     Returns:
         tuple[Tensor, Tensor, Tensor]: :obj:`ptr`, :obj:`node` (ascending in
         every row) and :obj:`value` of the results.
     """
     dtype = _value_dtype('value', value)
+    check = partial(_check, device=_check_device('value', value))
     n = graph.rowptr.numel() - 1
     return _ops.push_sparse(
-        *_check_graph(graph, dtype),
-        _check('send', send, dtype, n),
-        _check('ptr', ptr, torch.int64, max(ptr.numel(), 1)),
-        _check('node', node, torch.int64, node.numel()),
-        _check('value', value, dtype, node.numel()),
-        _check('eps', eps, dtype, ptr.numel() - 1),
-        _check('prune', prune, dtype, ptr.numel() - 1),
-        _check('ratio', ratio, torch.float64, ratio.numel()),
-        _check('keep', keep, torch.float64, ratio.numel() + 1),
+        *_check_graph(graph, dtype, check),
+        check('send', send, dtype, n),
+        check('ptr', ptr, torch.int64, max(ptr.numel(), 1)),
+        check('node', node, torch.int64, node.numel()),
+        check('value', value, dtype, node.numel()),
+        check('eps', eps, dtype, ptr.numel() - 1),
+        check('prune', prune, dtype, ptr.numel() - 1),
+        *_check_levels(ratio, keep),
         seed,
         first,
         top_k,
         threshold,
+        deterministic,
     )
 
 
@@ -286,6 +365,15 @@ def disjoint_walks(
     any number of restarts; memory beside the result: a byte per node, four
     per root and four per node reached, and one row of the graph.
 
+    On CUDA the roots walk in rounds of many at once, and a root that meets an
+    earlier one in its round walks again in the next (``csrc/device/walk.h``).
+    The result is a function of the arguments alone there too, but with
+    *another law* than on the CPU, so that the same seed gives other subgraphs.
+    Like those of the CPU they are disjoint, have at most
+    ``1 + walk_length * restarts`` nodes, cover all roots, and depend on
+    nothing else than the graph, the roots and the seed. Memory: about 30
+    bytes per node, 80 per root and four per edge.
+
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``.
@@ -298,10 +386,11 @@ def disjoint_walks(
         tuple[Tensor, Tensor]: int64: where each subgraph starts in the second
         tensor (``[num_subgraphs + 1]``), and their nodes, root first.
     """
+    check = partial(_check, device=_check_device('rowptr', rowptr))
     return _ops.disjoint_walks(
-        _check('rowptr', rowptr, torch.int64, max(rowptr.numel(), 1)),
-        _check('col', col, torch.int32, col.numel()),
-        _check('roots', roots, torch.int64, roots.numel()),
+        check('rowptr', rowptr, torch.int64, max(rowptr.numel(), 1)),
+        check('col', col, torch.int32, col.numel()),
+        check('roots', roots, torch.int64, roots.numel()),
         walk_length,
         restarts,
         seed,
@@ -399,22 +488,26 @@ def policy_iteration(
     shape = (*reward.shape[:1], n)
     costs = {'bonus': bonus, 'visit_cost': visit_cost, 'step_cost': step_cost}
     return _ops.policy_iteration(
-        _check('rowptr', threat.rowptr, torch.int64, max(n, 0) + 1),
-        _check('col', threat.col, torch.int32, threat.col.numel()),
-        _check('removable', threat.removable, torch.bool, threat.col.numel()),
-        _check('budget', threat.budget, torch.int64, n),
-        _check('add_ptr', threat.add_ptr, torch.int64, n + 1),
-        _check('add_col', threat.add_col, torch.int32, threat.add_col.numel()),
+        _check_host('rowptr', threat.rowptr, torch.int64, max(n, 0) + 1),
+        _check_host('col', threat.col, torch.int32, threat.col.numel()),
+        _check_host(
+            'removable', threat.removable, torch.bool, threat.col.numel()
+        ),
+        _check_host('budget', threat.budget, torch.int64, n),
+        _check_host('add_ptr', threat.add_ptr, torch.int64, n + 1),
+        _check_host(
+            'add_col', threat.add_col, torch.int32, threat.add_col.numel()
+        ),
         threat.all_pairs,
-        _check('reward', reward, torch.float64, *shape),
+        _check_host('reward', reward, torch.float64, *shape),
         *(
             value
             if value is None
-            else _check(name, value, torch.float64, *shape)
+            else _check_host(name, value, torch.float64, *shape)
             for name, value in costs.items()
         ),
-        _check('start', start, torch.float64, *shape),
-        _check('goal', goal, torch.float64, shape[0]),
+        _check_host('start', start, torch.float64, *shape),
+        _check_host('goal', goal, torch.float64, shape[0]),
         rounding,
         follow,
         max_iter,
@@ -452,14 +545,14 @@ def policy_solve(
     """
     n, count = rowptr.numel() - 1, flips.ptr.numel() - 1
     return _ops.policy_solve(
-        _check('rowptr', rowptr, torch.int64, max(n, 0) + 1),
-        _check('col', col, torch.int32, col.numel()),
-        _check('ptr', flips.ptr, torch.int64, max(count, 0) + 1),
-        _check('row', flips.row, torch.int32, flips.col.numel()),
-        _check('col', flips.col, torch.int32, flips.col.numel()),
-        _check('reward', reward, torch.float64, count, n),
-        _check('start', start, torch.float64, count, n),
-        _check('goal', goal, torch.float64, count),
+        _check_host('rowptr', rowptr, torch.int64, max(n, 0) + 1),
+        _check_host('col', col, torch.int32, col.numel()),
+        _check_host('ptr', flips.ptr, torch.int64, max(count, 0) + 1),
+        _check_host('row', flips.row, torch.int32, flips.col.numel()),
+        _check_host('col', flips.col, torch.int32, flips.col.numel()),
+        _check_host('reward', reward, torch.float64, count, n),
+        _check_host('start', start, torch.float64, count, n),
+        _check_host('goal', goal, torch.float64, count),
         follow,
         back,
     )
@@ -496,6 +589,7 @@ def _(
     seed: int,
     first: int,
     pull_above: float,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     size = block_size(x.dtype)
     blocks = (x.size(1) + size - 1) // size
@@ -521,6 +615,7 @@ def _(
     first: int,
     top_k: int,
     threshold: float,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = torch.library.get_ctx().new_dynamic_size()
     return (

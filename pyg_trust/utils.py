@@ -81,7 +81,7 @@ def local_cluster(
     """
     graph = CSRGraph.convert(graph, num_nodes)
     if not isinstance(seeds, Tensor):
-        seeds = torch.tensor([seeds])
+        seeds = torch.tensor([seeds], device=graph.device)
     if measure is None:
         measure = hkpr(5.0)
     seed = rng.resolve(seed) if method == 'sample' else 0

@@ -227,13 +227,17 @@ def opcheck_cases():
     sides = (*args['receivers'], args['recv'], args['send'])
     levels = (args['ratio'], args['keep'])
     for graph in (layout, flat):
-        yield 'push', (*graph, *sides, args['x'], eps, *levels), (3, 0, 0.25)
+        yield (
+            'push',
+            (*graph, *sides, args['x'], eps, *levels),
+            (3, 0, 0.25, True),
+        )
     sparse = sparse_arguments()
     names = ('send', 'ptr', 'node', 'value', 'eps', 'prune')
     yield (
         'push_sparse',
         (*layout, *(sparse[name] for name in names), *levels),
-        (3, 0, 5, 1e-3),
+        (3, 0, 5, 1e-3, True),
     )
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for x, half in ((args['x'], False), (args['x'].float(), True)):
@@ -273,6 +277,7 @@ def test_ops_compile():
             3,
             0,
             math.inf,
+            True,
         )
         return out + 1
 

@@ -24,13 +24,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
 constexpr int64_t kHits = 128;      // sent together
-
-// What a push and a visited node cost, where an entry of an exact level costs
-// one (benchmarks/push.py, 200 thousand and a million nodes).
-constexpr double kPushCost = 8;
-constexpr double kVisitCost = 16;
 
 // Columns of one block: those of a cache line.
 template <typename scalar_t>
@@ -533,7 +527,8 @@ std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
                                 const Tensor& keep,
                                 int64_t seed,
                                 int64_t first,
-                                double pull_above) {
+                                double pull_above,
+                                bool /* always deterministic */) {
   const Levels levels(ratio, keep);
   const double above = pull_above * static_cast<double>(col.numel());
   if (x.scalar_type() == ScalarType::Double)

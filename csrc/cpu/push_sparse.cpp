@@ -407,7 +407,8 @@ std::tuple<Tensor, Tensor, Tensor> push_sparse(
     int64_t seed,
     int64_t first,
     int64_t top_k,
-    double threshold) {
+    double threshold,
+    bool /* always deterministic */) {
   const Levels levels(ratio, keep);
   if (sig_value.scalar_type() == ScalarType::Double)
     return push_sparse_typed(

@@ -106,7 +106,8 @@ def sweep_cut(
     start = graph.rowptr[ranked]
     degree = graph.rowptr[ranked + 1] - start
     volume = degree.cumsum(0)
-    here = torch.arange(count).repeat_interleave(degree)
+    here = torch.arange(count, device=nodes.device)
+    here = here.repeat_interleave(degree)
     other = graph.col[ranges(start, degree)]
     place = torch.searchsorted(known, other).clamp_(max=count - 1)
     inside = known[place] == other
@@ -155,6 +156,6 @@ def uniform_signal(seeds: Tensor, num_nodes: int) -> Tensor:
             f"'seeds' needs to be in [0, {num_nodes}) "
             f'(got {int(seeds[0])} to {int(seeds[-1])})'
         )
-    value = torch.full((count,), 1 / count, dtype=torch.float64)
-    ptr = torch.tensor([0, count])
+    value = torch.full_like(seeds, 1 / count, dtype=torch.float64)
+    ptr = torch.tensor([0, count], device=seeds.device)
     return sparse_rows(ptr, seeds, value, (1, num_nodes))

@@ -96,7 +96,8 @@ def propagate(
 
     Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
     AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
-    gives the same result for any number of threads. Differentiable in
+    gives the same result for any number of threads, and on CUDA, up to
+    rounding (:func:`pyg_trust.ops.push`), that of the CPU. Differentiable in
     :obj:`x`: the gradient is the propagation by the transposed operator,
     exact or estimated with the same :obj:`eps`.
 
@@ -219,7 +220,7 @@ def query(
     """
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
-    ptr, node, value = _sparse_signals(signals, graph.num_nodes, dtype)
+    ptr, node, value = _sparse_signals(signals, graph, dtype)
     if method not in METHODS:
         raise ValueError(
             f"'method' needs to be one of {METHODS} (got {method!r})"
@@ -232,8 +233,9 @@ def query(
         )
     total, ratio, keep = _levels(measure)
     count = ptr.numel() - 1
-    row = torch.arange(count).repeat_interleave(ptr.diff())
-    size = torch.zeros(count, dtype=torch.float64)
+    row = torch.arange(count, device=graph.device)
+    row = row.repeat_interleave(ptr.diff())
+    size = torch.zeros(count, dtype=torch.float64, device=graph.device)
     size = eps * size.index_add_(0, row, value.abs().double())
     # A norm may overflow: the largest number is quantum enough, and no bound
     # at all for eps=0 (0 * infinity).
@@ -260,8 +262,9 @@ def query(
 
 
 def _sparse_signals(
-    signals: Tensor, num_nodes: int, dtype: torch.dtype
+    signals: Tensor, graph: CSRGraph, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    num_nodes = graph.num_nodes
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"'dtype' needs to be float32 or float64 (got {dtype})"
@@ -296,8 +299,13 @@ def _sparse_signals(
                 "'signals' needs to have one dimension, if nodes "
                 f'(got the shape {list(signals.shape)})'
             )
-        ptr, node = torch.arange(signals.numel() + 1), signals
-        value = torch.ones(signals.numel(), dtype=dtype)
+        ptr = torch.arange(signals.numel() + 1, device=signals.device)
+        node, value = signals, torch.ones_like(signals, dtype=dtype)
+    if node.device != graph.device:
+        raise ValueError(
+            f"'signals' needs to be on the graph's device, {graph.device} "
+            f'(got {node.device})'
+        )
     if node.numel() > 0:
         low, high = int(node.min()), int(node.max())
         if low < 0 or high >= num_nodes:
@@ -634,22 +642,18 @@ def _randomized(
 
 
 def _norms(x: Tensor) -> Tensor:
-    # The L1 norm of every column. By numpy: torch adds in an order that
-    # depends on the number of threads, and a last bit of the quantum changes
-    # what is sampled. Few rows at a time, in the dtype of x, which stays in
-    # the cache; their sums in float64.
-    many, few = 8192, 128
-    values = x.detach().cpu().numpy()
-    total = np.zeros(x.size(1))
-    size = np.empty((min(many, len(values)), x.size(1)), values.dtype)
-    for start in range(0, len(values), many):
-        rows = values[start : start + many]
-        rows = np.abs(rows, out=size[: len(rows)])
-        whole = len(rows) // few * few
-        sums = rows[:whole].reshape(-1, few, x.size(1)).sum(1)
-        total += sums.sum(0, dtype=np.float64)
-        total += rows[whole:].sum(0, dtype=np.float64)
-    return torch.from_numpy(total).to(x.device)
+    # The L1 norm of every column, in float64, so that all devices agree. On
+    # the CPU by numpy: torch adds in an order that depends on the number of
+    # threads, and a last bit of the quantum changes what is sampled. Few rows
+    # at a time, which stay in the cache.
+    values = x.detach()
+    if values.device.type != 'cpu':
+        return values.abs().sum(0, dtype=torch.float64)
+    rows, total = values.numpy(), np.zeros(x.size(1))
+    for start in range(0, len(rows), 8192):
+        part = np.abs(rows[start : start + 8192])
+        total += part.sum(0, dtype=np.float64)
+    return torch.from_numpy(total)
 
 
 def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:

@@ -37,7 +37,8 @@ class DisjointWalks(NamedTuple):
         size = self.ptr.diff()[index]
         ptr = torch.cat([size.new_zeros(1), size.cumsum(0)])
         shift = (self.ptr[index] - ptr[:-1]).repeat_interleave(size)
-        return DisjointWalks(ptr, self.node[shift + torch.arange(len(shift))])
+        shift += torch.arange(shift.numel(), device=shift.device)
+        return DisjointWalks(ptr, self.node[shift])
 
 
 def disjoint_walks(
@@ -61,11 +62,11 @@ def disjoint_walks(
        uniform among those in no subgraph, and take it into this one. A walk
        stops early where there is none.
 
-    This sequential law holds exactly, up to the rounding of the random
-    numbers (a factor of :math:`1 \pm 2^{-22}` in the probability of a single
-    choice, or less). A neighbour is a node that a node receives messages
-    from, so that in an undirected graph all are; weights play no part and
-    self-loops cannot be walked.
+    On the CPU this sequential law holds exactly, up to the rounding of the
+    random numbers (a factor of :math:`1 \pm 2^{-22}` in the probability of a
+    single choice, or less). A neighbour is a node that a node receives
+    messages from, so that in an undirected graph all are; weights play no
+    part and self-loops cannot be walked.
 
     What differential privacy rests on:
 
@@ -84,8 +85,21 @@ def disjoint_walks(
     Time is :math:`O(n + m)` for any :math:`R` and :math:`L`, as every row is
     scanned at most once; memory :math:`O(n)` beside the graph.
 
+    **On CUDA the law is another one**, as one root after the other would leave
+    the device idle. There the roots, in random order, go in rounds of about
+    :math:`n / (1 + RL)`: all of a round walk at the same time, past what is
+    claimed before it, and where some of them meet, the first of these in the
+    order keeps its nodes and the others walk again in the next round.
+    Disjoint, bounded, covering all roots and independent of features and
+    labels hold as above, and these are all that privacy rests on, together
+    with the number :math:`M` of subgraphs that really came out. But a root
+    that meets another one may walk past a node that the sequential order
+    would have left to it, or find one that it would have lost, so that sizes
+    and :math:`M` differ a little in law. The same seed gives the same
+    subgraphs on every CUDA device, and others than on the CPU.
+
     Args:
-        graph (CSRGraph): the graph, without parallel edges, on the CPU.
+        graph (CSRGraph): the graph, without parallel edges.
         walk_length (int): :math:`L`; 0 for the roots alone.
         restarts (int): :math:`R`, the walks from every root.
             (default: :obj:`1`)
@@ -120,7 +134,7 @@ def disjoint_walks(
             "'graph' needs to be free of parallel edges, which would make a "
             "neighbour likelier: build it with duplicates='merge'"
         )
-    roots = root_index(roots, graph.num_nodes)
+    roots = root_index(roots, graph.num_nodes, graph.device)
     seed = rng.resolve(seed)
     rowptr, col = graph.receivers(along)
     walks = DisjointWalks(
@@ -184,24 +198,30 @@ def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
     return -(-num_roots // size)
 
 
-def root_index(roots: Tensor | None, num_nodes: int) -> Tensor:
+def root_index(
+    roots: Tensor | None,
+    num_nodes: int,
+    device: torch.device | str = 'cpu',
+) -> Tensor:
     """Roots in whatever form, as distinct nodes of a graph.
 
     Args:
         roots (Tensor, optional): int64, ``[num_roots]``, or bool,
             ``[num_nodes]``; :obj:`None` for all nodes.
         num_nodes (int): the number of nodes of the graph.
+        device (torch.device or str): that of the graph.
+            (default: :obj:`'cpu'`)
 
     Returns:
         Tensor: int64, ``[num_roots]``, in the order given.
 
     Raises:
         TypeError: on a wrong dtype.
-        ValueError: on a wrong shape, or if there is no root, one is out of
-            range or repeated.
+        ValueError: on a wrong shape or device, or if there is no root, one is
+            out of range or repeated.
     """
     if roots is None:
-        return torch.arange(num_nodes)
+        return torch.arange(num_nodes, device=device)
     if not isinstance(roots, Tensor) or roots.dtype not in (
         torch.int64,
         torch.bool,
@@ -209,6 +229,11 @@ def root_index(roots: Tensor | None, num_nodes: int) -> Tensor:
         got = getattr(roots, 'dtype', type(roots).__name__)
         raise TypeError(
             f"'roots' needs to be an int64 or bool tensor (got {got})"
+        )
+    if roots.device != torch.device(device):
+        raise ValueError(
+            f"'roots' needs to be on the graph's device, {device} "
+            f'(got {roots.device})'
         )
     if roots.dim() != 1:
         raise ValueError(
@@ -303,8 +328,8 @@ def check_walks(
             f'{int(count.argmax())} is there {int(count.max())} times)'
         )
     if roots is not None:
-        roots = root_index(roots, num_nodes)
-        allowed = torch.zeros(num_nodes, dtype=torch.bool)
+        roots = root_index(roots, num_nodes, node.device)
+        allowed = torch.zeros(num_nodes, dtype=torch.bool, device=node.device)
         allowed[roots] = True
         foreign = ~allowed[walks.roots]
         if bool(foreign.any()):

@@ -24,23 +24,25 @@ _PARTITION, _BATCH = 0, 1
 def _write(walks: DisjointWalks) -> list[int]:
     # What a loader hands to its workers is a list of indices. Nodes are
     # distinct, so a subgraph can say where it ends: with its root once more.
-    last = walks.ptr[1:] + torch.arange(walks.num_subgraphs)
+    count = torch.arange(walks.num_subgraphs, device=walks.ptr.device)
+    last = walks.ptr[1:] + count
     out = walks.node.new_empty(walks.node.numel() + walks.num_subgraphs)
-    inner = torch.ones(out.numel(), dtype=torch.bool)
+    inner = torch.ones_like(out, dtype=torch.bool)
     inner[last] = False
     out[inner] = walks.node
     out[last] = walks.roots
     return out.tolist()
 
 
-def _read(index: list[int] | Tensor) -> DisjointWalks:
-    index = torch.as_tensor(index, dtype=torch.int64)
+def _read(index: list[int] | Tensor, device: torch.device) -> DisjointWalks:
+    index = torch.as_tensor(index, dtype=torch.int64).to(device)
     node, order = index.sort(stable=True)
     twice = node[1:] == node[:-1]
     last = order[1:][twice].sort().values
-    inner = torch.ones(index.numel(), dtype=torch.bool)
+    inner = torch.ones_like(index, dtype=torch.bool)
     inner[last] = False
-    ptr = torch.cat([last.new_zeros(1), last - torch.arange(last.numel())])
+    count = torch.arange(last.numel(), device=device)
+    ptr = torch.cat([last.new_zeros(1), last - count])
     return DisjointWalks(ptr, index[inner])
 
 
@@ -81,7 +83,9 @@ class DisjointWalkLoader(StepLoader):
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
-            the CPU.
+            the CPU or, without workers, on CUDA. There everything is sampled
+            and stays, but for the nodes of a batch, which, as a loader's list
+            of indices, pass through the host.
         batch_size (int): :math:`m`, the subgraphs of a batch. It is constant.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
@@ -151,8 +155,11 @@ class DisjointWalkLoader(StepLoader):
             )
         if num_steps is None:
             num_steps = sampler.partition().num_subgraphs // batch_size
-        self._position = torch.full((sampler.graph.num_nodes,), -1)
-        self._position[sampler.roots] = torch.arange(sampler.roots.numel())
+        roots, n = sampler.roots, sampler.graph.num_nodes
+        self._position = roots.new_full((n,), -1)
+        self._position[roots] = torch.arange(
+            roots.numel(), device=roots.device
+        )
         self.resample_every = resample_every
         self._num_subgraphs: dict[int, int] = {}
         self._subgraph: tuple[int, Tensor] | None = None
@@ -288,7 +295,7 @@ class DisjointWalkLoader(StepLoader):
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Makes a batch of what the batch sampler has drawn."""
-        walks = _read(index)
+        walks = _read(index, self._position.device)
         out: SamplerOutput = self.node_sampler.sample_walks(
             walks, self._position[walks.roots]
         )

@@ -35,7 +35,8 @@ class DisjointWalkSampler(BaseSampler):
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
-            the CPU. It is not to be changed afterwards.
+            the CPU or on CUDA, where everything is then sampled. It is not to
+            be changed afterwards.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
             (default: :obj:`1`)
@@ -77,13 +78,8 @@ class DisjointWalkSampler(BaseSampler):
             raise ValueError("'data' needs to have an 'edge_index'")
         if data.num_nodes is None:
             raise ValueError("'data' needs to know its 'num_nodes'")
-        if data.edge_index.device.type != 'cpu':
-            raise ValueError(
-                "'data' needs to have its 'edge_index' on the CPU "
-                f'(got {data.edge_index.device})'
-            )
         self.max_size = max_size(walk_length, restarts)
-        self.roots = root_index(roots, data.num_nodes)
+        self.roots = root_index(roots, data.num_nodes, data.edge_index.device)
         self.graph = CSRGraph.from_edge_index(data.edge_index, data.num_nodes)
         self.walk_length = walk_length
         self.restarts = restarts
@@ -123,8 +119,8 @@ class DisjointWalkSampler(BaseSampler):
                 their roots are called outside. (default: :obj:`None`)
         """
         count = walks.num_subgraphs
-        owner = torch.arange(count).repeat_interleave(walks.ptr.diff())
-        first = torch.zeros(owner.numel(), dtype=torch.bool)
+        owner = self._count(count).repeat_interleave(walks.ptr.diff())
+        first = torch.zeros_like(owner, dtype=torch.bool)
         first[walks.ptr[:-1]] = True
         node = torch.cat([walks.node[first], walks.node[~first]])
         batch = torch.cat([owner[first], owner[~first]])
@@ -133,8 +129,8 @@ class DisjointWalkSampler(BaseSampler):
         start = self.graph.rowptr[node]
         degree = self.graph.rowptr[node + 1] - start
         offset = (start - degree.cumsum(0) + degree).repeat_interleave(degree)
-        edge = offset + torch.arange(offset.numel())
-        row = torch.arange(node.numel()).repeat_interleave(degree)
+        edge = offset + self._count(offset.numel())
+        row = self._count(node.numel()).repeat_interleave(degree)
         known, place = node.sort()
         other = self.graph.col[edge]
         found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
@@ -160,9 +156,11 @@ class DisjointWalkSampler(BaseSampler):
             ValueError: if one of them is no root of it, or is repeated.
         """
         walks = self.partition()
-        node = root_index(inputs.node, self.graph.num_nodes)
-        position = torch.full((self.graph.num_nodes,), -1)
-        position[walks.roots] = torch.arange(walks.num_subgraphs)
+        # Loaders hand over indices on the CPU.
+        node = inputs.node.to(self.graph.device)
+        node = root_index(node, self.graph.num_nodes, self.graph.device)
+        position = node.new_full((self.graph.num_nodes,), -1)
+        position[walks.roots] = self._count(walks.num_subgraphs)
         index = position[node]
         if bool((index < 0).any()):
             raise ValueError(
@@ -183,6 +181,9 @@ class DisjointWalkSampler(BaseSampler):
         raise NotImplementedError(
             f"'{type(self).__name__}' samples from nodes, not from edges"
         )
+
+    def _count(self, end: int) -> Tensor:
+        return torch.arange(end, device=self.graph.device)
 
     @property
     def edge_permutation(self) -> Tensor | None:

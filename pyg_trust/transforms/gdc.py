@@ -126,7 +126,7 @@ class GDC(MeasureTransform):
                 )
         rows = query(
             graph,
-            torch.arange(graph.num_nodes),
+            torch.arange(graph.num_nodes, device=graph.device),
             self.make_measure(graph).adjoint(),
             eps=self.eps,
             method=self.method,
@@ -135,7 +135,8 @@ class GDC(MeasureTransform):
             threshold=self.threshold,
         )
         ptr, source = rows.crow_indices(), rows.col_indices()
-        target = torch.arange(graph.num_nodes).repeat_interleave(ptr.diff())
+        target = torch.arange(graph.num_nodes, device=graph.device)
+        target = target.repeat_interleave(ptr.diff())
         if 'adj_t' in data:
             del data['adj_t']
         data.num_nodes = graph.num_nodes

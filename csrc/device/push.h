@@ -1,0 +1,788 @@
+// Randomized propagation (AGP, Wang et al. 2021, Algorithm 2) by many threads.
+// It samples what the CPU samples for the same seed, and decides as the CPU
+// does which levels are done exactly.
+//
+// Residues of the next level are summed in `sum_t`:
+//
+//   scalar_t   by atomic additions of floats, in whatever order they come: the
+//              last bits differ from run to run;
+//   int64_t    in fixed point, which adds exactly and so in any order alike:
+//              repeatable, bit by bit, on every machine. Each signal has, at
+//              every level, the unit 2^-60 * 2^ceil(log2 S), where S bounds
+//              all that is sent together, so that no sum can overflow. The
+//              error of one addition is at most half a unit, about 1e-18 S.
+//
+// The CPU adds in a third way. So residues agree up to rounding, and what is
+// sampled is the same but where rounding decides: for a point that falls on the
+// border of two entries, or an entry whose mass is exactly one quantum.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <type_traits>
+#include <utility>
+
+#include "device/policy.h"
+#include "device/propagate.h"
+#include "../push.h"
+
+namespace pyg_trust::device {
+
+// Units of a push that one thread does; what is left goes to others.
+constexpr int64_t kPushAtOnce = 128;
+constexpr int kFixedBits = 60;
+
+// 2^shift and 2^-shift, which take numbers of a level to fixed point and back.
+struct Unit {
+  double up;
+  double down;
+};
+
+// For sums of at most `bound`. Without a bound nothing is summed, and what is
+// read is NaN, as a sum that overflows should be.
+PYG_TRUST_HD inline Unit unit_for(double bound) {
+  if (!(bound < HUGE_VAL))
+    return {0, static_cast<double>(NAN)};
+  if (!(bound > 0))
+    return {1, 1};
+  int exponent;
+  frexp(bound, &exponent);  // bound <= 2^exponent
+  int shift = kFixedBits - exponent;
+  shift = shift > 1000 ? 1000 : shift;
+  return {ldexp(1.0, shift), ldexp(1.0, -shift)};
+}
+
+// What sum_t takes and gives.
+template <typename scalar_t>
+PYG_TRUST_HD inline scalar_t residue(scalar_t sum, const Unit&) {
+  return sum;
+}
+template <typename scalar_t>
+PYG_TRUST_HD inline scalar_t residue(int64_t sum, const Unit& unit) {
+  return static_cast<scalar_t>(static_cast<double>(sum) * unit.down);
+}
+
+template <typename scalar_t, typename sum_t>
+struct Sums;
+
+template <typename scalar_t>
+struct Sums<scalar_t, scalar_t> {
+  static constexpr bool kFixed = false;
+
+  // Only in what a machine runs.
+#ifdef __CUDACC__
+  __device__
+#endif
+  static void send(scalar_t* to, scalar_t value, scalar_t factor, const Unit&) {
+    add(to, static_cast<scalar_t>(value * factor));
+  }
+  // A residue that is known as it is.
+  PYG_TRUST_HD static scalar_t exact(scalar_t value) { return value; }
+  PYG_TRUST_HD static scalar_t known(scalar_t sum) { return sum; }
+};
+
+template <typename scalar_t>
+struct Sums<scalar_t, int64_t> {
+  static constexpr bool kFixed = true;
+
+#ifdef __CUDACC__
+  __device__
+#endif
+  static void send(int64_t* to,
+                   scalar_t value,
+                   scalar_t factor,
+                   const Unit& unit) {
+    if (unit.up == 0)
+      return;
+    const double amount =
+        static_cast<double>(value) * static_cast<double>(factor);
+    add(to, to_integer(amount * unit.up));
+  }
+  PYG_TRUST_HD static int64_t exact(scalar_t value) {
+    return bits<int64_t>(static_cast<double>(value));
+  }
+  PYG_TRUST_HD static scalar_t known(int64_t sum) {
+    return static_cast<scalar_t>(bits<double>(sum));
+  }
+};
+
+// Residues become what is sent to a node of degree one; returns the largest in
+// units of its quantum.
+template <int width, typename scalar_t>
+PYG_TRUST_HD inline scalar_t scale_to_send(Pack<scalar_t, width>& value,
+                                           scalar_t ratio,
+                                           scalar_t send,
+                                           const scalar_t* eps) {
+  scalar_t mass = 0;
+  for (int c = 0; c < width; ++c) {
+    value.at[c] *= ratio * send;
+    const scalar_t per_eps = scalar_t(1) / eps[c];
+    const scalar_t size =
+        (value.at[c] < 0 ? -value.at[c] : value.at[c]) * per_eps;
+    // 0 / 0, a signal without a quantum, is no larger than anything.
+    mass = size > mass ? size : mass;
+  }
+  return mass;
+}
+
+// All that a push of dense signals reads and writes; `ratio` and `keep` are on
+// the host.
+template <typename scalar_t>
+struct Dense {
+  PushGraph<scalar_t> graph;
+  const int64_t* pull_rowptr;
+  const int32_t* pull_col;
+  const scalar_t* recv;
+  const scalar_t* send;
+  int64_t num_nodes;
+  int64_t num_entries;
+  const scalar_t* x;
+  const scalar_t* eps;
+  scalar_t* z;  // starts as zeros
+  int64_t columns;
+  const double* ratio;
+  const double* keep;
+  int64_t levels;
+  uint64_t seed;
+  int64_t first;      // number of the first block
+  double pull_above;  // in pushes per entry
+  int64_t* pushed;    // levels, for each block
+};
+
+// The stream of one push.
+PYG_TRUST_HD inline uint64_t push_key(uint64_t seed,
+                                      int64_t number,
+                                      int64_t level,
+                                      int64_t u) {
+  return derive(derive(derive(seed, number), level), u);
+}
+
+// Where push_part sends: to one column of the next level.
+template <typename scalar_t, typename sum_t>
+struct ToColumn {
+  sum_t* sums;  // of node 0
+  int64_t stride;
+  scalar_t value;
+  Unit unit;
+
+#ifdef __CUDACC__
+  __device__
+#endif
+  void add(int64_t v, scalar_t factor) const {
+    Sums<scalar_t, sum_t>::send(sums + v * stride, value, factor, unit);
+  }
+};
+
+// The blocks [begin, end) of `width` columns, of which the last may have
+// fewer.
+template <int width, typename sum_t, typename scalar_t, typename Machine>
+void push_blocks(Machine& machine,
+                 const Dense<scalar_t>& p,
+                 int64_t block_size,
+                 int64_t begin,
+                 int64_t end) {
+  using Row = Pack<scalar_t, width>;
+  using How = Sums<scalar_t, sum_t>;
+  const int64_t n = p.num_nodes, blocks = end - begin;
+  const int64_t stride = blocks * width, columns = p.columns;
+  const int64_t offset = begin * block_size;  // the first column
+  const bool can_pull = p.pull_above < HUGE_VAL;
+  const PushGraph<scalar_t> graph = p.graph;
+
+  auto* sums = machine.template make<sum_t>(n * stride);
+  auto* value = machine.template make<scalar_t>(n * stride);
+  auto* mass = machine.template make<scalar_t>(n * blocks);  // < 0: no residue
+  auto* units = machine.template make<PushUnits>(n * blocks);
+  auto* eps = machine.template make<scalar_t>(stride);
+  auto* unit = machine.template make<Unit>(stride);
+  auto* pulled = machine.template make<int32_t>(blocks);
+  auto* spread = machine.template make<double>(How::kFixed ? n : 0);
+  // Long pushes are cut into parts: (node, block, from).
+  const int64_t most_parts =
+      blocks * (2 * (p.num_entries / kPushAtOnce) + 1);
+  auto* part_at = machine.template make<int64_t>(most_parts);
+  auto* part_from = machine.template make<int64_t>(most_parts);
+  auto* num_parts = machine.template make<int64_t>(1);
+  // Sums over all nodes are taken in this many pieces, one after the other.
+  int64_t piece = 256;
+  while (piece * piece < n)
+    piece *= 2;
+  const int64_t pieces = (n + piece - 1) / piece;
+  auto* bound = machine.template make<double>(pieces * stride);
+  auto* active = machine.template make<int64_t>(pieces * blocks);
+  const int64_t step = n / kSamples + 1;
+  const int64_t samples = (n - step / 2 + step - 1) / step;
+  auto* cost = machine.template make<double>(can_pull ? samples * blocks : 0);
+  const LongRows rows =
+      can_pull ? find_long_rows<scalar_t>(machine, p.pull_rowptr, n,
+                                          p.num_entries, stride)
+               : LongRows{};
+
+  machine.zero(sums, n * stride);
+  machine.zero(pulled, blocks);
+  const scalar_t* given_eps = p.eps;
+  machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
+    eps[c] = offset + c < columns ? given_eps[offset + c] : scalar_t(0);
+    unit[c] = {1, 1};
+  });
+  if (How::kFixed) {
+    machine.run(n, 1, [=] PYG_TRUST_RUN(int64_t u, int64_t) {
+      spread[u] = push_spread(graph, u);
+    });
+  }
+
+  const scalar_t* x = p.x;
+  const scalar_t* send = p.send;
+  const scalar_t* recv = p.recv;
+  scalar_t* z = p.z;
+  int64_t* pushed = p.pushed + begin;
+  const auto seed = p.seed;
+  const int64_t number = p.first + begin;
+  const double above = p.pull_above * static_cast<double>(p.num_entries);
+  for (int64_t level = 0; level <= p.levels; ++level) {
+    const bool start = level == 0, last = level == p.levels;
+    const auto keep = static_cast<scalar_t>(p.keep[level]);
+    const auto ratio =
+        last ? scalar_t(0) : static_cast<scalar_t>(p.ratio[level]);
+
+    // Residues are kept in part, and become what is sent.
+    machine.run(n, blocks, [=] PYG_TRUST_RUN(int64_t u, int64_t block) {
+      Row row = {};
+      bool any = false;
+      const int64_t first = block * width;
+      if (start) {
+        const scalar_t* from = x + u * columns + offset + first;
+        for (int c = 0; c < width; ++c) {
+          if (offset + first + c < columns)
+            row.at[c] = from[c];
+        }
+      } else {
+        auto* from = reinterpret_cast<Pack<sum_t, width>*>(sums + u * stride +
+                                                           first);
+        const Pack<sum_t, width> got = *from;
+        for (int c = 0; c < width; ++c) {
+          row.at[c] = pulled[block] != 0
+                          ? How::known(got.at[c])
+                          : residue<scalar_t>(got.at[c], unit[first + c]);
+          any |= got.at[c] != 0;
+        }
+        if (any)
+          *from = {};
+      }
+      any = false;
+      for (int c = 0; c < width; ++c)
+        any |= row.at[c] != 0;
+      if (any && keep != 0) {
+        scalar_t* to = z + u * columns + offset + first;
+        for (int c = 0; c < width; ++c) {
+          if (offset + first + c < columns)
+            to[c] += keep * row.at[c];
+        }
+      }
+      if (last)
+        return;
+      scalar_t largest = -1;
+      if (any)
+        largest = scale_to_send(row, ratio, send[u], eps + first);
+      mass[u * blocks + block] = largest;
+      if (any || can_pull)
+        *reinterpret_cast<Row*>(value + u * stride + first) = row;
+    });
+    if (last)
+      break;
+
+    // What all nodes send together, at most, and how many they are.
+    const int64_t summed = How::kFixed || can_pull ? pieces : 0;
+    machine.run(summed, stride, [=] PYG_TRUST_RUN(int64_t k, int64_t c) {
+      const int64_t stop = (k + 1) * piece < n ? (k + 1) * piece : n;
+      const int64_t block = c / width;
+      double most = 0;
+      int64_t count = 0;
+      for (int64_t u = k * piece; u < stop; ++u) {
+        const scalar_t m = mass[u * blocks + block];
+        count += m >= 0;
+        if (How::kFixed && m > 0) {
+          const double r = value[u * stride + c];
+          most += (r < 0 ? -r : r) * (spread[u] + 1 / static_cast<double>(m));
+        }
+      }
+      bound[k * stride + c] = most;
+      if (c % width == 0)
+        active[k * blocks + block] = count;
+    });
+    if (can_pull) {
+      machine.run(samples, blocks, [=] PYG_TRUST_RUN(int64_t s, int64_t b) {
+        const int64_t u = step / 2 + s * step;
+        const scalar_t m = mass[u * blocks + b];
+        cost[s * blocks + b] =
+            m > 0 ? kVisitCost + kPushCost * push_cost(graph, u, m) : 0.0;
+      });
+    }
+    machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
+      double most = 0;
+      for (int64_t k = 0; k < summed; ++k)
+        most += bound[k * stride + c];
+      unit[c] = unit_for(most);
+      if (c == 0)
+        *num_parts = 0;
+      if (c % width != 0)
+        return;
+      const int64_t block = c / width;
+      bool pull = false;
+      if (can_pull) {
+        int64_t count = 0;
+        for (int64_t k = 0; k < pieces; ++k)
+          count += active[k * blocks + block];
+        if (count > n / 16 + 1 || pulled[block] != 0) {
+          double all = 0;
+          for (int64_t s = 0; s < samples; ++s)
+            all += cost[s * blocks + block];
+          pull = all * static_cast<double>(step) > above;
+        }
+      }
+      pulled[block] = pull;
+      pushed[block] += !pull;
+    });
+
+    // Push.
+    machine.run(n, blocks, [=] PYG_TRUST_RUN(int64_t u, int64_t block) {
+      const scalar_t m = mass[u * blocks + block];
+      if (!(m > 0) || pulled[block] != 0)
+        return;
+      const PushUnits all = push_units(graph, u, m);
+      units[u * blocks + block] = all;
+      for (int64_t from = kPushAtOnce; from < all.all; from += kPushAtOnce) {
+        const int64_t i = next(num_parts);
+        part_at[i] = u * blocks + block;
+        part_from[i] = from;
+      }
+    });
+    const auto push_from = [=] PYG_TRUST_RUN(int64_t u, int64_t c,
+                                             int64_t from) {
+      const int64_t block = c / width, at = u * blocks + block;
+      const PushUnits all = units[at];
+      const int64_t to =
+          from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
+      push_part(graph, u, mass[at],
+                push_key(seed, number + block, level, u), all, from, to,
+                ToColumn<scalar_t, sum_t>{sums + c, stride,
+                                          value[u * stride + c], unit[c]});
+    };
+    machine.run(n, stride, [=] PYG_TRUST_RUN(int64_t u, int64_t c) {
+      const int64_t block = c / width;
+      if (mass[u * blocks + block] > 0 && pulled[block] == 0)
+        push_from(u, c, 0);
+    });
+    machine.run(
+        most_parts, width,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t lane) {
+          const int64_t u = part_at[i] / blocks, block = part_at[i] % blocks;
+          push_from(u, block * width + lane, part_from[i]);
+        },
+        num_parts);
+
+    // Or do the level exactly.
+    if (can_pull) {
+      constexpr int wide = 16 / sizeof(scalar_t) < width
+                               ? 16 / static_cast<int>(sizeof(scalar_t))
+                               : width;
+      gather<width == 1 ? 8 : 1, wide, scalar_t>(
+          machine, p.pull_rowptr, p.pull_col, rows, n, value, stride,
+          [=] PYG_TRUST_RUN(int64_t group) {
+            return pulled[group * wide / width] != 0;
+          },
+          [=] PYG_TRUST_RUN(int64_t v, int64_t group,
+                            const Pack<scalar_t, wide>& sum) {
+            sum_t* to = sums + v * stride + group * wide;
+            for (int c = 0; c < wide; ++c)
+              to[c] = How::exact(recv[v] * sum.at[c]);
+          });
+    }
+  }
+}
+
+// Estimates sum_i keep-weighted levels for all columns, block after block.
+template <typename sum_t, typename scalar_t, typename MakeMachine>
+void push(const MakeMachine& make_machine, const Dense<scalar_t>& p) {
+  constexpr int block = 64 / sizeof(scalar_t);
+  constexpr int64_t kCells = int64_t{1} << 26;  // residues at a time
+  const int64_t whole = p.columns / block, rest = p.columns % block;
+  if (p.num_nodes == 0)
+    return;
+  int64_t together = kCells / (p.num_nodes * block);
+  together = together > 1 ? together : 1;
+  for (int64_t begin = 0; begin < whole; begin += together) {
+    auto machine = make_machine();
+    push_blocks<block, sum_t>(
+        machine, p, block, begin,
+        begin + together < whole ? begin + together : whole);
+  }
+  if (rest == 0)
+    return;
+  auto machine = make_machine();
+  if (rest > 4)
+    push_blocks<block, sum_t>(machine, p, block, whole, whole + 1);
+  else if (rest > 1)
+    push_blocks<4, sum_t>(machine, p, block, whole, whole + 1);
+  else
+    push_blocks<1, sum_t>(machine, p, block, whole, whole + 1);
+}
+
+// All that a push of sparse signals reads and writes; `ratio` and `keep` are
+// on the host.
+template <typename scalar_t>
+struct Sparse {
+  PushGraph<scalar_t> graph;
+  const scalar_t* send;
+  int64_t num_nodes;
+  int64_t num_entries;
+  const int64_t* ptr;
+  const int64_t* node;
+  const scalar_t* value;
+  int64_t nnz;
+  int64_t num_signals;
+  const scalar_t* eps;
+  const scalar_t* prune;
+  const double* ratio;
+  const double* keep;
+  int64_t levels;
+  uint64_t seed;
+  int64_t first;  // number of the first signal
+  int64_t top_k;
+  double threshold;
+};
+
+// Where results go.
+template <typename scalar_t>
+struct Entries {
+  int64_t* node;
+  scalar_t* value;
+};
+template <typename scalar_t>
+using Allocate = std::function<Entries<scalar_t>(int64_t)>;
+
+// Where push_part sends: to the next residues of one signal, and its frontier.
+template <typename scalar_t, typename sum_t>
+struct ToSignal {
+  sum_t* sums;       // of node 0
+  uint32_t* listed;  // of node 0: whether it is in `list`
+  int32_t* list;
+  int64_t* count;
+  int64_t cell;  // of node 0
+  scalar_t value;
+  Unit unit;
+
+#ifdef __CUDACC__
+  __device__
+#endif
+  void add(int64_t v, scalar_t factor) const {
+    Sums<scalar_t, sum_t>::send(sums + v, value, factor, unit);
+    if (raise(listed + v))
+      list[next(count)] = static_cast<int32_t>(cell + v);
+  }
+};
+
+// What counts there are of a push of sparse signals.
+enum { kNow, kNext, kParts, kResults, kCounts };
+
+// Between two levels: makes the units from the bounds, and what was next is
+// now.
+template <typename Machine>
+void turn(Machine& machine,
+          int64_t signals,
+          Unit* unit,
+          uint64_t* largest_bound,
+          int64_t* sum_bound,
+          int64_t* counts) {
+  machine.run(1, signals, [=] PYG_TRUST_RUN(int64_t, int64_t k) {
+    unit[k] = unit_for(bits<double>(largest_bound[k]) *
+                       (static_cast<double>(sum_bound[k]) / 2147483648.0));
+    largest_bound[k] = 0;
+    sum_bound[k] = 0;
+    if (k == 0) {
+      counts[kNow] = counts[kNext];
+      counts[kNext] = 0;
+      counts[kParts] = 0;
+    }
+  });
+}
+
+// The signals [begin, end), each of which has its own residues for all nodes
+// (a cell for each of both) and a frontier that lists the cells to visit: time
+// is that of the pushes, but for the zeros of the first level. The
+// results, `count` entries in ascending order, go to out = allocate(count);
+// their number to row[k] for signal k.
+template <typename sum_t, typename scalar_t, typename Machine>
+void push_signals(Machine& machine,
+                  const Sparse<scalar_t>& p,
+                  int64_t begin,
+                  int64_t end,
+                  int64_t* row,
+                  const Allocate<scalar_t>& allocate) {
+  using How = Sums<scalar_t, sum_t>;
+  const int64_t n = p.num_nodes, signals = end - begin, cells = signals * n;
+  const PushGraph<scalar_t> graph = p.graph;
+  auto* sums = machine.template make<sum_t>(cells);
+  auto* reserve = machine.template make<scalar_t>(cells);
+  auto* listed = machine.template make<uint32_t>(cells);
+  auto* kept = machine.template make<uint8_t>(cells);  // in the result
+  auto* list = machine.template make<int32_t>(cells);
+  auto* next_list = machine.template make<int32_t>(cells);
+  auto* result = machine.template make<int32_t>(cells);
+  // Of each entry of the list:
+  auto* value = machine.template make<scalar_t>(cells);
+  auto* mass = machine.template make<scalar_t>(cells);
+  auto* units = machine.template make<PushUnits>(cells);
+  const int64_t most_parts = signals * (p.num_entries / kPushAtOnce) + 1;
+  auto* part_at = machine.template make<int64_t>(most_parts);
+  auto* part_from = machine.template make<int64_t>(most_parts);
+  auto* counts = machine.template make<int64_t>(kCounts);
+  // Of each signal: the largest bound of what a node sends (as bits, which
+  // order as the numbers do), and the sum of all in units of 2^-31 of it.
+  auto* largest_bound = machine.template make<uint64_t>(signals);
+  auto* sum_bound = machine.template make<int64_t>(signals);
+  auto* unit = machine.template make<Unit>(signals);
+  machine.zero(sums, cells);
+  machine.zero(reserve, cells);
+  machine.zero(listed, cells);
+  machine.zero(kept, cells);
+  machine.zero(counts, kCounts);
+  machine.zero(largest_bound, signals);
+  machine.zero(sum_bound, signals);
+  int64_t* const num_now = counts + kNow;
+  int64_t* const num_next = counts + kNext;
+  int64_t* const num_parts = counts + kParts;
+  int64_t* const num_results = counts + kResults;
+
+  const auto add_up = [=] PYG_TRUST_RUN(int64_t k, double one) {
+    const double all = bits<double>(largest_bound[k]);
+    // Rounded up; 1 stands for 2^31, so that 2^31 of them do not overflow.
+    if (one > 0 && all < HUGE_VAL)
+      add(sum_bound + k,
+          static_cast<int64_t>(one / all * 2147483648.0) + int64_t{1});
+  };
+  // Level 0: the signals.
+  const int64_t* ptr = p.ptr + begin;
+  const int64_t* node = p.node;
+  const scalar_t* given = p.value;
+  const int64_t nnz = p.nnz;
+  const auto entry = [=] PYG_TRUST_RUN(int64_t i) {
+    // The last signal that starts at i or before: empty ones start there too.
+    int64_t low = 0, high = signals;
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      if (ptr[middle] <= i)
+        low = middle;
+      else
+        high = middle;
+    }
+    return low;
+  };
+  const auto size_of = [=] PYG_TRUST_RUN(int64_t i) {
+    const double r = given[i];
+    return r < 0 ? -r : r;
+  };
+  if (How::kFixed) {
+    machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+      if (i >= ptr[0] && i < ptr[signals])
+        largest(largest_bound + entry(i), bits<uint64_t>(size_of(i)));
+    });
+    machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+      if (i >= ptr[0] && i < ptr[signals])
+        add_up(entry(i), size_of(i));
+    });
+  }
+  turn(machine, signals, unit, largest_bound, sum_bound, counts);
+  machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    if (i < ptr[0] || i >= ptr[signals])
+      return;
+    const int64_t k = entry(i);
+    const ToSignal<scalar_t, sum_t> to{sums + k * n, listed + k * n, next_list,
+                                       num_next,     k * n,          given[i],
+                                       unit[k]};
+    to.add(node[i], scalar_t(1));
+  });
+
+  const scalar_t* send = p.send;
+  const scalar_t* eps = p.eps + begin;
+  const scalar_t* prune = p.prune + begin;
+  const auto seed = p.seed;
+  const int64_t number = p.first + begin;
+  for (int64_t level = 0; level <= p.levels; ++level) {
+    const bool last = level == p.levels;
+    const auto keep = static_cast<scalar_t>(p.keep[level]);
+    const auto ratio =
+        last ? scalar_t(0) : static_cast<scalar_t>(p.ratio[level]);
+    std::swap(list, next_list);
+    const int32_t* now = list;
+    int32_t* later = next_list;
+    // The first pass needs the units of the level before, so that the lists
+    // turn, and the units change, after it.
+    machine.run(
+        cells, 1,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+          const int64_t cell = now[i], k = cell / n, u = cell % n;
+          Pack<scalar_t, 1> r{{residue<scalar_t>(sums[cell], unit[k])}};
+          sums[cell] = 0;
+          listed[cell] = 0;
+          mass[i] = 0;
+          if (r.at[0] == 0)
+            return;
+          if (keep != 0) {
+            reserve[cell] += keep * r.at[0];
+            if (kept[cell] == 0) {
+              kept[cell] = 1;
+              result[next(num_results)] = static_cast<int32_t>(cell);
+            }
+          }
+          if (last)
+            return;
+          const scalar_t m = scale_to_send(r, ratio, send[u], eps + k);
+          const scalar_t size = r.at[0] < 0 ? -r.at[0] : r.at[0];
+          if (!(m > 0) || (prune[k] > 0 && size < prune[k] * ratio))
+            return;
+          value[i] = r.at[0];
+          mass[i] = m;
+          units[i] = push_units(graph, u, m);
+          if (How::kFixed)
+            largest(largest_bound + k,
+                    bits<uint64_t>(static_cast<double>(size) *
+                                   (push_spread(graph, u) +
+                                    1 / static_cast<double>(m))));
+        },
+        num_next);
+    if (last)
+      break;
+    if (How::kFixed) {
+      machine.run(
+          cells, 1,
+          [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+            if (!(mass[i] > 0))
+              return;
+            const int64_t k = now[i] / n, u = now[i] % n;
+            const double r = value[i];
+            add_up(k, (r < 0 ? -r : r) * (push_spread(graph, u) +
+                                          1 / static_cast<double>(mass[i])));
+          },
+          num_next);
+    }
+    turn(machine, signals, unit, largest_bound, sum_bound, counts);
+    machine.run(
+        cells, 1,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+          if (!(mass[i] > 0))
+            return;
+          for (int64_t from = kPushAtOnce; from < units[i].all;
+               from += kPushAtOnce) {
+            const int64_t at = next(num_parts);
+            part_at[at] = i;
+            part_from[at] = from;
+          }
+        },
+        num_now);
+    const auto push_from = [=] PYG_TRUST_RUN(int64_t i, int64_t from) {
+      const PushUnits all = units[i];
+      const int64_t to =
+          from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
+      if (from >= to)
+        return;
+      const int64_t cell = now[i], k = cell / n, u = cell % n;
+      push_part(graph, u, mass[i], push_key(seed, number + k, level, u), all,
+                from, to,
+                ToSignal<scalar_t, sum_t>{sums + k * n, listed + k * n, later,
+                                          num_next, k * n, value[i], unit[k]});
+    };
+    machine.run(
+        cells, 1,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+          if (mass[i] > 0)
+            push_from(i, 0);
+        },
+        num_now);
+    machine.run(
+        most_parts, 1,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+          push_from(part_at[i], part_from[i]);
+        },
+        num_parts);
+  }
+
+  // The results: above the threshold, the largest, in order.
+  const int64_t count = machine.read(num_results);
+  auto* key = machine.template make<uint64_t>(count);
+  auto* at = machine.template make<int64_t>(count);
+  auto* num_kept = machine.template make<int64_t>(1);
+  const double threshold = p.threshold;
+  const auto all_cells = static_cast<uint64_t>(cells);
+  machine.zero(num_kept, 1);
+  // Dropped entries come last: behind all cells.
+  machine.run(count, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    const int64_t cell = result[i];
+    const double q = reserve[cell];
+    const bool stays = (q < 0 ? -q : q) > threshold;
+    key[i] = stays ? static_cast<uint64_t>(cell) : all_cells;
+    at[i] = cell;
+    if (stays)
+      next(num_kept);
+  });
+  machine.sort(key, at, count);
+  int64_t number_kept = machine.read(num_kept);
+  if (p.top_k >= 0 && number_kept > 0) {
+    // By signal, by size, by node: stable sorts, the last criterion first.
+    const int64_t top_k = p.top_k;
+    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+      const double q = reserve[at[i]];
+      key[i] = ~bits<uint64_t>(q < 0 ? -q : q);
+    });
+    machine.sort(key, at, number_kept);
+    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+      key[i] = static_cast<uint64_t>(at[i] / n);
+    });
+    machine.sort(key, at, number_kept);
+    auto* before = machine.template make<int64_t>(signals);
+    machine.zero(before, signals);
+    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+      add(before + key[i], int64_t{1});
+    });
+    machine.sum_before(before, signals);
+    machine.zero(num_kept, 1);
+    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+      const bool stays = i - before[key[i]] < top_k;
+      key[i] = stays ? static_cast<uint64_t>(at[i]) : all_cells;
+      if (stays)
+        next(num_kept);
+    });
+    machine.sort(key, at, number_kept);
+    number_kept = machine.read(num_kept);
+  }
+  const Entries<scalar_t> out = allocate(number_kept);
+  machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    out.node[i] = at[i] % n;
+    out.value[i] = reserve[at[i]];
+    add(row + begin + at[i] / n, int64_t{1});
+  });
+}
+
+// All signals, as many at a time as have no more than kCells cells. `ptr`,
+// zeros for every signal and one more, becomes that of the results.
+template <typename sum_t, typename scalar_t, typename MakeMachine>
+void push_sparse(const MakeMachine& make_machine,
+                 const Sparse<scalar_t>& p,
+                 int64_t* ptr,
+                 const std::type_identity_t<Allocate<scalar_t>>& allocate) {
+  constexpr int64_t kCells = int64_t{1} << 24;
+  int64_t together = p.num_nodes > 0 ? kCells / p.num_nodes : p.num_signals;
+  together = together > 1 ? together : 1;
+  for (int64_t begin = 0; begin < p.num_signals; begin += together) {
+    auto machine = make_machine();
+    push_signals<sum_t>(machine, p, begin,
+                        begin + together < p.num_signals ? begin + together
+                                                         : p.num_signals,
+                        ptr, allocate);
+  }
+  auto machine = make_machine();
+  machine.sum_before(ptr, p.num_signals + 1);
+}
+
+}  // namespace pyg_trust::device

@@ -1,0 +1,384 @@
+"""What only a GPU can show; tests/test_cuda_emulation.py has the rest."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_geometric.data import Data
+
+from pyg_trust import functional as F
+from pyg_trust import ops
+from pyg_trust.functional.propagation import _levels
+from pyg_trust.graph import CSRGraph
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.nn import APPNP, PPNP, SGConv
+from pyg_trust.testing import UNDIRECTED, make_graph
+from pyg_trust.transforms import AGP, GDC, GraphScattering
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason='needs a CUDA GPU'
+    ),
+    pytest.mark.skipif(
+        torch.cuda.is_available() and not ops.has_kernel('cuda'),
+        reason='needs pyg_trust built with CUDA (FORCE_CUDA=1)',
+    ),
+]
+GPU = 'cuda:0'
+DTYPES = [torch.float32, torch.float64]
+
+
+def power_law(n, m):
+    generator = torch.Generator().manual_seed(0)
+    rank = torch.arange(1, n + 1, dtype=torch.float64).pow(-0.6)
+    ends = torch.multinomial(rank, 2 * m, True, generator=generator)
+    ends = ends.view(2, m)
+    spokes = torch.arange(3, n, 3)
+    hub = torch.stack([torch.zeros_like(spokes), spokes])
+    edges = torch.cat([ends, hub], 1)
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    return CSRGraph.from_edge_index(edges, n, duplicates='merge')
+
+
+def graph_of(name):
+    return power_law(30_000, 200_000) if name == 'big' else make_graph(name)
+
+
+def arguments(name, measure, dtype, columns, eps):
+    graph = graph_of(name)
+    prepared = graph.with_self_loops() if measure.self_loops else graph
+    _, ratio, keep = _levels(measure)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(graph.num_nodes, columns, generator=generator).double()
+    return {
+        'graph': prepared.push_graph(measure.a, dtype, measure.along),
+        'receivers': prepared.receivers(measure.along),
+        'recv': prepared.degree_power(-measure.a, dtype),
+        'send': prepared.degree_power(-measure.b, dtype),
+        'x': (x - 0.3).to(dtype),
+        'eps': torch.full((columns,), eps, dtype=dtype),
+        'ratio': ratio,
+        'keep': keep,
+    }
+
+
+def to_gpu(args):
+    moved = {}
+    for name, value in args.items():
+        if isinstance(value, torch.Tensor):
+            stays = name in ('ratio', 'keep')
+            moved[name] = value if stays else value.to(GPU)
+        elif isinstance(value, ops.PushGraph):
+            parts = [None if t is None else t.to(GPU) for t in value]
+            moved[name] = ops.PushGraph(*parts)
+        else:
+            moved[name] = tuple(t.to(GPU) for t in value)
+    return moved
+
+
+def close(got, wanted, tolerance):
+    error = (got.cpu().double() - wanted.double()).abs().max().item()
+    return error <= tolerance * (wanted.double().abs().max().item() + 1e-300)
+
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+
+
+class Transfers(TorchDispatchMode):
+    """The tensors, with a dimension, that go from one device to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.moved = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (
+            torch.ops.aten._to_copy,
+            torch.ops.aten.copy_,
+        ):
+            source = args[func.overloadpacket == torch.ops.aten.copy_]
+            if source.device != out.device and source.dim() > 0:
+                self.moved.append((func.name(), tuple(source.shape)))
+        elif func.namespace != 'pyg_trust':
+            devices = {
+                t.device.type
+                for t in tree_leaves((args, kwargs or {}))
+                if isinstance(t, torch.Tensor) and t.dim() > 0
+            }
+            if len(devices) > 1:
+                self.moved.append((func.name(), 'mixed'))
+        return out
+
+
+# Ops #########################################################################
+
+
+@pytest.mark.parametrize('columns', [1, 2, 5, 64])
+@pytest.mark.parametrize('name', [*UNDIRECTED, 'directed', 'big'])
+@pytest.mark.parametrize('kind', ['float', 'half', 'double'])
+def test_propagate(kind, name, columns):
+    dtype = torch.float64 if kind == 'double' else torch.float32
+    args = arguments(name, F.appnp(0.3, levels=3), dtype, columns, 0.1)
+    weights = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    half = kind == 'half'
+    order = ('x', 'recv', 'send')
+    wanted = ops.propagate(
+        *args['receivers'], *(args[k] for k in order), weights, half
+    )
+    args = to_gpu(args)
+    got = [
+        ops.propagate(
+            *args['receivers'], *(args[k] for k in order), weights, half
+        )
+        for _ in range(2)
+    ]
+    assert got[0].device == torch.device(GPU)
+    assert torch.equal(*got)
+    assert close(got[0], wanted, 1e-2 if half else TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize('above', [math.inf, 1.0, 0.0])
+@pytest.mark.parametrize('columns', [1, 3, 40])
+@pytest.mark.parametrize('eps', [1e-3, 0.03, 1.0])
+@pytest.mark.parametrize('name', ['random', 'directed', 'big'])
+def test_push(name, eps, columns, above):
+    measure = F.Measure(0.4, 0.6, (0.2937, 0.2, 0.2, 0.1))
+    args = arguments(name, measure, torch.float64, columns, eps)
+    wanted, pushed = ops.push(**args, seed=3, pull_above=above)
+    args = to_gpu(args)
+    for deterministic in (True, False):
+        got = [
+            ops.push(
+                **args,
+                seed=3,
+                pull_above=above,
+                deterministic=deterministic,
+            )
+            for _ in range(3)
+        ]
+        assert close(got[0][0], wanted, TOLERANCE[torch.float64])
+        assert torch.equal(got[0][1].cpu(), pushed)
+        if deterministic:
+            assert torch.equal(got[0][0], got[1][0])
+            assert torch.equal(got[0][0], got[2][0])
+
+
+@pytest.mark.parametrize('top_k', [-1, 5])
+@pytest.mark.parametrize('name', ['random', 'big'])
+def test_push_sparse(name, top_k):
+    measure = F.appnp(0.2937, levels=4)
+    args = arguments(name, measure, torch.float64, 3, 0.1)
+    for part in ('x', 'eps', 'receivers', 'recv'):
+        del args[part]
+    args |= {
+        'ptr': torch.tensor([0, 2, 2, 3]),
+        'node': torch.tensor([1, 4, 1]),
+        'value': torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64),
+        'eps': torch.full((3,), 1e-3, dtype=torch.float64),
+        'prune': torch.zeros(3, dtype=torch.float64),
+    }
+    numbers = {'seed': 7, 'top_k': top_k, 'threshold': 1e-9}
+    wanted = ops.push_sparse(**args, **numbers)
+    args = to_gpu(args)
+    first = ops.push_sparse(**args, **numbers)
+    again = ops.push_sparse(**args, **numbers)
+    floats = ops.push_sparse(**args, **numbers, deterministic=False)
+    for got in (first, floats):
+        assert torch.equal(got[0].cpu(), wanted[0])
+        assert torch.equal(got[1].cpu(), wanted[1])
+        assert close(got[2], wanted[2], TOLERANCE[torch.float64])
+    assert torch.equal(first[2], again[2])
+
+
+@pytest.mark.parametrize(
+    ('length', 'restarts'), [(0, 1), (1, 1), (2, 1), (2, 3), (1, 50)]
+)
+@pytest.mark.parametrize('name', [*UNDIRECTED, 'random', 'directed', 'big'])
+def test_walks(name, length, restarts):
+    graph = graph_of(name).to(GPU)
+    walks = F.disjoint_walks(graph, length, restarts, seed=5)  # checks them
+    assert walks.ptr.device == walks.node.device == torch.device(GPU)
+    again = F.disjoint_walks(graph, length, restarts, seed=5)
+    assert torch.equal(walks.node, again.node)
+    assert torch.equal(walks.ptr, again.ptr)
+    bounds, nodes = walks.ptr.tolist(), walks.node.tolist()
+    rowptr, col = (t.cpu() for t in graph.receivers())
+    for a, b in list(pairwise(bounds))[:500]:
+        for i in range(a + 1, b):
+            assert any(
+                nodes[i] in col[rowptr[u] : rowptr[u + 1]]
+                for u in {nodes[i - 1], nodes[a]}
+            )
+
+
+def test_sizes_of_subgraphs_are_near_those_of_the_cpu():
+    graph = graph_of('big')
+    for length, restarts in ((1, 1), (2, 1), (2, 2)):
+        shares = []
+        for device in ('cpu', GPU):
+            on = graph.to(device)
+            sizes = torch.cat(
+                [
+                    F.disjoint_walks(on, length, restarts, seed=s).ptr.diff()
+                    for s in range(5)
+                ]
+            ).cpu()
+            count = sizes.bincount(minlength=2 + length * restarts).double()
+            shares.append(count / count.sum())
+        assert (shares[0] - shares[1]).abs().max() < 0.06
+
+
+def opcheck_cases():
+    for dtype in DTYPES:
+        args = arguments('random', F.appnp(0.3, levels=3), dtype, 3, 0.05)
+        graph = tuple(args['graph'])
+        layout = (*graph[:2], graph[4], *graph[2:4])
+        order = ('recv', 'send', 'x', 'eps', 'ratio', 'keep')
+        tensors = (*layout, *args['receivers'], *(args[k] for k in order))
+        yield 'push', tensors, (3, 0, 0.25, True), ('ratio', 'keep')
+        weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
+        tensors = (*args['receivers'], args['x'], args['recv'], args['send'])
+        yield 'propagate', (*tensors, weights), (False,), ('weights',)
+    rowptr, col = make_graph('random').receivers()
+    yield 'disjoint_walks', (rowptr, col, torch.arange(40)), (2, 1, 3), ()
+
+
+@pytest.mark.parametrize(
+    ('name', 'tensors', 'numbers', 'host'), list(opcheck_cases())
+)
+def test_opcheck(name, tensors, numbers, host):
+    op = getattr(torch.ops.pyg_trust, name).default
+    names = [argument.name for argument in op._schema.arguments]
+    moved = [
+        t if t is None or k in host else t.to(GPU)
+        for k, t in zip(names, tensors, strict=False)
+    ]
+    torch.library.opcheck(op, (*moved, *numbers))
+
+
+def test_empty_inputs():
+    graph = make_graph('no_edges').to(GPU)
+    for columns in (0, 2):
+        x = torch.ones(3, columns, device=GPU)
+        z = F.propagate(graph, x, F.ppr(0.2))
+        assert z.shape == x.shape
+        z = F.propagate(graph, x, F.ppr(0.2), eps=0.1, seed=0)
+        assert z.shape == x.shape
+
+
+# Python ######################################################################
+
+
+@pytest.mark.parametrize('eps', [0.0, 1e-4])
+def test_autograd(eps):
+    grads = []
+    for device in ('cpu', GPU):
+        graph = graph_of('random').to(device)
+        x = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
+        x = x.double().to(device).requires_grad_()
+        z = F.propagate(graph, x, F.appnp(0.2937, levels=4), eps=eps, seed=1)
+        z.square().sum().backward()
+        grads.append(x.grad.cpu())
+    torch.testing.assert_close(*grads)
+    if eps == 0:
+        x = torch.rand(40, 2, device=GPU, dtype=torch.float64)
+        graph = graph_of('random').to(GPU)
+        assert torch.autograd.gradcheck(
+            lambda x: F.propagate(graph, x, F.sgc(2)),
+            x.requires_grad_(),
+        )
+
+
+@pytest.mark.parametrize('backend', ['aot_eager', 'inductor'])
+def test_compile(backend):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(5, 4)
+            self.conv = APPNP(3, 0.1, eps=1e-4, seed=1)
+
+        def forward(self, x, graph):
+            return self.conv(self.lin(x).relu(), graph)
+
+    graph = graph_of('random').to(GPU)
+    x = torch.rand(40, 5, device=GPU)
+    net = Net().to(GPU)
+    wanted = net(x, graph)
+    got = torch.compile(net, backend=backend)(x, graph)
+    torch.testing.assert_close(got, wanted)
+    got.sum().backward()
+    assert net.lin.weight.grad.isfinite().all()
+
+
+def test_nothing_moves():
+    graph = graph_of('random')
+    edge_index = graph.to_edge_index()[0].to(GPU)
+    x = torch.rand(40, 5, device=GPU)
+    convs = [SGConv(5, 3, K=2, eps=1e-3), APPNP(3, 0.1, eps=0.0)]
+    model = PPNP(torch.nn.Linear(5, 3), 0.2).to(GPU)
+    convs = [conv.to(GPU) for conv in convs]
+    with Transfers() as transfers:
+        data = Data(x=x, edge_index=edge_index, num_nodes=40)
+        out = AGP('appnp', alpha=0.1, levels=3, eps=1e-3)(data)
+        assert out.x.device == x.device
+        out = GDC('ppr', alpha=0.2, eps=1e-2, top_k=3)(data)
+        assert out.edge_index.device == x.device
+        out = GraphScattering(J=3, Q=2, L=2)(data)
+        assert out.z.device == x.device
+        for conv in convs:
+            z = conv(x, edge_index)
+            assert z.device == x.device
+            z.sum().backward() if z.requires_grad else None
+        model(x, edge_index).sum().backward()
+    large = [entry for entry in transfers.moved if entry[1] != (2,)]
+    assert large == []
+
+
+def test_loader():
+    graph = graph_of('random')
+    edge_index = graph.to_edge_index()[0].to(GPU)
+    data = Data(x=torch.rand(40, 3, device=GPU), edge_index=edge_index)
+    loader = DisjointWalkLoader(data, 4, 2, num_steps=3, seed=1)
+    for batch in loader:
+        assert batch.x.device == torch.device(GPU)
+        assert torch.equal(batch.x, data.x[batch.n_id])
+
+
+def test_another_stream_and_many_runs():
+    # Memory that is handed out again too early would show.
+    args = arguments('big', F.appnp(0.3, levels=4), torch.float32, 40, 0.01)
+    args = to_gpu(args)
+    wanted, _ = ops.push(**args, seed=3)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        results = [ops.push(**args, seed=3)[0] for _ in range(10)]
+    stream.synchronize()
+    assert all(torch.equal(result, wanted) for result in results)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two GPUs')
+def test_the_device_of_the_tensors_counts():
+    assert torch.cuda.current_device() == 0
+    results = []
+    for device in ('cuda:0', 'cuda:1'):
+        graph = graph_of('big').to(device)
+        x = torch.ones(graph.num_nodes, 20, device=device)
+        z = F.propagate(graph, x, F.ppr(0.2), eps=1e-4, seed=1)
+        walks = F.disjoint_walks(graph, 2, 1, seed=1)
+        assert z.device == walks.node.device == torch.device(device)
+        results.append((z.cpu(), walks.node.cpu()))
+        assert torch.cuda.current_device() == 0
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+    graph = graph_of('random').to('cuda:1')
+    weights = torch.ones(2, dtype=torch.float64)
+    recv = graph.degree_power(0, torch.float32)
+    x = torch.ones(40, 2, device='cuda:0')
+    with pytest.raises(ValueError, match='device of the other tensors'):
+        ops.propagate(*graph.receivers(), x, recv, recv, weights)

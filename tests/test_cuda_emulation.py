@@ -1,0 +1,634 @@
+"""The CUDA kernels without a GPU: their bodies, run by threads of the host.
+
+``csrc/device`` holds all of the kernels but how they are launched. Here they
+run on the machine of ``emulation.cpp``, with threads one after the other in
+several orders, and together; every result is compared with the CPU's op, with
+brute force or with an exact law.
+"""
+
+import ctypes
+import math
+import os
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_trust import functional as F
+from pyg_trust import ops
+from pyg_trust.functional.propagation import _levels
+from pyg_trust.graph import CSRGraph
+from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
+
+HERE = Path(__file__).resolve().parent
+UP, DOWN, SHUFFLED, THREADS = range(4)
+ORDERS = (UP, DOWN, SHUFFLED, THREADS)
+DTYPES = (torch.float32, torch.float64)
+
+
+def compiler():
+    named = os.environ.get('CXX')
+    for name in (named, 'g++', 'clang++', 'c++'):
+        if name and shutil.which(name):
+            return name
+    return None
+
+
+@pytest.fixture(scope='module')
+def host(tmp_path_factory):
+    """The emulation, compiled."""
+    cxx = compiler()
+    if cxx is None:
+        pytest.skip('needs a C++ compiler')
+    library = tmp_path_factory.mktemp('emulation') / 'emulation.so'
+    command = [
+        *(cxx, '-std=c++20', '-O1', '-g0', '-Wall', '-Wextra', '-Werror'),
+        *('-Wno-psabi', '-ffp-contract=off', '-fPIC', '-shared', '-pthread'),
+        f'-I{HERE.parent / "csrc"}',
+        str(HERE / 'emulation.cpp'),
+        *('-o', str(library)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Emulation(ctypes.CDLL(str(library)))
+
+
+def pointer(tensor):
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def name_of(dtype):
+    return {torch.float32: 'float', torch.float64: 'double'}[dtype]
+
+
+class Emulation:
+    """The ops of :mod:`pyg_trust.ops`, on the host's machine."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def call(self, name, order, *arguments):
+        converted = [
+            pointer(a)
+            if isinstance(a, Tensor) or a is None
+            else ctypes.c_double(a)
+            if isinstance(a, float)
+            else ctypes.c_int64(a)
+            for a in arguments
+        ]
+        return getattr(self.library, name)(ctypes.c_int(order), *converted)
+
+    def propagate(self, order, rowptr, col, x, recv, send, weights, half):
+        z = torch.full_like(x, math.nan)
+        self.call(
+            'propagate_' + ('half' if half else name_of(x.dtype)),
+            *(order, rowptr, col, x.size(0), x, x.size(1), recv, send),
+            *(weights, len(weights) - 1, z),
+        )
+        return z
+
+    def push(
+        self,
+        order,
+        graph,
+        receivers,
+        recv,
+        send,
+        x,
+        eps,
+        ratio,
+        keep,
+        seed,
+        first=0,
+        pull_above=math.inf,
+        deterministic=True,
+    ):
+        z = torch.zeros_like(x)
+        size = ops.block_size(x.dtype)
+        pushed = torch.zeros((x.size(1) + size - 1) // size).long()
+        how = 'fixed' if deterministic else 'atomic'
+        self.call(
+            f'push_{name_of(x.dtype)}_{how}',
+            *(order, graph.rowptr, graph.col, graph.scale, graph.group_ptr),
+            *(graph.group_end, *receivers, recv, send, x.size(0), x),
+            *(x.size(1), eps, ratio, keep, len(ratio), seed, first),
+            *(float(pull_above), z, pushed),
+        )
+        return z, pushed
+
+    def push_sparse(
+        self,
+        order,
+        graph,
+        send,
+        ptr,
+        node,
+        value,
+        eps,
+        prune,
+        ratio,
+        keep,
+        seed,
+        first=0,
+        top_k=-1,
+        threshold=0.0,
+        deterministic=True,
+    ):
+        out_ptr = torch.zeros_like(ptr)
+        size = (len(ptr) - 1) * len(send)
+        out_node = torch.full((size,), -1)
+        out_value = torch.full((size,), math.nan, dtype=value.dtype)
+        how = 'fixed' if deterministic else 'atomic'
+        self.call(
+            f'push_sparse_{name_of(value.dtype)}_{how}',
+            *(order, graph.rowptr, graph.col, graph.scale, graph.group_ptr),
+            *(graph.group_end, send, len(send), ptr, node, value),
+            *(len(ptr) - 1, eps, prune, ratio, keep, len(ratio), seed, first),
+            *(top_k, float(threshold), out_ptr, out_node, out_value),
+        )
+        count = int(out_ptr[-1])
+        return out_ptr, out_node[:count], out_value[:count]
+
+    def disjoint_walks(
+        self, order, rowptr, col, roots, walk_length, restarts, seed
+    ):
+        ptr = torch.full((len(roots) + 1,), -1)
+        node = torch.full((len(rowptr) - 1,), -1)
+        counts = torch.zeros(3, dtype=torch.int64)
+        self.call(
+            'disjoint_walks',
+            *(order, rowptr, col, len(rowptr) - 1, roots, len(roots)),
+            *(walk_length, restarts, seed, ptr, node, counts),
+        )
+        count, size, rounds = counts.tolist()
+        return ptr[: count + 1], node[:size], rounds
+
+
+def power_law(n, m, seed=0):
+    """Undirected, with a hub that is linked to every third node."""
+    generator = np.random.default_rng(seed)
+    rank = (1 / np.arange(1, n + 1)) ** 0.6
+    ends = generator.choice(n, (2, m), p=rank / rank.sum())
+    spokes = np.arange(3, n, 3)
+    hub = np.stack([np.zeros_like(spokes), spokes])
+    edges = torch.from_numpy(np.concatenate([ends, hub], axis=1))
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    return CSRGraph.from_edge_index(edges, n, duplicates='merge')
+
+
+GRAPHS = (*UNDIRECTED, 'random', 'directed')
+BIG = power_law(3000, 9000)  # its hub has more entries than kLongest
+
+
+def graph_of(name):
+    return BIG if name == 'big' else make_graph(name)
+
+
+def arguments(name, measure, dtype=torch.float64, columns=3, density=1.0):
+    graph = graph_of(name)
+    prepared = graph.with_self_loops() if measure.self_loops else graph
+    _, ratio, keep = _levels(measure)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(
+        2, graph.num_nodes, columns, generator=generator, dtype=torch.float64
+    )
+    x = torch.where(x[1] < density, x[0] - 0.3, 0.0)
+    return {
+        'graph': prepared.push_graph(measure.a, dtype, measure.along),
+        'receivers': prepared.receivers(measure.along),
+        'recv': prepared.degree_power(-measure.a, dtype),
+        'send': prepared.degree_power(-measure.b, dtype),
+        'x': x.to(dtype),
+        'ratio': ratio,
+        'keep': keep,
+    }
+
+
+def close(got, wanted, tolerance):
+    """Up to rounding, relative to the largest value of all."""
+    scale = wanted.double().abs().max().item() + 1e-300
+    error = (got.double() - wanted.double()).abs().max().item()
+    return error <= tolerance * scale
+
+
+# No round numbers: with alpha = 0.3, ten residues of one quantum each make a
+# mass of 10 * 0.7, which a neighbour of degree 7 divides to 1 +- rounding:
+# sent as it is, or sampled.
+MEASURES = {
+    'ppr': F.ppr(0.2937, levels=3),
+    'appnp': F.appnp(0.2937, levels=3),
+    'target': F.single_target(0.2937, levels=3),
+    'katz': F.Measure(0.0, 0.0, (1.0, 0.1, 0.01)),
+    'odd': F.Measure(0.2, 0.9, (1, 0, 2)),
+}
+
+
+# Exact propagation ###########################################################
+
+
+@pytest.mark.parametrize('columns', [1, 2, 3, 4, 5, 8, 17, 40])
+@pytest.mark.parametrize('name', [*GRAPHS, 'big'])
+@pytest.mark.parametrize('kind', ['float', 'half', 'double'])
+def test_propagate_equals_the_cpu(host, kind, name, columns):
+    measure = F.Measure(0.3, 0.8, (0.5, 0.0, 0.3, 0.2))
+    dtype = torch.float64 if kind == 'double' else torch.float32
+    args = arguments(name, measure, dtype, columns)
+    call = (
+        *(*args['receivers'], args['x'], args['recv'], args['send']),
+        torch.tensor(measure.weights, dtype=torch.float64),
+        kind == 'half',
+    )
+    wanted = ops.propagate(*call)
+    one = host.propagate(UP, *call)
+    assert close(one, wanted, 1e-14 if kind == 'double' else 1e-2)
+    if kind == 'float':
+        assert close(one, wanted, 2e-6)
+    for order in (DOWN, SHUFFLED, THREADS):
+        assert torch.equal(host.propagate(order, *call), one)
+
+
+def test_propagate_without_entries_or_levels(host):
+    x = torch.rand(3, 5)
+    rowptr = torch.zeros(4, dtype=torch.int64)
+    col = torch.zeros(0, dtype=torch.int32)
+    one = torch.ones(3)
+    weights = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    got = host.propagate(UP, rowptr, col, x, one, one, weights, False)
+    assert torch.equal(got, 2 * x)
+    got = host.propagate(UP, rowptr, col, x, one, one, weights[:1], False)
+    assert torch.equal(got, 2 * x)
+    empty = host.propagate(UP, rowptr, col, x[:, :0], one, one, weights, False)
+    assert empty.shape == (3, 0)
+
+
+# Pushes ######################################################################
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('mass', [1e-3, 0.4, 1.0, 3.7, 900.0, math.inf])
+@pytest.mark.parametrize('name', ['big', 'directed', 'star'])
+def test_parts_of_a_push_are_the_push(host, name, mass, dtype):
+    for a in (0.0, 0.5, 1.0):
+        graph = graph_of(name).push_graph(a, dtype)
+        scalar = {
+            torch.float32: ctypes.c_float,
+            torch.float64: ctypes.c_double,
+        }[dtype]
+        for seed in range(3):
+            for at_once in (1, 7, 128):
+                assert getattr(host.library, f'parts_{name_of(dtype)}')(
+                    *map(pointer, (graph.rowptr, graph.col, graph.scale)),
+                    *map(pointer, (graph.group_ptr, graph.group_end)),
+                    ctypes.c_int64(graph.rowptr.numel() - 1),
+                    scalar(mass),
+                    ctypes.c_int64(seed),
+                    ctypes.c_int64(at_once),
+                )
+
+
+@pytest.mark.parametrize('columns', [1, 3, 8, 13, 40])
+@pytest.mark.parametrize('eps', [1e-3, 0.03, 1.0])
+@pytest.mark.parametrize('measure', list(MEASURES))
+@pytest.mark.parametrize('name', ['random', 'directed', 'star', 'big'])
+def test_push_samples_what_the_cpu_samples(host, name, measure, eps, columns):
+    args = arguments(name, MEASURES[measure], columns=columns)
+    args['eps'] = torch.linspace(eps, 2 * eps, columns, dtype=torch.float64)
+    numbers = {'seed': 11, 'first': 5}
+    wanted, pushed = ops.push(**args, **numbers)
+    results = {
+        (order, fixed): host.push(
+            order, **args, **numbers, deterministic=fixed
+        )
+        for order in (DOWN, SHUFFLED)
+        for fixed in (True, False)
+    }
+    for got, count in results.values():
+        # One point more or less would be an error of about eps.
+        assert close(got, wanted, 1e-11)
+        assert torch.equal(count, pushed)
+    assert torch.equal(results[DOWN, True][0], results[SHUFFLED, True][0])
+
+
+@pytest.mark.parametrize('name', ['random', 'big'])
+@pytest.mark.parametrize('columns', [1, 4, 21])
+def test_push_is_repeatable_in_float32(host, name, columns):
+    args = arguments(name, F.appnp(0.2, levels=5), torch.float32, columns)
+    args['eps'] = torch.full((columns,), 0.05)
+    one, _ = host.push(UP, **args, seed=3)
+    for order in (DOWN, SHUFFLED, THREADS):
+        again, _ = host.push(order, **args, seed=3)
+        assert torch.equal(again, one)
+
+
+def test_push_in_float32_samples_what_the_cpu_samples(host):
+    # Sums in another order move a few points across a border.
+    args = arguments('big', F.appnp(0.3, levels=4), torch.float32, 20)
+    args['eps'] = torch.full((20,), 0.1)
+    for fixed in (True, False):
+        same = 0
+        for seed in range(20):
+            wanted, _ = ops.push(**args, seed=seed)
+            got, _ = host.push(
+                SHUFFLED, **args, seed=seed, deterministic=fixed
+            )
+            same += close(got, wanted, 3e-6)
+        assert same >= 17
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('columns', [1, 3, 5, 37])
+@pytest.mark.parametrize('name', ['random', 'directed', 'big'])
+def test_pulled_levels_are_exact(host, name, columns, dtype):
+    measure = F.Measure(0.3, 0.8, (1, 2, 3, 4))
+    args = arguments(name, measure, dtype, columns)
+    args['eps'] = torch.full((columns,), 1e-9, dtype=dtype)
+    for fixed in (True, False):
+        got, pushed = host.push(
+            SHUFFLED, **args, seed=1, pull_above=0.0, deterministic=fixed
+        )
+        assert (pushed == 0).all()
+        got = got.double() * sum(measure.weights)
+        if name == 'big':
+            wanted = ops.propagate(
+                *args['receivers'],
+                *(args[part].double() for part in ('x', 'recv', 'send')),
+                torch.tensor(measure.weights, dtype=torch.float64),
+            )
+        else:
+            wanted = dense_operator(graph_of(name), measure)
+            wanted = wanted @ args['x'].double()
+        assert close(got, wanted, 2e-6 if dtype == torch.float32 else 1e-13)
+
+
+def test_the_same_levels_are_pulled_as_on_the_cpu(host):
+    counts = set()
+    for density in (0.001, 0.1, 1.0):
+        args = arguments('big', F.ppr(0.2, levels=6), columns=20)
+        args['x'] = arguments(
+            'big', F.ppr(0.2, levels=6), columns=20, density=density
+        )['x']
+        norms = args['x'].abs().sum(0)
+        for eps in (1e-7, 1e-5, 1e-4, 1e-3, 1e-2):
+            args['eps'] = eps * norms
+            for above in (0.1, 1.0):
+                wanted = ops.push(**args, seed=2, pull_above=above)
+                got = host.push(SHUFFLED, **args, seed=2, pull_above=above)
+                assert torch.equal(got[1], wanted[1])
+                assert close(got[0], wanted[0], 1e-11)
+                counts.update(got[1].tolist())
+    assert len(counts) >= 3  # the decision is not always the same
+
+
+def test_first_shifts_the_streams(host):
+    args = arguments('random', F.ppr(0.3, levels=3), columns=24)
+    eps = torch.full((24,), 0.1, dtype=torch.float64)
+    whole, _ = host.push(UP, **args, eps=eps, seed=3)
+    args['x'] = args['x'][:, 8:].contiguous()
+    part, _ = host.push(UP, **args, eps=eps[8:].clone(), seed=3, first=1)
+    assert torch.equal(part, whole[:, 8:])
+
+
+@pytest.mark.parametrize('power', [-200, 0, 200])
+def test_fixed_point_has_the_range_of_its_numbers(host, power):
+    args = arguments('random', F.appnp(0.3, levels=3))
+    scale = 2.0**power
+    args['x'] = args['x'] * scale
+    args['eps'] = torch.full((3,), 0.05 * scale, dtype=torch.float64)
+    wanted, _ = ops.push(**args, seed=1)
+    got, _ = host.push(SHUFFLED, **args, seed=1)
+    assert close(got / scale, wanted / scale, 1e-12)
+
+
+def test_fixed_point_says_when_numbers_overflow(host):
+    args = arguments('random', F.Measure(0.0, 0.0, (1.0, 1.0, 1.0)))
+    args['x'] = torch.full_like(args['x'], 1e308)
+    args['eps'] = torch.full((3,), 1e307, dtype=torch.float64)
+    got, _ = host.push(UP, **args, seed=1)
+    assert not got.isfinite().all()
+
+
+# Sparse pushes ###############################################################
+
+
+def sparse_arguments(name, measure, dtype, eps, prune=0.0):
+    args = arguments(name, measure, dtype)
+    for part in ('x', 'receivers', 'recv'):
+        del args[part]
+    n = args['send'].numel()
+    node = torch.tensor([1, 2, 1, 0, 0, n - 1, n // 2, 2])
+    value = torch.tensor([1.0, -2.0, 0.5, 1.0, 0.25, -1.0, 3.0, 1e-3])
+    return {
+        **args,
+        'ptr': torch.tensor([0, 2, 2, 3, 5, 8]),  # one empty, one with twins
+        'node': node,
+        'value': value.to(dtype),
+        'eps': torch.full((5,), eps, dtype=dtype),
+        'prune': torch.full((5,), prune, dtype=dtype),
+    }
+
+
+def sort_rows(ptr, value):
+    rows = [value[a:b].sort().values for a, b in pairwise(ptr.tolist())]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(
+    ('eps', 'prune', 'top_k', 'threshold'),
+    [
+        # A threshold, as what cancels to zero here may leave a last bit there.
+        (0.05, 0.0, -1, 1e-9),
+        (1e-4, 0.0, -1, 1e-9),
+        (0.0, 0.0, -1, 1e-9),
+        (0.0, 1e-2, -1, 1e-9),
+        (1e-3, 0.0, 3, 0.0),
+        (1e-3, 0.0, 0, 0.0),
+        (1e-3, 0.0, 7, 0.02),
+        (1e-3, 0.0, -1, 0.01),
+    ],
+)
+@pytest.mark.parametrize('measure', ['appnp', 'ppr', 'target', 'katz'])
+@pytest.mark.parametrize('name', ['random', 'directed', 'big'])
+def test_push_sparse_equals_the_cpu(
+    host, name, measure, eps, prune, top_k, threshold
+):
+    args = sparse_arguments(name, MEASURES[measure], torch.float64, eps, prune)
+    numbers = {'seed': 7, 'first': 2, 'top_k': top_k, 'threshold': threshold}
+    ptr, node, value = ops.push_sparse(**args, **numbers)
+    fixed = []
+    for order in (DOWN, SHUFFLED, THREADS):
+        for deterministic in (True, False):
+            got = host.push_sparse(
+                order, **args, **numbers, deterministic=deterministic
+            )
+            assert torch.equal(got[0], ptr)
+            if measure == 'katz' and top_k > 0:
+                # Many results are alike, and rounding chooses among them.
+                got = (got[0], node, sort_rows(ptr, got[2]))
+                value = sort_rows(ptr, value)
+            assert torch.equal(got[1], node)
+            assert close(got[2], value, 1e-11) if len(value) else True
+            if deterministic:
+                fixed.append(got[2])
+    assert all(torch.equal(one, fixed[0]) for one in fixed)
+
+
+def test_push_sparse_in_float32(host):
+    args = sparse_arguments('big', MEASURES['ppr'], torch.float32, 1e-3)
+    wanted = ops.push_sparse(**args, seed=7, threshold=1e-6)
+    got = host.push_sparse(SHUFFLED, **args, seed=7, threshold=1e-6)
+    assert torch.equal(got[1], wanted[1])
+    assert close(got[2], wanted[2], 2e-6)
+
+
+def test_push_sparse_without_signals(host):
+    args = sparse_arguments('random', MEASURES['ppr'], torch.float64, 0.1)
+    args['ptr'] = args['ptr'][:1]
+    for part in ('node', 'value', 'eps', 'prune'):
+        args[part] = args[part][:0]
+    ptr, node, value = host.push_sparse(UP, **args, seed=7)
+    assert ptr.tolist() == [0]
+    assert len(node) == len(value) == 0
+
+
+# Walks #######################################################################
+
+
+def check_invariants(ptr, node, rowptr, col, roots, length, restarts):
+    bounds, nodes = ptr.tolist(), node.tolist()
+    assert bounds[0] == 0
+    assert bounds[-1] == len(nodes)
+    assert len(set(nodes)) == len(nodes)  # disjoint
+    assert set(roots.tolist()) <= set(nodes)  # every root is in one
+    starts = set(roots.tolist())
+    rows = [set(col[a:b].tolist()) for a, b in pairwise(rowptr.tolist())]
+    for a, b in pairwise(bounds):
+        assert 1 <= b - a <= 1 + length * restarts
+        assert nodes[a] in starts
+        # Every node follows the one before it, or the root.
+        for i in range(a + 1, b):
+            before = {nodes[i - 1], nodes[a]}
+            assert any(nodes[i] in rows[u] for u in before)
+
+
+@pytest.mark.parametrize('seed', [0, 5, 2**63 - 1])
+@pytest.mark.parametrize(
+    ('length', 'restarts'),
+    [(0, 1), (1, 1), (2, 1), (1, 2), (2, 3), (7, 1), (1, 50), (2**31, 2**31)],
+)
+@pytest.mark.parametrize('name', [*GRAPHS, 'big'])
+def test_walks_are_disjoint_and_bounded(host, name, length, restarts, seed):
+    if name == 'big' and length > 2:
+        length, restarts = 3, 4
+    graph = graph_of(name)
+    rowptr, col = graph.receivers()
+    for roots in (
+        torch.arange(graph.num_nodes).flip(0),
+        torch.arange(graph.num_nodes)[::3].contiguous(),
+    ):
+        args = (rowptr, col, roots, length, restarts, seed)
+        ptr, node, _ = host.disjoint_walks(UP, *args)
+        check_invariants(ptr, node, rowptr, col, roots, length, restarts)
+        for order in (DOWN, SHUFFLED, THREADS):
+            again = host.disjoint_walks(order, *args)
+            assert torch.equal(again[0], ptr)
+            assert torch.equal(again[1], node)
+
+
+def test_walks_stop_only_where_all_is_claimed(host):
+    # Given what was claimed when it walked, a walk that stops early had no
+    # unclaimed neighbour. At the end everything is claimed, so this shows in
+    # the last subgraphs: a root alone has neighbours in subgraphs alone.
+    rowptr, col = BIG.receivers()
+    roots = torch.arange(BIG.num_nodes)
+    ptr, node, _ = host.disjoint_walks(UP, rowptr, col, roots, 2, 2, 3)
+    assert len(node) == BIG.num_nodes
+    sizes = ptr.diff()
+    assert (sizes == 5).float().mean() > 0.05
+    assert sizes.max() == 5
+
+
+def test_no_roots(host):
+    rowptr, col = make_graph('random').receivers()
+    none = torch.zeros(0, dtype=torch.int64)
+    ptr, node, rounds = host.disjoint_walks(UP, rowptr, col, none, 2, 1, 0)
+    assert ptr.tolist() == [0]
+    assert node.tolist() == []
+    assert rounds == 0
+
+
+def test_a_single_root_walks_as_in_the_paper(host):
+    # Alone, a root has nobody to wait for: the exact law of L = 2 on the
+    # graph 0-1, 0-2, 1-2, 1-3 from root 0, a walk without returns.
+    edges = torch.tensor([[0, 1, 0, 2, 1, 2, 1, 3], [1, 0, 2, 0, 2, 1, 3, 1]])
+    rowptr, col = CSRGraph.from_edge_index(edges, 4).receivers()
+    law = {(0, 1, 2): 0.25, (0, 1, 3): 0.25, (0, 2, 1): 0.5}
+    count, trials = dict.fromkeys(law, 0), 4000
+    for seed in range(trials):
+        _, node, _ = host.disjoint_walks(
+            SHUFFLED, rowptr, col, torch.tensor([0]), 2, 1, seed
+        )
+        count[tuple(node.tolist())] += 1
+    chi2 = sum(
+        (count[path] - trials * p) ** 2 / (trials * p)
+        for path, p in law.items()
+    )
+    assert chi2 < 13.8  # 0.001 of two degrees of freedom
+
+
+def test_rows_are_read_where_tries_fail(host):
+    # A hub with 2,000 leaves that takes all but a few: the last neighbours
+    # are found by reading the row, and each as likely as another.
+    n = 2001
+    leaves = torch.arange(1, n)
+    col = torch.cat([leaves, torch.zeros(n - 1, dtype=torch.int64)]).int()
+    rowptr = torch.ones(n + 1, dtype=torch.int64)
+    rowptr[0], rowptr[1] = 0, n - 1
+    rowptr = rowptr.cumsum(0)
+    root = torch.tensor([0])
+    _, node, _ = host.disjoint_walks(UP, rowptr, col, root, 1, n, 0)
+    assert sorted(node.tolist()) == list(range(n))
+    missed = torch.zeros(n)
+    for seed in range(60):
+        _, node, _ = host.disjoint_walks(UP, rowptr, col, root, 1, 1900, seed)
+        assert len(set(node.tolist())) == 1901
+        mask = torch.ones(n)
+        mask[node] = 0
+        missed += mask
+    # Each leaf is missed 60 * 100 / 2000 = 3 times, as a binomial number.
+    assert abs(missed[1:].var().item() - 3 * 0.95) < 0.5
+
+
+def test_sizes_are_close_to_those_of_the_sequential_law(host):
+    # Not the same law, but nearly: shares of each size over many seeds.
+    graph = power_law(1000, 3000, seed=4)
+    rowptr, col = graph.receivers()
+    roots = torch.arange(graph.num_nodes)
+    for length, restarts in ((1, 1), (2, 1), (2, 2)):
+        most = 1 + length * restarts
+        shares = []
+        for sample in (
+            ops.disjoint_walks,
+            lambda *args: host.disjoint_walks(SHUFFLED, *args)[:2],
+        ):
+            sizes = torch.cat(
+                [
+                    sample(rowptr, col, roots, length, restarts, seed)[
+                        0
+                    ].diff()
+                    for seed in range(60)
+                ]
+            )
+            count = sizes.bincount(minlength=most + 1)[1:].double()
+            shares.append(count / count.sum())
+            number = len(sizes) / 60
+        assert (shares[0] - shares[1]).abs().max() < 0.06
+        assert number > 0
