@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import result
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import TUDataset
@@ -141,6 +142,13 @@ def compare(
         f'J{J}Q{Q}L{L} {str(dtype)[6:]:8} ours {mine:7.3f} s  '
         f'per power {other:7.3f} s  ratio {other / mine:6.1f}  '
         f'largest difference {error:.1e}'
+    )
+    target = 4 if max_degree is None else 15 if dtype == torch.float64 else 30
+    result(
+        f'embedding J{J}Q{Q}L{L} {str(dtype)[6:]}, message passing per power '
+        'over ours',
+        other / mine,
+        target,
     )
     return {
         'case': f'J{J}Q{Q}L{L}',

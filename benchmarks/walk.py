@@ -20,7 +20,7 @@ import random
 from functools import partial
 
 import torch
-from common import bandwidth, interleaved, power_law
+from common import bandwidth, interleaved, power_law, result
 from torch_geometric.data import Data
 
 from pyg_trust import functional as F
@@ -103,6 +103,8 @@ def against_python(
             f'{seconds["cpu"] / seconds["ours"]:.1f}',
             flush=True,
         )
+        if (length, restarts) == (2, 1):
+            result('walks of two steps, plain Python over ours', python, 15)
 
 
 def growth(sizes: list[int], repeats: int, device: str) -> None:
@@ -139,6 +141,14 @@ def growth(sizes: list[int], repeats: int, device: str) -> None:
             )
             per_edge = 1e9 * seconds['ours'] / graph.num_edges
             base = first.setdefault((length, restarts), per_edge)
+            if num_edges == sizes[-1]:
+                result(
+                    f'ns per edge, {num_edges} over {sizes[0]} edges, '
+                    f'L={length}, R={restarts}',
+                    per_edge / base,
+                    1.5,
+                    at_most=True,
+                )
             print(
                 f'{graph.num_edges:>10}{length:>3}{restarts:>3}'
                 f'{per_edge:>10.1f}{per_edge / base:>8.2f}'
