@@ -111,7 +111,7 @@ class Emulation:
         pull_above=math.inf,
         deterministic=True,
     ):
-        z = torch.zeros_like(x)
+        z = torch.full_like(x, math.nan)
         size = ops.block_size(x.dtype)
         pushed = torch.zeros((x.size(1) + size - 1) // size).long()
         how = 'fixed' if deterministic else 'atomic'

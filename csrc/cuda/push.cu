@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
   const cuda::Guard guard(x);
   constexpr int64_t block = 64 / sizeof(scalar_t);
   const int64_t n = x.size(0), columns = x.size(1);
-  Tensor out = torch::stable::new_zeros(x, {n, columns});
+  Tensor out = torch::stable::new_empty(x, {n, columns});
   Tensor pushed = torch::stable::new_zeros(x, {(columns + block - 1) / block},
                                            ScalarType::Long);
   const device::Dense<scalar_t> all{graph,
