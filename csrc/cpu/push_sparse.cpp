@@ -168,7 +168,8 @@ class Query {
       const bool everywhere = std::exchange(outgrown_, false);
       last_ = level == levels_.count;
       keep_ = static_cast<scalar_t>(levels_.keep[level]);
-      ratio_ = last_ ? scalar_t(0) : static_cast<scalar_t>(levels_.ratio[level]);
+      ratio_ =
+          last_ ? scalar_t(0) : static_cast<scalar_t>(levels_.ratio[level]);
       below_ = prune * ratio_;
       level_key_ = derive(key, level);
       if (everywhere) {

@@ -8,24 +8,13 @@
 #include <vector>
 
 #include "cuda/machine.cuh"
+#include "levels.h"
 
 namespace pyg_trust {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-template <typename scalar_t>
-PushGraph<scalar_t> view(const Tensor& rowptr,
-                         const Tensor& col,
-                         const std::optional<Tensor>& scale,
-                         const Tensor& group_ptr,
-                         const Tensor& group_end) {
-  return {rowptr.const_data_ptr<int64_t>(), col.const_data_ptr<int32_t>(),
-          scale ? scale->const_data_ptr<scalar_t>() : nullptr,
-          group_ptr.const_data_ptr<int64_t>(),
-          group_end.const_data_ptr<int64_t>()};
-}
 
 template <typename scalar_t>
 std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,

@@ -14,9 +14,10 @@
 //
 // The CPU adds in a third way. So residues agree up to rounding, and what is
 // sampled is the same but where rounding decides: for a point that falls on the
-// border of two entries, an entry whose mass is exactly one quantum, a cost
-// that is exactly the limit, or residues that cancel to zero, which here count
-// for no node that has some, there for as many as were zero on the way.
+// border of two entries, an entry whose mass is exactly one quantum, a residue
+// that is exactly the least not to be pruned, or a cost that is exactly the
+// limit. Of few_nodes(), a node whose residues cancel is none here; the CPU,
+// which lists nodes as they get some, has listed it.
 #pragma once
 
 #include <cmath>
@@ -175,7 +176,7 @@ void push_blocks(Machine& machine,
 
   auto* sums = machine.template make<sum_t>(n * stride);
   auto* value = machine.template make<scalar_t>(n * stride);  // residues
-  auto* mass = machine.template make<scalar_t>(n * blocks);  // < 0: no residue
+  auto* mass = machine.template make<scalar_t>(n * blocks);   // < 0: none
   auto* units = machine.template make<PushUnits>(n * blocks);
   auto* per_eps = machine.template make<scalar_t>(stride);
   auto* unit = machine.template make<Unit>(stride);
