@@ -1,4 +1,4 @@
-"""What the benchmarks share: graphs, interleaved timing, its floor, results."""
+"""What the benchmarks share: graphs, interleaved timing, floor, results."""
 
 import json
 import os

@@ -2,6 +2,7 @@
 // device.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "rng.h"
@@ -13,8 +14,7 @@ constexpr int64_t kPushAhead = 6;  // entries to prefetch
 constexpr int64_t kSamples = 1024;  // nodes that estimate a level's cost
 
 // What a push and a visited node cost, where an entry of an exact level costs
-// one (benchmarks/push.py, 200 thousand and a million nodes). Every device
-// decides by these, as what is sampled depends on it.
+// one (benchmarks/push.py, 200 thousand and a million nodes).
 constexpr double kPushCost = 8;
 constexpr double kVisitCost = 16;
 
@@ -255,6 +255,64 @@ PYG_TRUST_HD inline void push_part(const PushGraph<scalar_t>& graph,
     }
     start = top;
   }
+}
+
+// What is sampled depends on which levels are done exactly, and on every bit of
+// a mass. All that decides it is here, for every device:
+//
+// A level is done exactly if its residues are not few and pushing them is
+// expected to cost more than `above`. They are not few at level 0, after an
+// exact level, and where more than few_nodes() nodes have some. The expected
+// cost is sample_step() times the sum of visit_cost() over the nodes
+// sample_step() / 2, sample_step() / 2 + sample_step(), ..., in this order.
+//
+// Residues r are *raw*, as they arrive, or, at level 0 and after an exact
+// level, *ready*: kept in part, and multiplied by `send`, as
+//
+//   send * x,    send * (sum of what is received * (recv * ratio)).
+PYG_TRUST_HD inline int64_t few_nodes(int64_t num_nodes) {
+  return num_nodes / 16 + 1;
+}
+
+PYG_TRUST_HD inline int64_t sample_step(int64_t num_nodes) {
+  return num_nodes / kSamples + 1;
+}
+
+template <typename scalar_t>
+PYG_TRUST_HD inline double visit_cost(const PushGraph<scalar_t>& graph,
+                                      int64_t u,
+                                      scalar_t mass) {
+  return mass > 0 ? kVisitCost + kPushCost * push_cost(graph, u, mass) : 0.0;
+}
+
+// Times residues, this is what is sent to a node of degree one.
+template <typename scalar_t>
+PYG_TRUST_HD inline scalar_t send_factor(bool ready,
+                                         scalar_t ratio,
+                                         scalar_t send) {
+  return ready ? ratio : ratio * send;
+}
+
+// Residues become what is sent to a node of degree one; returns the largest in
+// units of its quantum, `per_eps` being 1 / eps.
+template <int width, typename scalar_t>
+PYG_TRUST_HD inline scalar_t scale_to_send(scalar_t* value,
+                                           scalar_t factor,
+                                           const scalar_t* per_eps) {
+  scalar_t mass = 0;
+  for (int c = 0; c < width; ++c) {
+    value[c] *= factor;
+    // 0 / 0, a signal without a quantum, is no larger than anything.
+    const scalar_t size = std::abs(value[c]) * per_eps[c];
+    mass = size > mass ? size : mass;
+  }
+  return mass;
+}
+
+// Whether |r| * send < prune, where `below` is prune * ratio.
+template <typename scalar_t>
+PYG_TRUST_HD inline bool is_pruned(scalar_t sent, scalar_t below) {
+  return below > 0 && std::abs(sent) < below;
 }
 
 // At most what row u sends in all, per unit of residue: all that push_row

@@ -111,7 +111,7 @@ class Emulation:
         pull_above=math.inf,
         deterministic=True,
     ):
-        z = torch.zeros_like(x)
+        z = torch.full_like(x, math.nan)
         size = ops.block_size(x.dtype)
         pushed = torch.zeros((x.size(1) + size - 1) // size).long()
         how = 'fixed' if deterministic else 'atomic'
@@ -369,23 +369,118 @@ def test_pulled_levels_are_exact(host, name, columns, dtype):
         assert close(got, wanted, 2e-6 if dtype == torch.float32 else 1e-13)
 
 
-def test_the_same_levels_are_pulled_as_on_the_cpu(host):
+@pytest.mark.parametrize('columns', [1, 3, 20])
+@pytest.mark.parametrize('measure', ['ppr', 'appnp', 'target', 'katz', 'odd'])
+def test_the_same_levels_are_pulled_as_on_the_cpu(host, measure, columns):
     counts = set()
     for density in (0.001, 0.1, 1.0):
-        args = arguments('big', F.ppr(0.2, levels=6), columns=20)
-        args['x'] = arguments(
-            'big', F.ppr(0.2, levels=6), columns=20, density=density
-        )['x']
+        args = arguments('big', MEASURES[measure], DTYPES[1], columns, density)
         norms = args['x'].abs().sum(0)
-        for eps in (1e-7, 1e-5, 1e-4, 1e-3, 1e-2):
+        for eps, above in ((1e-6, 1.0), (1e-4, 0.1), (1e-3, 1.0), (1e-2, 1.0)):
             args['eps'] = eps * norms
-            for above in (0.1, 1.0):
-                wanted = ops.push(**args, seed=2, pull_above=above)
-                got = host.push(SHUFFLED, **args, seed=2, pull_above=above)
-                assert torch.equal(got[1], wanted[1])
-                assert close(got[0], wanted[0], 1e-11)
-                counts.update(got[1].tolist())
-    assert len(counts) >= 3  # the decision is not always the same
+            numbers = {'seed': len(counts), 'first': 3, 'pull_above': above}
+            wanted, pushed = ops.push(**args, **numbers)
+            for fixed in (True, False):
+                got, count = host.push(
+                    SHUFFLED, **args, **numbers, deterministic=fixed
+                )
+                assert torch.equal(count, pushed)
+                assert close(got, wanted, 1e-11)
+            counts.update(pushed.tolist())
+    assert len(counts) >= 2  # the decision is not always the same
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('columns', [1, 11])
+def test_the_first_level_may_be_pulled_however_few_its_nodes(
+    host, columns, dtype
+):
+    args = arguments('big', F.appnp(0.3, levels=2), dtype, columns)
+    args['x'][1:] = 0
+    args['eps'] = torch.full((columns,), 1e-6, dtype=dtype)
+    # That the hub is among the nodes that tell a level's cost takes some luck.
+    args['x'][1:6] = 1
+    for push in (ops.push, lambda **rest: host.push(SHUFFLED, **rest)):
+        _, pushed = push(**args, seed=0, pull_above=0.0)
+        assert (pushed == 0).all()
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('leaves', [11, 12])
+def test_few_nodes_are_never_pulled(host, leaves, dtype):
+    # From the hub to its leaves and back. Of 160 nodes, 11 are few.
+    edges = torch.stack([torch.zeros(leaves).long(), torch.arange(leaves) + 1])
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    graph = CSRGraph.from_edge_index(edges, 160)
+    _, ratio, keep = _levels(F.Measure(0.0, 0.0, (1.0, 1.0, 1.0)))
+    ones = torch.ones(160, dtype=dtype)
+    # The hub costs 16 + 8 * leaves, and all leaves 24 * leaves.
+    above = 20 * leaves / (2 * leaves)
+    assert (16 + 8 * leaves) < above * (2 * leaves) < 24 * leaves
+    for columns in (1, 3):
+        args = {
+            'graph': graph.push_graph(0.0, dtype),
+            'receivers': graph.receivers(),
+            'recv': ones,
+            'send': ones,
+            'x': torch.zeros(160, columns, dtype=dtype),
+            'eps': torch.zeros(columns, dtype=dtype),
+            'ratio': ratio,
+            'keep': keep,
+            'seed': 0,
+            'pull_above': above,
+        }
+        args['x'][0] = 1
+        for push in (ops.push, lambda **rest: host.push(SHUFFLED, **rest)):
+            z, pushed = push(**args)
+            assert pushed.tolist() == [2 if leaves == 11 else 1]
+            assert close(3 * z[0], torch.full((columns,), 1.0 + leaves), 1e-6)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('residues', ['first', 'raw', 'pulled'])
+def test_masses_are_rounded_as_on_the_cpu(host, residues, dtype):
+    # A quantum is chosen such that the last bit of a centre's mass decides
+    # whether its leaves are sent to as they are; then other points fall on its
+    # other neighbours. All sums are of equal numbers, so in any order alike.
+    centres = torch.arange(20)
+    leaves = torch.stack([centres.repeat(3), torch.arange(20, 80)])
+    others = torch.stack([centres.repeat(3), 80 + torch.arange(60) % 15])
+    edges = torch.cat([leaves, others], 1)
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    graph = CSRGraph.from_edge_index(edges, 95)
+    start, level = (leaves[1], 1) if residues != 'first' else (centres, 0)
+    _, ratio, keep = _levels(F.Measure(0.5, 0.5, (1.0, 0.7, 0.41)))
+    args = {
+        'graph': graph.push_graph(0.5, dtype),
+        'receivers': graph.receivers(),
+        'recv': graph.degree_power(-0.5, dtype),
+        'send': graph.degree_power(-0.5, dtype),
+        'ratio': ratio[: level + 1],
+        'keep': keep[: level + 2],
+        # More than the cost of all centres, less than that of all leaves.
+        'pull_above': 60 * 20 / 240 if residues == 'pulled' else math.inf,
+        'seed': 1,
+    }
+    patterns = set()
+    for i, value in enumerate(torch.linspace(0.3, 0.9, 60).tolist()):
+        x = torch.zeros(95, 1, dtype=dtype)
+        x[start] = value
+        # What a centre sends.
+        sent = x[start[0]].double() * float(ratio[0]) * 6**-0.5
+        if level == 1:
+            sent *= 3 * float(ratio[1]) * 6**-0.5
+        sent *= 1 + (i % 3 - 1) * torch.finfo(dtype).eps
+        args |= {'x': x, 'eps': sent.to(dtype)}
+        wanted, pushed = ops.push(**args)
+        assert pushed.tolist() == [1 if residues != 'raw' else 2]
+        # Raw residues in fixed point are not rounded as numbers are.
+        for fixed in (True, False)[residues == 'raw' :]:
+            got, count = host.push(SHUFFLED, **args, deterministic=fixed)
+            assert torch.equal(count, pushed)
+            assert close(got, wanted, 1e-14 if dtype == DTYPES[1] else 1e-6)
+        patterns.add(tuple((wanted[80:, 0] != 0).tolist()))
+    assert len(patterns) == 2
 
 
 def test_first_shifts_the_streams(host):
@@ -453,6 +548,7 @@ def sort_rows(ptr, value):
         (1e-3, 0.0, 0, 0.0),
         (1e-3, 0.0, 7, 0.02),
         (1e-3, 0.0, -1, 0.01),
+        (1e-3, 7.31e-4, -1, 1e-9),
     ],
 )
 @pytest.mark.parametrize('measure', ['appnp', 'ppr', 'target', 'katz'])
@@ -481,12 +577,92 @@ def test_push_sparse_equals_the_cpu(
     assert all(torch.equal(one, fixed[0]) for one in fixed)
 
 
-def test_push_sparse_in_float32(host):
-    args = sparse_arguments('big', MEASURES['ppr'], torch.float32, 1e-3)
-    wanted = ops.push_sparse(**args, seed=7, threshold=1e-6)
-    got = host.push_sparse(SHUFFLED, **args, seed=7, threshold=1e-6)
-    assert torch.equal(got[1], wanted[1])
-    assert close(got[2], wanted[2], 2e-6)
+@pytest.mark.parametrize('measure', ['ppr', 'target', 'katz', 'odd'])
+def test_push_sparse_in_float32(host, measure):
+    # Sums in another order move a few points across a border.
+    same = 0
+    for seed in range(10):
+        args = sparse_arguments('big', MEASURES[measure], DTYPES[0], 1e-3)
+        numbers = {'seed': seed, 'threshold': 1e-6}
+        wanted = ops.push_sparse(**args, **numbers)
+        for fixed in (True, False):
+            got = host.push_sparse(
+                SHUFFLED, **args, **numbers, deterministic=fixed
+            )
+            same += torch.equal(got[1], wanted[1]) and close(
+                got[2], wanted[2], 1e-5
+            )
+    assert same >= 18
+
+
+@pytest.mark.parametrize('eps', [0.0, 1e-3])
+@pytest.mark.parametrize('name', ['directed', 'big'])
+def test_push_sparse_prunes_every_signal_by_its_own_bound(host, name, eps):
+    sizes = set()
+    for measure in ('ppr', 'katz', 'odd'):
+        args = sparse_arguments(name, MEASURES[measure], DTYPES[1], eps)
+        args['prune'] = torch.tensor([0.317, 1.0, 0.0, 1.1e-3, 0.031]).double()
+        for seed in range(4):
+            wanted = ops.push_sparse(**args, seed=seed, threshold=1e-9)
+            got = host.push_sparse(SHUFFLED, **args, seed=seed, threshold=1e-9)
+            assert all(map(torch.equal, got[:2], wanted[:2]))
+            assert close(got[2], wanted[2], 1e-11)
+            sizes.update(wanted[0].diff().tolist())
+    assert len(sizes) > 4
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_push_sparse_prunes_what_the_cpu_prunes(host, dtype):
+    # |r| * send < prune, where both are the same but for their last bits.
+    args = sparse_arguments('random', F.Measure(0.2, 0.7, (1, 2)), dtype, 0.0)
+    n = args['send'].numel()
+    args['ptr'] = torch.arange(n + 1)
+    args['node'] = torch.arange(n)
+    args['eps'] = torch.zeros(n, dtype=dtype)
+    outcomes = set()
+    for value in torch.linspace(0.3, 0.9, 20).tolist():
+        args['value'] = torch.full((n,), value, dtype=dtype)
+        args['prune'] = args['value'] * args['send']
+        wanted = ops.push_sparse(**args, seed=0)
+        for fixed in (True, False):
+            got = host.push_sparse(
+                SHUFFLED, **args, seed=0, deterministic=fixed
+            )
+            assert all(map(torch.equal, got[:2], wanted[:2]))
+            assert close(got[2], wanted[2], 1e-6)
+        outcomes.update((wanted[0].diff() == 1).tolist())
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_push_sparse_keeps_the_smaller_node_of_equals(host, dtype):
+    # +1 to the leaves of one hub, -1 to those of the other.
+    hubs = torch.tensor([300, 301]).repeat_interleave(300)
+    leaves = torch.arange(600)
+    leaves += 2 * (leaves >= 300)
+    edges = torch.stack([hubs, leaves])
+    graph = CSRGraph.from_edge_index(torch.cat([edges, edges.flip(0)], 1), 602)
+    args = {
+        'graph': graph.push_graph(0.0, dtype),
+        'send': torch.ones(602, dtype=dtype),
+        'ptr': torch.tensor([0, 2, 3]),
+        'node': torch.tensor([301, 300, 301]),
+        'value': torch.tensor([-1.0, 1.0, 1.0], dtype=dtype),
+        'eps': torch.zeros(2, dtype=dtype),
+        'prune': torch.zeros(2, dtype=dtype),
+        'ratio': torch.ones(1, dtype=torch.float64),
+        'keep': torch.tensor([0.0, 1.0], dtype=torch.float64),
+    }
+    for top_k in (0, 7, 290, 310, 600, 700):
+        rows = [leaves[:top_k], leaves[300:][:top_k]]
+        for push in (
+            ops.push_sparse,
+            lambda **rest: host.push_sparse(SHUFFLED, **rest),
+        ):
+            ptr, node, value = push(**args, seed=0, top_k=top_k)
+            assert ptr.diff().tolist() == [len(row) for row in rows]
+            assert torch.equal(node, torch.cat(rows))
+            assert (value.abs() == 1).all()
 
 
 def test_push_sparse_without_signals(host):

@@ -188,25 +188,16 @@ inline __attribute__((always_inline)) void visit(
   if (!any)
     return;
   std::fill(row, row + width, scalar_t(0));
-  scalar_t factor = level.ratio;
-  if (!block.ready) {
-    if (level.keep != 0) {
-      scalar_t* z = all.z + u * all.columns + block.column;
-      for (int64_t c = 0; c < block.count; ++c)
-        z[c] += level.keep * value[c];
-    }
-    factor *= all.send[u];
+  if (!block.ready && level.keep != 0) {
+    scalar_t* z = all.z + u * all.columns + block.column;
+    for (int64_t c = 0; c < block.count; ++c)
+      z[c] += level.keep * value[c];
   }
   if (level.last)
     return;
-  // The largest in units of its quantum.
-  scalar_t mass = 0;
-  for (int c = 0; c < width; ++c) {
-    value[c] *= factor;
-    // 0 / 0, a signal without a quantum, is no larger than anything.
-    const scalar_t size = std::abs(value[c]) * block.per_eps[c];
-    mass = size > mass ? size : mass;
-  }
+  const scalar_t mass = scale_to_send<width>(
+      value, send_factor(block.ready, level.ratio, all.send[u]),
+      block.per_eps);
   push_row(all.graph, u, mass, derive(derive(block.key, level.level), u),
            To<scalar_t, width>{level, waiting, block});
   // The next node needs a slot of its own if something of this one waits.
@@ -286,7 +277,7 @@ class Wave {
       prepare(pull, push, keep);
       advance(pull, level);
       send(push, {all_, residue_.get(), next_.get(), stride_,
-                  all_.num_nodes / 16 + 1, level, keep, ratio, last});
+                  few_nodes(all_.num_nodes), level, keep, ratio, last});
       residue_.swap(next_);
     }
   }
@@ -329,16 +320,16 @@ class Wave {
 
   // The expected cost of pushing this level, from evenly spaced nodes.
   double expected(const Columns& block, scalar_t ratio) {
-    const int64_t step = all_.num_nodes / kSamples + 1;
+    const int64_t step = sample_step(all_.num_nodes);
     double cost = 0;
     for (int64_t u = step / 2; u < all_.num_nodes; u += step) {
       const scalar_t* row = residue_.get() + u * stride_ + block.offset;
-      const scalar_t factor = block.ready ? ratio : ratio * all_.send[u];
-      scalar_t mass = 0;
-      for (int c = 0; c < width; ++c)
-        mass = std::max(mass, std::abs(row[c] * factor) * block.per_eps[c]);
-      if (mass > 0)
-        cost += kVisitCost + kPushCost * push_cost(all_.graph, u, mass);
+      scalar_t value[width];
+      std::copy(row, row + width, value);
+      const scalar_t mass = scale_to_send<width>(
+          value, send_factor(block.ready, ratio, all_.send[u]),
+          block.per_eps);
+      cost += visit_cost(all_.graph, u, mass);
     }
     return cost * static_cast<double>(step);
   }

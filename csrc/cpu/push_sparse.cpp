@@ -133,7 +133,7 @@ class Query {
         send_(send),
         levels_(levels),
         num_nodes_(num_nodes),
-        longest_(num_nodes / 16 + 1),
+        longest_(few_nodes(num_nodes)),
         work_(Pool<scalar_t>::shared().take(num_nodes)),
         cells_(work_->cells.get()) {}
 
@@ -168,7 +168,8 @@ class Query {
       const bool everywhere = std::exchange(outgrown_, false);
       last_ = level == levels_.count;
       keep_ = static_cast<scalar_t>(levels_.keep[level]);
-      ratio_ = last_ ? scalar_t(0) : static_cast<scalar_t>(levels_.ratio[level]);
+      ratio_ =
+          last_ ? scalar_t(0) : static_cast<scalar_t>(levels_.ratio[level]);
       below_ = prune * ratio_;
       level_key_ = derive(key, level);
       if (everywhere) {
@@ -229,13 +230,11 @@ class Query {
     }
     if (last_)
       return;
-    const scalar_t sent = value * (ratio_ * send_[u]);
-    // 0 / 0, a signal without a quantum, is no larger than anything.
-    const scalar_t size = std::abs(sent) * per_eps_;
-    if (below_ > 0 && std::abs(sent) < below_)
-      return;
-    push_row(graph_, u, size > 0 ? size : scalar_t(0), derive(level_key_, u),
-             To{*this, sent});
+    scalar_t sent = value;
+    const scalar_t mass = scale_to_send<1>(
+        &sent, send_factor(false, ratio_, send_[u]), &per_eps_);
+    if (!is_pruned(sent, below_))
+      push_row(graph_, u, mass, derive(level_key_, u), To{*this, sent});
   }
 
   // Looks up where the entries lead, all before the first of them is needed.

@@ -8,24 +8,13 @@
 #include <vector>
 
 #include "cuda/machine.cuh"
+#include "levels.h"
 
 namespace pyg_trust {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-template <typename scalar_t>
-PushGraph<scalar_t> view(const Tensor& rowptr,
-                         const Tensor& col,
-                         const std::optional<Tensor>& scale,
-                         const Tensor& group_ptr,
-                         const Tensor& group_end) {
-  return {rowptr.const_data_ptr<int64_t>(), col.const_data_ptr<int32_t>(),
-          scale ? scale->const_data_ptr<scalar_t>() : nullptr,
-          group_ptr.const_data_ptr<int64_t>(),
-          group_end.const_data_ptr<int64_t>()};
-}
 
 template <typename scalar_t>
 std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
@@ -44,7 +33,7 @@ std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
   const cuda::Guard guard(x);
   constexpr int64_t block = 64 / sizeof(scalar_t);
   const int64_t n = x.size(0), columns = x.size(1);
-  Tensor out = torch::stable::new_zeros(x, {n, columns});
+  Tensor out = torch::stable::new_empty(x, {n, columns});
   Tensor pushed = torch::stable::new_zeros(x, {(columns + block - 1) / block},
                                            ScalarType::Long);
   const device::Dense<scalar_t> all{graph,

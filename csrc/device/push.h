@@ -1,6 +1,6 @@
 // Randomized propagation (AGP, Wang et al. 2021, Algorithm 2) by many threads.
-// It samples what the CPU samples for the same seed, and decides as the CPU
-// does which levels are done exactly.
+// It samples what the CPU samples for the same seed, and does the same levels
+// exactly: what decides both is in csrc/push.h, once for all devices.
 //
 // Residues of the next level are summed in `sum_t`:
 //
@@ -14,7 +14,10 @@
 //
 // The CPU adds in a third way. So residues agree up to rounding, and what is
 // sampled is the same but where rounding decides: for a point that falls on the
-// border of two entries, or an entry whose mass is exactly one quantum.
+// border of two entries, an entry whose mass is exactly one quantum, a residue
+// that is exactly the least not to be pruned, or a cost that is exactly the
+// limit. Of few_nodes(), a node whose residues cancel is none here; the CPU,
+// which lists nodes as they get some, has listed it.
 #pragma once
 
 #include <cmath>
@@ -107,25 +110,6 @@ struct Sums<scalar_t, int64_t> {
   }
 };
 
-// Residues become what is sent to a node of degree one; returns the largest in
-// units of its quantum.
-template <int width, typename scalar_t>
-PYG_TRUST_HD inline scalar_t scale_to_send(Pack<scalar_t, width>& value,
-                                           scalar_t ratio,
-                                           scalar_t send,
-                                           const scalar_t* eps) {
-  scalar_t mass = 0;
-  for (int c = 0; c < width; ++c) {
-    value.at[c] *= ratio * send;
-    const scalar_t per_eps = scalar_t(1) / eps[c];
-    const scalar_t size =
-        (value.at[c] < 0 ? -value.at[c] : value.at[c]) * per_eps;
-    // 0 / 0, a signal without a quantum, is no larger than anything.
-    mass = size > mass ? size : mass;
-  }
-  return mass;
-}
-
 // All that a push of dense signals reads and writes; `ratio` and `keep` are on
 // the host.
 template <typename scalar_t>
@@ -139,7 +123,7 @@ struct Dense {
   int64_t num_entries;
   const scalar_t* x;
   const scalar_t* eps;
-  scalar_t* z;  // starts as zeros
+  scalar_t* z;
   int64_t columns;
   const double* ratio;
   const double* keep;
@@ -191,11 +175,13 @@ void push_blocks(Machine& machine,
   const PushGraph<scalar_t> graph = p.graph;
 
   auto* sums = machine.template make<sum_t>(n * stride);
-  auto* value = machine.template make<scalar_t>(n * stride);
-  auto* mass = machine.template make<scalar_t>(n * blocks);  // < 0: no residue
+  auto* value = machine.template make<scalar_t>(n * stride);  // residues
+  auto* mass = machine.template make<scalar_t>(n * blocks);   // < 0: none
   auto* units = machine.template make<PushUnits>(n * blocks);
-  auto* eps = machine.template make<scalar_t>(stride);
+  auto* per_eps = machine.template make<scalar_t>(stride);
   auto* unit = machine.template make<Unit>(stride);
+  // Whether residues are ready (csrc/push.h), and so will be the next.
+  auto* ready = machine.template make<int32_t>(blocks);
   auto* pulled = machine.template make<int32_t>(blocks);
   auto* spread = machine.template make<double>(How::kFixed ? n : 0);
   // Long pushes are cut into parts: (node, block, from).
@@ -211,7 +197,7 @@ void push_blocks(Machine& machine,
   const int64_t pieces = (n + piece - 1) / piece;
   auto* bound = machine.template make<double>(pieces * stride);
   auto* active = machine.template make<int64_t>(pieces * blocks);
-  const int64_t step = n / kSamples + 1;
+  const int64_t step = sample_step(n);
   const int64_t samples = (n - step / 2 + step - 1) / step;
   auto* cost = machine.template make<double>(can_pull ? samples * blocks : 0);
   const LongRows rows =
@@ -220,11 +206,13 @@ void push_blocks(Machine& machine,
                : LongRows{};
 
   machine.zero(sums, n * stride);
-  machine.zero(pulled, blocks);
-  const scalar_t* given_eps = p.eps;
+  const scalar_t* eps = p.eps;
   machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
-    eps[c] = offset + c < columns ? given_eps[offset + c] : scalar_t(0);
+    per_eps[c] = scalar_t(1) /
+                 (offset + c < columns ? eps[offset + c] : scalar_t(0));
     unit[c] = {1, 1};
+    if (c % width == 0)
+      ready[c / width] = 1;
   });
   if (How::kFixed) {
     machine.run(n, 1, [=] PYG_TRUST_RUN(int64_t u, int64_t) {
@@ -246,23 +234,27 @@ void push_blocks(Machine& machine,
     const auto ratio =
         last ? scalar_t(0) : static_cast<scalar_t>(p.ratio[level]);
 
-    // Residues are kept in part, and become what is sent.
+    // Residues are taken, and kept in part.
     machine.run(n, blocks, [=] PYG_TRUST_RUN(int64_t u, int64_t block) {
       Row row = {};
       bool any = false;
       const int64_t first = block * width;
+      const bool is_ready = ready[block] != 0;
       if (start) {
         const scalar_t* from = x + u * columns + offset + first;
+        scalar_t* to = z + u * columns + offset + first;
         for (int c = 0; c < width; ++c) {
-          if (offset + first + c < columns)
-            row.at[c] = from[c];
+          if (offset + first + c < columns) {
+            to[c] = keep * from[c];
+            row.at[c] = send[u] * from[c];
+          }
         }
       } else {
         auto* from = reinterpret_cast<Pack<sum_t, width>*>(sums + u * stride +
                                                            first);
         const Pack<sum_t, width> got = *from;
         for (int c = 0; c < width; ++c) {
-          row.at[c] = pulled[block] != 0
+          row.at[c] = is_ready
                           ? How::known(got.at[c])
                           : residue<scalar_t>(got.at[c], unit[first + c]);
           any |= got.at[c] != 0;
@@ -273,7 +265,7 @@ void push_blocks(Machine& machine,
       any = false;
       for (int c = 0; c < width; ++c)
         any |= row.at[c] != 0;
-      if (any && keep != 0) {
+      if (any && !is_ready && keep != 0) {
         scalar_t* to = z + u * columns + offset + first;
         for (int c = 0; c < width; ++c) {
           if (offset + first + c < columns)
@@ -282,15 +274,21 @@ void push_blocks(Machine& machine,
       }
       if (last)
         return;
-      scalar_t largest = -1;
-      if (any)
-        largest = scale_to_send(row, ratio, send[u], eps + first);
-      mass[u * blocks + block] = largest;
       if (any || can_pull)
         *reinterpret_cast<Row*>(value + u * stride + first) = row;
+      scalar_t largest = -1;
+      if (any)
+        largest = scale_to_send<width>(
+            row.at, send_factor(is_ready, ratio, send[u]), per_eps + first);
+      mass[u * blocks + block] = largest;
     });
     if (last)
       break;
+
+    const auto sent = [=] PYG_TRUST_RUN(int64_t u, int64_t c) {
+      return value[u * stride + c] *
+             send_factor(ready[c / width] != 0, ratio, send[u]);
+    };
 
     // What all nodes send together, at most, and how many they are.
     const int64_t summed = How::kFixed || can_pull ? pieces : 0;
@@ -303,7 +301,7 @@ void push_blocks(Machine& machine,
         const scalar_t m = mass[u * blocks + block];
         count += m >= 0;
         if (How::kFixed && m > 0) {
-          const double r = value[u * stride + c];
+          const double r = sent(u, c);
           most += (r < 0 ? -r : r) * (spread[u] + 1 / static_cast<double>(m));
         }
       }
@@ -314,9 +312,7 @@ void push_blocks(Machine& machine,
     if (can_pull) {
       machine.run(samples, blocks, [=] PYG_TRUST_RUN(int64_t s, int64_t b) {
         const int64_t u = step / 2 + s * step;
-        const scalar_t m = mass[u * blocks + b];
-        cost[s * blocks + b] =
-            m > 0 ? kVisitCost + kPushCost * push_cost(graph, u, m) : 0.0;
+        cost[s * blocks + b] = visit_cost(graph, u, mass[u * blocks + b]);
       });
     }
     machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
@@ -334,7 +330,7 @@ void push_blocks(Machine& machine,
         int64_t count = 0;
         for (int64_t k = 0; k < pieces; ++k)
           count += active[k * blocks + block];
-        if (count > n / 16 + 1 || pulled[block] != 0) {
+        if (ready[block] != 0 || count > few_nodes(n)) {
           double all = 0;
           for (int64_t s = 0; s < samples; ++s)
             all += cost[s * blocks + block];
@@ -345,10 +341,21 @@ void push_blocks(Machine& machine,
       pushed[block] += !pull;
     });
 
-    // Push.
+    // Push, or make residues ready to be pulled.
     machine.run(n, blocks, [=] PYG_TRUST_RUN(int64_t u, int64_t block) {
+      if (pulled[block] != 0) {
+        if (ready[block] == 0) {
+          auto* row =
+              reinterpret_cast<Row*>(value + u * stride + block * width);
+          Row one = *row;
+          for (int c = 0; c < width; ++c)
+            one.at[c] *= send[u];
+          *row = one;
+        }
+        return;
+      }
       const scalar_t m = mass[u * blocks + block];
-      if (!(m > 0) || pulled[block] != 0)
+      if (!(m > 0))
         return;
       const PushUnits all = push_units(graph, u, m);
       units[u * blocks + block] = all;
@@ -366,8 +373,8 @@ void push_blocks(Machine& machine,
           from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
       push_part(graph, u, mass[at],
                 push_key(seed, number + block, level, u), all, from, to,
-                ToColumn<scalar_t, sum_t>{sums + c, stride,
-                                          value[u * stride + c], unit[c]});
+                ToColumn<scalar_t, sum_t>{sums + c, stride, sent(u, c),
+                                          unit[c]});
     };
     machine.run(n, stride, [=] PYG_TRUST_RUN(int64_t u, int64_t c) {
       const int64_t block = c / width;
@@ -382,8 +389,9 @@ void push_blocks(Machine& machine,
         },
         num_parts);
 
-    // Or do the level exactly.
+    // Or do the level exactly, and keep a part of what comes out.
     if (can_pull) {
+      const auto weight = static_cast<scalar_t>(p.keep[level + 1]);
       constexpr int wide = 16 / sizeof(scalar_t) < width
                                ? 16 / static_cast<int>(sizeof(scalar_t))
                                : width;
@@ -394,11 +402,19 @@ void push_blocks(Machine& machine,
           },
           [=] PYG_TRUST_RUN(int64_t v, int64_t group,
                             const Pack<scalar_t, wide>& sum) {
-            sum_t* to = sums + v * stride + group * wide;
-            for (int c = 0; c < wide; ++c)
-              to[c] = How::exact(recv[v] * sum.at[c]);
+            const scalar_t factor = recv[v] * ratio;
+            const int64_t first = group * wide;
+            sum_t* to = sums + v * stride + first;
+            scalar_t* out = z + v * columns + offset + first;
+            for (int c = 0; c < wide; ++c) {
+              const scalar_t received = sum.at[c] * factor;
+              to[c] = How::exact(send[v] * received);
+              if (weight != 0 && offset + first + c < columns)
+                out[c] += weight * received;
+            }
           });
     }
+    std::swap(ready, pulled);
   }
 }
 
@@ -623,14 +639,14 @@ void push_signals(Machine& machine,
         cells, 1,
         [=] PYG_TRUST_RUN(int64_t i, int64_t) {
           const int64_t cell = now[i], k = cell / n, u = cell % n;
-          Pack<scalar_t, 1> r{{residue<scalar_t>(sums[cell], unit[k])}};
+          scalar_t r = residue<scalar_t>(sums[cell], unit[k]);
           sums[cell] = 0;
           listed[cell] = 0;
           mass[i] = 0;
-          if (r.at[0] == 0)
+          if (r == 0)
             return;
           if (keep != 0) {
-            reserve[cell] += keep * r.at[0];
+            reserve[cell] += keep * r;
             if (kept[cell] == 0) {
               kept[cell] = 1;
               result[next(num_results)] = static_cast<int32_t>(cell);
@@ -638,16 +654,17 @@ void push_signals(Machine& machine,
           }
           if (last)
             return;
-          const scalar_t m = scale_to_send(r, ratio, send[u], eps + k);
-          const scalar_t size = r.at[0] < 0 ? -r.at[0] : r.at[0];
-          if (!(m > 0) || (prune[k] > 0 && size < prune[k] * ratio))
+          const scalar_t per_eps = scalar_t(1) / eps[k];
+          const scalar_t m = scale_to_send<1>(
+              &r, send_factor(false, ratio, send[u]), &per_eps);
+          if (!(m > 0) || is_pruned(r, prune[k] * ratio))
             return;
-          value[i] = r.at[0];
+          value[i] = r;
           mass[i] = m;
           units[i] = push_units(graph, u, m);
           if (How::kFixed)
             largest(largest_bound + k,
-                    bits<uint64_t>(static_cast<double>(size) *
+                    bits<uint64_t>(static_cast<double>(std::abs(r)) *
                                    (push_spread(graph, u) +
                                     1 / static_cast<double>(m))));
         },

@@ -288,7 +288,7 @@ class DisjointWalkLoader(StepLoader):
 
     def _select(self, step: int, index: Tensor) -> DisjointWalks:
         walks = self.node_sampler.partition(self._number(step))
-        return walks.select(index)
+        return walks.select(index.to(walks.ptr.device))
 
     def _write(self, step: int, index: Tensor) -> list[int]:
         return _write(self._select(step, index))

@@ -48,7 +48,7 @@ def test_subgraphs_survive_the_way_to_the_workers():
         ptr = torch.tensor([0, *sizes]).cumsum(0)
         generator = torch.Generator().manual_seed(1)
         node = torch.randperm(20, generator=generator)[: sum(sizes)]
-        walks = _read(_write(DisjointWalks(ptr, node)))
+        walks = _read(_write(DisjointWalks(ptr, node)), node.device)
         assert walks.ptr.equal(ptr)
         assert walks.node.equal(node)
 

@@ -224,7 +224,7 @@ def test_functorch_equals_each_subgraph_alone(name):
 
 
 def test_functorch_refuses_what_cannot_be_vmapped():
-    with pytest.raises(ValueError, match="'functorch' .* cannot be vmapped"):
+    with pytest.raises(ValueError, match=r"'functorch' .* cannot be vmapped"):
         compare(net(LAYERS['GCN']), 'functorch', make())
 
 
