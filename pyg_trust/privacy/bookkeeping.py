@@ -266,8 +266,16 @@ class Recorder(TorchFunctionMode):
     def _matmul(
         self, func: Callable[..., Any], x: Tensor, weight: Tensor
     ) -> Tensor:
-        if self.weight(x) is not None or weight.dim() < 2:
+        if self.weight(x) is not None or weight.dim() == 0:
             raise Unsupported('a parameter is multiplied from the left')
+        if weight.dim() == 1:
+            column = weight.unsqueeze(1)
+            self._derive('unsqueeze', column, [weight])
+            out = self._matmul(torch.matmul, x, column)
+            rows, axis = self._rows(out)
+            out = out.squeeze(-1)
+            self.tracker.set(out, rows, axis)
+            return out
         out = func(x, self._alias(weight))
         rows, axis = self._rows(x)
         if axis == x.dim() - 1:

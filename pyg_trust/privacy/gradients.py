@@ -257,6 +257,9 @@ class Tape:
         self._recorder: Recorder | None = None
         self._returned: list[Tensor] = []
         self._rng_state = torch.get_rng_state()
+        self._cuda_state = (
+            torch.cuda.get_rng_state(owner.device) if owner.is_cuda else None
+        )
 
     def _on_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -434,6 +437,8 @@ class Tape:
         leaf = self._call.without(outside.nonzero().view(-1), _SEED)
         with torch.random.fork_rng(), torch.enable_grad():
             torch.set_rng_state(self._rng_state)
+            if self._cuda_state is not None:
+                torch.cuda.set_rng_state(self._cuda_state, group.device)
             returned = tensors_in(self._call.run(leaf))
         return [returned[i] for i in places if i is not None]
 
@@ -528,8 +533,11 @@ class _Trial:
             grads = torch.stack([each[i] for each in self.alone])
             expected = torch.tensordot(factors, grads, 1)
             wrong = (result.sums[name] - expected).norm()
-            limit = self.tolerance * grads.flatten(1).norm(dim=1).sum()
-            if not wrong <= limit + 1e-3 * self.tolerance * scale:
+            limit = (
+                self.tolerance
+                * grads.reshape(len(grads), -1).norm(dim=1).sum()
+            )
+            if not wrong <= self.tolerance * (limit + 1e-3 * scale):
                 return f"'{name}' is not equal to each subgraph alone"
         return None
 
