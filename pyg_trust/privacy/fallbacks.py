@@ -64,17 +64,21 @@ class Total:
         Returns:
             Tensor: those whose gradient is not finite.
         """
-        norm = self.norms.new_zeros(subgraphs.numel())
-        for value in grads.values():
-            value = value.reshape(len(norm), -1)
-            norm += value.square().sum(1).to(norm)
+        # Few passes: these are the largest tensors of a step.
+        flat = {n: g.reshape(subgraphs.numel(), -1) for n, g in grads.items()}
+        lengths = [torch.linalg.vector_norm(g, dim=1) for g in flat.values()]
+        norm = torch.zeros_like(self.norms[subgraphs])
+        for length in lengths:
+            norm += length.square().to(norm)
         norm = norm.sqrt().nan_to_num(torch.inf, torch.inf)
         finite = norm.isfinite()
+        some = not bool(finite.all())
         factors = clip_factors(norm, self.clip)
-        for name, value in grads.items():
-            mask = finite.view(-1, *[1] * (value.dim() - 1))
-            value = torch.where(mask, value, 0)
-            self.sums[name] += torch.tensordot(factors.to(value), value, 1)
+        for name, value in flat.items():
+            if some:
+                value = torch.where(finite.unsqueeze(1), value, 0)
+            total = factors.to(value) @ value
+            self.sums[name] += total.view_as(self.sums[name])
         self.norms[subgraphs] = norm
         return subgraphs[~finite]
 

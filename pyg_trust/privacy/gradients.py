@@ -19,7 +19,7 @@ counts as zero. :class:`SubgraphGradients` computes it.
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -445,7 +445,8 @@ class Tape:
         call, _ = self._call.extract(group)
         number = self._owner.new_full((self._num_subgraphs,), -1)
         number[group] = torch.arange(group.numel(), device=group.device)
-        with torch.enable_grad(), UseDraws(masks, number >= 0):
+        again = UseDraws(masks, number >= 0) if masks else nullcontext()
+        with torch.enable_grad(), again:
             returned = tensors_in(call.run())
         part = Part([returned[i] for i in places], [], [])
         for out, grad, owner in zip(part.outputs, grads, owners, strict=True):
