@@ -527,6 +527,53 @@ def test_dropout_stays_as_it_was_drawn(method):
         torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.parametrize('method', METHODS)
+def test_other_random_numbers_are_not_drawn_again(method):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(IN, OUT)
+
+        def forward(self, x, edge_index):
+            return self.conv(x * torch.rand(x.size(0), 1), edge_index)
+
+    torch.manual_seed(0)
+    model, (x, edge_index, owner) = Noisy(), make()
+    cotangent = random_cotangent(model, (x, edge_index))
+    broken = x.clone()
+    broken[owner == 3] = float('inf')
+    torch.manual_seed(5)
+    out = model(x, edge_index)
+    params = list(model.parameters())
+    want = [
+        torch.autograd.grad(
+            out,
+            params,
+            cotangent * (owner == i).unsqueeze(1),
+            retain_graph=True,
+        )
+        for i in range(9)
+        if i != 3
+    ]
+    sums, norms = expected_sum(want, 1.0)
+    gradients = SubgraphGradients(model, method, 2)
+    torch.manual_seed(5)
+    with gradients.record(owner, 9) as tape:
+        out = model(broken, edge_index)
+    got = tape.clipped_sum(out, cotangent, 1.0)
+    torch.testing.assert_close(got.norms[torch.arange(9) != 3], norms)
+    for value, expected in zip(got.sums.values(), sums, strict=True):
+        torch.testing.assert_close(value, expected)
+    if method != 'bookkeeping':
+        # Parts of what was returned cannot be computed again.
+        with gradients.record(owner, 9) as tape:
+            part = model(broken, edge_index)[:, :2]
+        with pytest.raises(RuntimeError, match='not finite, and which'):
+            tape.clipped_sum(part, cotangent[:, :2], 1.0)
+    with pytest.raises(ValueError, match='random other than by dropout'):
+        SubgraphGradients(model).check(owner, 9, x, edge_index)
+
+
 @pytest.mark.parametrize('scale', [1.0, 1e4, 1e8, 1e12])
 def test_rows_that_cancel_are_not_longer_than_allowed(scale):
     # Two rows almost alike with opposite gradients: the square of the norm is
