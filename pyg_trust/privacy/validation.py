@@ -190,10 +190,10 @@ class BatchCall:
             return _Key(name)
         if isinstance(value, int | float | str | bool | None):
             return value
-        what = type(value).__name__
+        got = f'got a {type(value).__name__}'
         if isinstance(value, Tensor):
-            what += f' of shape {list(value.shape)}'
-        return self._refuse(f'got a {what}')
+            got = f'{got} of shape {list(value.shape)}'
+        return self._refuse(got)
 
     @staticmethod
     def _refuse(what: str) -> Any:

@@ -180,7 +180,7 @@ def test_sampler_of_nodes():
         ({'num_steps': 0}, ValueError, 'num_steps'),
         ({'shuffle': True}, TypeError, 'shuffle'),
         (
-            {'input_nodes': torch.tensor([], dtype=torch.int64)},
+            {'input_nodes': torch.arange(0)},
             ValueError,
             'roots',
         ),
