@@ -39,6 +39,7 @@ from pyg_trust.functional.dp import clip_factors
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.rows import (
+    FAILURES,
     Conflict,
     Rows,
     RowTracker,
@@ -120,20 +121,12 @@ class Recorder(TorchFunctionMode):
         self.tracker = tracker
         self.params = list(params.values())
         self.names = {id(p): name for name, p in params.items()}
-        self.constants = {id(t) for t in constants}
+        # With the tensors, so that no other gets the id of one.
+        self.constants = {id(t): t for t in constants}
         self.uses: list[Use] = []
         self.stops: set[Node] = set()
         self.problem: str | None = None
-        self.active = False
         self._weights = WeakTensorKeyDictionary()
-
-    def __enter__(self) -> 'Recorder':
-        self.active = True
-        return super().__enter__()
-
-    def __exit__(self, *args: Any) -> None:
-        self.active = False
-        super().__exit__(*args)
 
     def weight(self, tensor: Tensor) -> Weight | None:
         """What a tensor is, if it is made of parameters alone."""
@@ -205,7 +198,8 @@ class Recorder(TorchFunctionMode):
             raise Unsupported(
                 f"'{name}' is not known to use a parameter row by row"
             )
-        except (Unsupported, Conflict) as error:
+        except (Unsupported, Conflict, *FAILURES) as error:
+            # If the call itself is wrong, it fails again below.
             what = sorted(
                 self.names[p]
                 for w in weights
@@ -330,7 +324,7 @@ class Recorder(TorchFunctionMode):
             raise Unsupported(f"'{name}' of parameters")
         rows, axis = self._rows(x)
         shape = torch.broadcast_shapes(x.shape, weight.shape)
-        each, _ = self._expand(weight, shape, rows, axis - x.dim())
+        each = self._expand(weight, shape, rows, axis - x.dim())
         if base != name:
             out = func(x, each)
         else:
@@ -352,7 +346,7 @@ class Recorder(TorchFunctionMode):
         out = F.layer_norm(x, normalized_shape, eps=eps)
         for other, join in ((weight, torch.mul), (bias, torch.add)):
             if other is not None and self._trained(other):
-                other, _ = self._expand(other, x.shape, rows, axis - x.dim())
+                other = self._expand(other, x.shape, rows, axis - x.dim())
             if other is not None:
                 out = join(out, other)
         self.tracker.set(out, rows, axis)
@@ -365,7 +359,7 @@ class Recorder(TorchFunctionMode):
             shape[1] = weight.numel()
         view = weight.view(shape)
         self._derive('view', view, [weight])
-        each, _ = self._expand(view, x.shape, rows, axis - x.dim())
+        each = self._expand(view, x.shape, rows, axis - x.dim())
         out = torch.where(x > 0, x, each * x)
         self.tracker.set(out, rows, axis)
         return out
@@ -379,7 +373,7 @@ class Recorder(TorchFunctionMode):
         shape: Sequence[int],
         rows: Rows,
         from_end: int,
-    ) -> tuple[Tensor, int]:
+    ) -> Tensor:
         axis = from_end + len(shape)
         if -from_end <= weight.dim() and weight.size(from_end) != 1:
             raise Unsupported('each row has parameters of its own')
@@ -388,7 +382,7 @@ class Recorder(TorchFunctionMode):
         each = alias.expand(shape)
         edge = get_gradient_edge(each)
         self._note_rows(weight, edge, rows, axis, len(shape))
-        return each, axis
+        return each
 
     def _edge(self, out: Tensor, x: Tensor) -> GradientEdge:
         if out.dtype != x.dtype:

@@ -353,7 +353,7 @@ class Tape:
                 )
                 return ClippedSum(sums, norms, method, reason)
             if method == 'functorch':
-                if output_owner is not None:
+                if not all(torch.equal(o, self._owner) for o in owners):
                     raise Unsupported('rows of the output need to be nodes')
                 sums, norms = fallbacks.functorch(
                     params,

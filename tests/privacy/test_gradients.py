@@ -220,9 +220,11 @@ def test_loop_equals_each_subgraph_alone(name):
 
 @pytest.mark.parametrize('name', ['Graph', 'SAGE', 'GIN', 'Edge'])
 def test_functorch_equals_each_subgraph_alone(name):
-    assert compare(net(LAYERS[name]), 'functorch', make()).method == (
-        'functorch'
-    )
+    model, batch = net(LAYERS[name]), make()
+    assert compare(model, 'functorch', batch).method == 'functorch'
+    gradients = SubgraphGradients(model, 'functorch')
+    x, edge_index, owner = batch
+    assert gradients.check(owner, 9, x, edge_index) == 'functorch'
 
 
 def test_functorch_refuses_what_cannot_be_vmapped():
