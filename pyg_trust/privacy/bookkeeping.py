@@ -66,7 +66,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     '__rtruediv__': lambda x, y: torch.div(y, x),
 }
 _LINEAR, _ROWS = 'linear', 'rows'
-# Numbers that one subgraph's explicit gradients may take at a time.
+# How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
 
 
@@ -587,7 +587,9 @@ class Book:
                 grad = grad[use.index]
             bases[id(use.base)] = use.base
             clusters = parts.setdefault(id(use.base), {})
-            key = (use.kind, *_region(use.weight))
+            key: tuple[Any, ...] = (use.kind, _region(use.weight))
+            if use.kind == _LINEAR:
+                key = (*key, use.weight.shape)
             cluster = clusters.setdefault(key, _Cluster(use.kind, use.weight))
             self._add(cluster, use, grad)
         for clusters in parts.values():
@@ -607,7 +609,7 @@ class Book:
             shape[use.axis] = -1
             if grad.dim() > 2:
                 owner = owner.view(shape).expand(grad.shape[:-1]).reshape(-1)
-                # Few rows, but many: make them known as one.
+                # The same object each time, so that it is sorted once.
                 owner = self.recorder.tracker.known(owner).owner
                 assert owner is not None
             cluster.grads.append(grad.flatten(0, -2))
@@ -638,7 +640,8 @@ class Book:
         k = self.num_subgraphs
         square = torch.zeros(k, dtype=params[0].dtype, device=params[0].device)
         terms = torch.zeros_like(square)
-        derived = [b for b in self.bases if id(b.base) not in self._leaves()]
+        names = self.recorder.names
+        derived = [b for b in self.bases if id(b.base) not in names]
         mixed = set().union(*(self._params(b) for b in derived))
         for base in self.bases:
             for cluster in base.clusters:
@@ -692,9 +695,6 @@ class Book:
                     out[id(param)] += grad
         return {self.recorder.names[i]: value for i, value in out.items()}
 
-    def _leaves(self) -> set[int]:
-        return set(self.recorder.names)
-
     def _params(self, base: _Base) -> frozenset[int]:
         weight = self.recorder.weight(base.base)
         assert weight is not None
@@ -739,8 +739,7 @@ class Book:
                 total.index_add_(0, owner, grad)
             return torch.linalg.vector_norm(total, dim=1).square()
         grad, inner = cluster.grads[0], cluster.inputs[0]
-        owner = cluster.owners[0]
-        layout = self._layout(owner)
+        layout = self._layout(cluster.owners[0])
         rows, cols = grad.size(1), inner.size(1)
         square = grad.new_zeros(k)
         todo = []
