@@ -101,8 +101,13 @@ class SubgraphGradients:
     something in it that the bookkeeping does not know. None of these choices
     depends on features.
 
-    A subgraph whose gradient or activations are not finite adds exactly zero,
-    and does not change what others add.
+    A subgraph whose gradient is not finite, or whose squared norm overflows,
+    adds exactly zero, and does not change what others add. The bookkeeping
+    also leaves out one with activations that are not finite.
+
+    If one batch has something in it that the bookkeeping does not know and
+    the model has drawn random numbers, their masks were not kept, and
+    :obj:`'vjp'` is then as dear as said above.
 
     Args:
         module (torch.nn.Module): the model. Its parameters that require a
@@ -124,6 +129,11 @@ class SubgraphGradients:
             raise TypeError(
                 "'module' needs to be a torch.nn.Module "
                 f'(got {type(module).__name__})'
+            )
+        if hasattr(module, '_orig_mod'):
+            raise TypeError(
+                "'module' needs to be the module itself (got one that "
+                'torch.compile made, which does not show what it does)'
             )
         if method not in METHODS:
             raise ValueError(
@@ -353,7 +363,7 @@ class Tape:
                 )
                 return ClippedSum(sums, norms, method, reason)
             if method == 'functorch':
-                if output_owner is not None:
+                if not all(torch.equal(o, self._owner) for o in owners):
                     raise Unsupported('rows of the output need to be nodes')
                 sums, norms = fallbacks.functorch(
                     params,
@@ -590,7 +600,7 @@ class _Trial:
                     self.owners,
                 )
         except (ValueError, RuntimeError) as error:
-            return str(error)
+            return str(error.__cause__ or error)
         scale = norms.max()
         if not (result.norms - norms).abs().max() <= self.tolerance * scale:
             return 'it is not equal to each subgraph alone'

@@ -220,9 +220,11 @@ def test_loop_equals_each_subgraph_alone(name):
 
 @pytest.mark.parametrize('name', ['Graph', 'SAGE', 'GIN', 'Edge'])
 def test_functorch_equals_each_subgraph_alone(name):
-    assert compare(net(LAYERS[name]), 'functorch', make()).method == (
-        'functorch'
-    )
+    model, batch = net(LAYERS[name]), make()
+    assert compare(model, 'functorch', batch).method == 'functorch'
+    gradients = SubgraphGradients(model, 'functorch')
+    x, edge_index, owner = batch
+    assert gradients.check(owner, 9, x, edge_index) == 'functorch'
 
 
 def test_functorch_refuses_what_cannot_be_vmapped():
@@ -388,6 +390,11 @@ class Zoo(nn.Module):
         y = torch.where(y > 0, y, self.lin(y))
         return y.masked_fill(y > 3, 0.0).clamp(min=-3)
 
+    def thin(self, x, y):
+        # One row of a matrix, as a matrix of one row and of one column.
+        row = self.wide[:1, :IN]
+        return F.linear(F.linear(y, row), row.t()) + x
+
     def scored(self, x, y):
         return (y @ self.scale).sigmoid().unsqueeze(1) * x
 
@@ -415,6 +422,7 @@ ZOO = (
     'masked',
     'grouped',
     'scored',
+    'thin',
 )
 
 
@@ -927,6 +935,10 @@ def test_wrong_arguments():
     model, (x, edge_index, owner) = net(LAYERS['GCN']), make()
     with pytest.raises(TypeError, match=r"'module' needs to be a torch.nn"):
         SubgraphGradients(lambda x: x)
+    compiled = nn.Module()
+    compiled._orig_mod = model
+    with pytest.raises(TypeError, match='does not show what it does'):
+        SubgraphGradients(compiled)
     with pytest.raises(ValueError, match="'method' needs to be one of"):
         SubgraphGradients(model, 'ghost')
     with pytest.raises(TypeError, match="'chunk_size' needs to be an integer"):
