@@ -112,6 +112,20 @@ def test_agp_features(tmp_path):
     assert len(list(tmp_path.glob('*.png'))) == 1
 
 
+def test_dp_gcn(tmp_path):
+    output = run(
+        *('dp_gcn.py', '--out', tmp_path, '--epochs', '30'),
+        *('--epsilon', '4', '--max-steps', '30', '--only', 'DRW'),
+    )
+    found = re.findall(r'epsilon (\S+), (\d+) steps', output)
+    assert len(found) == 2
+    for epsilon, steps in found:
+        assert float(epsilon) <= 4
+        assert 0 < int(steps) <= 30
+    assert 'edges' in output
+    assert len(list(tmp_path.glob('*.png'))) == 1
+
+
 def test_readme_snippets_run_one_after_another(shared, tmp_path):
     shutil.copytree(shared / 'data/Planetoid/Cora', tmp_path / 'data/Cora')
     shutil.copytree(shared / 'data/TU/PROTEINS', tmp_path / 'data/PROTEINS')

@@ -1,9 +1,15 @@
 import copy
+import json
 import math
+import os
 
 import pytest
 
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.ledger import (
+    BudgetExceededError,
+    PrivacyLedger,
+    RemovalLedger,
+)
 
 
 def filled():
@@ -86,3 +92,103 @@ def test_states_are_checked():
 def test_reads_well():
     assert str(filled().entries[1]).startswith('LedgerEntry\naction')
     assert repr(filled()) == 'RemovalLedger(spent=0.4, budget=1, lines=2)'
+
+
+HEADER = {'format': 1, 'mechanism': 'pld_wor', 'nested': {'a': [1, 2]}}
+
+
+def spent_file(path, steps=3):
+    ledger = PrivacyLedger(path, HEADER)
+    for _ in range(steps):
+        ledger.record(8.0, 0.4)
+    ledger.record(8.0, 0.5)
+    ledger.record_pure(0.25)
+    ledger.close()
+    return path.read_bytes()
+
+
+def test_file_is_read_back(tmp_path):
+    path = tmp_path / 'ledger'
+    spent_file(path)
+    ledger = PrivacyLedger(path, HEADER)
+    assert ledger.steps == 4
+    assert ledger.history == [(8.0, 0.4, 3), (8.0, 0.5, 1)]
+    assert ledger.pure_epsilon == 0.25
+    ledger.record(8.0, 0.5)
+    assert ledger.history[-1] == (8.0, 0.5, 2)
+    assert 'steps=5' in str(ledger)
+    ledger.close()
+    assert PrivacyLedger(path, HEADER).steps == 5
+    with pytest.raises(ValueError, match='closed'):
+        ledger.record(8.0, 0.5)
+
+
+def test_line_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    ledger = PrivacyLedger(tmp_path / 'ledger', HEADER)
+    synced = []
+    monkeypatch.setattr(os, 'fsync', lambda file: synced.append(ledger.steps))
+    ledger.record(8.0, 0.4)
+    assert synced == [0]
+    assert ledger.steps == 1
+
+    def full(file):
+        raise OSError('no space left')
+
+    monkeypatch.setattr(os, 'fsync', full)
+    with pytest.raises(OSError, match='no space'):
+        ledger.record(8.0, 0.4)
+    assert ledger.steps == 1
+    monkeypatch.undo()
+    ledger.record(8.0, 0.6)
+    ledger.close()
+    assert PrivacyLedger(tmp_path / 'ledger', HEADER).steps == 2
+
+
+def test_any_prefix_of_a_file_is_whole_lines_or_less(tmp_path):
+    # Wherever a write stops, no line that was finished is lost.
+    path = tmp_path / 'ledger'
+    whole = spent_file(path, steps=1)
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        ledger = PrivacyLedger(path, HEADER)
+        lines = whole[:end].count(b'\n')
+        assert ledger.steps == min(max(0, lines - 1), 2)
+        # And it goes on from there.
+        ledger.record(1.0, 0.1)
+        ledger.close()
+        again = PrivacyLedger(path, HEADER)
+        assert again.steps == ledger.steps
+        again.close()
+
+
+def test_changed_files_are_refused(tmp_path):
+    path = tmp_path / 'ledger'
+    whole = spent_file(path)
+    lines = whole.splitlines(keepends=True)
+    for broken in (
+        whole.replace(b'0.5', b'0.1'),
+        b''.join(lines[:2] + lines[3:]),
+        b''.join([*lines[:3], lines[2], *lines[3:]]),
+        b''.join([lines[0], lines[2], lines[1], *lines[3:]]),
+        b'junk\n' + whole,
+        whole + b'[1, 2]\n',
+        whole + b'\n',
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match='was changed'):
+            PrivacyLedger(path, HEADER)
+        assert path.read_bytes() == broken
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match="mechanism='pld_wor' instead of"):
+        PrivacyLedger(path, {**HEADER, 'mechanism': 'rdp_wor'})
+    assert PrivacyLedger(path, HEADER).steps == 4
+
+
+def test_file_is_locked_while_it_is_open(tmp_path):
+    path = tmp_path / 'ledger'
+    ledger = PrivacyLedger(path, HEADER)
+    with pytest.raises(RuntimeError, match='open in another'):
+        PrivacyLedger(path, HEADER)
+    ledger.close()
+    ledger.close()
+    PrivacyLedger(path, json.loads(json.dumps(HEADER))).close()

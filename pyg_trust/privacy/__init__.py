@@ -8,6 +8,12 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
+from pyg_trust.privacy.audit import (
+    AuditReport,
+    audit_training,
+    canary_graph,
+    empirical_epsilon,
+)
 from pyg_trust.privacy.engine import (
     PrivacyEngine,
     PrivacyReport,
@@ -22,6 +28,7 @@ from pyg_trust.privacy.private import (
 )
 
 __all__ = [
+    'AuditReport',
     'ClippedSum',
     'FDPAccountant',
     'PLDAccountant',
@@ -37,6 +44,9 @@ __all__ = [
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
+    'audit_training',
+    'canary_graph',
     'create_accountant',
+    'empirical_epsilon',
     'register_accountants',
 ]

@@ -39,6 +39,7 @@ from pyg_trust.functional.dp import clip_factors
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.rows import (
+    FAILURES,
     Conflict,
     Rows,
     RowTracker,
@@ -65,7 +66,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     '__rtruediv__': lambda x, y: torch.div(y, x),
 }
 _LINEAR, _ROWS = 'linear', 'rows'
-# Numbers that one subgraph's explicit gradients may take at a time.
+# How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
 
 
@@ -120,20 +121,12 @@ class Recorder(TorchFunctionMode):
         self.tracker = tracker
         self.params = list(params.values())
         self.names = {id(p): name for name, p in params.items()}
-        self.constants = {id(t) for t in constants}
+        # With the tensors, so that no other gets the id of one.
+        self.constants = {id(t): t for t in constants}
         self.uses: list[Use] = []
         self.stops: set[Node] = set()
         self.problem: str | None = None
-        self.active = False
         self._weights = WeakTensorKeyDictionary()
-
-    def __enter__(self) -> 'Recorder':
-        self.active = True
-        return super().__enter__()
-
-    def __exit__(self, *args: Any) -> None:
-        self.active = False
-        super().__exit__(*args)
 
     def weight(self, tensor: Tensor) -> Weight | None:
         """What a tensor is, if it is made of parameters alone."""
@@ -205,7 +198,8 @@ class Recorder(TorchFunctionMode):
             raise Unsupported(
                 f"'{name}' is not known to use a parameter row by row"
             )
-        except (Unsupported, Conflict) as error:
+        except (Unsupported, Conflict, *FAILURES) as error:
+            # If the call itself is wrong, it fails again below.
             what = sorted(
                 self.names[p]
                 for w in weights
@@ -266,8 +260,16 @@ class Recorder(TorchFunctionMode):
     def _matmul(
         self, func: Callable[..., Any], x: Tensor, weight: Tensor
     ) -> Tensor:
-        if self.weight(x) is not None or weight.dim() < 2:
+        if self.weight(x) is not None or weight.dim() == 0:
             raise Unsupported('a parameter is multiplied from the left')
+        if weight.dim() == 1:
+            column = weight.unsqueeze(1)
+            self._derive('unsqueeze', column, [weight])
+            out = self._matmul(torch.matmul, x, column)
+            rows, axis = self._rows(out)
+            out = out.squeeze(-1)
+            self.tracker.set(out, rows, axis)
+            return out
         out = func(x, self._alias(weight))
         rows, axis = self._rows(x)
         if axis == x.dim() - 1:
@@ -322,7 +324,7 @@ class Recorder(TorchFunctionMode):
             raise Unsupported(f"'{name}' of parameters")
         rows, axis = self._rows(x)
         shape = torch.broadcast_shapes(x.shape, weight.shape)
-        each, _ = self._expand(weight, shape, rows, axis - x.dim())
+        each = self._expand(weight, shape, rows, axis - x.dim())
         if base != name:
             out = func(x, each)
         else:
@@ -344,7 +346,7 @@ class Recorder(TorchFunctionMode):
         out = F.layer_norm(x, normalized_shape, eps=eps)
         for other, join in ((weight, torch.mul), (bias, torch.add)):
             if other is not None and self._trained(other):
-                other, _ = self._expand(other, x.shape, rows, axis - x.dim())
+                other = self._expand(other, x.shape, rows, axis - x.dim())
             if other is not None:
                 out = join(out, other)
         self.tracker.set(out, rows, axis)
@@ -357,7 +359,7 @@ class Recorder(TorchFunctionMode):
             shape[1] = weight.numel()
         view = weight.view(shape)
         self._derive('view', view, [weight])
-        each, _ = self._expand(view, x.shape, rows, axis - x.dim())
+        each = self._expand(view, x.shape, rows, axis - x.dim())
         out = torch.where(x > 0, x, each * x)
         self.tracker.set(out, rows, axis)
         return out
@@ -371,7 +373,7 @@ class Recorder(TorchFunctionMode):
         shape: Sequence[int],
         rows: Rows,
         from_end: int,
-    ) -> tuple[Tensor, int]:
+    ) -> Tensor:
         axis = from_end + len(shape)
         if -from_end <= weight.dim() and weight.size(from_end) != 1:
             raise Unsupported('each row has parameters of its own')
@@ -380,7 +382,7 @@ class Recorder(TorchFunctionMode):
         each = alias.expand(shape)
         edge = get_gradient_edge(each)
         self._note_rows(weight, edge, rows, axis, len(shape))
-        return each, axis
+        return each
 
     def _edge(self, out: Tensor, x: Tensor) -> GradientEdge:
         if out.dtype != x.dtype:
@@ -585,7 +587,9 @@ class Book:
                 grad = grad[use.index]
             bases[id(use.base)] = use.base
             clusters = parts.setdefault(id(use.base), {})
-            key = (use.kind, *_region(use.weight))
+            key: tuple[Any, ...] = (use.kind, _region(use.weight))
+            if use.kind == _LINEAR:
+                key = (*key, use.weight.shape)
             cluster = clusters.setdefault(key, _Cluster(use.kind, use.weight))
             self._add(cluster, use, grad)
         for clusters in parts.values():
@@ -605,7 +609,7 @@ class Book:
             shape[use.axis] = -1
             if grad.dim() > 2:
                 owner = owner.view(shape).expand(grad.shape[:-1]).reshape(-1)
-                # Few rows, but many: make them known as one.
+                # The same object each time, so that it is sorted once.
                 owner = self.recorder.tracker.known(owner).owner
                 assert owner is not None
             cluster.grads.append(grad.flatten(0, -2))
@@ -636,7 +640,8 @@ class Book:
         k = self.num_subgraphs
         square = torch.zeros(k, dtype=params[0].dtype, device=params[0].device)
         terms = torch.zeros_like(square)
-        derived = [b for b in self.bases if id(b.base) not in self._leaves()]
+        names = self.recorder.names
+        derived = [b for b in self.bases if id(b.base) not in names]
         mixed = set().union(*(self._params(b) for b in derived))
         for base in self.bases:
             for cluster in base.clusters:
@@ -690,9 +695,6 @@ class Book:
                     out[id(param)] += grad
         return {self.recorder.names[i]: value for i, value in out.items()}
 
-    def _leaves(self) -> set[int]:
-        return set(self.recorder.names)
-
     def _params(self, base: _Base) -> frozenset[int]:
         weight = self.recorder.weight(base.base)
         assert weight is not None
@@ -737,8 +739,7 @@ class Book:
                 total.index_add_(0, owner, grad)
             return torch.linalg.vector_norm(total, dim=1).square()
         grad, inner = cluster.grads[0], cluster.inputs[0]
-        owner = cluster.owners[0]
-        layout = self._layout(owner)
+        layout = self._layout(cluster.owners[0])
         rows, cols = grad.size(1), inner.size(1)
         square = grad.new_zeros(k)
         todo = []

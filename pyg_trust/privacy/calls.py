@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
+# Names that PyG has for how many subgraphs there are.
+_COUNTS = ('batch_size', 'num_graphs')
 NODE, EDGE, INDEX = 'node', 'edge', 'index'
 
 Leaf = Callable[[str, Any], Any]
@@ -141,6 +143,9 @@ class Call:
             if rows is None or not value.is_floating_point():
                 return value
             other = noise(value, generator)
+            if value.dim() == 1:
+                # Weights are often to be positive.
+                other = other.abs() + 0.1
             mask = gone[rows].view(-1, *[1] * (value.dim() - 1))
             return torch.where(mask, other, value.detach())
 
@@ -191,6 +196,10 @@ class Call:
                 return value[nodes]
             if level == EDGE:
                 return value[edges]
+            if name in _COUNTS and value == self.num_subgraphs:
+                return subgraphs.numel()
+            if name == 'num_nodes' and value == owner.numel():
+                return nodes.numel()
             return value
 
         def cut_data(data: Data) -> Data:
@@ -290,6 +299,7 @@ def _cut_sparse(
         position[coo.indices()[:, inside]],
         coo.values()[inside],
         (num_nodes, num_nodes),
+        check_invariants=True,
     ).coalesce()
     if value.layout == torch.sparse_csr:
         return out.to_sparse_csr()

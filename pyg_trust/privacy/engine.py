@@ -377,11 +377,10 @@ class PrivacyEngine:
 
         # From here on nothing is refused.
         self._loader = data_loader
-        self.noise_multiplier = float(noise_multiplier)
-        self.max_grad_norm = max_grad_norm
-        self.loss_reduction = loss_reduction
-        self.target_epsilon = target_epsilon
-        self.target_delta = target_delta
+        self._noise_multiplier = float(noise_multiplier)
+        self._max_grad_norm = max_grad_norm
+        self._loss_reduction = loss_reduction
+        self._target = target_epsilon, target_delta
         batches = data_loader.batch_sampler
         batches.chunk_size = max_physical_batch_size
         if isinstance(self._noise, SecureNoise):
@@ -518,6 +517,36 @@ class PrivacyEngine:
         if self._accountant is None:
             raise RuntimeError('call make_private first')
         return self._accountant
+
+    @property
+    def noise_multiplier(self) -> float:
+        r"""Opacus' :math:`\sigma / C`."""
+        self._attached()
+        return self._noise_multiplier
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The clipping norm :math:`C`."""
+        self._attached()
+        return self._max_grad_norm
+
+    @property
+    def loss_reduction(self) -> str:
+        """Whether losses are means or sums."""
+        self._attached()
+        return self._loss_reduction
+
+    @property
+    def target_epsilon(self) -> float | None:
+        """The budget, if there is one."""
+        self._attached()
+        return self._target[0]
+
+    @property
+    def target_delta(self) -> float | None:
+        """The delta of the budget, if there is one."""
+        self._attached()
+        return self._target[1]
 
     @property
     def steps(self) -> int:

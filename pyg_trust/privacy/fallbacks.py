@@ -1,6 +1,7 @@
 """Slow ways to clip per subgraph, for what the bookkeeping does not know."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,33 @@ from pyg_trust.privacy.calls import (
     tensors_in,
 )
 
-Rerun = Callable[[Tensor], list[Tensor]]
 Result = tuple[dict[str, Tensor], Tensor]
 
 
-class _Total:
-    # Clipped gradients, added up chunk by chunk.
+@dataclass
+class Part:
+    """A forward pass in which some subgraphs are, numbered from 0.
+
+    Args:
+        outputs (list[Tensor]): what the loss is a function of.
+        grads (list[Tensor]): the gradients by the outputs.
+        owners (list[Tensor]): the number of the subgraph of each row, or -1.
+    """
+
+    outputs: list[Tensor]
+    grads: list[Tensor]
+    owners: list[Tensor]
+
+
+class Total:
+    """Clipped gradients, added up chunk by chunk.
+
+    Args:
+        params (dict): the parameters, by name.
+        num_subgraphs (int): how many subgraphs there are.
+        clip (float): the norm to clip to.
+    """
+
     def __init__(
         self, params: dict[str, Tensor], num_subgraphs: int, clip: float
     ) -> None:
@@ -33,88 +55,87 @@ class _Total:
         self.clip = clip
 
     def add(self, subgraphs: Tensor, grads: dict[str, Tensor]) -> Tensor:
-        # Returns those that are not finite, and adds the others.
-        norm = self.norms.new_zeros(subgraphs.numel())
-        for value in grads.values():
-            value = value.reshape(len(norm), -1)
-            norm += value.square().sum(1).to(norm)
+        """Adds gradients; returns the subgraphs that have none to add.
+
+        Args:
+            subgraphs (Tensor): int64, ``[n]``.
+            grads (dict): by the name of the parameter, ``[n, *]``.
+
+        Returns:
+            Tensor: those whose gradient is not finite.
+        """
+        # Few passes: these are the largest tensors of a step.
+        flat = {n: g.reshape(subgraphs.numel(), -1) for n, g in grads.items()}
+        lengths = [torch.linalg.vector_norm(g, dim=1) for g in flat.values()]
+        norm = torch.zeros_like(self.norms[subgraphs])
+        for length in lengths:
+            norm += length.square().to(norm)
         norm = norm.sqrt().nan_to_num(torch.inf, torch.inf)
         finite = norm.isfinite()
+        some = not bool(finite.all())
         factors = clip_factors(norm, self.clip)
-        for name, value in grads.items():
-            mask = finite.view(-1, *[1] * (value.dim() - 1))
-            value = torch.where(mask, value, 0)
-            self.sums[name] += torch.tensordot(factors.to(value), value, 1)
+        for name, value in flat.items():
+            if some:
+                value = torch.where(finite.unsqueeze(1), value, 0)
+            total = factors.to(value) @ value
+            self.sums[name] += total.view_as(self.sums[name])
         self.norms[subgraphs] = norm
         return subgraphs[~finite]
 
 
 def vjp(
-    params: dict[str, Tensor],
-    outputs: list[Tensor],
-    grads: list[Tensor],
-    owners: list[Tensor],
-    num_subgraphs: int,
-    max_grad_norm: float,
+    total: Total,
+    part: Callable[[Tensor], Part],
     chunk_size: int,
-    rerun: Rerun,
-) -> Result:
+    apart: bool,
+) -> None:
     r"""One vector-Jacobian product per subgraph, some at a time.
 
-    Of a graph with a row that is not finite, every subgraph's gradient is not
-    finite, since the rows of the others are multiplied by zero and
+    In a graph with a row that is not finite, no subgraph has a finite
+    gradient, since the rows of the others are multiplied by zero and
     :math:`0 \cdot \infty` is not a number. Those that are not finite are
-    computed again in smaller and smaller groups, from a forward pass with
-    noise in the features of all others, until those that are to blame stand
-    alone.
+    computed again in smaller and smaller groups, until those that are to
+    blame stand alone.
 
     Args:
-        params (dict): the parameters, by name.
-        outputs (list[Tensor]): what the module returned.
-        grads (list[Tensor]): the gradients by the outputs.
-        owners (list[Tensor]): the subgraphs of their rows.
-        num_subgraphs (int): how many subgraphs there are.
-        max_grad_norm (float): the norm to clip to.
+        total (Total): what gradients are added to.
+        part (callable): the forward pass for a group of subgraphs.
         chunk_size (int): how many at a time; 0 for one by one, without vmap.
-        rerun (callable): the outputs, with noise in the features of all
-            subgraphs but those it is given.
+        apart (bool): whether :obj:`part` leaves out what is not in the group.
+            If not, one forward pass is for all chunks.
     """
-    total = _Total(params, num_subgraphs, max_grad_norm)
-    groups = [torch.arange(num_subgraphs, device=owners[0].device)]
+    everything = torch.arange(total.norms.numel(), device=total.norms.device)
+    size = max(1, chunk_size)
+    groups = list(everything.split(size)) if apart else [everything]
     while groups:
         group = groups.pop()
         if group.numel() == 0:
             continue
-        targets = outputs if group.numel() == num_subgraphs else rerun(group)
-        left = []
-        for chunk in group.split(max(1, chunk_size)):
-            found = _products(
-                params, targets, grads, owners, chunk, chunk_size > 0
+        whole, left = part(group), []
+        for first in range(0, group.numel(), size):
+            chunk = group[first : first + size]
+            numbers = torch.arange(
+                first, first + chunk.numel(), device=group.device
             )
+            found = _products(total.params, whole, numbers, chunk_size > 0)
             left.append(total.add(chunk, found))
         bad = torch.cat(left)
-        if group.numel() == 1:
-            continue
-        groups += [bad] if bad.numel() < group.numel() else bad.tensor_split(2)
-    return total.sums, total.norms
+        if group.numel() > 1:
+            fewer = bad.numel() < group.numel()
+            groups += [bad] if fewer else bad.tensor_split(2)
 
 
 def _products(
-    params: dict[str, Tensor],
-    outputs: list[Tensor],
-    grads: list[Tensor],
-    owners: list[Tensor],
-    chunk: Tensor,
-    batched: bool,
+    params: dict[str, Tensor], part: Part, numbers: Tensor, batched: bool
 ) -> dict[str, Tensor]:
     masked = []
-    for value, owner in zip(grads, owners, strict=True):
-        mask = owner == chunk.view(-1, 1)
+    for value, owner in zip(part.grads, part.owners, strict=True):
+        mask = owner == numbers.view(-1, 1)
         mask = mask.view(*mask.shape, *[1] * (value.dim() - 1))
         value = torch.where(mask, value, 0)
         masked.append(value if batched else value[0])
     found = torch.autograd.grad(
-        outputs,
+        part.outputs,
         list(params.values()),
         masked,
         retain_graph=True,
@@ -152,7 +173,7 @@ def functorch(
     Raises:
         Unsupported: if the module cannot be vmapped.
     """
-    total = _Total(params, call.num_subgraphs, max_grad_norm)
+    total = Total(params, call.num_subgraphs, max_grad_norm)
     for subgraphs in _by_shape(call):
         if not bool(torch.isin(call.owner, subgraphs[:1]).any()):
             total.norms[subgraphs] = 0

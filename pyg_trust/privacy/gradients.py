@@ -18,42 +18,34 @@ counts as zero. :class:`SubgraphGradients` computes it.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from pyg_trust.functional.dp import clip_factors
 from pyg_trust.functional.measures import check_number
 from pyg_trust.privacy import bookkeeping, fallbacks
 from pyg_trust.privacy.bookkeeping import Recorder
 from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in
+from pyg_trust.privacy.draws import (
+    KeepDraws,
+    Mask,
+    NoDropout,
+    UseDraws,
+    random_state,
+    set_random_state,
+)
+from pyg_trust.privacy.fallbacks import Part
 from pyg_trust.privacy.rows import RowTracker
 
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
 _SEED = 0
 _CHECKED = 8
-_DROPOUTS = frozenset(
-    [
-        F.dropout,
-        F.dropout1d,
-        F.dropout2d,
-        F.dropout3d,
-        F.alpha_dropout,
-        F.feature_alpha_dropout,
-        torch.dropout,
-        torch.dropout_,
-        torch.alpha_dropout,
-        torch.feature_dropout,
-        torch.feature_alpha_dropout,
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -93,8 +85,11 @@ class SubgraphGradients:
       computes norms and the clipped sum from one backward pass
       (:mod:`pyg_trust.privacy.bookkeeping`). A parameter that is used in a
       way it does not know is an error.
-    * :obj:`'vjp'`: back-propagates :obj:`chunk_size` copies of the gradient
-      at once, each with the rows of one subgraph. It works for any model.
+    * :obj:`'vjp'`: calls the module again on :obj:`chunk_size` subgraphs at a
+      time, with the masks that dropout drew, and back-propagates as many
+      copies of the gradient at once, each with the rows of one subgraph. It
+      works for any model. One that draws other random numbers is not called
+      again, and every chunk is as dear as the whole batch.
     * :obj:`'functorch'`: ``vmap`` of the gradient over subgraphs of one
       shape. It calls the module again, which must draw no random numbers
       and have no shapes that depend on values.
@@ -106,8 +101,13 @@ class SubgraphGradients:
     something in it that the bookkeeping does not know. None of these choices
     depends on features.
 
-    A subgraph whose gradient or activations are not finite adds exactly zero,
-    and does not change what others add.
+    A subgraph whose gradient is not finite, or whose squared norm overflows,
+    adds exactly zero, and does not change what others add. The bookkeeping
+    also leaves out one with activations that are not finite.
+
+    If one batch has something in it that the bookkeeping does not know and
+    the model has drawn random numbers, their masks were not kept, and
+    :obj:`'vjp'` is then as dear as said above.
 
     Args:
         module (torch.nn.Module): the model. Its parameters that require a
@@ -129,6 +129,11 @@ class SubgraphGradients:
             raise TypeError(
                 "'module' needs to be a torch.nn.Module "
                 f'(got {type(module).__name__})'
+            )
+        if hasattr(module, '_orig_mod'):
+            raise TypeError(
+                "'module' needs to be the module itself (got one that "
+                'torch.compile made, which does not show what it does)'
             )
         if method not in METHODS:
             raise ValueError(
@@ -239,8 +244,8 @@ class SubgraphGradients:
                     return
                 failed.append(f'not {method!r}: {problem}')
         raise ValueError(
-            "'module' needs to keep subgraphs apart, and to be differentiable "
-            f'by a known method ({"; ".join(failed)})'
+            "'module' needs to have gradients that a known method can tell "
+            f'({"; ".join(failed)})'
         )
 
 
@@ -254,9 +259,11 @@ class Tape:
         self._owner = owner
         self._num_subgraphs = num_subgraphs
         self._call: Call | None = None
-        self._recorder: Recorder | None = None
+        self._mode: Recorder | KeepDraws | None = None
+        self._modes = ExitStack()
+        self._masks: list[Mask] | None = None
         self._returned: list[Tensor] = []
-        self._rng_state = torch.get_rng_state()
+        self._random_state = random_state(owner.device)
 
     def _on_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -266,30 +273,42 @@ class Tape:
                 'A tape records one call of the module (got a second one)'
             )
         call = Call(module, args, kwargs, self._owner, self._num_subgraphs)
-        if self._gradients.chosen is None:
-            self._gradients._choose(call)
+        gradients = self._gradients
+        if gradients.chosen is None:
+            gradients._choose(call)
         self._call = call
-        if self._gradients.chosen == 'bookkeeping':
-            tracker = RowTracker()
-            for name, value in call.leaves():
-                rows = call.rows(name, value)
-                if rows is not None:
-                    tracker.set(value, tracker.known(rows), 0)
-            params = self._gradients.parameters()
+        if gradients.chosen == 'functorch':
+            return
+        tracker = RowTracker()
+        for name, value in call.leaves():
+            rows = call.rows(name, value)
+            if rows is not None:
+                tracker.set(value, tracker.known(rows), 0)
+        self._random_state = random_state(self._owner.device)
+        if gradients.chosen == 'bookkeeping':
             frozen = [p for p in module.parameters() if not p.requires_grad]
             constants = [*module.buffers(), *frozen]
-            self._recorder = Recorder(params, tracker, constants)
-            self._recorder.__enter__()
+            self._mode = Recorder(gradients.parameters(), tracker, constants)
+        else:
+            self._mode = KeepDraws(tracker, self._owner.device)
+        self._modes.enter_context(self._mode)
 
     def _on_return(
         self, module: nn.Module, args: tuple[Any, ...], output: Any
     ) -> None:
         self._stop()
         self._returned = tensors_in(output)
+        if isinstance(self._mode, KeepDraws):
+            self._mode.look()
+            if self._mode.complete:
+                self._masks = self._mode.masks
+            return
+        now = random_state(self._owner.device)
+        if all(map(torch.equal, now, self._random_state)):
+            self._masks = []
 
     def _stop(self) -> None:
-        if self._recorder is not None and self._recorder.active:
-            self._recorder.__exit__(None, None, None)
+        self._modes.close()
 
     def clipped_sum(
         self,
@@ -334,9 +353,9 @@ class Tape:
         method, reason = gradients.chosen, gradients.reason
         assert method is not None
         try:
-            if self._recorder is not None:
+            if isinstance(self._mode, Recorder):
                 sums, norms = bookkeeping.clipped_sum(
-                    self._recorder,
+                    self._mode,
                     outputs,
                     grads,
                     self._num_subgraphs,
@@ -344,7 +363,7 @@ class Tape:
                 )
                 return ClippedSum(sums, norms, method, reason)
             if method == 'functorch':
-                if output_owner is not None:
+                if not all(torch.equal(o, self._owner) for o in owners):
                     raise Unsupported('rows of the output need to be nodes')
                 sums, norms = fallbacks.functorch(
                     params,
@@ -361,17 +380,14 @@ class Tape:
                 ) from error
             reason = f'not {method!r}: {error}'
             method = 'vjp'
-        sums, norms = fallbacks.vjp(
-            params,
-            outputs,
-            grads,
-            owners,
-            self._num_subgraphs,
-            max_grad_norm,
-            0 if method == 'loop' else gradients.chunk_size,
-            partial(self._rerun, outputs),
+        chunk_size = 0 if method == 'loop' else gradients.chunk_size
+        total = fallbacks.Total(params, self._num_subgraphs, max_grad_norm)
+        apart = self._masks is not None and self._places(outputs) is not None
+        part = self._extracted if apart else self._masked
+        fallbacks.vjp(
+            total, partial(part, outputs, grads, owners), chunk_size, apart
         )
-        return ClippedSum(sums, norms, method, reason)
+        return ClippedSum(total.sums, total.norms, method, reason)
 
     def _checked(
         self,
@@ -413,29 +429,76 @@ class Tape:
                 check_owner(owner, self._num_subgraphs, 'output_owner')
         return outputs, grads, owners
 
-    def _rerun(self, outputs: list[Tensor], group: Tensor) -> list[Tensor]:
-        # The same call with the same random numbers, and noise in the
-        # features of all subgraphs but those of the group.
-        assert self._call is not None
-        places = [
-            next((i for i, t in enumerate(self._returned) if t is out), None)
+    def _places(self, outputs: list[Tensor]) -> list[int] | None:
+        # Which of the tensors that the module returned the outputs are.
+        found = [
+            i
             for out in outputs
+            for i, tensor in enumerate(self._returned)
+            if tensor is out
         ]
-        if None in places:
+        return found if len(found) == len(outputs) else None
+
+    def _extracted(
+        self,
+        outputs: list[Tensor],
+        grads: list[Tensor],
+        owners: list[Tensor],
+        group: Tensor,
+    ) -> Part:
+        # The subgraphs of a group, without the others, with the same masks
+        # of dropout.
+        places, masks = self._places(outputs), self._masks
+        assert self._call is not None
+        assert places is not None
+        assert masks is not None
+        call, _ = self._call.extract(group)
+        number = self._owner.new_full((self._num_subgraphs,), -1)
+        number[group] = torch.arange(group.numel(), device=group.device)
+        again = UseDraws(masks, number >= 0) if masks else nullcontext()
+        with torch.enable_grad(), again:
+            returned = tensors_in(call.run())
+        part = Part([returned[i] for i in places], [], [])
+        for out, grad, owner in zip(part.outputs, grads, owners, strict=True):
+            here = (number[owner] >= 0).nonzero().view(-1)
+            part.grads.append(grad[here])
+            part.owners.append(number[owner[here]])
+            if out.shape != part.grads[-1].shape:
+                raise RuntimeError(
+                    "'module' needs to return the same rows for a subgraph "
+                    f'alone (got shape {list(out.shape)} and not '
+                    f'{list(part.grads[-1].shape)})'
+                )
+        return part
+
+    def _masked(
+        self,
+        outputs: list[Tensor],
+        grads: list[Tensor],
+        owners: list[Tensor],
+        group: Tensor,
+    ) -> Part:
+        # All subgraphs; where a group is left, the same call with the same
+        # random numbers, and noise in the features of all others.
+        number = self._owner.new_full((self._num_subgraphs,), -1)
+        number[group] = torch.arange(group.numel(), device=group.device)
+        numbers = [number[owner] for owner in owners]
+        if group.numel() == self._num_subgraphs:
+            return Part(outputs, grads, numbers)
+        places = self._places(outputs)
+        if places is None:
             raise RuntimeError(
                 'Some gradient is not finite, and which subgraph it comes '
                 "from cannot be told unless 'output' is what the module "
                 'returned'
             )
-        outside = torch.ones(
-            self._num_subgraphs, dtype=torch.bool, device=group.device
-        )
-        outside[group] = False
-        leaf = self._call.without(outside.nonzero().view(-1), _SEED)
+        assert self._call is not None
+        outside = (number < 0).nonzero().view(-1)
+        leaf = self._call.without(outside, _SEED)
         with torch.random.fork_rng(), torch.enable_grad():
-            torch.set_rng_state(self._rng_state)
+            set_random_state(self._random_state, self._owner.device)
             returned = tensors_in(self._call.run(leaf))
-        return [returned[i] for i in places if i is not None]
+        return Part([returned[i] for i in places], grads, numbers)
 
 
 class _Trial:
@@ -443,14 +506,15 @@ class _Trial:
     def __init__(self, module: nn.Module, call: Call) -> None:
         subgraphs = _some(call.owner, call.num_subgraphs)
         part, _ = call.extract(subgraphs, call.random(_SEED))
-        self.tolerance = 1e-4
-        with _NoDropout(), torch.enable_grad():
+        with NoDropout(), torch.enable_grad():
             try:
+                self.tolerance = 1e-6
                 self.module = _copy(module).double()
                 self.call = part.on(self.module, torch.float64)
                 self._reference()
-                self.tolerance = 1e-6
             except (RuntimeError, TypeError):
+                # Something in it has a precision of its own.
+                self.tolerance = 1e-4
                 self.module = _copy(module)
                 self.call = part.on(self.module, None)
                 self._reference()
@@ -461,7 +525,8 @@ class _Trial:
         self.params = {n: p for n, p in named if p.requires_grad}
         generator = torch.Generator().manual_seed(_SEED)
         self.places, self.cotangents, self.owners = [], [], []
-        for place, out in enumerate(tensors_in(call.run())):
+        self.together = tensors_in(call.run())
+        for place, out in enumerate(self.together):
             if not out.requires_grad:
                 continue
             owner = call.owner
@@ -480,7 +545,23 @@ class _Trial:
 
     def _alone(self, subgraph: int) -> list[Tensor]:
         subgraphs = torch.tensor([subgraph], device=self.call.owner.device)
-        outputs = tensors_in(self.call.extract(subgraphs)[0].run())
+        try:
+            outputs = tensors_in(self.call.extract(subgraphs)[0].run())
+        except ValueError as error:
+            raise ValueError(
+                "'module' needs to keep subgraphs apart, and to run on each "
+                f'of them alone ({error})'
+            ) from error
+        for i, owner in zip(self.places, self.owners, strict=True):
+            rows = self.together[i][owner == subgraph]
+            if rows.shape != outputs[i].shape or not torch.allclose(
+                rows, outputs[i], self.tolerance, self.tolerance
+            ):
+                raise ValueError(
+                    "'module' needs to keep subgraphs apart (what it returns "
+                    'for one changes when it is alone, or is random other '
+                    'than by dropout)'
+                )
         params = list(self.params.values())
         found = torch.autograd.grad(
             [outputs[i] for i in self.places],
@@ -509,7 +590,7 @@ class _Trial:
         gradients = SubgraphGradients(self.module, method, chunk_size)
         call = self.call
         try:
-            with _NoDropout(), torch.enable_grad():
+            with NoDropout(), torch.enable_grad():
                 with gradients.record(call.owner, call.num_subgraphs) as tape:
                     outputs = tensors_in(call.run())
                 result = tape.clipped_sum(
@@ -519,7 +600,7 @@ class _Trial:
                     self.owners,
                 )
         except (ValueError, RuntimeError) as error:
-            return str(error)
+            return str(error.__cause__ or error)
         scale = norms.max()
         if not (result.norms - norms).abs().max() <= self.tolerance * scale:
             return 'it is not equal to each subgraph alone'
@@ -528,8 +609,11 @@ class _Trial:
             grads = torch.stack([each[i] for each in self.alone])
             expected = torch.tensordot(factors, grads, 1)
             wrong = (result.sums[name] - expected).norm()
-            limit = self.tolerance * grads.flatten(1).norm(dim=1).sum()
-            if not wrong <= limit + 1e-3 * self.tolerance * scale:
+            limit = (
+                self.tolerance
+                * grads.reshape(len(grads), -1).norm(dim=1).sum()
+            )
+            if not wrong <= self.tolerance * (limit + 1e-3 * scale):
                 return f"'{name}' is not equal to each subgraph alone"
         return None
 
@@ -546,20 +630,6 @@ def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
     order = count.argsort(stable=True)[int((count == 0).sum()) :]
     places = torch.linspace(0, order.numel() - 1, _CHECKED).long().unique()
     return order[places.to(order.device)].sort().values
-
-
-class _NoDropout(TorchFunctionMode):
-    # Random numbers cannot be the same for all subgraphs and for one alone.
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func in _DROPOUTS:
-            return args[0] if args else (kwargs or {})['input']
-        return func(*args, **(kwargs or {}))
 
 
 def check_owner(

@@ -1,6 +1,8 @@
 """Which subgraph each row of a tensor belongs to, through a forward pass."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from math import prod
 from typing import Any
 
 import torch
@@ -72,6 +74,17 @@ class Rows:
         return self.find()._owner
 
 
+# What arguments that are not as they are known to be may lead to.
+FAILURES = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 class Conflict(Exception):
     """Rows of different subgraphs meet."""
 
@@ -105,7 +118,7 @@ class RowTracker:
 
     def set(self, tensor: Tensor, rows: Rows, axis: int) -> None:
         """Says what the rows of a tensor are."""
-        if tensor.dim() and tensor.size(axis) == rows.size:
+        if 0 <= axis < tensor.dim() and tensor.size(axis) == rows.size:
             self._rows[tensor] = (rows, axis)
 
     def unify(self, rows: Iterable[Rows]) -> Rows | None:
@@ -133,7 +146,22 @@ class RowTracker:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
-        """Notes what the rows of the result of a function are."""
+        """Notes what the rows of the result of a function are.
+
+        Raises:
+            Conflict: if rows of different subgraphs meet.
+        """
+        # Of a call that is not of the form that is known, nothing is known.
+        with suppress(*FAILURES):
+            self._follow(name, args, kwargs, out)
+
+    def _follow(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> None:
         results = [t for t in _flat(out) if isinstance(t, Tensor)]
         if not results:
             return
@@ -233,9 +261,16 @@ class RowTracker:
     def _view(
         self, rows: Rows, axis: int, shape: torch.Size, out: Tensor
     ) -> None:
-        if out.dim() > axis and out.shape[: axis + 1] == shape[: axis + 1]:
-            self.set(out, rows, axis)
-            return
+        # A dimension of this length with as much before it is the same one.
+        before = prod(shape[:axis])
+        for at in reversed(range(out.dim())):
+            if (
+                out.size(at) == rows.size
+                and prod(out.shape[:at]) == before
+                and before > 0
+            ):
+                self.set(out, rows, at)
+                return
         owner = rows.owner
         if axis != 0 or owner is None or out.dim() == 0 or out.numel() == 0:
             return

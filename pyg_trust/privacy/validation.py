@@ -190,8 +190,10 @@ class BatchCall:
             return _Key(name)
         if isinstance(value, int | float | str | bool | None):
             return value
-        shape = f' of shape {list(value.shape)}' * hasattr(value, 'shape')
-        return self._refuse(f'got a {type(value).__name__}{shape}')
+        got = f'got a {type(value).__name__}'
+        if isinstance(value, Tensor):
+            got = f'{got} of shape {list(value.shape)}'
+        return self._refuse(got)
 
     @staticmethod
     def _refuse(what: str) -> Any:

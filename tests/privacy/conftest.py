@@ -92,7 +92,7 @@ def make_setup(
         engine = PrivacyEngine(**{'seed': 2, **(engine or {})})
     arguments = {'noise_multiplier': 4.0, 'max_grad_norm': 0.5, **arguments}
     if target:
-        arguments |= {'target_epsilon': 6.0, 'target_delta': 1e-3}
+        arguments |= {'target_epsilon': 2.5, 'target_delta': 1e-3}
     private = engine.make_private(
         module=net, optimizer=optimizer, data_loader=walks, **arguments
     )

@@ -8,8 +8,9 @@ from opacus.accountants import RDPAccountant as OpacusRDP
 from opacus.accountants import create_accountant as opacus_create
 from opacus.accountants import registry
 
-from pyg_trust.functional import wor_epsilon
+from pyg_trust.functional import fdp_epsilon, wor_epsilon
 from pyg_trust.privacy import (
+    FDPAccountant,
     PLDAccountant,
     RDPAccountant,
     create_accountant,
@@ -201,3 +202,60 @@ assert registry._ACCOUNTANTS == before
         [sys.executable, '-c', code], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_pure_releases_add_up():
+    accountant = spend(PLDAccountant(), 3)
+    before = accountant.get_epsilon(1e-6)
+    accountant.spend_pure(0.5)
+    assert accountant.get_epsilon(1e-6) == before + 0.5
+    line = {'noise_multiplier': 8.0, 'sample_rate': 0.4}
+    left = accountant.remaining_steps(before + 0.6, 1e-6, **line)
+    plain = spend(PLDAccountant(), 3)
+    assert left == plain.remaining_steps(before + 0.1, 1e-6, **line)
+    assert accountant.remaining_steps(0.5, 1e-6, **line) == 0
+    fresh = PLDAccountant()
+    fresh.spend_pure(1.0)
+    noise = fresh.noise_multiplier_for(3.0, 1e-6, sample_rate=0.1, steps=9)
+    assert 2.95 < spend(fresh, 9, noise, 0.1).get_epsilon(1e-6) <= 3
+    with pytest.raises(ValueError, match='spent beside'):
+        fresh.noise_multiplier_for(1.0, 1e-6, sample_rate=0.1, steps=9)
+    for bad in (0.0, -1.0, float('inf'), float('nan')):
+        with pytest.raises(ValueError, match='epsilon'):
+            accountant.spend_pure(bad)
+    # It does not go back, either.
+    state = {**accountant.state_dict(), 'pure_epsilon': 0.1}
+    with pytest.raises(ValueError, match='pure_epsilon'):
+        accountant.load_state_dict(state)
+
+
+def test_bounded_degree():
+    accountant = FDPAccountant(1000, 200, 4)
+    line = {'noise_multiplier': 2 * 4 * 3.0, 'sample_rate': 0.2}
+    for _ in range(7):
+        accountant.step(**line)
+    want = fdp_epsilon(1000, 200, 4, 3.0, 7, 1e-5)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(want)
+    left = accountant.remaining_steps(8.0, 1e-5, **line)
+    assert fdp_epsilon(1000, 200, 4, 3.0, 7 + left, 1e-5) <= 8
+    assert fdp_epsilon(1000, 200, 4, 3.0, 8 + left, 1e-5) > 8
+    noise = accountant.noise_multiplier_for(
+        8.0, 1e-5, sample_rate=0.2, steps=50
+    )
+    spent = fdp_epsilon(1000, 200, 4, noise / 8, 50, 1e-5)
+    assert 0.99 * 8 <= spent <= 8
+    other = FDPAccountant(1000, 200, 4)
+    other.load_state_dict(accountant.state_dict())
+    assert other.history == accountant.history
+    with pytest.raises(ValueError, match='terms'):
+        FDPAccountant(1000, 200, 5).load_state_dict(accountant.state_dict())
+    with pytest.raises(ValueError, match='mechanism'):
+        PLDAccountant().load_state_dict(accountant.state_dict())
+    with pytest.raises(ValueError, match='sample_rate'):
+        accountant.step(noise_multiplier=24.0, sample_rate=0.3)
+    with pytest.raises(ValueError, match='lam'):
+        accountant.step(noise_multiplier=0.1, sample_rate=0.2)
+    with pytest.raises(ValueError, match='delta'):
+        accountant.get_epsilon(0.0)
+    with pytest.raises(ValueError, match='above'):
+        FDPAccountant(10, 20, 4)

@@ -1,0 +1,201 @@
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import GINConv
+from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.utils import k_hop_subgraph
+
+from pyg_trust.functional import fdp_terms
+from pyg_trust.loader import EgoLoader
+from pyg_trust.sampler import EgoSampler
+from pyg_trust.testing import make_graph
+from pyg_trust.transforms import BoundedDegree
+
+
+def make_data(K=2, n=40):
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(n, (2, 5 * n), generator=generator).unique(dim=1)
+    data = Data(
+        x=torch.randn(n, 3, generator=generator),
+        y=torch.arange(n) % 2,
+        edge_index=pairs,
+        edge_attr=torch.arange(pairs.size(1)),
+    )
+    return BoundedDegree(K, seed=0)(data)
+
+
+def make_loader(data=None, **arguments):
+    data = make_data() if data is None else data
+    arguments = {
+        'batch_size': 6,
+        'num_hops': 2,
+        'max_degree': 2,
+        'seed': 1,
+        **arguments,
+    }
+    return EgoLoader(data, **arguments)
+
+
+@pytest.mark.parametrize('along', [True, False])
+@pytest.mark.parametrize('hops', [0, 1, 2, 3])
+def test_ego_graphs_are_whole(hops, along):
+    data = make_data()
+    loader = make_loader(
+        data, num_hops=hops, along=along, max_degree=40, num_steps=3
+    )
+    assert isinstance(loader, NodeLoader)
+    flow = 'source_to_target' if along else 'target_to_source'
+    for batch in loader:
+        assert batch.batch_size == 6
+        assert batch.batch[:6].equal(torch.arange(6))
+        assert batch.n_id[:6].equal(batch.input_id)
+        assert batch.x.equal(data.x[batch.n_id])
+        for i in range(6):
+            own = (batch.batch == i).nonzero().view(-1)
+            want, _, _, _ = k_hop_subgraph(
+                int(batch.n_id[i]), hops, data.edge_index, flow=flow
+            )
+            nodes = batch.n_id[own]
+            assert nodes.sort().values.equal(want.sort().values)
+            inside = data.subgraph(want)
+            mine = torch.isin(batch.edge_index[0], own)
+            assert (
+                batch.edge_attr[mine]
+                .sort()
+                .values.equal(inside.edge_attr.sort().values)
+            )
+        row, col = batch.edge_index
+        assert batch.batch[row].equal(batch.batch[col])
+        assert batch.n_id[batch.edge_index].equal(
+            data.edge_index[:, batch.e_id]
+        )
+        assert batch.edge_attr.equal(data.edge_attr[batch.e_id])
+
+
+def test_roots_get_the_output_of_the_whole_graph():
+    # All messages are there: without degrees, two layers are exact.
+    data = make_data()
+    torch.manual_seed(0)
+    one = GINConv(torch.nn.Linear(3, 4))
+    two = GINConv(torch.nn.Linear(4, 2))
+
+    def run(x, edge_index):
+        return two(one(x, edge_index).relu(), edge_index)
+
+    whole = run(data.x, data.edge_index)
+    for batch in make_loader(data):
+        out = run(batch.x, batch.edge_index)[:6]
+        assert torch.allclose(out, whole[batch.n_id[:6]], atol=1e-5)
+
+
+@pytest.mark.parametrize('hops', [0, 1, 2, 3])
+@pytest.mark.parametrize('K', [1, 2, 3])
+@pytest.mark.parametrize('along', [True, False])
+def test_no_row_is_in_more_ego_graphs_than_terms(hops, K, along):
+    # The sensitivity, by counting in the whole graph.
+    data = make_data(K=40)
+    data = BoundedDegree(K, along=along, seed=3)(data)
+    loader = make_loader(
+        data, num_hops=hops, max_degree=K, along=along, batch_size=40
+    )
+    (batch,) = list(loader)
+    count = batch.n_id.bincount(minlength=40)
+    assert loader.terms == min(40, fdp_terms(K, hops))
+    assert int(count.max()) <= loader.terms
+    if hops == 1:
+        assert int(count.max()) == 1 + K
+
+
+def test_steps_draw_without_replacement():
+    loader = make_loader(num_steps=30, batch_size=30)
+    for batch in loader:
+        assert batch.input_id.unique().numel() == 30
+    assert loader.sample_rate == 30 / 40
+    assert loader.num_subgraphs_at(7) == 40
+    some = make_loader(input_nodes=torch.tensor([3, 5, 9, 11, 20, 39, 7]))
+    assert some.sample_rate == 6 / 7
+    for batch in some:
+        assert set(batch.n_id[:6].tolist()) <= {3, 5, 9, 11, 20, 39, 7}
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_same_seed_same_batches(workers):
+    first = [b.n_id.tolist() for b in make_loader(num_workers=workers)]
+    second = [b.n_id.tolist() for b in make_loader()]
+    assert first == second
+    assert first != [b.n_id.tolist() for b in make_loader(seed=2)]
+
+
+def test_batches_are_checked():
+    loader = make_loader()
+    batch = next(iter(loader))
+    owner, count = loader.check_batch(batch, 0)
+    assert owner.equal(batch.batch)
+    assert count == 6
+    for name, value in (
+        ('batch', torch.zeros_like(batch.batch)),
+        ('n_id', batch.n_id.roll(1)),
+        ('n_id', None),
+        ('input_id', batch.input_id.roll(1)),
+        ('input_id', torch.zeros_like(batch.input_id)),
+        ('input_id', batch.input_id + 100),
+    ):
+        broken = batch.clone()
+        broken[name] = value
+        with pytest.raises(ValueError, match='ego graphs of distinct roots'):
+            loader.check_batch(broken, 0)
+    with pytest.raises(ValueError, match='ego graphs'):
+        loader.check_batch(batch, 0, 5)
+    with pytest.raises(ValueError, match='ego graphs'):
+        loader.check_batch(None, 0)
+
+
+def test_sampler_of_nodes():
+    data = make_data()
+    sampler = EgoSampler(data, 1, torch.tensor([4, 8]))
+    out = sampler.sample_from_nodes(
+        NodeSamplerInput(input_id=None, node=torch.tensor([8, 4]))
+    )
+    assert out.node[:2].tolist() == [8, 4]
+    with pytest.raises(ValueError, match='node 5'):
+        sampler.sample_from_nodes(
+            NodeSamplerInput(input_id=None, node=torch.tensor([5]))
+        )
+    with pytest.raises(NotImplementedError):
+        sampler.sample_from_edges(None)
+    assert 'num_hops=1' in str(sampler)
+    assert 'batch_size=6' in str(make_loader())
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'match'),
+    [
+        ({'max_degree': 1}, ValueError, 'BoundedDegree'),
+        ({'max_degree': 0}, ValueError, 'max_degree'),
+        ({'num_hops': -1}, ValueError, 'num_hops'),
+        ({'num_hops': 1.0}, TypeError, 'num_hops'),
+        ({'batch_size': 41}, ValueError, 'batch_size'),
+        ({'batch_size': 0}, ValueError, 'batch_size'),
+        ({'num_steps': 0}, ValueError, 'num_steps'),
+        ({'shuffle': True}, TypeError, 'shuffle'),
+        (
+            {'input_nodes': torch.arange(0)},
+            ValueError,
+            'roots',
+        ),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        make_loader(**arguments)
+
+
+def test_bad_graphs():
+    twice = Data(edge_index=torch.tensor([[0, 0], [1, 1]]), num_nodes=2)
+    with pytest.raises(ValueError, match='more than once'):
+        EgoSampler(twice, 1)
+    with pytest.raises(ValueError, match='edge_index'):
+        EgoSampler(Data(num_nodes=3), 1)
+    with pytest.raises(TypeError, match='Data'):
+        EgoSampler(make_graph('path'), 1)

@@ -1,0 +1,192 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from pyg_trust.functional import gaussian_profile, lam_to_opacus
+from pyg_trust.privacy import PrivacyEngine, audit_training, empirical_epsilon
+from pyg_trust.privacy.gradients import Tape
+
+CANARIES = 1600
+
+
+def attach(lam=1.0, break_it=None, **arguments):
+    def make(module, optimizer, loader):
+        engine = PrivacyEngine(**{'seed': 0, **arguments})
+        training = engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=lam_to_opacus(lam),
+            max_grad_norm=0.01,
+            loss_reduction='sum',
+        )
+        if break_it is not None:
+            break_it(engine, loader)
+        return engine, training
+
+    return make
+
+
+def audit(break_it=None, **arguments):
+    asked = {'num_canaries': CANARIES, 'delta': 0.1, 'seed': 3}
+    for name in ('steps', 'batch_size', 'num_canaries', 'size'):
+        if name in arguments:
+            asked[name] = arguments.pop(name)
+    return audit_training(attach(break_it=break_it, **arguments), **asked)
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        {},
+        {'lam': 2.0},
+        {'secure_mode': True, 'seed': None},
+        {'accountant': 'rdp_wor'},
+        {'steps': 4, 'lam': 2.0},
+        {'batch_size': 500},
+        {'steps': 3, 'batch_size': 800},
+    ],
+)
+def test_claims_hold(arguments):
+    report = audit(**arguments)
+    assert not report.violated
+    assert report.epsilon_lower <= report.epsilon_claimed
+    if not arguments:
+        # Not for want of power: it sees a good part of what there is.
+        assert report.epsilon_lower > 0.25 * report.epsilon_claimed
+
+
+def half_the_noise(engine, loader):
+    # T2: lam given where 2 lam belongs.
+    class Half:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def normal(self, shape):
+            return self.inner.normal(shape) / 2
+
+    engine._noise = Half(engine._noise)
+
+
+def no_clipping(engine, loader):
+    engine._training.optimizer._step.max_grad_norm = math.inf
+
+
+def larger_clipping(engine, loader):
+    engine._training.optimizer._step.max_grad_norm *= 3
+
+
+@pytest.mark.parametrize(
+    'break_it', [half_the_noise, no_clipping, larger_clipping]
+)
+def test_broken_engines_are_found(break_it):
+    report = audit(break_it)
+    assert report.violated
+    assert report.epsilon_lower > report.epsilon_claimed
+
+
+def test_clipping_per_node_is_found(monkeypatch):
+    # What Opacus does on PyG's layers: each row of a Linear is clipped.
+    def per_node(self, output, grad, max_grad_norm, output_owner=None):
+        x = self._call.bound.arguments['x']
+        edge_index = self._call.bound.arguments['edge_index']
+        inner = x.index_add(0, edge_index[1], x[edge_index[0]])
+        rows = grad * inner
+        size = rows.norm(dim=1, keepdim=True)
+        rows = rows * (max_grad_norm / size).clamp(max=1)
+        sums = {'nn.weight': torch.nan_to_num(rows).sum(0, keepdim=True)}
+        return type('Sum', (), {'sums': sums})
+
+    def make(module, optimizer, loader):
+        made = attach()(module, optimizer, loader)
+        monkeypatch.setattr(Tape, 'clipped_sum', per_node)
+        return made
+
+    report = audit_training(make, num_canaries=CANARIES, seed=3)
+    assert report.violated
+
+
+def test_node_in_several_subgraphs_is_found(monkeypatch):
+    # Each star is in the batch three times, as three subgraphs.
+    def make(module, optimizer, loader):
+        engine, training = attach()(module, optimizer, loader)
+        clipped = Tape.clipped_sum
+
+        def thrice(self, *args, **kwargs):
+            found = clipped(self, *args, **kwargs)
+            for value in found.sums.values():
+                value *= 3
+            return found
+
+        monkeypatch.setattr(Tape, 'clipped_sum', thrice)
+        return engine, training
+
+    report = audit_training(make, num_canaries=CANARIES, seed=3)
+    assert report.violated
+
+
+def test_bound_of_a_known_mechanism():
+    # Scores of a Gaussian mechanism: the bound is below the truth in all of
+    # many runs but few, and comes near it with many trials.
+    generator = np.random.default_rng(0)
+    delta, mu = 0.05, 1.0
+    truth = next(
+        eps
+        for eps in np.arange(0, 5, 0.01)
+        if gaussian_profile(eps, 1 / mu) <= delta
+    )
+    above = 0
+    for run in range(60):
+        report = empirical_epsilon(
+            generator.normal(size=300),
+            mu + generator.normal(size=300),
+            delta,
+            confidence=0.8,
+            seed=run,
+        )
+        above += report.epsilon_lower > truth
+    assert above <= 60 * 0.2
+    report = empirical_epsilon(
+        generator.normal(size=200_000),
+        mu + generator.normal(size=200_000),
+        delta,
+    )
+    assert 0.93 * truth < report.epsilon_lower <= truth
+
+
+@pytest.mark.parametrize('sign', [1, -1])
+def test_direction_is_found(sign):
+    generator = np.random.default_rng(1)
+    report = empirical_epsilon(
+        generator.normal(size=1000),
+        sign * 4 + generator.normal(size=1000),
+        0.01,
+        claim=1.0,
+    )
+    assert report.violated
+    assert report.delta_lower > 0.5
+    assert report.true_positive_rate == pytest.approx(
+        norm.sf(norm.isf(report.false_positive_rate + 1e-4) - 4), abs=0.2
+    )
+
+
+def test_bad_audits():
+    scores = np.zeros(10)
+    for arguments, match in (
+        ((scores, scores[:3], 0.1), 'with_'),
+        ((scores, np.full(10, np.nan), 0.1), 'with_'),
+        ((scores[None], scores, 0.1), 'without'),
+        ((scores, scores, 0.0), 'delta'),
+    ):
+        with pytest.raises(ValueError, match=match):
+            empirical_epsilon(*arguments)
+    with pytest.raises(ValueError, match='confidence'):
+        empirical_epsilon(scores, scores, 0.1, confidence=1.0)
+    report = empirical_epsilon(scores, scores, 0.1)
+    assert report.epsilon_lower == 0
+    assert not report.violated
+    with pytest.raises(ValueError, match='num_canaries'):
+        audit_training(attach(), num_canaries=0)
