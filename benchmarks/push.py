@@ -548,8 +548,8 @@ def topk(args: argparse.Namespace) -> None:
             f'get_ppr {eps:g}': partial(get_ppr, nodes, graph, eps)
             for eps in (1e-4, 1e-5, 1e-6)
         }
-        for step in range(5):
-            eps = 10 ** (-4 - step / 2)
+        for step in range(7):
+            eps = 10 ** (-3 - step / 2)
             for method in ('sample', 'prune'):
                 ways[f'{method} {eps:.2g}'] = partial(
                     top_queries, nodes, graph, measure, eps, method
