@@ -14,9 +14,10 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // The same sum, estimated by randomized pushes, in blocks of columns that
   // share what is sampled. Row u of (rowptr, col) lists the nodes that u
   // pushes to, in ascending degree; row v of (pull_rowptr, pull_col) those
-  // that v receives from. A level is done exactly where pushing it is expected
-  // to cost more than `pull_above` times as much. Also returns how many levels
-  // of each block were pushed. `deterministic`: on CUDA, sums are repeatable.
+  // that v receives from. A level of a block is done exactly where pushing it
+  // is expected to cost more than `pull_above` times as much. Also returns how
+  // many levels of each block were pushed. `deterministic`: on CUDA, sums are
+  // repeatable.
   m.def(
       "push(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
