@@ -267,17 +267,10 @@ class _DualSearch:
         count = targets.numel()
         self.bound = reward.new_full((count,), math.inf)
         self.multiplier = reward.new_zeros(count)
-        everything = torch.arange(count)
         self.pagerank: Tensor | None = None
-        self.cheap = torch.stack(
-            self.line(
-                perturbations.clean_policy(count),
-                everything,
-                torch.full((count,), 1e-9).double(),
-            )
-        )
-        # No dear policy yet: a line that never restricts the search.
-        self.dear = self.cheap.new_full(self.cheap.shape, math.nan)
+        # No policy yet: lines that never restrict the search.
+        self.cheap = reward.new_full((2, count), math.nan)
+        self.dear = self.cheap.clone()
 
     def run(
         self,
@@ -290,6 +283,9 @@ class _DualSearch:
         value = self.reward / self.alpha if start is None else start.clone()
         trial = torch.zeros_like(self.multiplier)
         live = torch.arange(self.targets.numel())
+        clean = self.perturbations.clean_policy(live.numel())
+        sure = torch.full_like(scale, 1e-6 if sign_only else 1e-9)
+        self.cheap = torch.stack(self.line(clean, live, sure))
         precision = torch.full_like(scale, 1e-4)
         for _ in range(max_iter):
             found = self.solve(live, trial[live], value[live], precision[live])
