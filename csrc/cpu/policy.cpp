@@ -621,13 +621,17 @@ class Worker {
     const double bound =
         best_mean(follow_ * sum.value() + prices.bonus, degree, cost_.data(),
                   static_cast<int64_t>(cost_.size()));
-    if (bound + close - prices.step <= clean)
+    // `bound` is made of plain sums, whose error grows with the square of
+    // their length.
+    const double length = static_cast<double>(degree);
+    const double slack = close + 0x1p-50 * length * length * (close / kClose);
+    if (bound + slack - prices.step <= clean)
       return clean;  // even the best mean is not worth a single flip
     // No edge that costs more than the best mean is worth removing.
     double left = std::numeric_limits<double>::infinity();
     size_t count = 0;
     for (size_t k = 0; k < size; ++k) {
-      const bool goes = cost_[k] < bound + close;
+      const bool goes = cost_[k] < bound + slack;
       removal_[count] = removal_[k];
       count += goes;
       left = std::min(left, goes ? left : cost_[k]);
