@@ -49,11 +49,12 @@ struct Prices {
 
   double worth(double sum, int64_t flips, int64_t size) const {
     const auto k = static_cast<double>(flips);
+    // A price that overflowed charges nothing where nothing is flipped.
+    const double paid = flips > 0 ? visit * k : 0.0;
+    const double gain = follow * sum + bonus - paid;
     // No S is empty, but for nodes without any edge.
-    const double mean =
-        size > 0 ? (follow * sum + bonus - visit * k) / static_cast<double>(size)
-                 : 0.0;
-    return mean - step * k;
+    const double mean = size > 0 ? gain / static_cast<double>(size) : 0.0;
+    return flips > 0 ? mean - step * k : mean;
   }
 };
 

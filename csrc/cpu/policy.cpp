@@ -383,8 +383,8 @@ class Solver {
       const auto [along, square] = reflect(half_, half_, moved_);
       omega = quotient(along, square);
       rho = rho_next;
-      std::tie(left, rho_next) =
-          advance(size, direction_, omega, half_, moved_, shadow_, x, residual_);
+      std::tie(left, rho_next) = advance(size, direction_, omega, half_,
+                                         moved_, shadow_, x, residual_);
     }
     if (!(left <= initial))  // it broke down
       x = first_;
@@ -445,7 +445,8 @@ struct Threat {
       max_added[i] = std::min(budget[i], additions);
       // Its neighbours, itself, and then as many as it can add.
       if (all_pairs && max_added[i] > 0)
-        window = std::max(window, std::min(n, max_added[i] + clean.size(i) + 1));
+        window =
+            std::max(window, std::min(n, max_added[i] + clean.size(i) + 1));
       if (max_removed[i] + max_added[i] > 0)
         active.push_back(i);
     }
@@ -848,8 +849,10 @@ std::tuple<Tensor, Tensor> policy_solve(const Tensor& rowptr,
         const int32_t* there =
             std::lower_bound(clean.begin(i), clean.end(i), node[e]);
         if (there < clean.end(i) && *there == node[e]) {
-          change.gone[there - clean.node] = 1;
-          ++change.lost[i];
+          // Counted once, whatever comes in.
+          uint8_t& gone = change.gone[there - clean.node];
+          change.lost[i] += !gone;
+          gone = 1;
         } else {
           change.new_ptr.resize(i + 1, change.new_ptr.back());
           change.new_node.push_back(node[e]);
@@ -874,8 +877,9 @@ std::tuple<Tensor, Tensor> policy_solve(const Tensor& rowptr,
         for (int64_t i = 0; i < n; ++i)
           left[i] = b[i] + image[i] - x[i];
       } else {
-        solver.run([&](const Values& in, Values& out) { policy.apply(in, out); },
-                   b, tol, x);
+        solver.run(
+            [&](const Values& in, Values& out) { policy.apply(in, out); }, b,
+            tol, x);
         policy.exact_sums(x, [&](int64_t i, const Sum& sum) {
           const Prices prices{follow};
           left[i] =
