@@ -49,6 +49,7 @@ from pyg_trust.nn import PPNP
 
 ALPHA = 0.15
 PARTS = ('local', 'global', 'whole', 'training', 'scaling')
+GRAPHS = ('CiteSeer', 'Cora_ML')
 ROWS: list[dict[str, Any]] = []
 # Linear programs per measurement: they are slow, and all alike.
 FEW = 4
@@ -420,13 +421,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('parts', nargs='*', default=PARTS)
     parser.add_argument('--data', help='folder that holds CitationFull')
+    parser.add_argument('--graphs', nargs='+', default=GRAPHS, choices=GRAPHS)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--csv')
     args = parser.parse_args()
     if not set(args.parts) <= set(PARTS):
         parser.error(f'parts are {PARTS}')
     torch.set_num_threads(1)
-    names = ('CiteSeer', 'Cora_ML') if args.data else ('generated',)
+    names = args.graphs if args.data else ['generated']
     for name in names:
         if set(args.parts) <= {'scaling'}:
             break

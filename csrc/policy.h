@@ -17,12 +17,16 @@
 //
 //   64 u (kappa M + |bonus|),  kappa = 1 or largest L / smallest |S|,
 //
-// of the maximum: kappa is 1 for rows of the first kind.
+// of the maximum: kappa is 1 for rows of the first kind. Where a shortcut
+// stands on a comparison, it asks for a distance of kClose, or the row is done
+// the long way.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+
+#include "gather.h"
 
 namespace pyg_trust {
 
@@ -45,11 +49,12 @@ struct Prices {
 
   double worth(double sum, int64_t flips, int64_t size) const {
     const auto k = static_cast<double>(flips);
+    // A price that overflowed charges nothing where nothing is flipped.
+    const double paid = flips > 0 ? visit * k : 0.0;
+    const double gain = follow * sum + bonus - paid;
     // No S is empty, but for nodes without any edge.
-    const double mean =
-        size > 0 ? (follow * sum + bonus - visit * k) / static_cast<double>(size)
-                 : 0.0;
-    return mean - step * k;
+    const double mean = size > 0 ? gain / static_cast<double>(size) : 0.0;
+    return flips > 0 ? mean - step * k : mean;
   }
 };
 
@@ -58,30 +63,81 @@ struct Choice {
   double worth;
 };
 
-// `value` is sorted, best first; flips change the size by `sign`.
+// Values that differ by less than this, relative to all that is in them, may
+// be in any order: it is far above what roundoff does to them.
+constexpr double kClose = 1e-13;
+
+// `value` is sorted, best first; flips change the size by `sign`. `close` is
+// kClose times the largest magnitude of a value and of the prices.
 inline Choice best_prefix(Sum sum,
                           int64_t degree,
                           const double* value,
                           int64_t count,
                           int sign,
-                          const Prices& prices) {
+                          const Prices& prices,
+                          double close) {
   Choice best{0, 0, prices.worth(sum.value(), 0, degree)};
+  double mean = best.worth;
   for (int64_t k = 1; k <= count && degree + sign * k > 0; ++k) {
+    // The k-th flip, and so any later one, takes the mean down.
+    if (sign * prices.follow * value[k - 1] - prices.visit <
+        sign * mean - close)
+      break;
     sum.add(sign * value[k - 1]);
     const double worth = prices.worth(sum.value(), k, degree + sign * k);
+    mean = worth + prices.step * static_cast<double>(k);
     if (worth > best.worth)
       best = {sign > 0 ? k : 0, sign > 0 ? 0 : k, worth};
   }
   return best;
 }
 
+// A bound on what removals can make of the mean of a row, without a sort:
+// `numerator` is that of the clean row, removing edge k takes cost[k] from it.
+// Dinkelbach's method over all subsets: those with cost[k] below the mean go.
+// Infinite if no edge would be left. `cost` is padded with infinities to a
+// multiple of kCosts.
+constexpr int kCosts = 4;
+
+inline double best_mean(double numerator,
+                        int64_t degree,
+                        const double* cost,
+                        int64_t padded_count) {
+  using Costs = Vector<double, kCosts>::type;
+  double mean = numerator / static_cast<double>(degree);
+  while (true) {
+    Costs sums = {};
+    Vector<int64_t, kCosts>::type counts = {};
+    for (int64_t k = 0; k < padded_count; k += kCosts) {
+      const auto costs = load<kCosts>(cost + k);
+      const auto goes = costs < mean;  // -1 where it is true
+      sums += goes ? costs : Costs{};
+      counts += goes;
+    }
+    double lost = 0;
+    int64_t size = degree;
+    for (int k = 0; k < kCosts; ++k) {
+      lost += sums[k];
+      size += counts[k];
+    }
+    if (size < 1)
+      return std::numeric_limits<double>::infinity();
+    const double better = (numerator - lost) / static_cast<double>(size);
+    if (!(better > mean))
+      return mean;
+    mean = better;
+  }
+}
+
 // Additions (descending) and removals (ascending), up to `budget` together.
 //
 // Dinkelbach's method: whether any S is worth more than f is decided at the
-// level m_k = f + step * k by the k largest of a V_j - m_k (additions) and m_k
-// - a V_j (removals); the best worth that this finds becomes f, until it grows
-// no more. The t-th addition belongs to the k largest if a (A_t + R_{k-t+1})
-// >= 2 m_k, which falls with t. Any first guess of f will do.
+// level m_k = f + step * k by the k largest of a V_j - visit - m_k (additions)
+// and m_k - a V_j - visit (removals); the best worth that this finds becomes f,
+// until it grows no more. Any first guess of f will do. Without a price per
+// step the level is the same for all k, and the best k takes all that gain.
+// Otherwise the t-th addition belongs to the k largest if a (A_t + R_{k-t+1})
+// >= 2 m_k, which falls with t.
 //
 // `gain` and `loss` have room for one more than the additions and removals.
 inline Choice best_flips(const Sum& sum,
@@ -93,6 +149,7 @@ inline Choice best_flips(const Sum& sum,
                          int64_t budget,
                          const Prices& prices,
                          double guess,
+                         double close,
                          double* gain,
                          double* loss) {
   const auto prefix = [](const double* value, int64_t count, double* out) {
@@ -105,18 +162,51 @@ inline Choice best_flips(const Sum& sum,
   };
   prefix(addition, num_additions, gain);
   prefix(removal, num_removals, loss);
-  const double clean = sum.value();
+  const double clean = sum.value(), follow = prices.follow;
   budget = std::min(budget, num_additions + num_removals);
-  Choice found{0, 0, -std::numeric_limits<double>::infinity()};
-  // A level that nothing reaches, NaN too, ends the search at once.
+  const auto worth = [&](int64_t added, int64_t removed, const Prices& at) {
+    return at.worth(clean + gain[added] - loss[removed], added + removed,
+                    degree + added - removed);
+  };
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+
+  // A guess that is NaN ends the search at once.
+  Prices free = prices;
+  free.step = 0;
+  Choice found{0, 0, kNone};
+  for (double level = guess;;) {
+    int64_t added = 0, removed = 0;
+    while (added + removed < budget) {
+      const double in = added < num_additions
+                            ? follow * addition[added] - level
+                            : kNone;
+      const double out =
+          removed < num_removals ? level - follow * removal[removed] : kNone;
+      if (!(std::max(in, out) > prices.visit))
+        break;
+      ++(in > out ? added : removed);
+    }
+    const double made = worth(added, removed, free);
+    if (!(made > found.worth))
+      break;
+    found = {added, removed, made};
+    level = made;
+  }
+  if (prices.step == 0)
+    return found;
+
+  const Choice none{0, 0, prices.worth(clean, 0, degree)};
+  if (found.worth + close - prices.step <= none.worth)
+    return none;  // even the best mean is not worth a single flip
+  guess = none.worth;
+  found = none;
   while (true) {
-    Choice best{0, 0, prices.worth(clean, 0, degree)};
+    Choice best = none;
     int64_t added = 0;
     for (int64_t k = 1; k <= budget; ++k) {
-      const double level =
-          2 * (guess + prices.step * static_cast<double>(k));
+      const double level = 2 * (guess + prices.step * static_cast<double>(k));
       const auto wanted = [&](int64_t t) {
-        return prices.follow * (addition[t - 1] + removal[k - t]) >= level;
+        return follow * (addition[t - 1] + removal[k - t]) >= level;
       };
       const int64_t least = std::max<int64_t>(0, k - num_removals);
       const int64_t most = std::min(k, num_additions);
@@ -125,13 +215,9 @@ inline Choice best_flips(const Sum& sum,
         ++added;
       while (added > least && !wanted(added))
         --added;
-      const int64_t size = degree + 2 * added - k;
-      if (size < 1)
-        continue;
-      const double worth =
-          prices.worth(clean + gain[added] - loss[k - added], k, size);
-      if (worth > best.worth)
-        best = {added, k - added, worth};
+      const double made = worth(added, k - added, prices);
+      if (made > best.worth)
+        best = {added, k - added, made};
     }
     if (!(best.worth > found.worth))
       return found;

@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -41,12 +40,24 @@ struct Rows {
   const int32_t* end(int64_t i) const { return node + ptr[i + 1]; }
 };
 
-// The edges that a policy flips, by row, ascending.
-struct Flips {
-  std::vector<int64_t> ptr;
-  std::vector<int32_t> node;
+// What a policy makes of the clean graph: the edges that are gone, how many of
+// each row, and those that are new, by row.
+struct Change {
+  std::vector<uint8_t> gone;
+  std::vector<int32_t> lost;
+  std::vector<int64_t> new_ptr;
+  std::vector<int32_t> new_node;
 
-  Rows rows() const { return {ptr.data(), node.data()}; }
+  void clear(int64_t num_nodes, int64_t num_edges) {
+    gone.assign(num_edges, 0);
+    lost.assign(num_nodes, 0);
+    new_ptr.assign(1, 0);
+    new_node.clear();
+  }
+
+  Rows added() const { return {new_ptr.data(), new_node.data()}; }
+
+  bool operator==(const Change&) const = default;
 };
 
 // Vectors, padded with zeros to a multiple of the lanes //////////////////////
@@ -183,21 +194,22 @@ double quotient(double numerator, double denominator) {
 class Operator {
  public:
   Operator(const Rows& clean, int64_t num_nodes, double follow)
-      : clean_(clean), n_(num_nodes), follow_(follow), size_(num_nodes) {}
+      : clean_(clean),
+        n_(num_nodes),
+        follow_(follow),
+        size_(num_nodes),
+        row_(num_nodes) {}
 
-  // Row i becomes the symmetric difference of its clean row and its flips.
-  void set(const Rows& flips) {
+  void set(const Change& change) {
+    const Rows added = change.added();
     int64_t most = 0;
-    for (int64_t i = 0; i < n_; ++i)
-      most = std::max(most, clean_.size(i) + flips.size(i));
-    start_.assign(most + 2, 0);
     for (int64_t i = 0; i < n_; ++i) {
-      int64_t size = clean_.size(i);
-      for (const int32_t* j = flips.begin(i); j < flips.end(i); ++j)
-        size += std::binary_search(clean_.begin(i), clean_.end(i), *j) ? -1 : 1;
-      size_[i] = size;
-      ++start_[size + 1];
+      size_[i] = clean_.size(i) - change.lost[i] + added.size(i);
+      most = std::max(most, size_[i]);
     }
+    start_.assign(most + 2, 0);
+    for (int64_t i = 0; i < n_; ++i)
+      ++start_[size_[i] + 1];
     groups_.clear();
     int64_t entries = 0;
     for (int64_t size = 0; size <= most; ++size) {
@@ -207,19 +219,22 @@ class Operator {
         groups_.push_back({size, start_[size], count, entries});
       entries += count * size;
     }
-    row_.resize(n_);
     for (int64_t i = 0; i < n_; ++i)
       row_[start_[size_[i]]++] = static_cast<int32_t>(i);
-    node_.resize(entries);
+    node_.resize(entries + 1);  // one more, which compaction may write to
     isolated_ = groups_.empty() ? n_ : groups_.front().first;
     int32_t* out = node_.data();
     for (int64_t k = isolated_; k < n_; ++k) {
       const int64_t i = row_[k];
-      out = flips.size(i) == 0
-                ? std::copy(clean_.begin(i), clean_.end(i), out)
-                : std::set_symmetric_difference(clean_.begin(i), clean_.end(i),
-                                                flips.begin(i), flips.end(i),
-                                                out);
+      if (change.lost[i] == 0) {
+        out = std::copy(clean_.begin(i), clean_.end(i), out);
+      } else {
+        for (int64_t e = clean_.ptr[i]; e < clean_.ptr[i + 1]; ++e) {
+          *out = clean_.node[e];
+          out += !change.gone[e];
+        }
+      }
+      out = std::copy(added.begin(i), added.end(i), out);
     }
   }
 
@@ -260,21 +275,21 @@ class Operator {
     });
   }
 
-  // The sum of x over row i, which is the k-th of its layout, with
-  // compensation: see policy.h.
+  // Calls end(i, sum) with the sum of x over each row i: see policy.h.
   template <typename End>
   void exact_sums(const Values& x, const End& end) const {
     for (int64_t k = 0; k < isolated_; ++k)
-      end(row_[k], 0.0);
-    const int32_t* node = node_.data();
-    for (const Group& group : groups_) {
-      for (int64_t k = 0; k < group.count; ++k, node += group.size) {
+      end(row_[k], Sum{});
+    each_group([&](auto length, const Group& group) {
+      const int32_t* node = node_.data() + group.entry;
+      const int32_t* row = row_.data() + group.first;
+      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
         Sum sum;
-        for (int64_t e = 0; e < group.size; ++e)
+        for (int64_t e = 0; e < length(group); ++e)
           sum.add(x[node[e]]);
-        end(row_[group.first + k], sum.value());
+        end(row[k], sum);
       }
-    }
+    });
   }
 
  private:
@@ -368,8 +383,8 @@ class Solver {
       const auto [along, square] = reflect(half_, half_, moved_);
       omega = quotient(along, square);
       rho = rho_next;
-      std::tie(left, rho_next) =
-          advance(size, direction_, omega, half_, moved_, shadow_, x, residual_);
+      std::tie(left, rho_next) = advance(size, direction_, omega, half_,
+                                         moved_, shadow_, x, residual_);
     }
     if (!(left <= initial))  // it broke down
       x = first_;
@@ -384,15 +399,16 @@ class Solver {
 struct Threat {
   int64_t n;
   Rows clean;
-  Rows removable;            // the removable edges of rows with a budget
   Rows addable;              // the pairs that may be added
   const int64_t* budget;
   bool all_pairs;
   std::vector<int64_t> max_removed, max_added;
   int64_t window = 0;        // of a global order, all that a row can add
 
-  std::vector<int64_t> removable_ptr;
-  std::vector<int32_t> removable_node;
+  // The removable edges of rows with a budget, by row, and those rows.
+  std::vector<int64_t> removable_ptr, removable;
+  std::vector<int64_t> active;
+  Operator graph;
 
   Threat(const Tensor& rowptr,
          const Tensor& col,
@@ -400,7 +416,8 @@ struct Threat {
          const Tensor& budget_,
          const Tensor& add_ptr,
          const Tensor& add_col,
-         bool all_pairs_)
+         bool all_pairs_,
+         double follow)
       : n(rowptr.numel() - 1),
         clean{rowptr.const_data_ptr<int64_t>(), col.const_data_ptr<int32_t>()},
         addable{add_ptr.const_data_ptr<int64_t>(),
@@ -408,7 +425,8 @@ struct Threat {
         budget(budget_.const_data_ptr<int64_t>()),
         all_pairs(all_pairs_),
         max_removed(n),
-        max_added(n) {
+        max_added(n),
+        graph(clean, n, follow) {
     const bool* goes = may_go.const_data_ptr<bool>();
     removable_ptr.push_back(0);
     for (int64_t i = 0; i < n; ++i) {
@@ -416,9 +434,9 @@ struct Threat {
       for (int64_t e = clean.ptr[i]; e < clean.ptr[i + 1]; ++e) {
         loop |= clean.node[e] == i;
         if (budget[i] > 0 && goes[e])
-          removable_node.push_back(clean.node[e]);
+          removable.push_back(e);
       }
-      removable_ptr.push_back(static_cast<int64_t>(removable_node.size()));
+      removable_ptr.push_back(static_cast<int64_t>(removable.size()));
       const int64_t additions =
           all_pairs ? n - 1 - (clean.size(i) - (loop ? 1 : 0))
                     : addable.size(i);
@@ -427,10 +445,21 @@ struct Threat {
       max_added[i] = std::min(budget[i], additions);
       // Its neighbours, itself, and then as many as it can add.
       if (all_pairs && max_added[i] > 0)
-        window = std::max(window, std::min(n, max_added[i] + clean.size(i) + 1));
+        window =
+            std::max(window, std::min(n, max_added[i] + clean.size(i) + 1));
+      if (max_removed[i] + max_added[i] > 0)
+        active.push_back(i);
     }
-    removable = {removable_ptr.data(), removable_node.data()};
+    Change none;
+    none.clear(n, col.numel());
+    none.new_ptr.assign(n + 1, 0);
+    graph.set(none);
   }
+};
+
+// The edges that a policy flips, sorted.
+struct Flips {
+  std::vector<int32_t> row, node;
 };
 
 // The rows of optional [num_columns, num_nodes] tensors.
@@ -452,126 +481,216 @@ class Worker {
         solver_(threat.n),
         value_(padded(threat.n)),
         reward_(padded(threat.n)),
+        sums_(threat.n),
         mark_(threat.n) {}
 
   // `value` holds the first guess and then the result, `gap` T V - V.
-  const Flips& run(const double* reward,
-                   const Costs& costs,
-                   double goal,
-                   double rounding,
-                   int64_t max_iter,
-                   double* value,
-                   double* gap) {
+  void run(const double* reward,
+           const Costs& costs,
+           double goal,
+           double rounding,
+           int64_t max_iter,
+           double* value,
+           double* gap) {
     const int64_t n = threat_.n;
     std::copy(value, value + n, value_.begin());
     for (int64_t iteration = 0;; ++iteration) {
-      double most = 0;
       bool finite = true;
+      most_ = 0;
       for (int64_t i = 0; i < n; ++i) {
-        most = std::max(most, std::abs(value_[i]));
+        most_ = std::max(most_, std::abs(value_[i]));
         finite &= std::isfinite(value_[i]);
       }
-      last_.ptr.swap(flips_.ptr);
-      last_.node.swap(flips_.node);
-      double left = 0;
-      if (finite) {
-        left = improve(reward, costs, gap);
-      } else {  // overflow: there is no order to go by
+      std::swap(change_, last_);
+      change_.clear(n, threat_.clean.ptr[n]);
+      if (!finite) {  // overflow: there is no order to go by
+        change_.new_ptr.assign(n + 1, 0);
         std::fill(gap, gap + n, kNan);
-        flips_.ptr.assign(n + 1, 0);
-        flips_.node.clear();
+        break;
       }
-      const double limit = std::max(goal, rounding * most);
-      if (!finite || !(left > limit) || iteration + 1 >= max_iter)
+      const double left = improve(reward, costs, gap);
+      const double limit = std::max(goal, rounding * most_);
+      if (!(left > limit) || iteration + 1 >= max_iter)
         break;
       // A policy that has not changed is likely to be the last one.
-      const bool same = iteration > 0 && flips_.ptr == last_.ptr &&
-                        flips_.node == last_.node;
-      policy_.set(flips_.rows());
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t k = flips_.ptr[i + 1] - flips_.ptr[i];
-        reward_[i] =
-            reward[i] + costs.prices(follow_, i).worth(0.0, k, policy_.size(i));
-        value_[i] += gap[i];
+      const bool same = iteration > 0 && change_ == last_;
+      if (!same) {
+        policy_.set(change_);
+        for (int64_t i = 0; i < n; ++i)
+          reward_[i] = reward[i] + costs.prices(follow_, i).worth(
+                                       0.0, flips(i), policy_.size(i));
       }
+      for (int64_t i = 0; i < n; ++i)
+        value_[i] += gap[i];
       solver_.run([&](const Values& x, Values& out) { policy_.apply(x, out); },
                   reward_,
                   same ? limit / 4 : std::max(kPrecision * left, limit / 4),
                   value_);
     }
     std::copy(value_.begin(), value_.begin() + n, value);
-    return flips_;
+  }
+
+  // The flips of the last policy that was found.
+  Flips flipped() const {
+    Flips made;
+    const Rows added = change_.added();
+    for (const int64_t i : threat_.active) {
+      if (flips(i) == 0)
+        continue;
+      const size_t first = made.node.size();
+      for (int64_t e = threat_.clean.ptr[i]; e < threat_.clean.ptr[i + 1]; ++e)
+        if (change_.gone[e])
+          made.node.push_back(threat_.clean.node[e]);
+      made.node.insert(made.node.end(), added.begin(i), added.end(i));
+      std::sort(made.node.begin() + first, made.node.end());
+      made.row.resize(made.node.size(), static_cast<int32_t>(i));
+    }
+    return made;
   }
 
  private:
-  using Candidate = std::pair<double, int32_t>;
+  // A value and the edge or node that has it.
+  using Candidate = std::pair<double, int64_t>;
 
-  // The maximizing flips at value_, into flips_, and T V - V into `gap`.
+  int64_t flips(int64_t i) const {
+    return change_.lost[i] + change_.added().size(i);
+  }
+
+  // The maximizing policy at value_, into change_, and T V - V into `gap`.
   // Returns the largest magnitude of the latter.
   double improve(const double* reward, const Costs& costs, double* gap) {
+    threat_.graph.exact_sums(value_, [&](int64_t i, const Sum& sum) {
+      sums_[i] = sum;
+      gap[i] = costs.prices(follow_, i).worth(sum.value(), 0,
+                                              threat_.clean.size(i));
+    });
     sort_all();
-    flips_.ptr.assign(1, 0);
-    flips_.node.clear();
+    for (const int64_t i : threat_.active) {
+      change_.new_ptr.resize(i + 1, change_.new_ptr.back());
+      gap[i] = improve_row(i, costs.prices(follow_, i), value_[i] - reward[i]);
+      change_.new_ptr.push_back(static_cast<int64_t>(change_.new_node.size()));
+    }
+    change_.new_ptr.resize(threat_.n + 1, change_.new_ptr.back());
     double most = 0;
     for (int64_t i = 0; i < threat_.n; ++i) {
-      Sum sum;
-      for (const int32_t* j = threat_.clean.begin(i); j < threat_.clean.end(i);
-           ++j)
-        sum.add(value_[*j]);
-      const Prices prices = costs.prices(follow_, i);
-      const double best =
-          threat_.max_removed[i] + threat_.max_added[i] == 0
-              ? prices.worth(sum.value(), 0, threat_.clean.size(i))
-              : improve_row(i, sum, prices, value_[i] - reward[i]);
-      flips_.ptr.push_back(static_cast<int64_t>(flips_.node.size()));
-      gap[i] = reward[i] + best - value_[i];
+      gap[i] = reward[i] + gap[i] - value_[i];
       most = std::max(most, std::abs(gap[i]));
     }
     return most;
   }
 
-  double improve_row(int64_t i,
-                     const Sum& sum,
-                     const Prices& prices,
-                     double guess) {
+  double improve_row(int64_t i, const Prices& prices, double guess) {
     const int64_t degree = threat_.clean.size(i);
-    find_removals(i);
+    const int64_t most_removed = threat_.max_removed[i];
+    const double close =
+        kClose * (most_ + prices.bonus + prices.visit + prices.step);
     find_additions(i);
+    if (addition_.empty())
+      return remove(i, prices, close);
     Choice choice;
-    if (addition_.empty()) {
-      choice = best_prefix(sum, degree, removal_value_.data(),
-                           threat_.max_removed[i], -1, prices);
-    } else if (removal_.empty()) {
-      choice = best_prefix(sum, degree, addition_value_.data(),
-                           threat_.max_added[i], 1, prices);
+    if (most_removed == 0) {
+      choice = best_prefix(sums_[i], degree, addition_value_.data(),
+                           threat_.max_added[i], 1, prices, close);
     } else {
+      find_removals(i);
+      sort_removals(most_removed);
       gain_.resize(addition_.size() + 1);
       loss_.resize(removal_.size() + 1);
-      choice = best_flips(sum, degree, addition_value_.data(),
+      choice = best_flips(sums_[i], degree, addition_value_.data(),
                           threat_.max_added[i], removal_value_.data(),
-                          threat_.max_removed[i], threat_.budget[i], prices,
-                          guess, gain_.data(), loss_.data());
+                          most_removed, threat_.budget[i], prices, guess,
+                          close, gain_.data(), loss_.data());
     }
-    const auto first = static_cast<int64_t>(flips_.node.size());
-    for (int64_t k = 0; k < choice.removed; ++k)
-      flips_.node.push_back(removal_[k].second);
-    for (int64_t k = 0; k < choice.added; ++k)
-      flips_.node.push_back(addition_[k]);
-    std::sort(flips_.node.begin() + first, flips_.node.end());
+    take(i, choice.removed);
+    change_.new_node.insert(change_.new_node.end(), addition_.begin(),
+                            addition_.begin() + choice.added);
     return choice.worth;
   }
 
-  // The smallest values among the removable edges of a row, ascending.
+  // A row that may lose edges only.
+  double remove(int64_t i, const Prices& prices, double close) {
+    const int64_t degree = threat_.clean.size(i);
+    const int64_t budget = threat_.max_removed[i];
+    const Sum& sum = sums_[i];
+    const double clean = prices.worth(sum.value(), 0, degree);
+    find_removals(i);
+    const size_t size = removal_.size();
+    cost_.assign((size + kCosts - 1) / kCosts * kCosts,
+                 std::numeric_limits<double>::infinity());
+    for (size_t k = 0; k < size; ++k)
+      cost_[k] = follow_ * removal_[k].first + prices.visit;
+    const double bound =
+        best_mean(follow_ * sum.value() + prices.bonus, degree, cost_.data(),
+                  static_cast<int64_t>(cost_.size()));
+    // `bound` is made of plain sums, whose error grows with the square of
+    // their length.
+    const double length = static_cast<double>(degree);
+    const double slack = close + 0x1p-50 * length * length * (close / kClose);
+    if (bound + slack - prices.step <= clean)
+      return clean;  // even the best mean is not worth a single flip
+    // No edge that costs more than the best mean is worth removing.
+    double left = std::numeric_limits<double>::infinity();
+    size_t count = 0;
+    for (size_t k = 0; k < size; ++k) {
+      const bool goes = cost_[k] < bound + slack;
+      removal_[count] = removal_[k];
+      count += goes;
+      left = std::min(left, goes ? left : cost_[k]);
+    }
+    removal_.resize(count);
+    if (prices.step == 0) {
+      // The cheapest ones, all of them or as many as the budget allows, are
+      // the best if each costs less than the mean that is left, and the others
+      // more.
+      if (static_cast<int64_t>(count) > budget) {
+        std::nth_element(removal_.begin(), removal_.begin() + budget,
+                         removal_.end());
+        removal_.resize(budget);
+      }
+      const auto taken = static_cast<int64_t>(removal_.size());
+      Sum rest = sum;
+      double dearest = -std::numeric_limits<double>::infinity();
+      for (const Candidate& candidate : removal_) {
+        rest.add(-candidate.first);
+        dearest = std::max(dearest, candidate.first);
+      }
+      const double worth =
+          prices.worth(rest.value(), taken, degree - taken);
+      if (degree > taken && follow_ * dearest + prices.visit < worth - close &&
+          (taken == budget || left > worth + close)) {
+        take(i, taken);
+        return worth;
+      }
+    }
+    sort_removals(budget);
+    const Choice choice =
+        best_prefix(sum, degree, removal_value_.data(),
+                    static_cast<int64_t>(removal_.size()), -1, prices, close);
+    take(i, choice.removed);
+    return choice.worth;
+  }
+
+  // The first `count` of removal_ go.
+  void take(int64_t i, int64_t count) {
+    change_.lost[i] = static_cast<int32_t>(count);
+    for (int64_t k = 0; k < count; ++k)
+      change_.gone[removal_[k].second] = 1;
+  }
+
+  // The removable edges of a row, with the values of their targets.
   void find_removals(int64_t i) {
     removal_.clear();
-    removal_value_.clear();
-    const int64_t count = threat_.max_removed[i];
-    if (count == 0)
-      return;
-    for (const int32_t* j = threat_.removable.begin(i);
-         j < threat_.removable.end(i); ++j)
-      removal_.emplace_back(value_[*j], *j);
+    for (int64_t k = threat_.removable_ptr[i]; k < threat_.removable_ptr[i + 1];
+         ++k) {
+      const int64_t e = threat_.removable[k];
+      removal_.emplace_back(value_[threat_.clean.node[e]], e);
+    }
+  }
+
+  // Of these the smallest ones, ascending.
+  void sort_removals(int64_t count) {
     keep_smallest(removal_, count);
+    removal_value_.clear();
     for (const Candidate& candidate : removal_)
       removal_value_.push_back(candidate.first);
   }
@@ -593,7 +712,7 @@ class Worker {
       strike(1);
       for (size_t k = 0; static_cast<int64_t>(addition_.size()) < count; ++k) {
         if (!mark_[order_[k].second])
-          addition_.push_back(order_[k].second);
+          addition_.push_back(static_cast<int32_t>(order_[k].second));
       }
       strike(0);
     } else {
@@ -603,7 +722,7 @@ class Worker {
         extra_.emplace_back(-value_[*j], *j);
       keep_smallest(extra_, count);
       for (const Candidate& candidate : extra_)
-        addition_.push_back(candidate.second);
+        addition_.push_back(static_cast<int32_t>(candidate.second));
     }
     for (const int32_t j : addition_)
       addition_value_.push_back(value_[j]);
@@ -615,7 +734,7 @@ class Worker {
       return;
     order_.clear();
     for (int64_t i = 0; i < threat_.n; ++i)
-      order_.emplace_back(-value_[i], static_cast<int32_t>(i));
+      order_.emplace_back(-value_[i], i);
     keep_smallest(order_, threat_.window);
   }
 
@@ -632,10 +751,12 @@ class Worker {
   Operator policy_;
   Solver solver_;
   Values value_, reward_;
-  Flips flips_, last_;
+  double most_ = 0;
+  std::vector<Sum> sums_;
+  Change change_, last_;
   std::vector<Candidate> order_, removal_, extra_;
   std::vector<int32_t> addition_;
-  Values removal_value_, addition_value_, gain_, loss_;
+  Values cost_, removal_value_, addition_value_, gain_, loss_;
   std::vector<uint8_t> mark_;
 };
 
@@ -662,7 +783,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> policy_iteration(
     double follow,
     int64_t max_iter) {
   const Threat threat(rowptr, col, removable, budget, add_ptr, add_col,
-                      all_pairs);
+                      all_pairs, follow);
   const int64_t n = threat.n, count = reward.size(0);
   Tensor value = torch::stable::clone(start);
   Tensor gap = torch::stable::new_empty(start, {count, n});
@@ -671,12 +792,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> policy_iteration(
   std::vector<Flips> made(count);
   parallel_tasks(count, count * (n + col.numel()), [&] {
     return [&, worker = Worker(threat, follow)](int64_t k) mutable {
-      made[k] = worker.run(
-          reward.const_data_ptr<double>() + k * n,
-          {rows_of(bonus, k * n), rows_of(visit_cost, k * n),
-           rows_of(step_cost, k * n)},
-          goal.const_data_ptr<double>()[k], rounding, max_iter, values + k * n,
-          gaps + k * n);
+      worker.run(reward.const_data_ptr<double>() + k * n,
+                 {rows_of(bonus, k * n), rows_of(visit_cost, k * n),
+                  rows_of(step_cost, k * n)},
+                 goal.const_data_ptr<double>()[k], rounding, max_iter,
+                 values + k * n, gaps + k * n);
+      made[k] = worker.flipped();
     };
   });
 
@@ -690,12 +811,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> policy_iteration(
   auto* rows = row.mutable_data_ptr<int32_t>();
   auto* nodes = node.mutable_data_ptr<int32_t>();
   for (int64_t k = 0; k < count; ++k) {
-    const Flips& flips = made[k];
-    std::copy(flips.node.begin(), flips.node.end(), nodes + start_of[k]);
-    for (int64_t i = 0; i < n; ++i)
-      std::fill(rows + start_of[k] + flips.ptr[i],
-                rows + start_of[k] + flips.ptr[i + 1],
-                static_cast<int32_t>(i));
+    std::copy(made[k].row.begin(), made[k].row.end(), rows + start_of[k]);
+    std::copy(made[k].node.begin(), made[k].node.end(), nodes + start_of[k]);
   }
   return {value, gap, ptr, row, node};
 }
@@ -725,13 +842,26 @@ std::tuple<Tensor, Tensor> policy_solve(const Tensor& rowptr,
   parallel_tasks(count, count * (n + col.numel()), [&] {
     return [&, policy = Operator(clean, n, follow), solver = Solver(n),
             b = Values(padded(n)), x = Values(padded(n)),
-            image = Values(padded(n)),
-            row_ptr = std::vector<int64_t>(n + 1)](int64_t k) mutable {
-      std::fill(row_ptr.begin(), row_ptr.end(), 0);
-      for (int64_t e = ptr[k]; e < ptr[k + 1]; ++e)
-        ++row_ptr[row[e] + 1];
-      std::partial_sum(row_ptr.begin(), row_ptr.end(), row_ptr.begin());
-      policy.set({row_ptr.data(), node + ptr[k]});
+            image = Values(padded(n)), change = Change()](int64_t k) mutable {
+      change.clear(n, clean.ptr[n]);
+      for (int64_t e = ptr[k]; e < ptr[k + 1]; ++e) {
+        const int64_t i = row[e];
+        const int32_t* there =
+            std::lower_bound(clean.begin(i), clean.end(i), node[e]);
+        if (there < clean.end(i) && *there == node[e]) {
+          // Counted once, whatever comes in.
+          uint8_t& gone = change.gone[there - clean.node];
+          change.lost[i] += !gone;
+          gone = 1;
+        } else {
+          change.new_ptr.resize(i + 1, change.new_ptr.back());
+          change.new_node.push_back(node[e]);
+          change.new_ptr.push_back(
+              static_cast<int64_t>(change.new_node.size()));
+        }
+      }
+      change.new_ptr.resize(n + 1, change.new_ptr.back());
+      policy.set(change);
       const double* from = reward.const_data_ptr<double>() + k * n;
       std::copy(from, from + n, b.begin());
       const double* guess = start.const_data_ptr<double>() + k * n;
@@ -747,11 +877,13 @@ std::tuple<Tensor, Tensor> policy_solve(const Tensor& rowptr,
         for (int64_t i = 0; i < n; ++i)
           left[i] = b[i] + image[i] - x[i];
       } else {
-        solver.run([&](const Values& in, Values& out) { policy.apply(in, out); },
-                   b, tol, x);
-        policy.exact_sums(x, [&](int64_t i, double sum) {
+        solver.run(
+            [&](const Values& in, Values& out) { policy.apply(in, out); }, b,
+            tol, x);
+        policy.exact_sums(x, [&](int64_t i, const Sum& sum) {
           const Prices prices{follow};
-          left[i] = b[i] + prices.worth(sum, 0, policy.size(i)) - x[i];
+          left[i] =
+              b[i] + prices.worth(sum.value(), 0, policy.size(i)) - x[i];
         });
       }
       std::copy(x.begin(), x.begin() + n, values + k * n);

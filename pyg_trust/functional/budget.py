@@ -267,17 +267,10 @@ class _DualSearch:
         count = targets.numel()
         self.bound = reward.new_full((count,), math.inf)
         self.multiplier = reward.new_zeros(count)
-        everything = torch.arange(count)
         self.pagerank: Tensor | None = None
-        self.cheap = torch.stack(
-            self.line(
-                perturbations.clean_policy(count),
-                everything,
-                torch.full((count,), 1e-9).double(),
-            )
-        )
-        # No dear policy yet: a line that never restricts the search.
-        self.dear = self.cheap.new_full(self.cheap.shape, math.nan)
+        # No policy yet: lines that never restrict the search.
+        self.cheap = reward.new_full((2, count), math.nan)
+        self.dear = self.cheap.clone()
 
     def run(
         self,
@@ -290,6 +283,11 @@ class _DualSearch:
         value = self.reward / self.alpha if start is None else start.clone()
         trial = torch.zeros_like(self.multiplier)
         live = torch.arange(self.targets.numel())
+        clean = self.perturbations.clean_policy(live.numel())
+        # A sign needs less exact lines than a tight bound.
+        self.care, self.coarse = (1e2, 1e-6) if sign_only else (1e4, 1e-10)
+        sure = torch.full_like(scale, 1e-6 if sign_only else 1e-9)
+        self.cheap = torch.stack(self.line(clean, live, sure))
         precision = torch.full_like(scale, 1e-4)
         for _ in range(max_iter):
             found = self.solve(live, trial[live], value[live], precision[live])
@@ -307,7 +305,9 @@ class _DualSearch:
             gap = (self.bound - self.predicted()) / scale
             left = gap > tol
             if sign_only:
-                left &= (self.bound >= 0) & (self.predicted() < 0)
+                # What is predicted is about as exact as the last values.
+                below = self.predicted() < precision * scale
+                left &= (self.bound >= 0) & below
             live = left.nonzero().view(-1)
             if live.numel() == 0:
                 return
@@ -344,7 +344,7 @@ class _DualSearch:
             self.targets[columns],
             self.alpha,
             None if self.pagerank is None else self.pagerank[columns],
-            precision,
+            (precision / self.care).clamp(1e-13, self.coarse),
         )
         if self.pagerank is None:
             self.pagerank = pagerank
@@ -371,9 +371,10 @@ def _pagerank(
     nodes: Tensor,
     alpha: float,
     start: Tensor | None,
-    precision: Tensor,
+    tol: Tensor,
 ) -> Tensor:
-    # The personalized PageRank of one node per column, in its graph.
+    # The personalized PageRank of one node per column, in its graph, to a
+    # largest residual of 'tol'.
     count = nodes.numel()
     teleport = torch.zeros(
         (count, policy.perturbations.num_nodes), dtype=torch.float64
@@ -383,12 +384,9 @@ def _pagerank(
         teleport,
         1 - alpha,
         teleport if start is None else start,
-        (precision / 1e4).clamp(1e-13, _COARSE),
+        tol,
         back=True,
     )[0]
-
-
-_COARSE = 1e-10
 
 
 def linear_program(
@@ -694,7 +692,7 @@ def budget_attacks(
         policy, value = found.policy, found.value
         best = reward.new_full((here.numel(),), -math.inf)
         pagerank = _pagerank(
-            policy, search.targets, alpha, None, torch.full_like(best, 1e-6)
+            policy, search.targets, alpha, None, torch.full_like(best, 1e-9)
         )
         flips: list[Tensor] = [reward.new_zeros((2, 0)).long()] * len(here)
         for _ in range(rounds):
@@ -717,7 +715,7 @@ def budget_attacks(
                 search.targets,
                 alpha,
                 None,
-                torch.full_like(best, 1e-6),
+                torch.full_like(best, 1e-9),
             )
             policy = policy_iteration(
                 perturbations, search.reward, alpha, start=value, max_iter=1

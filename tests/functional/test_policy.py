@@ -94,9 +94,17 @@ def test_prices_and_bonus_enter_the_bellman_step_as_documented(kind, seed):
     bonus, visit, step = torch.rand(
         3, 2, 5, generator=generator, dtype=torch.float64
     )
-    policy, best = made.improve(
-        value, 0.8, bonus=bonus, visit_cost=visit, step_cost=step
+    found = policy_iteration(
+        made,
+        torch.zeros_like(value),
+        0.2,
+        bonus=bonus,
+        visit_cost=visit,
+        step_cost=step,
+        start=value,
+        max_iter=1,
     )
+    policy = found.policy
     expected = torch.full((2, 5), -math.inf, dtype=torch.float64)
     for i in range(5):
         alone = torch.zeros_like(budget)
@@ -108,29 +116,68 @@ def test_prices_and_bonus_enter_the_bellman_step_as_documented(kind, seed):
             gain = (0.8 * sums + bonus[:, i] - visit[:, i] * k) / size
             gain = gain - step[:, i] * k
             expected[:, i] = torch.maximum(expected[:, i], gain)
-    assert torch.allclose(best, expected, atol=1e-13)
     # The policy attains it.
     k, size = policy.flips, policy.size
-    attained = 0.8 * policy.step(value) + (bonus - visit * k) / size
-    assert torch.allclose(attained - step * k, expected, atol=1e-13)
+    made_of = torch.stack([dense(adj, policy, c).double() for c in range(2)])
+    sums = (made_of @ value[:, :, None]).squeeze(2)
+    attained = (0.8 * sums + bonus - visit * k) / size - step * k
+    assert torch.allclose(attained, expected, atol=1e-13)
+    # And the bounds are those of the largest change of V.
+    change = expected - value
+    high = change.amax(1).clamp(min=0) / 0.2
+    low = change.amin(1).clamp(max=0) / 0.2
+    assert torch.allclose(found.high, high, atol=1e-12)
+    assert torch.allclose(found.low, low, atol=1e-12)
     assert logits.size(0) == 5
+
+
+def dense(adj, policy, column):
+    """The graph of a column."""
+    graph = adj.clone()
+    flips = policy.edges(column)
+    graph[flips[0], flips[1]] ^= True
+    return graph
 
 
 def test_policy_is_its_flips():
     adj, _ = random_problem(3, 6)
     made, _, _ = random_perturbations(adj, 3, 'both')
     value = torch.randn(4, 6, dtype=torch.float64)
-    policy, _ = made.improve(value, 0.85)
-    again = Policy.from_flips(made, [policy.edges(c) for c in range(4)])
-    assert torch.equal(policy.kept, again.kept)
+    policy = policy_iteration(
+        made, value, ALPHA, start=value, max_iter=1
+    ).policy
+    again = Policy.from_flips(
+        made, [policy.edges(c).flip(1) for c in range(4)]
+    )
+    assert all(map(torch.equal, policy.flipped, again.flipped))
     for c in range(4):
-        graph = adj.clone()
-        flips = policy.edges(c)
-        graph[flips[0], flips[1]] ^= True
-        dense = graph.double() / graph.sum(1, keepdim=True)
-        assert torch.allclose(policy.step(value)[c], dense @ value[c])
-        assert torch.allclose(again.step(value)[c], dense @ value[c])
-        assert torch.allclose(policy.step_back(value)[c], dense.t() @ value[c])
+        graph = dense(adj, policy, c)
+        assert torch.equal(policy.size[c], graph.sum(1))
+        assert torch.equal(policy.flips[c], (graph ^ adj).sum(1))
+
+
+@pytest.mark.parametrize(
+    ('flips', 'message'),
+    [
+        ([[0, 0], [2, 2]], 'once'),
+        ([[0], [6]], r'in \[0, 6\)'),
+        ([[-1], [2]], r'in \[0, 6\)'),
+    ],
+)
+def test_bad_flips_are_refused(flips, message):
+    adj, _ = random_problem(3, 6)
+    made, _, _ = random_perturbations(adj, 3, 'both')
+    with pytest.raises(ValueError, match=message):
+        Policy.from_flips(made, [torch.tensor(flips)])
+
+
+def test_flips_that_empty_a_row_are_refused():
+    adj, _ = random_problem(3, 6)
+    made, _, _ = random_perturbations(adj, 3, 'both')
+    col = adj[2].nonzero().view(-1)
+    flips = torch.stack([torch.full_like(col, 2), col])
+    with pytest.raises(ValueError, match='leave each node an edge'):
+        Policy.from_flips(made, [flips])
 
 
 def test_bounds_hold_when_iteration_stops_early():
