@@ -1,6 +1,6 @@
 """Poisoned, unlearned, recovered: the unlearning power of sharded training.
 
-The experiment of Zhang et al. 2024 (https://arxiv.org/abs/2403.03697, A.2.1):
+The experiment of Zhang et al. 2024 (https://arxiv.org/abs/2403.07353, A.2.1):
 inject 100 nodes with wrong labels and 10 random edges each, train, forget
 them, and see how much of the F1 comes back. For every model and method three
 numbers: trained without the injected nodes ever ("never"), with them
