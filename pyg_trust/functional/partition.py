@@ -195,12 +195,12 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
     """
     named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
     for nodes in named:
-        if nodes.dtype == torch.bool or nodes.is_floating_point():
-            # An empty list is a float tensor; it is refused as empty below.
-            if nodes.numel() > 0:
-                raise TypeError(
-                    f"'shards' needs to hold integers (got {nodes.dtype})"
-                )
+        wrong = nodes.dtype == torch.bool or nodes.is_floating_point()
+        # An empty list makes a float tensor; it is refused as empty below.
+        if wrong and nodes.numel() > 0:
+            raise TypeError(
+                f"'shards' needs to hold integers (got {nodes.dtype})"
+            )
     named = [nodes.to(index) for nodes in named]
     count = torch.tensor([len(nodes) for nodes in named]).to(index)
     which = torch.arange(len(named)).to(index).repeat_interleave(count)
