@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -397,10 +398,11 @@ class _Run:
         joined = _join(shards) if stack else shards[0]
         self.inputs = joined.inputs
         self.y = joined.y
-        # The gradient of the mean of each shard's losses.
+        # For the gradient of the mean of each shard's losses.
         self.scale = torch.cat(
             [joined.x.new_full((n, 1), 1 / n) for n in sizes]
         )
+        self.target: Tensor | None = None
         features = (
             Features.from_dense(joined.x, sizes) if recipe.sparse_x else None
         )
@@ -440,11 +442,13 @@ class _Run:
                 "'model_factory' needs to return models with outputs of the "
                 f'shape [num_nodes, num_classes] (got {_shape(out)})'
             )
-        slope = out.detach().softmax(1)
-        slope[torch.arange(self.y.numel()), self.y] -= 1
-        grads = torch.autograd.grad(
-            out, self.leaves, slope * self.scale, allow_unused=True
-        )
+        if self.target is None:
+            self.target = torch.zeros_like(out.detach()).scatter_(
+                1, self.y.view(-1, 1), self.scale
+            )
+        # Of the cross entropy, times the share of the node in its shard.
+        slope = out.detach().softmax(1) * self.scale - self.target
+        grads = torch.autograd.grad(out, self.leaves, slope, allow_unused=True)
         if self.stack:
             return list(grads)
         return [
@@ -627,13 +631,13 @@ class _Alone(TorchFunctionMode):
     ) -> Tensor:
         if input.dim() != 2 or weight.dim() != 2:
             return func(input, weight, bias)
-        return _linear(
+        out = _linear(
             input,
             weight.t().unsqueeze(0),
-            None if bias is None else bias.unsqueeze(0),
             [input.size(0)],
             self.features if input is self.x else None,
         )
+        return out if bias is None else out + bias
 
     def dropout(
         self,
@@ -725,13 +729,13 @@ class _Stacked(_Alone):
             bias is not None and id(bias) not in self.leaves
         ):
             raise NotStackableError("'linear' is not of nodes and a parameter")
-        return _linear(
+        out = _linear(
             input,
             self.leaves[id(weight)],
-            None if bias is None else self.leaves[id(bias)],
             layout.blocks[0],
             self.features if input is self.x else None,
         )
+        return out if bias is None else out + self.expand(bias, out)
 
     def draw(self, drawn: Tensor) -> None:
         layout = self.layout(drawn.size(0))
@@ -758,7 +762,8 @@ class _Stacked(_Alone):
         return _Expand.apply(leaf, other.shape, self.layout(other.size(0)))
 
 
-class _Layout(NamedTuple):
+@dataclass(frozen=True)
+class _Layout:
     # Whose rows a tensor has: blocks one after the other, in each of them
     # those of every shard in order.
     blocks: tuple[list[int], ...]
@@ -769,6 +774,7 @@ class _Layout(NamedTuple):
         k = len(self.blocks[0])
         return [list(flat[i::k]) for i in range(k)]
 
+    @cached_property
     def whose(self) -> Tensor:
         k = len(self.blocks[0])
         return torch.cat(
@@ -813,7 +819,7 @@ class _Expand(torch.autograd.Function):
         one = leaf.view(leaf.size(0), *(1,) * lacking, *leaf.shape[1:])
         # The first dimension of one shard is that of the rows.
         one = one.expand(leaf.size(0), 1, *shape[1:])[:, 0]
-        return one[layout.whose()]
+        return one[layout.whose]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -838,7 +844,6 @@ def _whole_vectors(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     sizes: list[int],
     features: Features | None,
 ) -> Tensor:
@@ -847,9 +852,6 @@ def _linear(
         out = _SparseLinear.apply(weight, features)
     else:
         out = _DenseLinear.apply(x, weight, sizes)
-    if bias is not None:
-        layout = _Layout((sizes,))
-        out = out + _Expand.apply(bias, out.shape, layout)
     return out
 
 
@@ -900,9 +902,16 @@ class _SparseLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, features: Features) -> Tensor:
         ctx.features, ctx.shape = features, weight.shape
-        return features.matrix @ weight.reshape(-1, weight.size(2))
+        return _product(features.matrix, weight.reshape(-1, weight.size(2)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        made = ctx.features.transposed @ grad
+        made = _product(ctx.features.transposed, grad.contiguous())
         return made.view(ctx.shape), None
+
+
+def _product(matrix: Tensor, dense: Tensor) -> Tensor:
+    # As matrix @ dense, which fills its result with zeros and copies them
+    # before it starts: most of its time where rows outnumber entries.
+    out = dense.new_empty(matrix.size(0), dense.size(1))
+    return torch.addmm(out, matrix, dense, beta=0, out=out)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
+from torch_geometric.utils import to_torch_csr_tensor
 
 from pyg_trust import rng
 from pyg_trust.functional.partition import (
@@ -306,6 +307,10 @@ class ShardedUnlearner:
         sparse_x (bool): multiply features that are mostly zero as a sparse
             matrix, in linear layers that take them as they come.
             (default: :obj:`False`)
+        sparse_adj (bool): at inference, give models the graph as a transposed
+            sparse matrix, with which PyG's layers sum over neighbours in less
+            time and memory (edges listed twice then count once). Layers need
+            to support it. (default: :obj:`False`)
         trainer (str): :obj:`'stacked'` (all shards as one model, one after
             the other where that is impossible), :obj:`'sequential'` or
             :obj:`'process'` (for this, scripts need the usual ``if __name__
@@ -336,6 +341,7 @@ class ShardedUnlearner:
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
+        sparse_adj: bool = False,
         trainer: str = 'stacked',
         num_workers: int | None = None,
         folder: str | Path | None = None,
@@ -372,6 +378,7 @@ class ShardedUnlearner:
         self.aggregator_nodes = aggregator_nodes
         self.num_classes = num_classes
         self.recipe = Recipe(epochs, lr, weight_decay, optimizer, sparse_x)
+        self.sparse_adj = bool(sparse_adj)
         self.trainer = trainer
         self.num_workers = num_workers
         self.folder = None if folder is None else Path(folder)
@@ -460,6 +467,14 @@ class ShardedUnlearner:
     def n_id(self) -> Tensor:
         """The names of the nodes of the present graph, in its order."""
         return self._fitted.data.n_id.clone()
+
+    @property
+    def outputs(self) -> Tensor:
+        """What every model says about the nodes of the present graph.
+
+        Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
+        """
+        return self._fitted.outputs.clone()
 
     @property
     def ledger(self) -> RemovalLedger:
@@ -969,6 +984,7 @@ class ShardedUnlearner:
             partition=_described(self._given),
             aggregator=_settings(self._aggregator),
             aggregator_nodes=self.aggregator_nodes,
+            sparse_adj=self.sparse_adj,
             trainer=self.trainer,
             **asdict(self.recipe),
         )
@@ -1170,6 +1186,13 @@ class ShardedUnlearner:
         with rng.forked(self._seed):
             module = self.model_factory()
         inputs = _as_shard(data, 0).inputs
+        if self.sparse_adj:
+            adj = to_torch_csr_tensor(
+                data.edge_index.flip(0),
+                data.get('edge_weight'),
+                size=(data.x.size(0),) * 2,
+            )
+            inputs = (data.x, adj)
         features = None
         if self.recipe.sparse_x:
             sizes = [data.x.size(0)]
@@ -1210,7 +1233,10 @@ class ShardedUnlearner:
 
     def _digest(self, data: Data, checkpoints: Sequence[_Checkpoint]) -> str:
         prints = {i: made.key for i, made in enumerate(checkpoints)}
-        prints[-1] = fingerprint(str(self._seed), data)
+        # What the keys cover needs no second reading.
+        rest = copy.copy(data)
+        rest.x = data.x[data.shard < 0]
+        prints[-1] = fingerprint(str(self._seed), rest)
         return fingerprints(prints)
 
     def _config(self) -> dict[str, Any]:
@@ -1219,6 +1245,7 @@ class ShardedUnlearner:
             'num_shards': self.num_shards,
             'aggregator': _settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
+            'sparse_adj': self.sparse_adj,
         }
 
     def _packed(self, state: _State) -> dict[str, Any]:
