@@ -301,6 +301,29 @@ def _csr(
     )
 
 
+def transposed_adjacency(shard: Shard) -> Tensor:
+    """The graph as PyG's layers take it as a matrix: targets by sources.
+
+    Args:
+        shard (Shard): a graph.
+
+    Returns:
+        Tensor: CSR, ``[num_nodes, num_nodes]``, with 64-bit indices.
+    """
+    row, col = shard.edge_index
+    n = shard.x.size(0)
+    order = (col * n + row).argsort(stable=True)
+    ptr = torch.zeros(n + 1, dtype=torch.int64)
+    torch.cumsum(col.bincount(minlength=n), 0, out=ptr[1:])
+    if shard.edge_weight is None:
+        value = shard.x.new_ones(row.numel())
+    else:
+        value = shard.edge_weight[order]
+    return torch.sparse_csr_tensor(
+        ptr, row[order], value, (n, n), check_invariants=False
+    )
+
+
 # The ways to train ##########################################################
 
 

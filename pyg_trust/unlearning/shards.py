@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
-from torch_geometric.utils import to_torch_csr_tensor
 
 from pyg_trust import rng
 from pyg_trust.functional.partition import (
@@ -44,6 +43,7 @@ from pyg_trust.unlearning.isolated import (
     evaluate,
     single_thread,
     train,
+    transposed_adjacency,
 )
 from pyg_trust.unlearning.store import ShardStore
 
@@ -309,8 +309,7 @@ class ShardedUnlearner:
             (default: :obj:`False`)
         sparse_adj (bool): at inference, give models the graph as a transposed
             sparse matrix, with which PyG's layers sum over neighbours in less
-            time and memory (edges listed twice then count once). Layers need
-            to support it. (default: :obj:`False`)
+            time and memory. Layers need to support it. (default: :obj:`False`)
         trainer (str): :obj:`'stacked'` (all shards as one model, one after
             the other where that is impossible), :obj:`'sequential'` or
             :obj:`'process'` (for this, scripts need the usual ``if __name__
@@ -452,11 +451,12 @@ class ShardedUnlearner:
         outputs = state.outputs
         if data is not None:
             outputs = self._outputs(data, state.checkpoints)
-        elif nodes is not None:
-            names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
-            outputs = outputs[:, _rows(state.data.n_id, names)]
         with single_thread():
-            return state.aggregator(outputs)
+            probability = state.aggregator(outputs)
+        if nodes is None:
+            return probability
+        names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
+        return probability[_rows(state.data.n_id, names)]
 
     @property
     def data(self) -> Data:
@@ -1185,14 +1185,10 @@ class ShardedUnlearner:
         # What every model says about every node: [num_shards, num_nodes, C].
         with rng.forked(self._seed):
             module = self.model_factory()
-        inputs = _as_shard(data, 0).inputs
+        graph = _as_shard(data, 0)
+        inputs = graph.inputs
         if self.sparse_adj:
-            adj = to_torch_csr_tensor(
-                data.edge_index.flip(0),
-                data.get('edge_weight'),
-                size=(data.x.size(0),) * 2,
-            )
-            inputs = (data.x, adj)
+            inputs = (graph.x, transposed_adjacency(graph))
         features = None
         if self.recipe.sparse_x:
             sizes = [data.x.size(0)]
