@@ -20,7 +20,8 @@ class ShardPartitioner(torch.nn.Module):
     .. math::
         P = \mathrm{softmax}(\mathrm{ReLU}(\mathrm{GNN}(X, A)) W + b)
 
-    (`"GraphRevoker" <https://arxiv.org/abs/2403.03697>`_, Zhang et al. 2024).
+    (`"Graph Unlearning with Efficient Partial Retraining"
+    <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.)
 
     Args:
         in_channels (int): the number of features.

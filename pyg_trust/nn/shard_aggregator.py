@@ -201,8 +201,9 @@ class LBAggregator(ShardAggregator):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
-        if f'{prefix}weight' in state_dict:
-            self.weight = torch.empty_like(state_dict[f'{prefix}weight'])
+        weight = state_dict.get(f'{prefix}weight')
+        if weight is not None and weight.dim() == 1:
+            self.weight = torch.empty_like(weight)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -330,7 +331,10 @@ class AttentiveAggregator(ShardAggregator):
             self._build(outputs.size(0), outputs.size(2), examples.num_classes)
         self.to(outputs.device, outputs.dtype)
         optimizer = torch.optim.AdamW(
-            self.parameters(), lr=self.lr, weight_decay=self.weight_decay
+            self.parameters(),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            fused=True,
         )
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
@@ -338,30 +342,41 @@ class AttentiveAggregator(ShardAggregator):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()
-                here = outputs[:, nodes]
-                whole = self.fused(here)
+                parts = self._parts(outputs[:, nodes])
+                whole = aggregate.fuse(*parts)
                 loss = F.cross_entropy(self.classify(whole), y[nodes])
                 if self.contra_weight > 0 and nodes.numel() > 1:
-                    contra = self._contrast(here, whole, draws)
+                    contra = self._contrast(whole, *parts, draws)
                     loss = loss + self.contra_weight * contra
                 if pairs is not None:
-                    recon = self._reconstruct(
-                        outputs, nodes, whole, pairs, draws
-                    )
+                    drawn = pairs.draw(nodes, draws)
+                    recon = self._reconstruct(whole, outputs, *drawn)
                     loss = loss + self.recon_weight * recon
                 loss.backward()
                 optimizer.step()
 
-    def _contrast(
-        self, outputs: Tensor, whole: Tensor, draws: torch.Generator
-    ) -> Tensor:
-        shards, num = outputs.shape[:2]
-        # Each sub-model stays by the toss of a coin, and one in any case.
-        mask = torch.rand(num, shards, generator=draws) < 0.5
-        one = torch.randint(shards, (num, 1), generator=draws)
-        part = self.fused(
-            outputs, mask.scatter(1, one, True).to(outputs.device)
+    def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        # What is fused, and the scores of the sub-models.
+        if self.weight is None:
+            raise ValueError('the aggregator needs to be fitted first')
+        score, hidden = aggregate.attention(
+            outputs, self.weight, self.bias, self.vector
         )
+        return hidden if self.fusion == 'align' else outputs, score
+
+    def _contrast(
+        self,
+        whole: Tensor,
+        values: Tensor,
+        score: Tensor,
+        draws: torch.Generator,
+    ) -> Tensor:
+        # Each sub-model stays by the toss of a coin, and one in any case.
+        mask = torch.rand(score.shape, generator=draws) < 0.5
+        num, shards = score.shape
+        one = torch.randint(shards, (num, 1), generator=draws)
+        mask = mask.scatter(1, one, True).to(score.device)
+        part = aggregate.fuse(values, score, mask)
         # The batch is in random order: its neighbour is a random other node.
         return aggregate.info_nce(
             whole, part, whole.roll(1, 0), part.roll(1, 0), self.temperature
@@ -369,19 +384,17 @@ class AttentiveAggregator(ShardAggregator):
 
     def _reconstruct(
         self,
-        outputs: Tensor,
-        nodes: Tensor,
         whole: Tensor,
-        pairs: '_CutEdges',
-        draws: torch.Generator,
+        outputs: Tensor,
+        place: Tensor,
+        neighbor: Tensor,
+        stranger: Tensor,
     ) -> Tensor:
-        place, neighbor, stranger = pairs.draw(nodes, draws)
         if place.numel() == 0:
             return whole.new_zeros(())
+        others = self.fused(outputs[:, torch.cat([neighbor, stranger])])
         return aggregate.reconstruction_loss(
-            whole[place],
-            self.fused(outputs[:, neighbor]),
-            self.fused(outputs[:, stranger]),
+            whole[place], *others.chunk(2)
         ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -392,13 +405,7 @@ class AttentiveAggregator(ShardAggregator):
             mask (Tensor, optional): as in
                 :func:`pyg_trust.functional.fuse`. (default: :obj:`None`)
         """
-        if self.weight is None:
-            raise ValueError('the aggregator needs to be fitted first')
-        score, hidden = aggregate.attention(
-            outputs, self.weight, self.bias, self.vector
-        )
-        values = hidden if self.fusion == 'align' else outputs
-        return aggregate.fuse(values, score, mask)
+        return aggregate.fuse(*self._parts(outputs), mask)
 
     def classify(self, fused: Tensor) -> Tensor:
         """The logits of fused embeddings: ``[num_nodes, num_classes]``.
@@ -416,7 +423,8 @@ class AttentiveAggregator(ShardAggregator):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
         weight = state_dict.get(f'{prefix}weight')
-        if weight is not None:
+        # What does not fit is for the base class to refuse.
+        if weight is not None and weight.dim() == 3:
             self.hidden_channels = weight.size(2)
             head = state_dict.get(f'{prefix}head.weight')
             classes = weight.size(1) if head is None else head.size(0)
@@ -460,6 +468,8 @@ class _CutEdges:
         # Where almost everybody is a neighbour, a node is left out.
         for _ in range(10):
             known = self._known(nodes, stranger)
+            if not bool(known.any()):
+                break
             stranger = torch.where(
                 known, self.training[random(pool)], stranger
             )

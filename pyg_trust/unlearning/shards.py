@@ -222,7 +222,7 @@ class ShardedUnlearner:
 
     `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
     `GraphEraser <https://arxiv.org/abs/2103.14991>`_ (Chen et al. 2022) and
-    `GraphRevoker <https://arxiv.org/abs/2403.03697>`_ (Zhang et al. 2024),
+    `GraphRevoker <https://arxiv.org/abs/2403.07353>`_ (Zhang et al. 2024),
     which differ in the partition and the aggregator.
 
     .. code-block:: python

@@ -118,10 +118,27 @@ def test_limits():
             "'score'",
             lambda: F.round_partition(torch.tensor([[1.0, torch.inf]])),
         ),
+        (ValueError, "'score'", lambda: F.round_partition(torch.rand(3))),
         (
             ValueError,
-            'between|finite',
-            lambda: F.round_partition(torch.rand(3)),
+            r"'y'.*in \[0, 2\) \(got 3, 0 to 2\)",
+            lambda: F.partition_losses(
+                torch.rand(3, 2), make('no_edges', 3), torch.arange(3), 2
+            ),
+        ),
+        (
+            ValueError,
+            "'y' needs to hold 3",
+            lambda: F.partition_losses(
+                torch.rand(3, 2), make('no_edges', 3), torch.arange(2), 2
+            ),
+        ),
+        (
+            ValueError,
+            "'edge_index'.*got 0 to 3",
+            lambda: F.partition_losses(
+                torch.rand(3, 2), torch.tensor([[0], [3]]), torch.ones(3), 2
+            ),
         ),
     ],
 )
