@@ -234,7 +234,10 @@ def evaluate(
             (default: :obj:`None`)
     """
     module = module.eval()
-    with single_thread(), _Alone(inputs[0], features):
+    # Layers that make sparse matrices do not say whether to check them, and
+    # torch would warn of that.
+    unchecked = torch.sparse.check_sparse_tensor_invariants(False)
+    with single_thread(), unchecked, _Alone(inputs[0], features):
         return module(*inputs)
 
 
