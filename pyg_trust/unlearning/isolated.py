@@ -27,8 +27,8 @@ depends on the shards that are trained beside one:
 - one thread trains a shard. More would change how sums are split.
 
 A model is stacked only if it is made of operations for which this is known,
-and only if its first gradient, of every shard, *equals* that of the shard
-alone. Otherwise its shards are trained one by one, and the reason is given.
+and only if the first gradients of the first, the last and the largest shard
+*equal* those of these shards alone. Otherwise its shards are trained one by one, and the reason is given.
 Bits are those of one machine and one version of torch: vector widths and BLAS
 libraries differ.
 """
@@ -215,6 +215,9 @@ def build(factory: Callable[[], Module], shard: Shard) -> Module:
         if any(is_lazy(parameter) for parameter in module.parameters()):
             with torch.no_grad():
                 module.eval()(*shard.inputs)
+            # Layers may have kept something of the graph.
+            known, module = module.state_dict(), factory()
+            module.load_state_dict(known)
     return module.train()
 
 
@@ -237,7 +240,10 @@ def evaluate(
     # Layers that make sparse matrices do not say whether to check them, and
     # torch would warn of that.
     unchecked = torch.sparse.check_sparse_tensor_invariants(False)
-    with single_thread(), unchecked, _Alone(inputs[0], features):
+    mode = _Alone(inputs[0], features)
+    # For models that are random at inference, too.
+    mode.start([0])
+    with single_thread(), rng.forked(0), unchecked, mode:
         return module(*inputs)
 
 
@@ -381,16 +387,25 @@ def _work(packed: bytes) -> bytes:
 def _checked_stack(
     modules: list[Module], shards: Sequence[Shard], recipe: Recipe
 ) -> '_Run':
-    # The first gradient of the stack against that of every shard.
+    # The first gradient of the stack against those of shards alone.
     for module in modules:
         if any(True for _ in module.buffers()):
             raise NotStackableError('the model has buffers')
         if not all(p.requires_grad for p in module.parameters()):
             raise NotStackableError('the model has frozen parameters')
-    run = _Run(copy.deepcopy(modules), shards, recipe, True)
-    stack = run.gradients()
-    for i, (module, shard) in enumerate(zip(modules, shards, strict=True)):
-        alone = _Run([copy.deepcopy(module)], [shard], recipe, False)
+    try:
+        run = _Run(copy.deepcopy(modules), shards, recipe, True)
+        stack = run.gradients()
+    except NotStackableError:
+        raise
+    except Exception as error:
+        # What is wrong with a model shows when it is trained alone, too.
+        raise NotStackableError(f'{type(error).__name__}: {error}') from error
+    sizes = [shard.x.size(0) for shard in shards]
+    # What mixes shards shows at the ends of the stack: no need for all.
+    for i in {0, len(shards) - 1, sizes.index(max(sizes))}:
+        module = copy.deepcopy(modules[i])
+        alone = _Run([module], [shards[i]], recipe, False)
         for name, one, all_ in zip(
             alone.names, alone.gradients(), stack, strict=True
         ):
@@ -589,24 +604,23 @@ _PADDED = _names(
 )
 
 # Operations that treat rows alike and by themselves, or a shard's rows in
-# their own order: what is shared by shards in a stack.
+# their own order: what is shared by shards in a stack. Nothing that a branch
+# could be taken by: that would be taken by all.
 _SHARED = _names(
-    '__add__ __and__ __bool__ __eq__ __float__ __ge__ __get__ __getitem__ '
-    '__gt__ __iadd__ __imul__ __index__ __int__ __invert__ __isub__ '
-    '__itruediv__ __le__ __len__ __lt__ __mul__ __ne__ __neg__ __or__ '
-    '__radd__ __rmul__ __rsub__ __rtruediv__ __setitem__ __sub__ '
-    '__truediv__ abs add add_ all allclose any arange broadcast_to cat chunk '
-    'clamp clamp_ clone concat contiguous data_ptr detach dim div div_ dtype '
-    'element_size empty eq expand expand_as flatten full full_like gather ge '
-    'gt index_add index_add_ index_select is_complex is_contiguous '
-    'is_floating_point isinf isnan item le leaky_relu logical_and '
-    'logical_not lt masked_fill masked_fill_ mul mul_ narrow ndimension ne '
-    'neg new_empty new_full new_ones new_zeros nonzero numel ones ones_like '
-    'permute pow pow_ relu relu_ repeat reshape rsqrt scatter_add '
-    'scatter_add_ scatter_reduce scatter_reduce_ select size split sqrt '
-    'square squeeze stack storage_offset stride sub sub_ t tensor to '
-    'transpose type type_as unbind unsqueeze view view_as where zeros '
-    'zeros_like'
+    '__add__ __and__ __eq__ __ge__ __get__ __getitem__ __gt__ __iadd__ '
+    '__imul__ __invert__ __isub__ __itruediv__ __le__ __lt__ __mul__ __ne__ '
+    '__neg__ __or__ __radd__ __rmul__ __rsub__ __rtruediv__ __setitem__ '
+    '__sub__ __truediv__ abs add add_ arange broadcast_to cat chunk clamp '
+    'clamp_ clone concat contiguous data_ptr detach dim div div_ dtype '
+    'element_size empty eq expand expand_as flatten full full_like gather '
+    'ge gt index_add index_add_ index_select is_complex is_contiguous '
+    'is_floating_point isinf isnan le leaky_relu logical_and logical_not lt '
+    'masked_fill masked_fill_ mul mul_ narrow ndimension ne neg new_empty '
+    'new_full new_ones new_zeros numel ones ones_like permute pow pow_ relu '
+    'relu_ repeat reshape rsqrt scatter_add scatter_add_ scatter_reduce '
+    'scatter_reduce_ select size split sqrt square squeeze stack '
+    'storage_offset stride sub sub_ t tensor to transpose type type_as '
+    'unbind unsqueeze view view_as where zeros zeros_like'
 )
 
 # Shared only if they leave the first dimension, the rows, alone.
@@ -647,10 +661,12 @@ class _Alone(TorchFunctionMode):
             return self.linear(func, *args, **kwargs)
         if name in _PADDED and args and isinstance(args[0], Tensor):
             return _whole_vectors(func, *args, **kwargs)
-        return self.other(name, func, args, kwargs)
-
-    def other(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
+        if name != '__get__':
+            args = self.checked(name, args, kwargs)
         return func(*args, **kwargs)
+
+    def checked(self, name: str, args: tuple, kwargs: dict) -> tuple:
+        return args
 
     def linear(
         self, func: Any, input: Tensor, weight: Tensor, bias: Any = None
@@ -710,16 +726,16 @@ class _Stacked(_Alone):
             )
         return found
 
-    def other(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
-        if name == '__get__':
-            return func(*args, **kwargs)
+    def checked(self, name: str, args: tuple, kwargs: dict) -> tuple:
+        # The arguments, a parameter as rows; if the operation is one that
+        # can be shared.
         which = [
             i
             for i, value in enumerate(args)
             if isinstance(value, Tensor) and id(value) in self.leaves
         ]
         if which and name in ('size', 'dim', 'numel', 'is_floating_point'):
-            return func(*args, **kwargs)
+            return args
         if which:
             if (
                 name not in _POINTWISE
@@ -730,12 +746,11 @@ class _Stacked(_Alone):
                 raise NotStackableError(f'{name!r} is applied to a parameter')
             other = args[1 - which[0]]
             rows = self.expand(args[which[0]], other)
-            pair = (rows, other) if which[0] == 0 else (other, rows)
-            return func(*pair, **kwargs)
+            return (rows, other) if which[0] == 0 else (other, rows)
         if name in _BY_ROW:
             dim = kwargs.get('dim', args[1] if len(args) > 1 else None)
             if isinstance(dim, Tensor):
-                return func(*args, **kwargs)
+                return args
             dims = dim if isinstance(dim, tuple | list) else (dim,)
             if not isinstance(args[0], Tensor) or any(
                 d is None or d % args[0].dim() == 0 for d in dims
@@ -743,7 +758,7 @@ class _Stacked(_Alone):
                 raise NotStackableError(f'{name!r} is taken over all nodes')
         elif name not in _SHARED:
             raise NotStackableError(f'{name!r} is not known to be shared')
-        return func(*args, **kwargs)
+        return args
 
     def linear(
         self, func: Any, input: Tensor, weight: Tensor, bias: Any = None

@@ -393,7 +393,8 @@ class ShardedUnlearner:
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger.
+        over, with a new ledger; a :obj:`folder` of an earlier program is not
+        written over.
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
@@ -405,6 +406,15 @@ class ShardedUnlearner:
                 does not fit them; if the models' outputs have the wrong
                 width.
         """
+        if (
+            self._state is None
+            and self.folder is not None
+            and ShardStore(self.folder).manifest() is not None
+        ):
+            raise ValueError(
+                f"'folder' {self.folder} holds a state, whose removals a fit "
+                'would undo: load it, or take another folder'
+            )
         kept = self._copy(data)
         num_classes = self._count_classes(kept)
         ledger = RemovalLedger(0.0)
@@ -475,6 +485,12 @@ class ShardedUnlearner:
         Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
         """
         return self._fitted.outputs.clone()
+
+    @property
+    def aggregator_n_id(self) -> Tensor:
+        """The names of the nodes that the aggregator has learnt from."""
+        data = self._fitted.data
+        return data.n_id[self._sample(data)]
 
     @property
     def ledger(self) -> RemovalLedger:
@@ -1046,6 +1062,13 @@ class ShardedUnlearner:
         queue: tuple[RemovalRequest, ...],
     ) -> ShardRemovalReport:
         data, touched = self._without(state.data, request)
+        if queue:
+            try:
+                self._without(data, RemovalRequest.batch(queue))
+            except ValueError as error:
+                raise ValueError(
+                    f'what is in the queue would be impossible then: {error}'
+                ) from None
         ledger = copy.deepcopy(state.ledger)
         ledger_line = ('retrain', request.to_dict())
         new = self._build(state, data, touched, ledger, *ledger_line)

@@ -117,11 +117,42 @@ STACKED = {
     'lazy': lambda: GCN(-1, 8, 2, CLASSES, dropout=0.5),
     'pointwise': Pointwise,
     'tied': Tied,
+    'cached': lambda: GCN(CHANNELS, 8, 2, CLASSES, cached=True),
+    'lazy and cached': lambda: GCN(-1, 8, 2, CLASSES, cached=True),
 }
+
+
+class Branching(torch.nn.Module):
+    """Does what the values of all nodes tell it."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        out = self.lin(x)
+        return out if bool((out < 5).all()) else 2 * out
+
+
+class Odd(torch.nn.Module):
+    """Fits the shape of one shard only."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+        self.rows = None
+
+    def forward(self, x, edge_index):
+        if self.rows is None:
+            self.rows = torch.ones_like(x)
+        return self.lin(x * self.rows)
+
+
 ALONE = {
     'buffers': (Batched, 'buffers'),
     'all nodes': (Centred, 'over all nodes'),
     'first node': (Ranked, 'gradient'),
+    'branch': (Branching, 'not known'),
     'noise': (Noisy, 'randn_like'),
     'LSTM': (lambda: GCN(CHANNELS, 8, 2, CLASSES, jk='lstm'), 'not known'),
 }
@@ -191,6 +222,21 @@ def test_what_can_not_be_stacked_is_trained_alone(name):
     stack = train(factory, shards, recipe, trainer='stacked')
     assert stack.trainer == 'sequential'
     assert reason in stack.note
+    assert same(alone.states, stack.states)
+
+
+def test_a_stack_that_fails_is_trained_alone():
+    def factory():
+        # Remembers the size of the graph that it saw first.
+        made = Odd()
+        made.rows = torch.ones(37, CHANNELS)
+        return made
+
+    shards, recipe = [make_shards()[1]] * 2, Recipe(epochs=2)
+    stack = train(factory, shards, recipe)
+    assert stack.trainer == 'sequential'
+    assert 'RuntimeError' in stack.note
+    alone = train(factory, shards, recipe, trainer='sequential')
     assert same(alone.states, stack.states)
 
 

@@ -449,6 +449,21 @@ def test_what_is_queued_is_not_asked_for_again():
     unlearner.remove(RemovalRequest(nodes=[1]))
 
 
+def test_a_removal_leaves_the_queue_possible():
+    data = make_data()
+    unlearner = make(epochs=1, aggregator='mean').fit(data)
+    u, v = data.edge_index[:, 0].tolist()
+    unlearner.enqueue(RemovalRequest(edges=[(u, v)]))
+    before = snapshot(unlearner)
+    with pytest.raises(ValueError, match='in the queue would be impossible'):
+        unlearner.remove(RemovalRequest(nodes=[u]))
+    assert equal(before, snapshot(unlearner))
+    other = next(w for w in range(TRAIN) if w not in (u, v))
+    unlearner.remove(RemovalRequest(nodes=[other]))
+    assert len(unlearner.queue) == 1
+    unlearner.flush()
+
+
 # Verification ###############################################################
 
 
@@ -644,6 +659,21 @@ def test_a_folder_does_not_go_back(tmp_path):
         unlearner.save()
     with pytest.raises(ValueError, match='manifest'):
         make().load(tmp_path / 'empty')
+
+
+def test_a_fit_does_not_undo_what_a_folder_holds(tmp_path):
+    data = make_data()
+    options = {'epochs': 1, 'aggregator': 'mean', 'folder': tmp_path}
+    unlearner = make(**options).fit(data)
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    before = snapshot(unlearner)
+    with pytest.raises(ValueError, match='holds a state'):
+        make(**options).fit(data)
+    again = make(**options).load()
+    assert equal(before, snapshot(again))
+    # To start over is to say so.
+    again.fit(data)
+    assert again.report().removals == 0
 
 
 def test_a_damaged_folder_is_found_out(tmp_path):
