@@ -28,9 +28,9 @@ depends on the shards that are trained beside one:
 
 A model is stacked only if it is made of operations for which this is known,
 and only if the first gradients of the first, the last and the largest shard
-*equal* those of these shards alone. Otherwise its shards are trained one by one, and the reason is given.
-Bits are those of one machine and one version of torch: vector widths and BLAS
-libraries differ.
+*equal* those of these shards alone. Otherwise its shards are trained one by
+one, and the reason is given. Bits are those of one machine and one version of
+torch: vector widths and BLAS libraries differ.
 """
 
 import copy
