@@ -189,14 +189,22 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
         Tensor: int64, ``[num_nodes]``, in the order of :obj:`index`.
 
     Raises:
+        TypeError: if an id is no integer.
         ValueError: if a training node is left out or named twice, or another
             node is named, or a shard is empty.
     """
-    nodes = torch.cat([torch.as_tensor(nodes).view(-1) for nodes in shards])
-    which = torch.arange(len(shards)).repeat_interleave(
-        torch.tensor([len(nodes) for nodes in shards])
-    )
-    nodes, order = nodes.long().sort()
+    named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
+    for nodes in named:
+        wrong = nodes.dtype == torch.bool or nodes.is_floating_point()
+        # An empty list makes a float tensor; it is refused as empty below.
+        if wrong and nodes.numel() > 0:
+            raise TypeError(
+                f"'shards' needs to hold integers (got {nodes.dtype})"
+            )
+    named = [nodes.to(index) for nodes in named]
+    count = torch.tensor([len(nodes) for nodes in named]).to(index)
+    which = torch.arange(len(named)).to(index).repeat_interleave(count)
+    nodes, order = torch.cat(named).sort()
     twice = nodes[1:][nodes.diff() == 0]
     if twice.numel() > 0:
         raise ValueError(

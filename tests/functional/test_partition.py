@@ -170,10 +170,19 @@ def test_partition_from_lists():
         ('node 4 is left out', [a, b[1:]]),
         ('node 7 is named twice', [a, torch.tensor([4, 7, 9])]),
         ('got node 5', [a, torch.tensor([4, 9, 5])]),
-        ('empty', [torch.tensor([7, 4, 9]), torch.tensor([]).long()]),
+        ('empty', [torch.tensor([7, 4, 9]), torch.tensor([])]),
     ]:
         with pytest.raises(ValueError, match=match):
             F.partition_from_lists(shards, index)
+
+
+def test_partition_from_lists_takes_integers():
+    index = torch.tensor([9, 4, 7])
+    found = F.partition_from_lists([[7], [4, 9]], index)
+    assert found.tolist() == [1, 1, 0]
+    for wrong in (torch.tensor([7.0]), torch.tensor([True])):
+        with pytest.raises(TypeError, match="'shards' needs to hold integers"):
+            F.partition_from_lists([wrong, [4, 9]], index)
 
 
 def test_training_graph_is_induced_and_simple():
