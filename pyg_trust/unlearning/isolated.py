@@ -37,6 +37,7 @@ import copy
 import io
 import math
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -172,11 +173,16 @@ def train(
         recipe (Recipe): how they are trained.
         trainer (str): :obj:`'stacked'`, :obj:`'sequential'` or
             :obj:`'process'`. (default: :obj:`'stacked'`)
-        num_workers (int, optional): the number of processes; by default one
-            per two threads of torch. (default: :obj:`None`)
+        num_workers (int, optional): the number of processes; by default half
+            of the processors. (default: :obj:`None`)
 
     Returns:
         Trained: the states of the models, in order; tensors of their own.
+
+    Raises:
+        TypeError: if the factory makes no module.
+        ValueError: if outputs have the wrong shape, or models can't be sent
+            to processes.
     """
     with single_thread():
         modules = [build(factory, shard) for shard in shards]
@@ -357,14 +363,18 @@ def _train_in_processes(
     # by shard: they do not depend on who computed them.
     size = [shard.x.size(0) for shard in shards]
     order = sorted(range(len(shards)), key=lambda i: -size[i])
+    try:
+        jobs = {
+            i: _pack((modules[i], tuple(shards[i]), recipe)) for i in order
+        }
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            "trainer='process' needs models that can be pickled, of a class "
+            f'at the top of a module (got {error})'
+        ) from None
     context = multiprocessing.get_context('spawn')
     with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        futures = {
-            i: pool.submit(
-                _work, _pack((modules[i], tuple(shards[i]), recipe))
-            )
-            for i in order
-        }
+        futures = {i: pool.submit(_work, job) for i, job in jobs.items()}
         return [
             torch.load(io.BytesIO(futures[i].result()), weights_only=True)
             for i in range(len(shards))

@@ -312,8 +312,9 @@ class ShardedUnlearner:
             time and memory. Layers need to support it. (default: :obj:`False`)
         trainer (str): :obj:`'stacked'` (all shards as one model, one after
             the other where that is impossible), :obj:`'sequential'` or
-            :obj:`'process'` (for this, scripts need the usual ``if __name__
-            == '__main__'``). All give the same bits.
+            :obj:`'process'` (for which scripts need the usual ``if __name__
+            == '__main__'``, and models a class that can be imported). All
+            give the same bits.
             (default: :obj:`'stacked'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)

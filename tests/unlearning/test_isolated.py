@@ -408,6 +408,19 @@ def test_a_model_that_is_not_of_nodes():
         train(Sum, make_shards(1), Recipe())
 
 
+def test_models_that_can_not_be_sent():
+    class Local(torch.nn.Linear):
+        pass
+
+    with pytest.raises(ValueError, match='pickled'):
+        train(
+            lambda: Local(CHANNELS, CLASSES),
+            make_shards(2),
+            Recipe(),
+            trainer='process',
+        )
+
+
 def test_gin_says_why_it_is_not_stacked():
     def factory():
         return GIN(CHANNELS, 8, 2, CLASSES, norm=None)
