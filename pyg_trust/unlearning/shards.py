@@ -43,6 +43,7 @@ from pyg_trust.unlearning.isolated import (
     evaluate,
     single_thread,
     train,
+    transposed_adjacency,
 )
 from pyg_trust.unlearning.store import ShardStore
 
@@ -306,10 +307,14 @@ class ShardedUnlearner:
         sparse_x (bool): multiply features that are mostly zero as a sparse
             matrix, in linear layers that take them as they come.
             (default: :obj:`False`)
+        sparse_adj (bool): at inference, give models the graph as a transposed
+            sparse matrix, with which PyG's layers sum over neighbours in less
+            time and memory. Layers need to support it. (default: :obj:`False`)
         trainer (str): :obj:`'stacked'` (all shards as one model, one after
             the other where that is impossible), :obj:`'sequential'` or
-            :obj:`'process'` (for this, scripts need the usual ``if __name__
-            == '__main__'``). All give the same bits.
+            :obj:`'process'` (for which scripts need the usual ``if __name__
+            == '__main__'``, and models a class that can be imported). All
+            give the same bits.
             (default: :obj:`'stacked'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
@@ -336,6 +341,7 @@ class ShardedUnlearner:
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
+        sparse_adj: bool = False,
         trainer: str = 'stacked',
         num_workers: int | None = None,
         folder: str | Path | None = None,
@@ -372,6 +378,7 @@ class ShardedUnlearner:
         self.aggregator_nodes = aggregator_nodes
         self.num_classes = num_classes
         self.recipe = Recipe(epochs, lr, weight_decay, optimizer, sparse_x)
+        self.sparse_adj = bool(sparse_adj)
         self.trainer = trainer
         self.num_workers = num_workers
         self.folder = None if folder is None else Path(folder)
@@ -387,7 +394,8 @@ class ShardedUnlearner:
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger.
+        over, with a new ledger; a :obj:`folder` of an earlier program is not
+        written over.
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
@@ -399,6 +407,15 @@ class ShardedUnlearner:
                 does not fit them; if the models' outputs have the wrong
                 width.
         """
+        if (
+            self._state is None
+            and self.folder is not None
+            and ShardStore(self.folder).manifest() is not None
+        ):
+            raise ValueError(
+                f"'folder' {self.folder} holds a state, whose removals a fit "
+                'would undo: load it, or take another folder'
+            )
         kept = self._copy(data)
         num_classes = self._count_classes(kept)
         ledger = RemovalLedger(0.0)
@@ -445,11 +462,12 @@ class ShardedUnlearner:
         outputs = state.outputs
         if data is not None:
             outputs = self._outputs(data, state.checkpoints)
-        elif nodes is not None:
-            names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
-            outputs = outputs[:, _rows(state.data.n_id, names)]
         with single_thread():
-            return state.aggregator(outputs)
+            probability = state.aggregator(outputs)
+        if nodes is None:
+            return probability
+        names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
+        return probability[_rows(state.data.n_id, names)]
 
     @property
     def data(self) -> Data:
@@ -460,6 +478,20 @@ class ShardedUnlearner:
     def n_id(self) -> Tensor:
         """The names of the nodes of the present graph, in its order."""
         return self._fitted.data.n_id.clone()
+
+    @property
+    def outputs(self) -> Tensor:
+        """What every model says about the nodes of the present graph.
+
+        Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
+        """
+        return self._fitted.outputs.clone()
+
+    @property
+    def aggregator_n_id(self) -> Tensor:
+        """The names of the nodes that the aggregator has learnt from."""
+        data = self._fitted.data
+        return data.n_id[self._sample(data)]
 
     @property
     def ledger(self) -> RemovalLedger:
@@ -969,6 +1001,7 @@ class ShardedUnlearner:
             partition=_described(self._given),
             aggregator=_settings(self._aggregator),
             aggregator_nodes=self.aggregator_nodes,
+            sparse_adj=self.sparse_adj,
             trainer=self.trainer,
             **asdict(self.recipe),
         )
@@ -1030,6 +1063,13 @@ class ShardedUnlearner:
         queue: tuple[RemovalRequest, ...],
     ) -> ShardRemovalReport:
         data, touched = self._without(state.data, request)
+        if queue:
+            try:
+                self._without(data, RemovalRequest.batch(queue))
+            except ValueError as error:
+                raise ValueError(
+                    f'what is in the queue would be impossible then: {error}'
+                ) from None
         ledger = copy.deepcopy(state.ledger)
         ledger_line = ('retrain', request.to_dict())
         new = self._build(state, data, touched, ledger, *ledger_line)
@@ -1169,7 +1209,10 @@ class ShardedUnlearner:
         # What every model says about every node: [num_shards, num_nodes, C].
         with rng.forked(self._seed):
             module = self.model_factory()
-        inputs = _as_shard(data, 0).inputs
+        graph = _as_shard(data, 0)
+        inputs = graph.inputs
+        if self.sparse_adj:
+            inputs = (graph.x, transposed_adjacency(graph))
         features = None
         if self.recipe.sparse_x:
             sizes = [data.x.size(0)]
@@ -1210,7 +1253,10 @@ class ShardedUnlearner:
 
     def _digest(self, data: Data, checkpoints: Sequence[_Checkpoint]) -> str:
         prints = {i: made.key for i, made in enumerate(checkpoints)}
-        prints[-1] = fingerprint(str(self._seed), data)
+        # What the keys cover needs no second reading.
+        rest = copy.copy(data)
+        rest.x = data.x[data.shard < 0]
+        prints[-1] = fingerprint(str(self._seed), rest)
         return fingerprints(prints)
 
     def _config(self) -> dict[str, Any]:
@@ -1219,6 +1265,7 @@ class ShardedUnlearner:
             'num_shards': self.num_shards,
             'aggregator': _settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
+            'sparse_adj': self.sparse_adj,
         }
 
     def _packed(self, state: _State) -> dict[str, Any]:
