@@ -259,7 +259,7 @@ def draw(scores: dict[str, dict[str, list]], path: Path) -> None:
         axis.set_xticks(range(len(rows)), list(rows), rotation=20)
         axis.set_title(model)
         axis.set_ylabel('test F1 in %')
-    axes[0][0].legend(fontsize=8)
+    axes[0][0].legend(fontsize=8, loc='lower right')
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     print(f'wrote {path}')
