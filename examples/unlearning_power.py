@@ -1,6 +1,6 @@
 """Poisoned, unlearned, recovered: the unlearning power of sharded training.
 
-The experiment of Zhang et al. 2024 (https://arxiv.org/abs/2403.03697, A.2.1):
+The experiment of Zhang et al. 2024 (https://arxiv.org/abs/2403.07353, A.2.1):
 inject 100 nodes with wrong labels and 10 random edges each, train, forget
 them, and see how much of the F1 comes back. For every model and method three
 numbers: trained without the injected nodes ever ("never"), with them
@@ -31,7 +31,6 @@ from typing import Any
 import matplotlib
 import torch
 import torch_geometric.datasets
-import torch_geometric.transforms as T
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
@@ -96,8 +95,9 @@ def load(dataset: str | None, root: Path | None, seed: int) -> Data:
         data = (make(root, name) if name else make(root))[0]
     edge_index, _ = remove_self_loops(data.edge_index)
     edge_index = to_undirected(edge_index, num_nodes=data.num_nodes)
-    plain = Data(x=data.x, y=data.y, edge_index=edge_index)
-    return T.NormalizeFeatures()(plain)
+    # Features as they come: from words normalised by row, whose numbers are
+    # small, shards of a hundred nodes learn little in 100 epochs.
+    return Data(x=data.x, y=data.y, edge_index=edge_index)
 
 
 def split(data: Data, seed: int) -> Data:
@@ -259,7 +259,7 @@ def draw(scores: dict[str, dict[str, list]], path: Path) -> None:
         axis.set_xticks(range(len(rows)), list(rows), rotation=20)
         axis.set_title(model)
         axis.set_ylabel('test F1 in %')
-    axes[0][0].legend(fontsize=8)
+    axes[0][0].legend(fontsize=8, loc='lower right')
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     print(f'wrote {path}')

@@ -105,10 +105,10 @@ def _signed(word: int) -> int:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seeds torch's default generator on the CPU for the time of a block.
+    """Seeds torch's default generator for the time of a block.
 
-    For what takes no generator: initial weights, dropout. The state before
-    comes back afterwards.
+    For what takes no generator: initial weights, dropout. Afterwards the
+    state before comes back, on the CPU; other devices keep the new seed.
 
     Args:
         seed (int): the seed.

@@ -129,6 +129,35 @@ def test_dp_gcn(tmp_path):
     assert len(list(tmp_path.glob('*.png'))) == 1
 
 
+@pytest.mark.parametrize('dataset', ['generated', 'Planetoid:Cora'])
+def test_unlearning_power(dataset, tmp_path, request):
+    arguments = ['--dataset', dataset, '--out', tmp_path]
+    if dataset == 'generated':
+        arguments += ['--epochs', '20', '--methods', 'hash + attention']
+    else:
+        # Read-only data is copied before it is opened.
+        shared = request.getfixturevalue('shared')
+        arguments += ['--root', shared / 'data/Planetoid', '--epochs', '2']
+        arguments += ['--methods', 'SISA']
+    output = run(
+        *('unlearning_power.py', *map(str, arguments), '--models', 'GCN'),
+        *('--num-shards', '4', '--seeds', '1', '--num', '60'),
+    )
+    row = re.search(
+        r'^GCN +(?:hash|SISA)\D+(\S+) +(\S+) +(\S+) +\d +(yes|no) +(\S+)',
+        output,
+        re.MULTILINE,
+    )
+    never, poisoned, unlearned = map(float, row.groups()[:3])
+    assert len(list(tmp_path.glob('unlearning_power.png'))) == 1
+    if dataset == 'generated':
+        # The unlearned model is the one that never saw the poison, and the
+        # attack had found it.
+        assert row.group(4) == 'yes'
+        assert unlearned == never > poisoned
+        assert float(row.group(5)) > 0.6
+
+
 def test_readme_snippets_run_one_after_another(shared, tmp_path):
     shutil.copytree(shared / 'data/Planetoid/Cora', tmp_path / 'data/Cora')
     shutil.copytree(shared / 'data/TU/PROTEINS', tmp_path / 'data/PROTEINS')

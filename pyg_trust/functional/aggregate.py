@@ -24,7 +24,11 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``; rows sum to one.
+
+    Raises:
+        ValueError: if :obj:`outputs` has another shape.
     """
+    _check(outputs)
     return outputs.softmax(-1).mean(0)
 
 
@@ -45,7 +49,11 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``; rows sum to one.
+
+    Raises:
+        ValueError: if :obj:`outputs` has another shape.
     """
+    _check(outputs)
     shards, _, classes = outputs.shape
     votes = torch.nn.functional.one_hot(outputs.argmax(-1), classes).sum(0)
     mean = mean_probability(outputs)
@@ -70,7 +78,11 @@ def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``.
+
+    Raises:
+        ValueError: if a shape does not fit.
     """
+    _check(outputs, weight=(weight, outputs.shape[:1]))
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 
@@ -91,7 +103,16 @@ def attention(
     Returns:
         tuple[Tensor, Tensor]: the scores before the softmax, ``[num_nodes,
         num_shards]``, and :math:`h`, ``[num_shards, num_nodes, hidden]``.
+
+    Raises:
+        ValueError: if a shape does not fit.
     """
+    hidden_channels = vector.shape
+    _check(
+        outputs,
+        weight=(weight, outputs.shape[::2] + hidden_channels),
+        bias=(bias, outputs.shape[:1] + hidden_channels),
+    )
     hidden = torch.baddbmm(bias.unsqueeze(1), outputs, weight)
     return (hidden.relu() @ vector).t(), hidden
 
@@ -179,3 +200,18 @@ def reconstruction_loss(
     cosine = torch.nn.functional.cosine_similarity
     gap = cosine(embedding, stranger) - cosine(embedding, neighbor)
     return (gap + 1).relu()
+
+
+def _check(outputs: Tensor, **others: tuple[Tensor, torch.Size]) -> None:
+    if outputs.dim() != 3:
+        raise ValueError(
+            "'outputs' needs to have the shape [num_shards, num_nodes, "
+            f'channels] (got {list(outputs.shape)})'
+        )
+    for name, (value, shape) in others.items():
+        if value.shape != shape:
+            raise ValueError(
+                f"'{name}' needs to have the shape {list(shape)} for outputs "
+                f'of the shape {list(outputs.shape)} '
+                f'(got {list(value.shape)})'
+            )

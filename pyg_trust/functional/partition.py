@@ -189,14 +189,22 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
         Tensor: int64, ``[num_nodes]``, in the order of :obj:`index`.
 
     Raises:
+        TypeError: if an id is no integer.
         ValueError: if a training node is left out or named twice, or another
             node is named, or a shard is empty.
     """
-    nodes = torch.cat([torch.as_tensor(nodes).view(-1) for nodes in shards])
-    which = torch.arange(len(shards)).repeat_interleave(
-        torch.tensor([len(nodes) for nodes in shards])
-    )
-    nodes, order = nodes.long().sort()
+    named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
+    for nodes in named:
+        wrong = nodes.dtype == torch.bool or nodes.is_floating_point()
+        # An empty list makes a float tensor; it is refused as empty below.
+        if wrong and nodes.numel() > 0:
+            raise TypeError(
+                f"'shards' needs to hold integers (got {nodes.dtype})"
+            )
+    named = [nodes.to(index) for nodes in named]
+    count = torch.tensor([len(nodes) for nodes in named]).to(index)
+    which = torch.arange(len(named)).to(index).repeat_interleave(count)
+    nodes, order = torch.cat(named).sort()
     twice = nodes[1:][nodes.diff() == 0]
     if twice.numel() > 0:
         raise ValueError(
@@ -385,7 +393,7 @@ def metis_partition(
     they have most neighbours (:func:`round_partition`).
 
     Beware: shards without edges between them have few classes each, and
-    their sub-models vote badly.
+    their sub-models vote badly. Memory: :math:`O(|E| + N S)`.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
@@ -461,7 +469,7 @@ def blpa(
 
     Two things differ from the public code: a node without neighbours stays
     where it is (there it wants shard 0), and no shard falls below the
-    smallest size of :func:`shard_limits`.
+    smallest size of :func:`shard_limits`. Memory: :math:`O(|E| + N S)`.
 
     Args:
         edge_index (Tensor): as in :func:`metis_partition`.
@@ -551,7 +559,8 @@ def bekm(
     no node moves. GraphEraser's embeddings are the logits of a GNN trained on
     the whole training graph (:func:`pyg_trust.nn.partition_embedding`).
 
-    Beware: logits cluster by class, and so do the shards.
+    Beware: logits cluster by class, and so do the shards. Memory: :math:`O(N
+    S)`.
 
     Args:
         embedding (Tensor): ``[num_nodes, channels]``, finite.
@@ -631,8 +640,20 @@ def partition_losses(
             every edge in both directions.
         y (Tensor): the classes of the training nodes, int64.
         num_classes (int): the number of classes.
+
+    Raises:
+        ValueError: if :obj:`y` or :obj:`edge_index` does not fit.
     """
     num_nodes, num_shards = assign.shape
+    _check_edges(edge_index, num_nodes)
+    if (
+        y.shape != (num_nodes,)
+        or not 0 <= int(y.min()) <= int(y.max()) < num_classes
+    ):
+        raise ValueError(
+            f"'y' needs to hold {num_nodes} classes in [0, {num_classes}) "
+            f'(got {y.numel()}, {int(y.min())} to {int(y.max())})'
+        )
     row, col = edge_index
     nodes = assign.sum(0)
     edges = (assign[row] * assign[col]).sum(0)
@@ -693,6 +714,12 @@ def partition_quality(
 
 def _simple(edge_index: Tensor, num_nodes: int) -> Tensor:
     # Both directions, no loops, each once, sorted.
+    _check_edges(edge_index, num_nodes)
+    edge_index, _ = remove_self_loops(edge_index)
+    return to_undirected(edge_index, num_nodes=num_nodes)
+
+
+def _check_edges(edge_index: Tensor, num_nodes: int) -> None:
     if edge_index.numel() > 0:
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= num_nodes:
@@ -700,8 +727,6 @@ def _simple(edge_index: Tensor, num_nodes: int) -> Tensor:
                 f"'edge_index' needs to be in [0, {num_nodes}), the training "
                 f'nodes in their order (got {low} to {high})'
             )
-    edge_index, _ = remove_self_loops(edge_index)
-    return to_undirected(edge_index, num_nodes=num_nodes)
 
 
 def _neighbours(

@@ -18,9 +18,16 @@ class ShardPartitioner(torch.nn.Module):
     r"""GraphRevoker's partition network, a soft assignment to shards.
 
     .. math::
-        P = \mathrm{softmax}(\mathrm{ReLU}(\mathrm{GNN}(X, A)) W + b)
+        P = \mathrm{softmax}(\mathrm{ReLU}(\mathrm{BN}(\mathrm{GNN}(X, A)))
+        W + b)
 
-    (`"GraphRevoker" <https://arxiv.org/abs/2403.03697>`_, Zhang et al. 2024).
+    (`"Graph Unlearning with Efficient Partial Retraining"
+    <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.)
+
+    Features are divided by their root mean square, and every GNN layer is
+    followed by batch normalisation, which the paper does not have. Without
+    them, on row-normalised words, training takes several times as many epochs
+    and ends at a higher loss, with shards that nobody is assigned to.
 
     Args:
         in_channels (int): the number of features.
@@ -37,12 +44,16 @@ class ShardPartitioner(torch.nn.Module):
         num_layers: int = 2,
     ) -> None:
         super().__init__()
-        self.gnn = GCN(in_channels, hidden_channels, num_layers)
+        self.gnn = GCN(
+            in_channels, hidden_channels, num_layers, norm='batch_norm'
+        )
+        self.norm = torch.nn.BatchNorm1d(hidden_channels)
         self.lin = torch.nn.Linear(hidden_channels, num_shards)
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew."""
         self.gnn.reset_parameters()
+        self.norm.reset_parameters()
         self.lin.reset_parameters()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -52,7 +63,9 @@ class ShardPartitioner(torch.nn.Module):
             x (Tensor): the features of the training nodes.
             edge_index (Tensor): the training graph.
         """
-        return self.lin(self.gnn(x, edge_index).relu()).softmax(-1)
+        scale = x.square().mean().sqrt()
+        x = x / scale.clamp(min=torch.finfo(x.dtype).tiny)
+        return self.lin(self.norm(self.gnn(x, edge_index)).relu()).softmax(-1)
 
 
 @torch.enable_grad()
@@ -122,7 +135,10 @@ def learned_partition(
     """
     shard_limits(x.size(0), num_shards, slack)
     _check_labels(x, y)
-    with rng.forked(rng.resolve(seed)):
+    seed = rng.resolve(seed)
+    if num_shards == 1:
+        return y.new_zeros(y.shape)
+    with rng.forked(seed):
         model = ShardPartitioner(x.size(1), num_shards, hidden_channels)
     model = model.to(x.device)
     optimizer = torch.optim.AdamW(

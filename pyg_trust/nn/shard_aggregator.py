@@ -201,8 +201,9 @@ class LBAggregator(ShardAggregator):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
-        if f'{prefix}weight' in state_dict:
-            self.weight = torch.empty_like(state_dict[f'{prefix}weight'])
+        weight = state_dict.get(f'{prefix}weight')
+        if weight is not None and weight.dim() == 1:
+            self.weight = torch.empty_like(weight)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -422,7 +423,8 @@ class AttentiveAggregator(ShardAggregator):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
         weight = state_dict.get(f'{prefix}weight')
-        if weight is not None:
+        # What does not fit is for the base class to refuse.
+        if weight is not None and weight.dim() == 3:
             self.hidden_channels = weight.size(2)
             head = state_dict.get(f'{prefix}head.weight')
             classes = weight.size(1) if head is None else head.size(0)

@@ -27,20 +27,22 @@ depends on the shards that are trained beside one:
 - one thread trains a shard. More would change how sums are split.
 
 A model is stacked only if it is made of operations for which this is known,
-and only if its first gradient, of every shard, *equals* that of the shard
-alone. Otherwise its shards are trained one by one, and the reason is given.
-Bits are those of one machine and one version of torch: vector widths and BLAS
-libraries differ.
+and only if the first gradients of the first, the last and the largest shard
+*equal* those of these shards alone. Otherwise its shards are trained one by
+one, and the reason is given. Bits are those of one machine and one version of
+torch: vector widths and BLAS libraries differ.
 """
 
 import copy
 import io
 import math
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -171,11 +173,16 @@ def train(
         recipe (Recipe): how they are trained.
         trainer (str): :obj:`'stacked'`, :obj:`'sequential'` or
             :obj:`'process'`. (default: :obj:`'stacked'`)
-        num_workers (int, optional): the number of processes; by default one
-            per two threads of torch. (default: :obj:`None`)
+        num_workers (int, optional): the number of processes; by default half
+            of the processors. (default: :obj:`None`)
 
     Returns:
         Trained: the states of the models, in order; tensors of their own.
+
+    Raises:
+        TypeError: if the factory makes no module.
+        ValueError: if outputs have the wrong shape, or models can't be sent
+            to processes.
     """
     with single_thread():
         modules = [build(factory, shard) for shard in shards]
@@ -214,6 +221,9 @@ def build(factory: Callable[[], Module], shard: Shard) -> Module:
         if any(is_lazy(parameter) for parameter in module.parameters()):
             with torch.no_grad():
                 module.eval()(*shard.inputs)
+            # Layers may have kept something of the graph.
+            known, module = module.state_dict(), factory()
+            module.load_state_dict(known)
     return module.train()
 
 
@@ -233,7 +243,13 @@ def evaluate(
             (default: :obj:`None`)
     """
     module = module.eval()
-    with single_thread(), _Alone(inputs[0], features):
+    # Layers that make sparse matrices do not say whether to check them, and
+    # torch would warn of that.
+    unchecked = torch.sparse.check_sparse_tensor_invariants(False)
+    mode = _Alone(inputs[0], features)
+    # For models that are random at inference, too.
+    mode.start([0])
+    with single_thread(), rng.forked(0), unchecked, mode:
         return module(*inputs)
 
 
@@ -300,6 +316,29 @@ def _csr(
     )
 
 
+def transposed_adjacency(shard: Shard) -> Tensor:
+    """The graph as PyG's layers take it as a matrix: targets by sources.
+
+    Args:
+        shard (Shard): a graph.
+
+    Returns:
+        Tensor: CSR, ``[num_nodes, num_nodes]``, with 64-bit indices.
+    """
+    row, col = shard.edge_index
+    n = shard.x.size(0)
+    order = (col * n + row).argsort(stable=True)
+    ptr = torch.zeros(n + 1, dtype=torch.int64)
+    torch.cumsum(col.bincount(minlength=n), 0, out=ptr[1:])
+    if shard.edge_weight is None:
+        value = shard.x.new_ones(row.numel())
+    else:
+        value = shard.edge_weight[order]
+    return torch.sparse_csr_tensor(
+        ptr, row[order], value, (n, n), check_invariants=False
+    )
+
+
 # The ways to train ##########################################################
 
 
@@ -324,14 +363,18 @@ def _train_in_processes(
     # by shard: they do not depend on who computed them.
     size = [shard.x.size(0) for shard in shards]
     order = sorted(range(len(shards)), key=lambda i: -size[i])
+    try:
+        jobs = {
+            i: _pack((modules[i], tuple(shards[i]), recipe)) for i in order
+        }
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            "trainer='process' needs models that can be pickled, of a class "
+            f'at the top of a module (got {error})'
+        ) from None
     context = multiprocessing.get_context('spawn')
     with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        futures = {
-            i: pool.submit(
-                _work, _pack((modules[i], tuple(shards[i]), recipe))
-            )
-            for i in order
-        }
+        futures = {i: pool.submit(_work, job) for i, job in jobs.items()}
         return [
             torch.load(io.BytesIO(futures[i].result()), weights_only=True)
             for i in range(len(shards))
@@ -354,16 +397,25 @@ def _work(packed: bytes) -> bytes:
 def _checked_stack(
     modules: list[Module], shards: Sequence[Shard], recipe: Recipe
 ) -> '_Run':
-    # The first gradient of the stack against that of every shard.
+    # The first gradient of the stack against those of shards alone.
     for module in modules:
         if any(True for _ in module.buffers()):
             raise NotStackableError('the model has buffers')
         if not all(p.requires_grad for p in module.parameters()):
             raise NotStackableError('the model has frozen parameters')
-    run = _Run(copy.deepcopy(modules), shards, recipe, True)
-    stack = run.gradients()
-    for i, (module, shard) in enumerate(zip(modules, shards, strict=True)):
-        alone = _Run([copy.deepcopy(module)], [shard], recipe, False)
+    try:
+        run = _Run(copy.deepcopy(modules), shards, recipe, True)
+        stack = run.gradients()
+    except NotStackableError:
+        raise
+    except Exception as error:
+        # What is wrong with a model shows when it is trained alone, too.
+        raise NotStackableError(f'{type(error).__name__}: {error}') from error
+    sizes = [shard.x.size(0) for shard in shards]
+    # What mixes shards shows at the ends of the stack: no need for all.
+    for i in {0, len(shards) - 1, sizes.index(max(sizes))}:
+        module = copy.deepcopy(modules[i])
+        alone = _Run([module], [shards[i]], recipe, False)
         for name, one, all_ in zip(
             alone.names, alone.gradients(), stack, strict=True
         ):
@@ -397,10 +449,11 @@ class _Run:
         joined = _join(shards) if stack else shards[0]
         self.inputs = joined.inputs
         self.y = joined.y
-        # The gradient of the mean of each shard's losses.
+        # For the gradient of the mean of each shard's losses.
         self.scale = torch.cat(
             [joined.x.new_full((n, 1), 1 / n) for n in sizes]
         )
+        self.target: Tensor | None = None
         features = (
             Features.from_dense(joined.x, sizes) if recipe.sparse_x else None
         )
@@ -440,11 +493,13 @@ class _Run:
                 "'model_factory' needs to return models with outputs of the "
                 f'shape [num_nodes, num_classes] (got {_shape(out)})'
             )
-        slope = out.detach().softmax(1)
-        slope[torch.arange(self.y.numel()), self.y] -= 1
-        grads = torch.autograd.grad(
-            out, self.leaves, slope * self.scale, allow_unused=True
-        )
+        if self.target is None:
+            self.target = torch.zeros_like(out.detach()).scatter_(
+                1, self.y.view(-1, 1), self.scale
+            )
+        # Of the cross entropy, times the share of the node in its shard.
+        slope = out.detach().softmax(1) * self.scale - self.target
+        grads = torch.autograd.grad(out, self.leaves, slope, allow_unused=True)
         if self.stack:
             return list(grads)
         return [
@@ -559,24 +614,23 @@ _PADDED = _names(
 )
 
 # Operations that treat rows alike and by themselves, or a shard's rows in
-# their own order: what is shared by shards in a stack.
+# their own order: what is shared by shards in a stack. Nothing that a branch
+# could be taken by: that would be taken by all.
 _SHARED = _names(
-    '__add__ __and__ __bool__ __eq__ __float__ __ge__ __get__ __getitem__ '
-    '__gt__ __iadd__ __imul__ __index__ __int__ __invert__ __isub__ '
-    '__itruediv__ __le__ __len__ __lt__ __mul__ __ne__ __neg__ __or__ '
-    '__radd__ __rmul__ __rsub__ __rtruediv__ __setitem__ __sub__ '
-    '__truediv__ abs add add_ all allclose any arange broadcast_to cat chunk '
-    'clamp clamp_ clone concat contiguous data_ptr detach dim div div_ dtype '
-    'element_size empty eq expand expand_as flatten full full_like gather ge '
-    'gt index_add index_add_ index_select is_complex is_contiguous '
-    'is_floating_point isinf isnan item le leaky_relu logical_and '
-    'logical_not lt masked_fill masked_fill_ mul mul_ narrow ndimension ne '
-    'neg new_empty new_full new_ones new_zeros nonzero numel ones ones_like '
-    'permute pow pow_ relu relu_ repeat reshape rsqrt scatter_add '
-    'scatter_add_ scatter_reduce scatter_reduce_ select size split sqrt '
-    'square squeeze stack storage_offset stride sub sub_ t tensor to '
-    'transpose type type_as unbind unsqueeze view view_as where zeros '
-    'zeros_like'
+    '__add__ __and__ __eq__ __ge__ __get__ __getitem__ __gt__ __iadd__ '
+    '__imul__ __invert__ __isub__ __itruediv__ __le__ __lt__ __mul__ __ne__ '
+    '__neg__ __or__ __radd__ __rmul__ __rsub__ __rtruediv__ __setitem__ '
+    '__sub__ __truediv__ abs add add_ arange broadcast_to cat chunk clamp '
+    'clamp_ clone concat contiguous data_ptr detach dim div div_ dtype '
+    'element_size empty eq expand expand_as flatten full full_like gather '
+    'ge gt index_add index_add_ index_select is_complex is_contiguous '
+    'is_floating_point isinf isnan le leaky_relu logical_and logical_not lt '
+    'masked_fill masked_fill_ mul mul_ narrow ndimension ne neg new_empty '
+    'new_full new_ones new_zeros numel ones ones_like permute pow pow_ relu '
+    'relu_ repeat reshape rsqrt scatter_add scatter_add_ scatter_reduce '
+    'scatter_reduce_ select size split sqrt square squeeze stack '
+    'storage_offset stride sub sub_ t tensor to transpose type type_as '
+    'unbind unsqueeze view view_as where zeros zeros_like'
 )
 
 # Shared only if they leave the first dimension, the rows, alone.
@@ -617,23 +671,25 @@ class _Alone(TorchFunctionMode):
             return self.linear(func, *args, **kwargs)
         if name in _PADDED and args and isinstance(args[0], Tensor):
             return _whole_vectors(func, *args, **kwargs)
-        return self.other(name, func, args, kwargs)
-
-    def other(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
+        if name != '__get__':
+            args = self.checked(name, args, kwargs)
         return func(*args, **kwargs)
+
+    def checked(self, name: str, args: tuple, kwargs: dict) -> tuple:
+        return args
 
     def linear(
         self, func: Any, input: Tensor, weight: Tensor, bias: Any = None
     ) -> Tensor:
         if input.dim() != 2 or weight.dim() != 2:
             return func(input, weight, bias)
-        return _linear(
+        out = _linear(
             input,
             weight.t().unsqueeze(0),
-            None if bias is None else bias.unsqueeze(0),
             [input.size(0)],
             self.features if input is self.x else None,
         )
+        return out if bias is None else out + bias
 
     def dropout(
         self,
@@ -680,16 +736,16 @@ class _Stacked(_Alone):
             )
         return found
 
-    def other(self, name: str, func: Any, args: tuple, kwargs: dict) -> Any:
-        if name == '__get__':
-            return func(*args, **kwargs)
+    def checked(self, name: str, args: tuple, kwargs: dict) -> tuple:
+        # The arguments, a parameter as rows; if the operation is one that
+        # can be shared.
         which = [
             i
             for i, value in enumerate(args)
             if isinstance(value, Tensor) and id(value) in self.leaves
         ]
         if which and name in ('size', 'dim', 'numel', 'is_floating_point'):
-            return func(*args, **kwargs)
+            return args
         if which:
             if (
                 name not in _POINTWISE
@@ -700,12 +756,11 @@ class _Stacked(_Alone):
                 raise NotStackableError(f'{name!r} is applied to a parameter')
             other = args[1 - which[0]]
             rows = self.expand(args[which[0]], other)
-            pair = (rows, other) if which[0] == 0 else (other, rows)
-            return func(*pair, **kwargs)
+            return (rows, other) if which[0] == 0 else (other, rows)
         if name in _BY_ROW:
             dim = kwargs.get('dim', args[1] if len(args) > 1 else None)
             if isinstance(dim, Tensor):
-                return func(*args, **kwargs)
+                return args
             dims = dim if isinstance(dim, tuple | list) else (dim,)
             if not isinstance(args[0], Tensor) or any(
                 d is None or d % args[0].dim() == 0 for d in dims
@@ -713,7 +768,7 @@ class _Stacked(_Alone):
                 raise NotStackableError(f'{name!r} is taken over all nodes')
         elif name not in _SHARED:
             raise NotStackableError(f'{name!r} is not known to be shared')
-        return func(*args, **kwargs)
+        return args
 
     def linear(
         self, func: Any, input: Tensor, weight: Tensor, bias: Any = None
@@ -725,13 +780,13 @@ class _Stacked(_Alone):
             bias is not None and id(bias) not in self.leaves
         ):
             raise NotStackableError("'linear' is not of nodes and a parameter")
-        return _linear(
+        out = _linear(
             input,
             self.leaves[id(weight)],
-            None if bias is None else self.leaves[id(bias)],
             layout.blocks[0],
             self.features if input is self.x else None,
         )
+        return out if bias is None else out + self.expand(bias, out)
 
     def draw(self, drawn: Tensor) -> None:
         layout = self.layout(drawn.size(0))
@@ -758,7 +813,8 @@ class _Stacked(_Alone):
         return _Expand.apply(leaf, other.shape, self.layout(other.size(0)))
 
 
-class _Layout(NamedTuple):
+@dataclass(frozen=True)
+class _Layout:
     # Whose rows a tensor has: blocks one after the other, in each of them
     # those of every shard in order.
     blocks: tuple[list[int], ...]
@@ -769,6 +825,7 @@ class _Layout(NamedTuple):
         k = len(self.blocks[0])
         return [list(flat[i::k]) for i in range(k)]
 
+    @cached_property
     def whose(self) -> Tensor:
         k = len(self.blocks[0])
         return torch.cat(
@@ -813,7 +870,7 @@ class _Expand(torch.autograd.Function):
         one = leaf.view(leaf.size(0), *(1,) * lacking, *leaf.shape[1:])
         # The first dimension of one shard is that of the rows.
         one = one.expand(leaf.size(0), 1, *shape[1:])[:, 0]
-        return one[layout.whose()]
+        return one[layout.whose]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -838,7 +895,6 @@ def _whole_vectors(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     sizes: list[int],
     features: Features | None,
 ) -> Tensor:
@@ -847,9 +903,6 @@ def _linear(
         out = _SparseLinear.apply(weight, features)
     else:
         out = _DenseLinear.apply(x, weight, sizes)
-    if bias is not None:
-        layout = _Layout((sizes,))
-        out = out + _Expand.apply(bias, out.shape, layout)
     return out
 
 
@@ -900,9 +953,16 @@ class _SparseLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, features: Features) -> Tensor:
         ctx.features, ctx.shape = features, weight.shape
-        return features.matrix @ weight.reshape(-1, weight.size(2))
+        return _product(features.matrix, weight.reshape(-1, weight.size(2)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        made = ctx.features.transposed @ grad
+        made = _product(ctx.features.transposed, grad.contiguous())
         return made.view(ctx.shape), None
+
+
+def _product(matrix: Tensor, dense: Tensor) -> Tensor:
+    # As matrix @ dense, which fills its result with zeros and copies them
+    # before it starts: most of its time where rows outnumber entries.
+    out = dense.new_empty(matrix.size(0), dense.size(1))
+    return torch.addmm(out, matrix, dense, beta=0, out=out)

@@ -43,6 +43,7 @@ from pyg_trust.unlearning.isolated import (
     evaluate,
     single_thread,
     train,
+    transposed_adjacency,
 )
 from pyg_trust.unlearning.store import ShardStore
 
@@ -234,7 +235,7 @@ class ShardedUnlearner:
 
     `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
     `GraphEraser <https://arxiv.org/abs/2103.14991>`_ (Chen et al. 2022) and
-    `GraphRevoker <https://arxiv.org/abs/2403.03697>`_ (Zhang et al. 2024),
+    `GraphRevoker <https://arxiv.org/abs/2403.07353>`_ (Zhang et al. 2024),
     which differ in the partition and the aggregator.
 
     .. code-block:: python
@@ -319,10 +320,14 @@ class ShardedUnlearner:
         sparse_x (bool): multiply features that are mostly zero as a sparse
             matrix, in linear layers that take them as they come.
             (default: :obj:`False`)
+        sparse_adj (bool): at inference, give models the graph as a transposed
+            sparse matrix, with which PyG's layers sum over neighbours in less
+            time and memory. Layers need to support it. (default: :obj:`False`)
         trainer (str): :obj:`'stacked'` (all shards as one model, one after
             the other where that is impossible), :obj:`'sequential'` or
-            :obj:`'process'` (for this, scripts need the usual ``if __name__
-            == '__main__'``). All give the same bits.
+            :obj:`'process'` (for which scripts need the usual ``if __name__
+            == '__main__'``, and models a class that can be imported). All
+            give the same bits.
             (default: :obj:`'stacked'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
@@ -349,6 +354,7 @@ class ShardedUnlearner:
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
+        sparse_adj: bool = False,
         trainer: str = 'stacked',
         num_workers: int | None = None,
         folder: str | Path | None = None,
@@ -385,6 +391,7 @@ class ShardedUnlearner:
         self.aggregator_nodes = aggregator_nodes
         self.num_classes = num_classes
         self.recipe = Recipe(epochs, lr, weight_decay, optimizer, sparse_x)
+        self.sparse_adj = bool(sparse_adj)
         self.trainer = trainer
         self.num_workers = num_workers
         self.folder = None if folder is None else Path(folder)
@@ -400,7 +407,8 @@ class ShardedUnlearner:
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger.
+        over, with a new ledger; a :obj:`folder` of an earlier program is not
+        written over.
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
@@ -412,6 +420,15 @@ class ShardedUnlearner:
                 does not fit them; if the models' outputs have the wrong
                 width.
         """
+        if (
+            self._state is None
+            and self.folder is not None
+            and ShardStore(self.folder).manifest() is not None
+        ):
+            raise ValueError(
+                f"'folder' {self.folder} holds a state, whose removals a fit "
+                'would undo: load it, or take another folder'
+            )
         kept = self._copy(data)
         num_classes = self._count_classes(kept)
         ledger = RemovalLedger(0.0)
@@ -458,11 +475,12 @@ class ShardedUnlearner:
         outputs = state.outputs
         if data is not None:
             outputs = self._outputs(data, state.checkpoints)
-        elif nodes is not None:
-            names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
-            outputs = outputs[:, _rows(state.data.n_id, names)]
         with single_thread():
-            return state.aggregator(outputs)
+            probability = state.aggregator(outputs)
+        if nodes is None:
+            return probability
+        names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
+        return probability[_rows(state.data.n_id, names)]
 
     @property
     def data(self) -> Data:
@@ -473,6 +491,20 @@ class ShardedUnlearner:
     def n_id(self) -> Tensor:
         """The names of the nodes of the present graph, in its order."""
         return self._fitted.data.n_id.clone()
+
+    @property
+    def outputs(self) -> Tensor:
+        """What every model says about the nodes of the present graph.
+
+        Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
+        """
+        return self._fitted.outputs.clone()
+
+    @property
+    def aggregator_n_id(self) -> Tensor:
+        """The names of the nodes that the aggregator has learnt from."""
+        data = self._fitted.data
+        return data.n_id[self._sample(data)]
 
     @property
     def ledger(self) -> RemovalLedger:
@@ -982,6 +1014,7 @@ class ShardedUnlearner:
             partition=_described(self._given),
             aggregator=_settings(self._aggregator),
             aggregator_nodes=self.aggregator_nodes,
+            sparse_adj=self.sparse_adj,
             trainer=self.trainer,
             **asdict(self.recipe),
         )
@@ -1043,6 +1076,13 @@ class ShardedUnlearner:
         queue: tuple[RemovalRequest, ...],
     ) -> ShardRemovalReport:
         data, touched = self._without(state.data, request)
+        if queue:
+            try:
+                self._without(data, RemovalRequest.batch(queue))
+            except ValueError as error:
+                raise ValueError(
+                    f'what is in the queue would be impossible then: {error}'
+                ) from None
         ledger = copy.deepcopy(state.ledger)
         ledger_line = ('retrain', request.to_dict())
         new = self._build(state, data, touched, ledger, *ledger_line)
@@ -1182,7 +1222,10 @@ class ShardedUnlearner:
         # What every model says about every node: [num_shards, num_nodes, C].
         with rng.forked(self._seed):
             module = self.model_factory()
-        inputs = _as_shard(data, 0).inputs
+        graph = _as_shard(data, 0)
+        inputs = graph.inputs
+        if self.sparse_adj:
+            inputs = (graph.x, transposed_adjacency(graph))
         features = None
         if self.recipe.sparse_x:
             sizes = [data.x.size(0)]
@@ -1223,7 +1266,10 @@ class ShardedUnlearner:
 
     def _digest(self, data: Data, checkpoints: Sequence[_Checkpoint]) -> str:
         prints = {i: made.key for i, made in enumerate(checkpoints)}
-        prints[-1] = fingerprint(str(self._seed), data)
+        # What the keys cover needs no second reading.
+        rest = copy.copy(data)
+        rest.x = data.x[data.shard < 0]
+        prints[-1] = fingerprint(str(self._seed), rest)
         return fingerprints(prints)
 
     def _config(self) -> dict[str, Any]:
@@ -1232,6 +1278,7 @@ class ShardedUnlearner:
             'num_shards': self.num_shards,
             'aggregator': _settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
+            'sparse_adj': self.sparse_adj,
         }
 
     def _packed(self, state: _State) -> dict[str, Any]:

@@ -177,3 +177,32 @@ def test_reconstruction_pulls_neighbours_together():
     assert bool((loss.diff() > 0).all())
     loss = F.reconstruction_loss(fixed, other, turned(angle))
     assert bool((loss.diff() < 0).all())
+
+
+@pytest.mark.parametrize(
+    ('match', 'run'),
+    [
+        ("'outputs'", lambda o: F.mean_probability(o[0])),
+        ("'outputs'", lambda o: F.majority_vote(o[0])),
+        ("'outputs'", lambda o: F.weighted_log_probability(o[0], o[0, 0])),
+        (
+            "'weight'.*for outputs",
+            lambda o: F.weighted_log_probability(o, torch.ones(4)),
+        ),
+        (
+            "'weight'",
+            lambda o: F.attention(
+                o, torch.ones(4, 4, 2), torch.ones(5, 2), torch.ones(2)
+            ),
+        ),
+        (
+            "'bias'",
+            lambda o: F.attention(
+                o, torch.ones(5, 4, 2), torch.ones(5, 3), torch.ones(2)
+            ),
+        ),
+    ],
+)
+def test_shapes_have_to_fit(match, run):
+    with pytest.raises(ValueError, match=match):
+        run(logits())

@@ -118,10 +118,27 @@ def test_limits():
             "'score'",
             lambda: F.round_partition(torch.tensor([[1.0, torch.inf]])),
         ),
+        (ValueError, "'score'", lambda: F.round_partition(torch.rand(3))),
         (
             ValueError,
-            'between|finite',
-            lambda: F.round_partition(torch.rand(3)),
+            r"'y'.*in \[0, 2\) \(got 3, 0 to 2\)",
+            lambda: F.partition_losses(
+                torch.rand(3, 2), make('no_edges', 3), torch.arange(3), 2
+            ),
+        ),
+        (
+            ValueError,
+            "'y' needs to hold 3",
+            lambda: F.partition_losses(
+                torch.rand(3, 2), make('no_edges', 3), torch.arange(2), 2
+            ),
+        ),
+        (
+            ValueError,
+            "'edge_index'.*got 0 to 3",
+            lambda: F.partition_losses(
+                torch.rand(3, 2), torch.tensor([[0], [3]]), torch.ones(3), 2
+            ),
         ),
     ],
 )
@@ -153,10 +170,19 @@ def test_partition_from_lists():
         ('node 4 is left out', [a, b[1:]]),
         ('node 7 is named twice', [a, torch.tensor([4, 7, 9])]),
         ('got node 5', [a, torch.tensor([4, 9, 5])]),
-        ('empty', [torch.tensor([7, 4, 9]), torch.tensor([]).long()]),
+        ('empty', [torch.tensor([7, 4, 9]), torch.tensor([])]),
     ]:
         with pytest.raises(ValueError, match=match):
             F.partition_from_lists(shards, index)
+
+
+def test_partition_from_lists_takes_integers():
+    index = torch.tensor([9, 4, 7])
+    found = F.partition_from_lists([[7], [4, 9]], index)
+    assert found.tolist() == [1, 1, 0]
+    for wrong in (torch.tensor([7.0]), torch.tensor([True])):
+        with pytest.raises(TypeError, match="'shards' needs to hold integers"):
+            F.partition_from_lists([wrong, [4, 9]], index)
 
 
 def test_training_graph_is_induced_and_simple():

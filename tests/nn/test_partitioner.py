@@ -82,6 +82,24 @@ def test_it_trains_until_it_stands_still(data):
     assert not torch.equal(short, long)
 
 
+def test_the_scale_of_features_does_not_matter(data):
+    x, edge_index, y = data
+    args = edge_index, y, SHARDS
+    shard = learned_partition(x, *args, seed=2)
+    # A power of two changes no digit.
+    tiny = learned_partition(x / 2**12, *args, seed=2)
+    assert torch.equal(tiny, shard)
+    F.check_partition(learned_partition(0 * x, *args, seed=2), SHARDS)
+
+
+def test_one_shard_is_everyone():
+    one = torch.zeros(1, dtype=torch.int64)
+    shard = learned_partition(
+        torch.ones(1, 2), torch.empty(2, 0).long(), one, 1, seed=0
+    )
+    assert torch.equal(shard, one)
+
+
 @pytest.mark.parametrize('name', ['star', 'no_edges'])
 def test_it_balances_any_graph(name):
     others = torch.arange(1, 50)

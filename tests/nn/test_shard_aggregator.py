@@ -273,6 +273,27 @@ def test_make_aggregator():
         make_aggregator('mean', epochs=2)
 
 
+def test_state_of_another_aggregator_is_refused():
+    data = make()
+    states = {
+        name: make_aggregator(name, epochs=1).fit(*data, seed=0).state_dict()
+        for name in ('lbaggr', 'plain', 'attentive', 'logits')
+    }
+    for name in states:
+        for other, state in states.items():
+            if other != name:
+                with pytest.raises(RuntimeError, match='loading state_dict'):
+                    make_aggregator(name).load_state_dict(state)
+
+
+def test_another_number_of_shards_is_refused():
+    data = make()
+    for name in LEARNING:
+        fitted = make_aggregator(name, epochs=1).fit(*data, seed=0)
+        with pytest.raises(ValueError, match="'weight' needs"):
+            fitted(data[0][1:])
+
+
 @pytest.mark.parametrize(
     ('error', 'match', 'change'),
     [

@@ -1,0 +1,1049 @@
+import contextlib
+import copy
+import json
+import sys
+
+import pytest
+import torch
+from test_isolated import CHANNELS, CLASSES, MODELS, same
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCN
+
+from pyg_trust import rng
+from pyg_trust.functional.partition import hash_partition
+from pyg_trust.nn import make_aggregator
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.transforms import Shards
+from pyg_trust.unlearning import ShardedUnlearner, isolated, shards, store
+from pyg_trust.unlearning.isolated import Recipe, Shard, train
+
+NODES, TRAIN, SHARDS = 70, 48, 4
+# Those of make_data() that the tests name.
+TESTED = 60
+
+
+def make_data(seed=0, nodes=NODES):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(nodes) % CLASSES
+    pairs = torch.randint(nodes, (2, 4 * nodes), generator=generator)
+    near = (y[pairs[0]] == y[pairs[1]]) | (
+        torch.rand(4 * nodes, generator=generator) < 0.3
+    )
+    pairs = pairs[:, near & (pairs[0] != pairs[1])]
+    edge_index = torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
+    x = torch.rand(nodes, CHANNELS, generator=generator)
+    x[torch.arange(nodes), y] += 1
+    train_mask = torch.zeros(nodes, dtype=torch.bool)
+    train_mask[: TRAIN * nodes // NODES] = True
+    return Data(
+        x=x * (x > 0.4),
+        edge_index=edge_index,
+        y=y,
+        train_mask=train_mask,
+        test_mask=~train_mask,
+    )
+
+
+def make(factory=MODELS['GCN'], **kwargs):
+    kwargs = {'epochs': 3, 'seed': 5, 'aggregator': quick(), **kwargs}
+    return ShardedUnlearner(factory, SHARDS, **kwargs)
+
+
+def quick():
+    return make_aggregator('attentive', epochs=2, hidden_channels=8)
+
+
+def snapshot(unlearner):
+    """All that a user could tell two states apart by."""
+    state = copy.deepcopy(unlearner.state_dict())
+    # How long it took is no part of it.
+    state.pop('work')
+    return {**state, 'outputs': unlearner.outputs}
+
+
+def equal(one, two):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(
+            equal(one[key], two[key]) for key in one
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(equal, one, two))
+    return one == two
+
+
+def learnt(unlearner):
+    """What training leaves behind, without the account of how it went."""
+    state = snapshot(unlearner)
+    return {
+        key: state[key]
+        for key in ('data', 'checkpoints', 'aggregator', 'outputs')
+    }
+
+
+def weights(unlearner):
+    return [unlearner.shard_state(i) for i in range(SHARDS)]
+
+
+def edges_of(data):
+    names = data.n_id[data.edge_index].t().tolist()
+    shard = dict(zip(data.n_id.tolist(), data.shard.tolist(), strict=True))
+    inside = [e for e in names if shard[e[0]] == shard[e[1]] >= 0]
+    across = [
+        e
+        for e in names
+        if shard[e[0]] != shard[e[1]] and min(shard[e[0]], shard[e[1]]) >= 0
+    ]
+    outside = [e for e in names if shard[e[0]] == shard[e[1]] == -1]
+    return inside, across, outside
+
+
+def by_hand(data, shard, gone=(), featureless=()):
+    """The subgraph of a shard of the original data, edge by edge."""
+    train_nodes = data.train_mask.nonzero().view(-1)
+    which = hash_partition(
+        train_nodes, SHARDS, seed=rng.derive(5, shards._PARTITION)
+    )
+    nodes = [
+        v
+        for v, s in zip(train_nodes.tolist(), which.tolist(), strict=True)
+        if s == shard and v not in gone
+    ]
+    place = {v: i for i, v in enumerate(nodes)}
+    edges = [
+        (place[u], place[v])
+        for u, v in data.edge_index.t().tolist()
+        if u in place and v in place
+    ]
+    x = data.x.clone()
+    x[list(featureless)] = 0
+    return Shard(
+        rng.derive(5, shards._SHARD, shard),
+        x[nodes],
+        data.y[nodes],
+        torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(),
+    )
+
+
+# Exactness ##################################################################
+
+
+@pytest.mark.parametrize('trainer', ['sequential', 'stacked'])
+@pytest.mark.parametrize('name', MODELS)
+def test_removal_equals_training_without(name, trainer):
+    data = make_data()
+    unlearner = make(MODELS[name], trainer=trainer).fit(data)
+    before = weights(unlearner)
+    # Two training nodes of different shards, and one of none.
+    one = int(unlearner.data.shard[0])
+    other = int((unlearner.data.shard[:TRAIN] != one).nonzero()[0])
+    two = int(unlearner.data.shard[other])
+    gone = [0, other, TESTED]
+    report = unlearner.remove(RemovalRequest(nodes=gone))
+    after = weights(unlearner)
+    assert set(report.shards) == {one, two}
+    assert report.exact
+    if trainer == 'stacked':
+        assert (report.trainer, report.note) == ('stacked', '')
+    for shard in range(SHARDS):
+        fresh = train(
+            MODELS[name],
+            [by_hand(data, shard, gone)],
+            Recipe(epochs=3),
+            trainer='sequential',
+        ).states
+        assert same(fresh, [after[shard]])
+        untouched = shard not in (one, two)
+        assert same([before[shard]], [after[shard]]) == untouched
+    # And all of it, the aggregator included, equals a fresh start.
+    left = remove_from_data(data, RemovalRequest(nodes=gone).parts[0])
+    assert equal(
+        learnt(make(MODELS[name], trainer='sequential').fit(left)),
+        learnt(unlearner),
+    )
+    assert unlearner.verify().ok
+
+
+def test_removal_by_processes_equals_training_without():
+    data = make_data()
+    unlearner = make(trainer='sequential').fit(data)
+    unlearner.trainer, unlearner.num_workers = 'process', 1
+    touched = [0, *(unlearner.data.shard[:TRAIN] > 0).nonzero()[0].tolist()]
+    report = unlearner.remove(RemovalRequest(nodes=[*touched, 1, 2, 3]))
+    assert report.trainer == 'process'
+    assert len(report.shards) > 1
+    assert unlearner.verify(trainer='sequential').ok
+
+
+@pytest.mark.parametrize('aggregator', ['mean', 'majority', 'lbaggr'])
+@pytest.mark.parametrize('options', [{'sparse_x': True}, {'sparse_adj': True}])
+def test_other_aggregators_and_sparse_inputs(aggregator, options):
+    data = make_data()
+    unlearner = make(aggregator=aggregator, **options).fit(data)
+    unlearner.remove(RemovalRequest(nodes=[0, 1]))
+    left = remove_from_data(data, RemovalRequest(nodes=[0, 1]).parts[0])
+    fresh = make(aggregator=aggregator, **options).fit(left)
+    assert equal(learnt(fresh), learnt(unlearner))
+
+
+def test_sparse_inference_is_inference():
+    data = make_data()
+    one = make().fit(data).outputs
+    two = make(sparse_adj=True).fit(data).outputs
+    torch.testing.assert_close(one, two)
+
+
+def test_many_requests_equal_one():
+    data = make_data()
+    whole = RemovalRequest(nodes=[3, 9, 20, TESTED], features=[5, 61])
+    once, often = make().fit(data), make().fit(data)
+    once.remove(whole)
+    for part in ([20], [3, TESTED], [9]):
+        often.remove(RemovalRequest(nodes=part))
+    often.remove(RemovalRequest(features=[61, 5]))
+    assert equal(learnt(once), learnt(often))
+    assert often.report().removals == 4
+
+
+def test_any_partition_keeps_its_other_shards():
+    data = make_data()
+    for method in ('random', 'blpa'):
+        unlearner = make(partition=method).fit(data)
+        assert unlearner.report().exact
+        home = int(unlearner.data.shard[7])
+        before = weights(unlearner)
+        report = unlearner.remove(RemovalRequest(nodes=[7]))
+        assert report.shards == (home,)
+        assert not report.exact
+        assert 'given the partition' in report.exactness
+        assert not unlearner.report().exact
+        after = weights(unlearner)
+        for shard in range(SHARDS):
+            kept = same([before[shard]], [after[shard]])
+            assert kept == (shard != home)
+        assert unlearner.verify().ok
+
+
+def test_repartition_equals_a_fresh_start():
+    data = make_data()
+    unlearner = make(partition='random').fit(data)
+    request = RemovalRequest(nodes=[0, 1, 2, 3])
+    unlearner.remove(request)
+    report = unlearner.repartition()
+    assert report.exact
+    left = remove_from_data(data, request.parts[0])
+    fresh = make(partition='random').fit(left)
+    assert equal(learnt(fresh), learnt(unlearner))
+    assert unlearner.verify().ok
+    # With another method, which later removals and a report then follow.
+    assert 'hash' in unlearner.repartition('hash').exactness
+    assert unlearner.remove(RemovalRequest(nodes=[4])).exact
+    assert unlearner.verify().ok
+
+
+# What a request touches #####################################################
+
+
+def test_an_edge_touches_its_shard_if_it_is_inside_of_one():
+    data = make_data()
+    inside, across, outside = edges_of(make().fit(data).data)
+    for edge, trained in (
+        (inside[0], True),
+        (across[0], False),
+        (outside[0], False),
+    ):
+        unlearner = make().fit(data)
+        before, outputs = weights(unlearner), unlearner.outputs
+        home = int(unlearner.data.shard[edge[0]])
+        report = unlearner.remove(RemovalRequest(edges=[edge]))
+        assert report.shards == ((home,) if trained else ())
+        changed = [
+            i
+            for i, pair in enumerate(
+                zip(before, weights(unlearner), strict=True)
+            )
+            if not same([pair[0]], [pair[1]])
+        ]
+        assert changed == [*report.shards]
+        # Inference and aggregator go without it in any case.
+        assert not torch.equal(outputs, unlearner.outputs)
+        named = unlearner.data.edge_index.t().tolist()
+        assert edge not in named
+        assert edge[::-1] not in named
+        assert unlearner.verify().ok
+
+
+def test_features_touch_the_shard_of_a_training_node():
+    data = make_data()
+    unlearner = make().fit(data)
+    home = int(unlearner.data.shard[5])
+    request = RemovalRequest(features=[5, TESTED])
+    assert unlearner.remove(request).shards == (home,)
+    assert not bool(unlearner.data.x[[5, TESTED]].any())
+    fresh = train(
+        MODELS['GCN'],
+        [by_hand(data, home, featureless=[5])],
+        Recipe(epochs=3),
+    ).states
+    assert same(fresh, [unlearner.shard_state(home)])
+    assert unlearner.verify().ok
+
+
+def test_a_test_node_touches_no_shard():
+    data = make_data()
+    unlearner = make().fit(data)
+    before = weights(unlearner)
+    report = unlearner.remove(RemovalRequest(nodes=[TESTED]))
+    assert (report.shards, report.nodes, report.fraction) == ((), 0, 0.0)
+    assert same(before, weights(unlearner))
+    left = remove_from_data(data, RemovalRequest(nodes=[TESTED]).parts[0])
+    assert equal(learnt(make().fit(left)), learnt(unlearner))
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_what_is_not_touched_has_the_data_it_had(seed):
+    # Of random requests of all kinds: a shard's key is a hash of all that it
+    # is trained on, and changes where, and only where, the plan says so.
+    generator = torch.Generator().manual_seed(seed)
+    unlearner = make(epochs=1, aggregator='mean').fit(make_data(seed))
+    for _ in range(4):
+        data = unlearner.data
+        pick = torch.randperm(data.num_nodes, generator=generator)
+        edge = int(
+            torch.randint(data.edge_index.size(1), (), generator=generator)
+        )
+        fresh = data.n_id[pick[1:3]].tolist()
+        spent = data.get('x_removed')
+        if spent is not None:
+            fresh = [v for v in fresh if not bool(spent[data.n_id == v].any())]
+        request = RemovalRequest(
+            nodes=data.n_id[pick[:1]],
+            features=fresh,
+            edges=data.n_id[data.edge_index[:, [edge]]],
+        )
+        before = unlearner.state_dict()['checkpoints']
+        plan = unlearner.plan(request)
+        assert unlearner.remove(request).shards == plan.shards
+        after = unlearner.state_dict()['checkpoints']
+        changed = [s for s in after if before[s]['key'] != after[s]['key']]
+        assert changed == [*plan.shards]
+    assert unlearner.verify().ok
+
+
+def test_a_plan_changes_nothing_and_is_what_happens():
+    unlearner = make().fit(make_data())
+    before = snapshot(unlearner)
+    request = RemovalRequest(nodes=[0, 1, 2], features=[3])
+    plan = unlearner.plan(request)
+    assert equal(before, snapshot(unlearner))
+    report = unlearner.remove(request)
+    for name in ('shards', 'nodes', 'node_epochs', 'fraction', 'request'):
+        assert getattr(plan, name) == getattr(report, name)
+    sizes = unlearner.report().shard_sizes
+    assert plan.nodes == sum(sizes[i] for i in plan.shards)
+    assert plan.node_epochs == 3 * plan.nodes
+    assert plan.full_node_epochs == 3 * (TRAIN - 3)
+    assert plan.fraction == plan.nodes / (TRAIN - 3)
+
+
+# Names and predictions ######################################################
+
+
+def test_nodes_keep_their_names():
+    data = make_data()
+    unlearner = make().fit(data)
+    unlearner.remove(RemovalRequest(nodes=[0, 30]))
+    assert unlearner.n_id[:3].tolist() == [1, 2, 3]
+    whole = unlearner.predict_proba()
+    assert whole.shape == (NODES - 2, CLASSES)
+    some = unlearner.predict_proba(nodes=[31, 1])
+    assert torch.equal(some, whole[[29, 0]])
+    assert torch.equal(unlearner.predict(), whole.argmax(1))
+    for name in (0, 30, NODES):
+        with pytest.raises(ValueError, match=f'node {name} is not there'):
+            unlearner.predict(nodes=[1, name])
+    # Given names are names.
+    data.n_id = torch.arange(NODES) * 10 + 7
+    unlearner = make().fit(data)
+    assert unlearner.remove(RemovalRequest(nodes=[17])).request == {
+        '0': {'nodes': [17]}
+    }
+    assert 17 not in unlearner.n_id.tolist()
+
+
+def test_prediction_for_another_graph():
+    data = make_data()
+    unlearner = make().fit(data)
+    torch.testing.assert_close(
+        unlearner.predict_proba(data), unlearner.predict_proba()
+    )
+    other = make_data(seed=1)
+    assert unlearner.predict(other).shape == (NODES,)
+    with pytest.raises(ValueError, match="'nodes'"):
+        unlearner.predict(other, nodes=[0])
+
+
+def test_it_learns():
+    data = make_data(nodes=210)
+    unlearner = make(epochs=60, aggregator='mean').fit(data)
+    hit = unlearner.predict()[data.test_mask] == data.y[data.test_mask]
+    assert float(hit.double().mean()) > 0.8
+
+
+def test_the_seed_of_a_shard_is_its_own():
+    data = make_data()
+    unlearner = make(num_classes=CLASSES).fit(data)
+    torch.manual_seed(99)
+    assert equal(learnt(unlearner), learnt(make().fit(data)))
+    assert not same(weights(unlearner), weights(make(seed=6).fit(data)))
+    # Without one, torch's default generator decides.
+    torch.manual_seed(1)
+    one = make(seed=None).fit(data)
+    torch.manual_seed(1)
+    assert equal(learnt(one), learnt(make(seed=None).fit(data)))
+
+
+# The queue ##################################################################
+
+
+def test_the_queue_trains_a_shard_once(monkeypatch):
+    data = make_data()
+    unlearner, once = make().fit(data), make().fit(data)
+    nodes = [v for v in range(TRAIN) if unlearner.data.shard[v] == 2][:3]
+    before = learnt(unlearner)
+    for i, node in enumerate(nodes):
+        assert unlearner.enqueue(RemovalRequest(nodes=[node])) == i + 1
+    assert equal(before, learnt(unlearner))
+    assert len(unlearner.queue) == unlearner.report().queued == 3
+    plan = unlearner.plan()
+    assert plan.requests_per_shard == {2: 3}
+    assert plan.shards == (2,)
+    report = unlearner.flush()
+    assert report.shards == (2,)
+    assert unlearner.queue == ()
+    once.remove(RemovalRequest(nodes=nodes))
+    assert equal(snapshot(once), snapshot(unlearner))
+    with pytest.raises(ValueError, match='queue is empty'):
+        unlearner.flush()
+    with pytest.raises(ValueError, match='queue is empty'):
+        unlearner.plan()
+
+
+def test_what_is_queued_is_not_asked_for_again():
+    unlearner = make().fit(make_data())
+    unlearner.enqueue(RemovalRequest(nodes=[1], features=[2]))
+    before = snapshot(unlearner)
+    for again in (
+        RemovalRequest(nodes=[1, 5]),
+        RemovalRequest(features=[2]),
+    ):
+        for call in (unlearner.enqueue, unlearner.remove, unlearner.plan):
+            with pytest.raises(ValueError, match='in the queue already'):
+                call(again)
+    with pytest.raises(ValueError, match='not there'):
+        unlearner.enqueue(RemovalRequest(nodes=[NODES]))
+    assert equal(before, snapshot(unlearner))
+    assert len(unlearner.withdraw()) == 1
+    assert unlearner.queue == ()
+    unlearner.remove(RemovalRequest(nodes=[1]))
+
+
+def test_a_removal_leaves_the_queue_possible():
+    data = make_data()
+    unlearner = make(epochs=1, aggregator='mean').fit(data)
+    u, v = data.edge_index[:, 0].tolist()
+    unlearner.enqueue(RemovalRequest(edges=[(u, v)]))
+    before = snapshot(unlearner)
+    with pytest.raises(ValueError, match='in the queue would be impossible'):
+        unlearner.remove(RemovalRequest(nodes=[u]))
+    assert equal(before, snapshot(unlearner))
+    other = next(w for w in range(TRAIN) if w not in (u, v))
+    unlearner.remove(RemovalRequest(nodes=[other]))
+    assert len(unlearner.queue) == 1
+    unlearner.flush()
+
+
+# Verification ###############################################################
+
+
+def tampered(unlearner, **changes):
+    unlearner._state = unlearner._state._replace(**changes)
+    return unlearner.verify()
+
+
+def test_verify_finds_a_model_that_was_not_retrained():
+    data = make_data()
+    unlearner = make().fit(data)
+    old = unlearner._state
+    home = int(unlearner.data.shard[0])
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    new = unlearner._state
+    assert unlearner.verify().ok
+
+    stale = list(new.checkpoints)
+    stale[home] = old.checkpoints[home]
+    report = tampered(unlearner, checkpoints=tuple(stale))
+    assert not report.ok
+    assert report.differing == (home,)
+    assert not report.keys_match
+    assert any('checkpoint' in line for line in report.leftovers)
+    # A shard that is not looked at is not found out by its weights.
+    assert unlearner.verify(shards=[(home + 1) % SHARDS]).differing == ()
+
+    # A key alone does not make a checkpoint.
+    forged = new.checkpoints[home]._replace(
+        weights=old.checkpoints[home].weights
+    )
+    stale[home] = forged
+    report = tampered(unlearner, checkpoints=tuple(stale))
+    assert report.keys_match
+    assert report.differing == (home,)
+    assert not report.ok
+
+    unlearner._state = new
+    report = tampered(unlearner, aggregator=old.aggregator)
+    assert not report.ok
+    assert not report.aggregator_equal
+    unlearner._state = new
+    report = tampered(unlearner, outputs=old.outputs[:, 1:].contiguous())
+    assert not report.ok
+    assert not report.outputs_equal
+
+
+def test_verify_finds_what_is_left_over():
+    data = make_data()
+    unlearner = make().fit(data)
+    edge = tuple(edges_of(unlearner.data)[1][0])
+    spared = next(v for v in range(1, TRAIN) if v not in edge)
+    old = unlearner._state
+    unlearner.remove(
+        RemovalRequest(nodes=[0], features=[spared], edges=[edge])
+    )
+    new = unlearner._state
+    assert unlearner.verify().leftovers == ()
+    left = tampered(unlearner, data=old.data).leftovers
+    assert 'node 0' in left
+    assert f'features of node {spared}' in left
+    assert f'edge {edge[0]} -> {edge[1]}' in left
+    big = torch.zeros(NODES, CHANNELS)
+    view = copy.copy(new.data)
+    view.x = big[1:].copy_(new.data.x)
+    left = tampered(unlearner, data=view).leftovers
+    assert left == ('x of the graph is a view into a larger tensor',)
+
+
+@pytest.mark.parametrize('shards', [[SHARDS], [-1]])
+def test_verify_of_unknown_shards(shards):
+    unlearner = make(epochs=1, aggregator='mean').fit(make_data())
+    with pytest.raises(ValueError, match="'shards'"):
+        unlearner.verify(shards)
+    with pytest.raises(ValueError, match="'trainer'"):
+        unlearner.verify(trainer='none')
+
+
+# State ######################################################################
+
+
+def test_a_state_goes_on_where_it_was():
+    data = make_data()
+    unlearner = make().fit(data)
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    unlearner.enqueue(RemovalRequest(nodes=[1]))
+    state = copy.deepcopy(unlearner.state_dict())
+    other = make(seed=77)
+    other.load_state_dict(state)
+    assert equal(snapshot(unlearner), snapshot(other))
+    assert other.verify().ok
+    unlearner.flush()
+    other.flush()
+    assert equal(snapshot(unlearner), snapshot(other))
+
+
+def test_a_state_of_something_else_is_refused():
+    data = make_data()
+    unlearner = make().fit(data)
+    state = copy.deepcopy(unlearner.state_dict())
+    with pytest.raises(ValueError, match='other arguments'):
+        make(epochs=4).load_state_dict(state)
+    with pytest.raises(ValueError, match='partition'):
+        make(partition='random').load_state_dict(state)
+    wide = lambda: GCN(CHANNELS, 17, 2, CLASSES)  # noqa: E731
+    with pytest.raises(ValueError, match='model_factory'):
+        make(wide).load_state_dict(state)
+    changed = copy.deepcopy(state)
+    changed['data']['x'][0, 0] += 1
+    with pytest.raises(ValueError, match='checkpoint of shard'):
+        make().load_state_dict(changed)
+    changed = copy.deepcopy(state)
+    changed['data']['x'][TESTED, 0] += 1
+    with pytest.raises(ValueError, match='ledger'):
+        make().load_state_dict(changed)
+    # The ledger can't be turned back.
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    before = snapshot(unlearner)
+    with pytest.raises(ValueError, match='turned back'):
+        unlearner.load_state_dict(state)
+    assert equal(before, snapshot(unlearner))
+
+
+def test_a_folder_holds_the_present_state(tmp_path):
+    unlearner = make(folder=tmp_path).fit(make_data())
+    unlearner.enqueue(RemovalRequest(nodes=[3]))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert sum(name.startswith('shard-') for name in names) == SHARDS
+    loaded = make(seed=1).load(tmp_path)
+    assert equal(snapshot(unlearner), snapshot(loaded))
+    report = unlearner.flush()
+    loaded = make(seed=1).load(tmp_path)
+    assert equal(snapshot(unlearner), snapshot(loaded))
+
+    # The old checkpoints are still there, until they are purged.
+    found = unlearner.verify()
+    assert not found.ok
+    assert any('purge' in line for line in found.leftovers)
+    gone = unlearner.purge()
+    assert sum(n.startswith('shard-') for n in gone) == len(report.shards)
+    assert unlearner.verify().ok
+    assert unlearner.purge() == ()
+    manifest = json.loads((tmp_path / 'manifest.json').read_text())
+    here = {path.name for path in tmp_path.iterdir()}
+    assert here == {
+        'manifest.json',
+        *(entry['file'] for entry in manifest['files'].values()),
+    }
+    assert make(seed=1).load(tmp_path).verify().ok
+
+
+def test_checkpoints_are_keyed_by_content(tmp_path):
+    # Of two unlearners that differ in one node, the other shards' files are
+    # the same ones.
+    data = make_data()
+    one = make().fit(data)
+    one.save(tmp_path / 'one')
+    home = int(one.data.shard[0])
+    one.remove(RemovalRequest(nodes=[0]))
+    one.save(tmp_path / 'two')
+
+    def files(name):
+        return {
+            path.name
+            for path in (tmp_path / name).iterdir()
+            if path.name.startswith('shard-')
+        }
+
+    (changed,) = files('one') - files('two')
+    assert changed.startswith(f'shard-{home}-')
+    # Neither data nor settings can change without the key.
+    for other in (make(lr=0.02), make(seed=6), make(sparse_x=True)):
+        other.fit(data).save(tmp_path / 'other')
+        keys = {n.rsplit('-', 1)[0] for n in files('other')}
+        assert keys.isdisjoint(n.rsplit('-', 1)[0] for n in files('one'))
+        for path in (tmp_path / 'other').iterdir():
+            path.unlink()
+
+
+def test_a_folder_does_not_go_back(tmp_path):
+    data = make_data()
+    unlearner = make().fit(data)
+    unlearner.save(tmp_path)
+    old = make(seed=0).load(tmp_path)
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    with pytest.raises(ValueError, match='does not hold the present'):
+        unlearner.purge(tmp_path)
+    unlearner.save(tmp_path)
+    for other in (old, make(seed=9).fit(data)):
+        with pytest.raises(ValueError, match='another unlearner, or a later'):
+            other.save(tmp_path)
+    with pytest.raises(ValueError, match="'folder'"):
+        unlearner.save()
+    with pytest.raises(ValueError, match='manifest'):
+        make().load(tmp_path / 'empty')
+
+
+def test_a_fit_does_not_undo_what_a_folder_holds(tmp_path):
+    data = make_data()
+    options = {'epochs': 1, 'aggregator': 'mean', 'folder': tmp_path}
+    unlearner = make(**options).fit(data)
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    before = snapshot(unlearner)
+    with pytest.raises(ValueError, match='holds a state'):
+        make(**options).fit(data)
+    again = make(**options).load()
+    assert equal(before, snapshot(again))
+    # To start over is to say so.
+    again.fit(data)
+    assert again.report().removals == 0
+
+
+def test_a_damaged_folder_is_found_out(tmp_path):
+    make(folder=tmp_path).fit(make_data())
+    path = next(tmp_path.glob('shard-2-*'))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='was changed'):
+        make().load(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match='missing'):
+        make().load(tmp_path)
+    (tmp_path / 'manifest.json').write_text('{')
+    with pytest.raises(ValueError, match='no manifest'):
+        make().load(tmp_path)
+
+
+# Failures ###################################################################
+
+
+class _Interrupt:
+    """Raises at the n-th line that runs in the unlearner's own modules."""
+
+    def __init__(self, at, error):
+        self.at, self.error, self.lines = at, error, 0
+        self.files = {shards.__file__, store.__file__, isolated.__file__}
+
+    def __call__(self, frame, event, arg):
+        if frame.f_code.co_filename not in self.files:
+            return None
+        if event == 'line':
+            self.lines += 1
+            if self.lines == self.at:
+                sys.settrace(None)
+                raise self.error
+        return self
+
+
+def interrupted(call, at, error):
+    before = sys.gettrace()
+    tracer = _Interrupt(at, error)
+    sys.settrace(tracer)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return tracer.lines
+
+
+@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
+def test_the_old_state_or_the_new_one(tmp_path, error):
+    data, request = make_data(), RemovalRequest(nodes=[0, 1, TESTED])
+    options = {'epochs': 1, 'aggregator': 'mean'}
+    unlearner = make(folder=tmp_path / 'a', **options).fit(data)
+    old = snapshot(unlearner)
+    done = make(**options).fit(data)
+    done.remove(request)
+    new = snapshot(done)
+
+    total = interrupted(
+        lambda: make(folder=tmp_path / 'b', **options).fit(data).plan(request),
+        0,
+        error,
+    )
+    lines = interrupted(
+        lambda: (
+            make(folder=tmp_path / 'c', **options).fit(data).remove(request)
+        ),
+        0,
+        error,
+    )
+    # Of removal alone, spread over it, and all of its last lines.
+    lines -= total // 2
+    points = [*range(1, lines, max(lines // 30, 1))]
+    seen = set()
+    for at in points:
+        try:
+            interrupted(lambda: unlearner.remove(request), at, error)
+            finished = True
+        except error:
+            finished = False
+        state = snapshot(unlearner)
+        is_old, is_new = equal(state, old), equal(state, new)
+        assert is_old or is_new
+        assert is_new or not finished
+        seen.add(is_new)
+        # The disk says the same.
+        kept = snapshot(make(seed=1, **options).load(tmp_path / 'a'))
+        assert equal(kept, state)
+        if is_new:
+            break
+    assert False in seen
+    if not is_new:
+        unlearner.remove(request)
+    assert equal(snapshot(unlearner), new)
+    unlearner.purge()
+    assert unlearner.verify().ok
+
+
+@pytest.mark.parametrize('error', [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize('call', ['replace', 'fsync', 'open'])
+def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
+    data, request = make_data(), RemovalRequest(nodes=[0])
+    options = {'epochs': 1, 'aggregator': 'mean'}
+    unlearner = make(folder=tmp_path, **options).fit(data)
+    old = snapshot(unlearner)
+    done = make(**options).fit(data)
+    done.remove(request)
+    new = snapshot(done)
+    real = getattr(store.os, call)
+    outcomes = []
+    for at in range(40):
+        left = [at]
+
+        def failing(*args, left=left, **kwargs):
+            left[0] -= 1
+            if left[0] == -1:
+                raise error
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.os, call, failing)
+            with contextlib.suppress(error):
+                unlearner.remove(request)
+        state = snapshot(unlearner)
+        assert equal(state, old) or equal(state, new)
+        kept = make(seed=1, **options).load(tmp_path)
+        assert equal(snapshot(kept), state)
+        outcomes.append(equal(state, new))
+        if outcomes[-1]:
+            break
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+
+
+@pytest.mark.parametrize(
+    ('module', 'name'),
+    [
+        (shards, 'train'),
+        (shards, 'evaluate'),
+        (shards, 'remove_from_data'),
+        (shards, 'fingerprint'),
+        (shards.RemovalLedger, 'record'),
+        (shards.ShardAggregator, 'fit'),
+        (shards.ShardStore, 'write'),
+    ],
+)
+def test_whatever_fails_nothing_has_changed(
+    tmp_path, monkeypatch, module, name
+):
+    unlearner = make(folder=tmp_path).fit(make_data())
+    unlearner.enqueue(RemovalRequest(nodes=[9]))
+    before = snapshot(unlearner)
+
+    def failing(*args, **kwargs):
+        raise RuntimeError('injected')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, failing)
+        calls = [lambda: unlearner.remove(RemovalRequest(nodes=[0, 1]))]
+        calls.append(unlearner.flush)
+        if name != 'remove_from_data':
+            calls += [
+                unlearner.repartition,
+                lambda: unlearner.fit(make_data(1)),
+            ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match='injected'):
+                call()
+            assert equal(before, snapshot(unlearner))
+    loaded = make(seed=1).load(tmp_path)
+    assert equal(before, snapshot(loaded))
+    unlearner.flush()
+    unlearner.purge()
+    assert unlearner.verify().ok
+
+
+# Bad input ##################################################################
+
+
+def test_removals_that_can_not_be():
+    data = make_data()
+    unlearner = make().fit(data)
+    shard = unlearner.data.shard
+    unlearner.remove(RemovalRequest(nodes=[40], features=[41]))
+    before = snapshot(unlearner)
+    whole_shard = (shard == 1).nonzero().view(-1)
+    whole_class = ((data.y == 2) & data.train_mask).nonzero().view(-1)
+    for request, message in (
+        (RemovalRequest(nodes=[NODES]), f'node {NODES} is not there'),
+        (RemovalRequest(nodes=[40]), 'node 40 is not there'),
+        (RemovalRequest(nodes=[0, 40]), 'node 40 is not there'),
+        (RemovalRequest(features=[41]), 'removed before'),
+        (RemovalRequest(edges=[(0, 0)]), 'edge 0 -> 0 is not there'),
+        (RemovalRequest(nodes={1: [0]}), 'graph 0'),
+        (RemovalRequest(graphs=[0]), 'graph 0'),
+        (RemovalRequest(nodes=whole_shard), 'leave shard 1'),
+        (
+            RemovalRequest(nodes=whole_class[whole_class != 40]),
+            'leave class 2',
+        ),
+    ):
+        for call in (unlearner.plan, unlearner.remove, unlearner.enqueue):
+            with pytest.raises(ValueError, match=message):
+                call(request)
+            assert equal(before, snapshot(unlearner))
+    for call in (unlearner.remove, unlearner.enqueue):
+        with pytest.raises(TypeError, match='RemovalRequest'):
+            call([0])
+    assert equal(before, snapshot(unlearner))
+
+
+def changed(**values):
+    data = make_data()
+    for name, value in values.items():
+        data[name] = value
+    return data
+
+
+def labels(node, value):
+    y = make_data().y
+    y[node] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ('data', 'message'),
+    [
+        (changed(y=None), "'y'"),
+        (changed(y=make_data().y.float()), "'y'"),
+        (changed(y=make_data().y[:-1]), "'y'"),
+        (changed(y=labels(3, -1)), "'y' needs to hold a label"),
+        (changed(train_mask=None), 'train_mask'),
+        (changed(train_mask=torch.arange(NODES)), 'train_mask'),
+        (changed(train_mask=torch.arange(NODES) < 3), "'num_shards'"),
+        (changed(x=None, num_nodes=NODES), "'x'"),
+        (changed(x=make_data().x.long()), "'x'"),
+        (changed(x=make_data().x.fill_(torch.nan)), 'finite'),
+        (changed(n_id=torch.zeros(NODES, dtype=torch.int64)), "'n_id'"),
+        (changed(y=labels(3, CLASSES)), "'model_factory'"),
+        (changed(edge_index=torch.tensor([[0], [NODES]])), 'edge_index'),
+    ],
+)
+def test_data_that_can_not_be_divided(data, message):
+    fitted = make(epochs=1, aggregator='mean').fit(make_data())
+    before = snapshot(fitted)
+    for unlearner in (make(), fitted):
+        with pytest.raises(ValueError, match=message):
+            unlearner.fit(data)
+    assert equal(before, snapshot(fitted))
+
+
+def test_labels_outside_of_training_are_not_looked_at():
+    data = make_data()
+    y = data.y.clone()
+    y[data.test_mask] = -1
+    one, two = make().fit(data), make().fit(changed(y=y))
+    assert same(weights(one), weights(two))
+    assert torch.equal(one.predict(), two.predict())
+    assert len(two.predict().unique()) <= CLASSES
+
+
+@pytest.mark.parametrize(
+    ('partition', 'message'),
+    [
+        (torch.zeros(TRAIN, dtype=torch.int64), 'empty'),
+        (torch.arange(TRAIN - 1) % SHARDS, 'shape'),
+        (torch.arange(TRAIN) % SHARDS - 1, 'shard'),
+        (torch.arange(TRAIN) % (SHARDS + 1), 'shard'),
+        ([torch.arange(i, TRAIN - 1, SHARDS) for i in range(4)], 'left out'),
+        (
+            [torch.arange(i, TRAIN, SHARDS) for i in range(3)]
+            + [torch.arange(2, TRAIN)],
+            'named twice',
+        ),
+        (
+            [torch.arange(i, TRAIN + 1, SHARDS) for i in range(SHARDS)],
+            'training nodes only',
+        ),
+    ],
+)
+def test_partitions_that_are_none(partition, message):
+    unlearner = make(partition=partition)
+    with pytest.raises(ValueError, match=message):
+        unlearner.fit(make_data())
+
+
+def test_partitions_of_every_form():
+    data = make_data()
+    given = torch.arange(TRAIN) % SHARDS
+    one = make(partition=given).fit(data)
+    two = make(
+        partition=[torch.arange(i, TRAIN, SHARDS) for i in range(SHARDS)]
+    ).fit(data)
+    assert equal(learnt(one), learnt(two))
+    one.remove(RemovalRequest(nodes=[0]))
+    assert not one.report().exact
+    with pytest.raises(ValueError, match="'partition'"):
+        one.repartition()
+    assert one.repartition('hash').exact
+    made = make(partition=Shards(SHARDS, 'hash', seed=3)).fit(data)
+    assert made.report().exact
+    for wrong, error in (
+        (Shards(3, 'hash'), ValueError),
+        ('voronoi', ValueError),
+        ([[0]], ValueError),
+        (3.0, TypeError),
+    ):
+        with pytest.raises(error):
+            make(partition=wrong)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'error'),
+    [
+        ({'model_factory': 3}, TypeError),
+        ({'num_shards': 0}, ValueError),
+        ({'num_shards': 2.0}, TypeError),
+        ({'trainer': 'none'}, ValueError),
+        ({'aggregator': 'none'}, ValueError),
+        ({'aggregator_nodes': 0}, ValueError),
+        ({'num_classes': 0}, ValueError),
+        ({'num_workers': 1.5}, TypeError),
+        ({'epochs': 0}, ValueError),
+        ({'seed': -1}, ValueError),
+    ],
+)
+def test_bad_arguments(argument, error):
+    arguments = {'model_factory': MODELS['GCN'], **argument}
+    with pytest.raises(error):
+        ShardedUnlearner(**arguments)
+
+
+def test_what_needs_a_fit_or_another_graph():
+    unlearner = make()
+    with pytest.raises(ValueError, match='fitted first'):
+        unlearner.predict()
+    with pytest.raises(ValueError, match='fitted first'):
+        unlearner.remove(RemovalRequest(nodes=[0]))
+    with pytest.raises(TypeError, match="'data'"):
+        unlearner.fit(HeteroData())
+    with pytest.raises(ValueError, match="'y'"):
+        make(num_classes=2).fit(make_data())
+    with pytest.raises(ValueError, match="'model_factory'"):
+        make(lambda: GCN(CHANNELS, 8, 2, CLASSES + 1)).fit(make_data())
+    assert 'num_shards=4' in repr(unlearner)
+
+
+def test_the_callers_graph_stays_as_it_is():
+    data = make_data()
+    before = copy.deepcopy(data)
+    unlearner = make(epochs=1).fit(data)
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    assert data.keys() == before.keys()
+    assert all(torch.equal(data[key], before[key]) for key in data.keys())  # noqa: SIM118
+    data.x.zero_()
+    assert bool(unlearner.data.x.any())
+
+
+def test_reports_can_be_stored():
+    unlearner = make(epochs=1).fit(make_data())
+    request = RemovalRequest(nodes=[0])
+    for report in (
+        unlearner.plan(request),
+        unlearner.remove(request),
+        unlearner.verify([0]),
+        unlearner.report(),
+    ):
+        assert json.loads(report.to_json())
+        assert type(report).__name__ in str(report)
+    # The seed salts the hashes of the ledger: it is in no report.
+    assert 'seed' not in unlearner.report().to_json()
