@@ -58,6 +58,29 @@ def host(tmp_path_factory):
     return Emulation(ctypes.CDLL(str(library)))
 
 
+@pytest.mark.skipif(
+    not os.environ.get('FULL_TEST'), reason='minutes: set FULL_TEST=1'
+)
+@pytest.mark.parametrize('sanitizer', ['thread', 'address,undefined'])
+def test_sanitizers_find_nothing(sanitizer, tmp_path):
+    cxx = compiler()
+    if cxx is None:
+        pytest.skip('needs a C++ compiler')
+    program = tmp_path / 'emulation'
+    command = [
+        *(cxx, '-std=c++20', '-O1', '-g', '-Wno-psabi', '-pthread'),
+        *(f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all'),
+        *(f'-I{HERE.parent / "csrc"}', str(HERE / 'emulation_main.cpp')),
+        *('-o', str(program)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0 and 'cannot find -l' in done.stderr:
+        pytest.skip(f'the compiler has no -fsanitize={sanitizer}')
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def pointer(tensor):
     if tensor is None:
         return None
@@ -790,7 +813,7 @@ def test_sizes_are_close_to_those_of_the_sequential_law(host):
     roots = torch.arange(graph.num_nodes)
     for length, restarts in ((1, 1), (2, 1), (2, 2)):
         most = 1 + length * restarts
-        shares = []
+        shares, numbers = [], []
         for sample in (
             ops.disjoint_walks,
             lambda *args: host.disjoint_walks(SHUFFLED, *args)[:2],
@@ -805,6 +828,7 @@ def test_sizes_are_close_to_those_of_the_sequential_law(host):
             )
             count = sizes.bincount(minlength=most + 1)[1:].double()
             shares.append(count / count.sum())
-            number = len(sizes) / 60
-        assert (shares[0] - shares[1]).abs().max() < 0.06
-        assert number > 0
+            numbers.append(len(sizes) / 60)
+        # As measured: 0.005, and 0.004 of M.
+        assert (shares[0] - shares[1]).abs().max() < 0.03
+        assert abs(numbers[1] / numbers[0] - 1) < 0.03

@@ -34,7 +34,9 @@ def _write(walks: DisjointWalks) -> list[int]:
     return out.tolist()
 
 
-def _read(index: list[int] | Tensor, device: torch.device) -> DisjointWalks:
+def _read(
+    index: list[int] | Tensor, device: torch.device | str = 'cpu'
+) -> DisjointWalks:
     index = torch.as_tensor(index, dtype=torch.int64).to(device)
     node, order = index.sort(stable=True)
     twice = node[1:] == node[:-1]

@@ -11,7 +11,7 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
-from pyg_trust import rng
+from pyg_trust import ops, rng
 from pyg_trust.functional.walks import (
     DisjointWalks,
     disjoint_walks,
@@ -78,8 +78,14 @@ class DisjointWalkSampler(BaseSampler):
             raise ValueError("'data' needs to have an 'edge_index'")
         if data.num_nodes is None:
             raise ValueError("'data' needs to know its 'num_nodes'")
+        device = data.edge_index.device
+        if not ops.has_kernel(device.type):
+            raise ValueError(
+                "'data' needs to have its 'edge_index' on the CPU or on a "
+                f'CUDA device that this build has kernels for (got {device})'
+            )
         self.max_size = max_size(walk_length, restarts)
-        self.roots = root_index(roots, data.num_nodes, data.edge_index.device)
+        self.roots = root_index(roots, data.num_nodes, device)
         self.graph = CSRGraph.from_edge_index(data.edge_index, data.num_nodes)
         self.walk_length = walk_length
         self.restarts = restarts
