@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_trust import report
 from pyg_trust.report import Report
 
 try:
@@ -207,13 +209,12 @@ def fingerprint(salt: str, data: Data) -> str:
         salt (str): a secret, so that small graphs can't be guessed.
         data (Data): the graph.
     """
-    digest = hashlib.sha256(salt.encode())
+    parts: list[Tensor | str] = [salt]
     for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
         value = data.get(key)
         if value is not None:
-            digest.update(key.encode())
-            digest.update(value.contiguous().numpy())
-    return digest.hexdigest()
+            parts += [key, value]
+    return report.fingerprint(*parts)
 
 
 def fingerprints(prints: dict[int, str]) -> str:

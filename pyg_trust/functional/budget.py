@@ -403,7 +403,8 @@ def linear_program(
     reference for :func:`dual_bound` with :obj:`cost='visits'`, far slower.
     HiGHS stops within its own tolerances on **either side** of the optimum
     (about 1e-7 here), so the value proves nothing by itself; the multiplier
-    does, when :func:`dual_bound` or :func:`policy_iteration` evaluates it.
+    does, when :func:`dual_bound` or
+    :func:`~pyg_trust.functional.policy_iteration` evaluates it.
 
     Needs memory for every fragile pair of the rows with a budget.
 

@@ -2,8 +2,8 @@ r"""Exact and randomized graph propagation, with its error bounds.
 
 The algorithms are those of `"Approximate Graph Propagation"
 <https://arxiv.org/abs/2106.03058>`_ (Wang et al. 2021). Write
-:math:`P = D^{-a} A D^{-b}` (times :attr:`.Measure.shrink`), :math:`W = \sum_i
-w_i`, :math:`Y_i = \sum_{k \ge i} w_k / W`, and
+:math:`P = D^{-a} A D^{-b}` (times :obj:`shrink` of the :class:`.Measure`),
+:math:`W = \sum_i w_i`, :math:`Y_i = \sum_{k \ge i} w_k / W`, and
 
 .. math::
     r^{(0)} = x, \quad
@@ -58,7 +58,7 @@ above, which is the sum of the two parts' bounds, holds all the same.
 For Katz on undirected graphs :math:`P = A / \lambda` and :math:`w_i =
 (\beta\lambda)^i`, so that :math:`\gamma = 1` again: no entry of :math:`A^j`
 exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
-:attr:`~.Measure.shrink` :math:`\gamma = \max_k \sum_j w_{k+j} (\text{shrink}
+:obj:`shrink` :math:`\gamma = \max_k \sum_j w_{k+j} (\text{shrink}
 \cdot \lambda)^j / \sum_j w_{k+j}`.)
 """
 

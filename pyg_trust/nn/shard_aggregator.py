@@ -401,7 +401,7 @@ class AttentiveAggregator(ShardAggregator):
         """The fused embeddings: ``[num_nodes, channels]``.
 
         Args:
-            outputs (Tensor): as in :meth:`fit`.
+            outputs (Tensor): as in :meth:`ShardAggregator.fit`.
             mask (Tensor, optional): as in
                 :func:`pyg_trust.functional.fuse`. (default: :obj:`None`)
         """

@@ -1,6 +1,5 @@
 """Differentially private training of any PyG model."""
 
-import hashlib
 import math
 import os
 import warnings
@@ -46,7 +45,7 @@ from pyg_trust.privacy.validation import (
     check_parameters,
     find_call,
 )
-from pyg_trust.report import Guarantee, Report, provenance
+from pyg_trust.report import Guarantee, Report, fingerprint, provenance
 
 _NOISE = 2
 _PROBED = 32
@@ -490,6 +489,14 @@ class PrivacyEngine:
                 )
         if loader.batch_sampler.choose is not None:
             raise ValueError("'data_loader' is private already")
+        mixed = loader.data.get('propagated', ())
+        if mixed:
+            raise ValueError(
+                "'data_loader' needs features that are a node's own (got "
+                f'{", ".join(map(repr, mixed))}, which AGP has propagated: '
+                'the rows of other nodes are in them, and no row would be '
+                'protected; train on raw features and propagate the logits)'
+            )
 
     def _probe(
         self,
@@ -751,7 +758,7 @@ class PrivacyEngine:
     def _open(self, loader: StepLoader) -> WORAccountant:
         # The account for a loader: what the ledger says, or a new one.
         if self._accountant is not None:
-            if fingerprint(loader) != self._data:
+            if public_fingerprint(loader) != self._data:
                 raise ValueError(
                     "'data_loader' needs to have the data of the first one"
                 )
@@ -768,7 +775,7 @@ class PrivacyEngine:
             )
         else:
             accountant = create_accountant(self._kind)
-        data = fingerprint(loader)
+        data = public_fingerprint(loader)
         if self._ledger_path is not None:
             state = accountant.state_dict()
             spent = {'history', 'pure_epsilon'}
@@ -794,7 +801,7 @@ class PrivacyEngine:
             'target_delta': self.target_delta,
             'secure_mode': self.secure_mode,
             'sampler': self._loader.setting(),
-            'data': fingerprint(self._loader),
+            'data': public_fingerprint(self._loader),
             'parameters': {
                 name: [list(p.shape), str(p.dtype), p.requires_grad]
                 for name, p in model.named_parameters()
@@ -938,7 +945,7 @@ class PrivacyEngine:
             noise_std=self.noise_multiplier * self.max_grad_norm,
             secure_mode=self.secure_mode,
             assumptions=self._assumptions(),
-            data=fingerprint(self._loader),
+            data=public_fingerprint(self._loader),
             provenance=provenance(
                 loss_reduction=self.loss_reduction,
                 sampler=self._loader.setting(),
@@ -978,20 +985,17 @@ class PrivacyEngine:
         return (*lines, *self._leaks)
 
 
-def fingerprint(loader: Any) -> str:
+def public_fingerprint(loader: Any) -> str:
     """A hash of what is public of a loader's data.
 
     Nodes, edges, roots and what the features look like, not the features: a
     hash of these in a file would tell two neighbouring graphs apart.
     """
     data: Data = loader.data
-    digest = hashlib.sha256()
-    for tensor in (data.edge_index, loader.input_nodes):
-        digest.update(str(list(tensor.shape)).encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
     shape = None if data.x is None else [list(data.x.shape), str(data.x.dtype)]
-    digest.update(repr((data.num_nodes, shape)).encode())
-    return digest.hexdigest()
+    return fingerprint(
+        data.edge_index, loader.input_nodes, data.num_nodes, repr(shape)
+    )
 
 
 def create_like(accountant: WORAccountant) -> WORAccountant:

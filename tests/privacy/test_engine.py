@@ -21,7 +21,7 @@ from pyg_trust.functional import (
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
-from pyg_trust.transforms import BoundedDegree
+from pyg_trust.transforms import AGP, BoundedDegree
 
 
 class NoNoise:
@@ -778,3 +778,36 @@ def test_private_quantile_is_private():
         two[1] = other
         ratio = np.log(law(one, 1.5) / law(two, 1.5))
         assert np.abs(ratio).max() <= 1.5 + 1e-9
+
+
+def test_features_that_were_propagated_are_refused():
+    data = AGP('sgc', eps=0)(
+        Data(
+            x=torch.rand(10, 2),
+            edge_index=torch.stack([torch.arange(10), torch.arange(10) ^ 1]),
+            y=torch.zeros(10, dtype=torch.int64),
+        )
+    )
+    model = GCNConv(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DisjointWalkLoader(data, 2, 1, seed=0)
+    arguments = {
+        'module': model,
+        'optimizer': optimizer,
+        'data_loader': loader,
+        'noise_multiplier': 8.0,
+        'max_grad_norm': 1.0,
+    }
+    with pytest.raises(ValueError, match="'x', which AGP has propagated"):
+        PrivacyEngine(seed=0).make_private(**arguments)
+    del data.propagated
+    arguments['data_loader'] = DisjointWalkLoader(data, 2, 1, seed=0)
+    engine = PrivacyEngine(seed=0)
+    training = engine.make_private(**arguments)
+    for batch in training.loader:
+        out = training.model(batch.x, batch.edge_index)[: batch.batch_size]
+        out.logsumexp(1).mean().backward()
+        training.optimizer.step()
+    said = engine.report(1e-5).guarantee()
+    assert said.spent == {'epsilon': engine.get_epsilon(1e-5)}
+    assert said.remaining == {'epsilon': math.inf}
