@@ -1,15 +1,20 @@
 """What runs on CUDA stays there: shown on a device that is simulated."""
 
+import copy
+
 import pytest
 import torch
 from simulated import NAME, Elsewhere, Simulation
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
 
 from pyg_trust import functional as F
 from pyg_trust import ops, utils
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, LabelPropagation, SGConv
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, GDC, GFT, GraphScattering
@@ -287,6 +292,40 @@ def test_loader(device):
     assert device.to_host == []
     assert device.lists == 3
     assert len(device.to_device) == 6
+
+
+def test_private_training(device):
+    edge_index, x, n = inputs()
+    y = torch.arange(n) % 2
+    start = GCNConv(3, 2)
+    weights = []
+    for data in (
+        Data(x=x, edge_index=edge_index, y=y, num_nodes=n),
+        Data(*moved(device, x, edge_index), None, y.to(NAME), num_nodes=n),
+    ):
+        model = copy.deepcopy(start)
+        for layer in model.modules():
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                value = parameter.detach().to(data.x.device)
+                setattr(layer, name, torch.nn.Parameter(value))
+        engine = PrivacyEngine(seed=0)
+        private, optimizer, batches = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DisjointWalkLoader(data, 4, 2, num_steps=3, seed=1),
+            noise_multiplier=8.0,
+            max_grad_norm=1.0,
+        )
+        for batch in batches:
+            out = private(batch.x, batch.edge_index)[: batch.batch_size]
+            cross_entropy(out, batch.y[: batch.batch_size]).backward()
+            optimizer.step()
+        assert engine.steps == 3
+        weights.append([p.detach() for p in model.parameters()])
+    for own, there, first in zip(*weights, start.parameters(), strict=True):
+        assert there.device == NAME
+        torch.testing.assert_close(here(there), own)
+        assert not torch.equal(own, first)
 
 
 def test_a_device_without_kernels_is_an_error():

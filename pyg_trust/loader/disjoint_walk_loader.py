@@ -277,8 +277,10 @@ class DisjointWalkLoader(StepLoader):
         number = self._number(step)
         if self._subgraph is None or self._subgraph[0] != number:
             walks = self.node_sampler.partition(number)
-            known = torch.full((self.node_sampler.graph.num_nodes,), -1)
-            index = torch.arange(walks.num_subgraphs)
+            known = walks.node.new_full(
+                (self.node_sampler.graph.num_nodes,), -1
+            )
+            index = torch.arange(walks.num_subgraphs, device=walks.node.device)
             known[walks.node] = index.repeat_interleave(walks.ptr.diff())
             self._subgraph = number, known
         return self._subgraph[1]
