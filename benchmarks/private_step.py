@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import interleaved, power_law
+from common import interleaved, power_law, result
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch_geometric.data import Data
@@ -365,6 +365,13 @@ def main() -> None:
             ),
             flush=True,
         )
+        told = f'{case[0]}, {case[1]} subgraphs, L={case[2]}, h={case[3]}'
+        limit = 3.5 if case[0] == 'GAT' else 2
+        for key, target in (('ours', limit), ('memory', 2), ('vjp', 30)):
+            if key in row:
+                value = float(str(row[key]))
+                what = f'{told}: {key}, in plain steps'
+                result(what, value, target, at_most=True)
     if args.csv:
         with args.csv.open('w', newline='') as file:
             names = list(dict.fromkeys(k for row in rows for k in row))
