@@ -61,7 +61,8 @@ def main() -> None:
     lines = [
         '# Results of one run',
         '',
-        'Written by `python3 dev.py bench all`. Every figure is a ratio of',
+        f'Written by `python3 dev.py bench all -- {" ".join(sys.argv[1:])}`.',
+        'Every figure is a ratio of',
         'interleaved runs or a count, taken in this one run, beside its',
         'target. Absolute times are not kept: they say little about another',
         'machine.',
