@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-def write(path: str | Path, content: bytes) -> None:
+def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replaces a file in one step: it has the old content or the new one.
 
     When it returns, the content is on the disk. What a process left beside
@@ -35,12 +35,22 @@ def write(path: str | Path, content: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
-    if os.name != 'nt':
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Makes the names in a folder durable, where a system can.
+
+    Args:
+        folder (str or Path): the folder.
+    """
+    if os.name == 'nt':
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save(path: str | Path, state: Any) -> None:

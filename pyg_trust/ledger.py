@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import report
+from pyg_trust import files, report
 from pyg_trust.report import Report
 
 try:
@@ -361,7 +361,8 @@ class PrivacyLedger:
             os.ftruncate(self._file, whole)
         if not lines:
             self._append(self._header)
-            self._sync_folder()
+            # A new file is durable once its name is.
+            files.sync_folder(self.path.resolve().parent)
 
     def _append(self, body: dict[str, Any]) -> None:
         if self._file < 0:
@@ -379,14 +380,6 @@ class PrivacyLedger:
             os.ftruncate(self._file, end)
             raise
         self._link = link
-
-    def _sync_folder(self) -> None:
-        # A new file is durable once its name is.
-        folder = os.open(self.path.resolve().parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'

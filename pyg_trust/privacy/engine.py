@@ -19,6 +19,7 @@ from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
 from pyg_trust.functional.measures import check_number
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
+from pyg_trust.loader.step_batches import check_positive
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
@@ -350,7 +351,7 @@ class PrivacyEngine:
                 f'{loss_reduction!r})'
             )
         if max_physical_batch_size is not None:
-            _at_least_one('max_physical_batch_size', max_physical_batch_size)
+            check_positive('max_physical_batch_size', max_physical_batch_size)
         if (target_epsilon is None) != (target_delta is None):
             raise ValueError(
                 "'target_epsilon' and 'target_delta' need to be given "
@@ -446,9 +447,9 @@ class PrivacyEngine:
             )
         if steps is None:
             assert epochs is not None
-            _at_least_one('epochs', epochs)
+            check_positive('epochs', epochs)
             steps = epochs * data_loader.batch_sampler.num_steps
-        _at_least_one('steps', steps)
+        check_positive('steps', steps)
         target_epsilon = _positive('target_epsilon', target_epsilon)
         noise = self._open(data_loader).noise_multiplier_for(
             target_epsilon,
@@ -1033,12 +1034,3 @@ def _positive(name: str, value: float) -> float:
             f"'{name}' needs to be positive and finite (got {value})"
         )
     return float(value)
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(value).__name__})"
-        )
-    if value < 1:
-        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")

@@ -9,11 +9,12 @@ not at all.
 import hashlib
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from pyg_trust import files
 
 MANIFEST = 'manifest.json'
 _FORMAT = 1
@@ -60,22 +61,21 @@ class ShardStore:
             dict: the new manifest.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        files: dict[str, dict[str, str]] = {}
+        entries: dict[str, dict[str, str]] = {}
         for name, value in parts.items():
             stream = io.BytesIO()
             torch.save(value, stream)
             content = stream.getbuffer()
             digest = hashlib.sha256(content).hexdigest()
             file = f'{name}-{digest[:16]}.pt'
-            files[name] = {'file': file, 'sha256': digest}
+            entries[name] = {'file': file, 'sha256': digest}
             # A file of this name may have been cut short by a power failure
             # of old, or changed: it is only kept if it is what it should be.
             if _digest_of(self.folder / file) != digest:
-                self._put(file, content)
-        manifest = {'format': _FORMAT, 'files': files, **plain}
+                files.write(self.folder / file, content)
+        manifest = {'format': _FORMAT, 'files': entries, **plain}
         text = json.dumps(manifest, indent=1, sort_keys=True)
-        self._sync()
-        self._put(MANIFEST, text.encode())
+        files.write(self.folder / MANIFEST, text.encode())
         return manifest
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,28 +117,8 @@ class ShardStore:
         for path in gone:
             path.unlink()
         if gone:
-            self._sync()
+            files.sync_folder(self.folder)
         return gone
-
-    def _put(self, file: str, content: bytes | memoryview) -> None:
-        # Whole on the disk before it has its name.
-        path = self.folder / f'{file}.tmp'
-        with path.open('wb') as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(path, self.folder / file)
-        self._sync()
-
-    def _sync(self) -> None:
-        # Names are content of the folder. (Not every system opens folders.)
-        if os.name != 'posix':
-            return
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.folder)!r})'

@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import json
+import os
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from test_isolated import CHANNELS, CLASSES, MODELS, same
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
-from pyg_trust import rng
+from pyg_trust import files, rng
 from pyg_trust.functional.partition import hash_partition
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -700,7 +701,9 @@ class _Interrupt:
 
     def __init__(self, at, error):
         self.at, self.error, self.lines = at, error, 0
-        self.files = {shards.__file__, store.__file__, isolated.__file__}
+        self.files = {
+            module.__file__ for module in (shards, store, isolated, files)
+        }
 
     def __call__(self, frame, event, arg):
         if frame.f_code.co_filename not in self.files:
@@ -784,7 +787,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
     done = make(**options).fit(data)
     done.remove(request)
     new = snapshot(done)
-    real = getattr(store.os, call)
+    real = getattr(os, call)
     outcomes = []
     for at in range(40):
         left = [at]
@@ -796,7 +799,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
             return real(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(store.os, call, failing)
+            patch.setattr(os, call, failing)
             with contextlib.suppress(error):
                 unlearner.remove(request)
         state = snapshot(unlearner)
