@@ -267,7 +267,7 @@ class Wave {
           last ? scalar_t(0) : static_cast<scalar_t>(all_.levels.ratio[level]);
       std::vector<Columns*> pull, push;
       for (Columns& block : blocks_) {
-        if (block.everywhere && !last && expected(block, ratio) > all_.above)
+        if (block.everywhere && !last && costs_more(block, ratio))
           pull.push_back(&block);
         else
           push.push_back(&block);
@@ -318,8 +318,9 @@ class Wave {
     });
   }
 
-  // The expected cost of pushing this level, from evenly spaced nodes.
-  double expected(const Columns& block, scalar_t ratio) {
+  // Whether pushing this level is expected to cost more than doing it exactly,
+  // from evenly spaced nodes. No more of them than that takes.
+  bool costs_more(const Columns& block, scalar_t ratio) {
     const int64_t step = sample_step(all_.num_nodes);
     double cost = 0;
     for (int64_t u = step / 2; u < all_.num_nodes; u += step) {
@@ -330,8 +331,10 @@ class Wave {
           value, send_factor(block.ready, ratio, all_.send[u]),
           block.per_eps);
       cost += visit_cost(all_.graph, u, mass);
+      if (cost * static_cast<double>(step) > all_.above)
+        return true;
     }
-    return cost * static_cast<double>(step);
+    return false;
   }
 
   // Makes residues ready to be pulled, and room for what is pushed.
