@@ -135,6 +135,7 @@ def interleaved(
     methods: dict[str, Callable[[], Any]],
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
+    summary: Callable[[list[float]], float] = median,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Runs the methods in turn, after a warm-up.
 
@@ -143,9 +144,11 @@ def interleaved(
         repeats (int): how often.
         clock (callable): :func:`time.process_time` for methods on one thread
             of a busy machine. (default: :func:`time.perf_counter`)
+        summary (callable): of the seconds of a method; :func:`min` is the
+            run that others disturbed least. (default: the median)
 
     Returns:
-        tuple[dict, dict]: the median seconds, and the last result, by name.
+        tuple[dict, dict]: the seconds, and the last result, by name.
     """
     results = {name: method() for name, method in methods.items()}
     synchronize()
@@ -156,7 +159,7 @@ def interleaved(
             results[name] = method()
             synchronize()
             seconds[name].append(clock() - start)
-    return {name: median(runs) for name, runs in seconds.items()}, results
+    return {name: summary(runs) for name, runs in seconds.items()}, results
 
 
 def result(
