@@ -33,7 +33,7 @@ TORCH_CPU_INDEX = 'https://download.pytorch.org/whl/cpu'
 SPARSE = ('torch-scatter', 'torch-sparse')
 EXTRAS = {
     'quickstart': ['examples'],
-    'bench': ['examples'],
+    'bench': ['bench', 'examples'],
     'docs': ['docs', 'examples'],
     'package': ['examples', 'test'],
     'test': ['docs', 'examples', 'sparse', 'test'],

@@ -3,7 +3,8 @@
     python3 dev.py bench all -- --data DATA
 
 DATA holds the real graphs, as the options of the single benchmarks say; what
-needs one that is not there is left out, and RESULTS.md says so.
+needs one that is not there is left out, and RESULTS.md says so. With --only,
+the sections of the other benchmarks stay as they are.
 """
 
 import argparse
@@ -13,11 +14,20 @@ import platform
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PEERS = ('torch', 'torch-geometric', 'opacus', 'scipy', 'cvxpy', 'highspy')
+PEERS = (
+    'torch',
+    'torch-geometric',
+    'opacus',
+    'scipy',
+    'cvxpy',
+    'highspy',
+    'numba',
+)
 NOT_RUN = ('all', 'common')
 # What tells a benchmark where the real graphs are, and which folder it wants.
 DATA = {
@@ -26,6 +36,17 @@ DATA = {
     'sharding': ('--root', '.'),
     'unlearning': ('--root', 'TU'),
 }
+
+HEAD = """# Results
+
+Written by `python3 dev.py bench all -- --data DATA`. Every figure is a ratio
+of interleaved runs or a count, taken in one run of its benchmark, beside its
+target. Absolute times are not kept: they say little about another machine.
+"""
+SYSTEM = (
+    f'Python {platform.python_version()}, {os.cpu_count()} cores, '
+    + ', '.join(f'{peer} {version(peer)}' for peer in PEERS)
+)
 
 
 def run(name: str, arguments: list[str]) -> tuple[int, list[list]]:
@@ -40,6 +61,21 @@ def run(name: str, arguments: list[str]) -> tuple[int, list[list]]:
         )
         text = lines.read_text()
     return done.returncode, [json.loads(line) for line in text.splitlines()]
+
+
+def read(path: Path) -> dict[str, str]:
+    """The sections of an earlier run."""
+    if not path.exists():
+        return {}
+    parts = path.read_text().split('\n## ')[1:]
+    pairs = (part.split('\n', 1) for part in parts)
+    return {name.strip(): text.strip() for name, text in pairs}
+
+
+def write(path: Path, sections: dict[str, str]) -> None:
+    """All sections, in the order of their names."""
+    parts = [HEAD, *(f'## {k}\n\n{v}\n' for k, v in sorted(sections.items()))]
+    path.write_text('\n'.join(parts))
 
 
 def main() -> None:
@@ -58,32 +94,25 @@ def main() -> None:
 
     found = sorted(file.stem for file in HERE.glob('*.py'))
     names = args.only or [name for name in found if name not in NOT_RUN]
-    lines = [
-        '# Results of one run',
-        '',
-        f'Written by `python3 dev.py bench all -- {" ".join(sys.argv[1:])}`.',
-        'Every figure is a ratio of',
-        'interleaved runs or a count, taken in this one run, beside its',
-        'target. Absolute times are not kept: they say little about another',
-        'machine.',
-        '',
-        f'Python {platform.python_version()}, {os.cpu_count()} cores; '
-        + ', '.join(f'{peer} {version(peer)}' for peer in PEERS)
-        + '.',
-    ]
+    sections = read(args.out) if args.only else {}
     failed = []
     for name in names:
         text = (HERE / f'{name}.py').read_text()
         arguments = ['--quick'] if args.quick and "'--quick'" in text else []
+        shown = arguments.copy()
         if name in DATA:
             option, folder = DATA[name]
             if args.data is None:
-                lines += ['', f'## {name}', '', 'Not run: needs `--data`.']
+                sections.setdefault(name, 'Not run: needs `--data`.')
+                write(args.out, sections)
                 continue
             arguments += [option, str(args.data / folder)]
+            shown += [option, str(Path('DATA') / folder)]
         code, results = run(name, arguments)
-        lines += ['', f'## {name}', '']
-        lines.append(f'`python3 dev.py bench {name}`')
+        command = f'python3 dev.py bench {name}'
+        if shown:
+            command += f' -- {" ".join(shown)}'
+        lines = [f'`{command}`, {date.today()}; {SYSTEM}.']
         if results:
             lines += [
                 '',
@@ -96,7 +125,8 @@ def main() -> None:
         if code != 0:
             failed.append(name)
             lines += ['', f'It stopped early, with exit code {code}.']
-        args.out.write_text('\n'.join(lines) + '\n')
+        sections[name] = '\n'.join(lines)
+        write(args.out, sections)
     if failed:
         sys.exit(f'failed: {", ".join(failed)}')
 

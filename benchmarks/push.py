@@ -13,13 +13,14 @@ topk     the best nodes of PPR, for 32 nodes at once, against PyG's get_ppr
          (which needs numba).
 
 Times are CPU seconds on one thread, wall seconds on more. Ratios above one
-mean that we are faster than the peer. Errors stand beside every figure: relF is |z - exact|_F / |exact|_F, max|e| the largest error,
-max|e|/d^b the largest in the paper's degree-normalised sense, L1 that of a
-column relative to the column's norm, top the share of the true best hundred
-nodes among our best hundred, in every fourth column. Graphs are a power-law
-graph ('pl') and a degree-corrected block model ('sbm'), both with random node
-ids. The floor of the exact path is the time that a copy takes for the bytes
-that it has to move if no row is in a cache when it is gathered.
+mean that we are faster than the peer. Errors stand beside every figure: relF
+is |z - exact|_F / |exact|_F, max|e| the largest error, max|e|/d^b the largest
+in the paper's degree-normalised sense, L1 that of a column relative to the
+column's norm, top the share of the true best hundred nodes among our best
+hundred, in every fourth column. Graphs are a power-law graph ('pl') and a
+degree-corrected block model ('sbm'), both with random node ids. The floor of
+the exact path is the time that a copy takes for the bytes that it has to move
+if no row is in a cache when it is gathered.
 
 With --device cuda, the parts wide and single run on the GPU, torch as well,
 scipy and Algorithm 2 on the CPU.
