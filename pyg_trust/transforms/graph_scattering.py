@@ -79,6 +79,8 @@ class GraphEmbedding(BaseTransform):
         data: Data | Sequence[Data],
         dtype: torch.dtype | None = None,
         sparse: bool = False,
+        *,
+        progress_bar: bool = False,
     ) -> Tensor:
         """The vectors of a graph, a batch or a list of graphs.
 
@@ -87,6 +89,8 @@ class GraphEmbedding(BaseTransform):
             dtype (torch.dtype, optional): by default that of the features.
                 (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
+                (default: :obj:`False`)
+            progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
 
         Returns:
@@ -108,7 +112,7 @@ class GraphEmbedding(BaseTransform):
                 data = Batch.from_data_list([_only(g, keys) for g in data])
         graph = CSRGraph.from_data(data)
         x = self.signal(data, graph, dtype)
-        return self._embed(graph, x, _ptr(data), sparse)
+        return self._embed(graph, x, _ptr(data), sparse, progress_bar)
 
     def signal(
         self,
@@ -128,7 +132,12 @@ class GraphEmbedding(BaseTransform):
         return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+        progress_bar: bool,
     ) -> Tensor:
         raise NotImplementedError
 
@@ -243,7 +252,12 @@ class GraphScattering(GraphEmbedding):
         return num_features
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+        progress_bar: bool,
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -256,6 +270,7 @@ class GraphScattering(GraphEmbedding):
             low_pass=self.low_pass,
             linear=self.linear,
             sparse=sparse,
+            progress_bar=progress_bar,
         )
 
     def __repr__(self) -> str:
@@ -299,9 +314,16 @@ class GFT(GraphEmbedding):
         self.num_bands = num_bands
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+        progress_bar: bool,
     ) -> Tensor:
-        z = graph_fourier(graph, x, ptr, num_bands=self.num_bands)
+        z = graph_fourier(
+            graph, x, ptr, num_bands=self.num_bands, progress_bar=progress_bar
+        )
         return z.to_sparse_csr() if sparse else z
 
     def __repr__(self) -> str:

@@ -38,8 +38,9 @@ import io
 import math
 import multiprocessing
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +51,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
+from tqdm import tqdm
 
 from pyg_trust import rng
 
@@ -163,6 +165,7 @@ def train(
     *,
     trainer: str = 'stacked',
     num_workers: int | None = None,
+    progress_bar: bool = False,
 ) -> Trained:
     """Trains one model per shard, by cross entropy over all its nodes.
 
@@ -175,6 +178,7 @@ def train(
             :obj:`'process'`. (default: :obj:`'stacked'`)
         num_workers (int, optional): the number of processes; by default half
             of the processors. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Trained: the states of the models, in order; tensors of their own.
@@ -188,18 +192,25 @@ def train(
         modules = [build(factory, shard) for shard in shards]
         note = ''
         if trainer == 'process' and len(shards) > 1:
-            states = _train_in_processes(modules, shards, recipe, num_workers)
+            states = _train_in_processes(
+                modules, shards, recipe, num_workers, progress_bar
+            )
             return Trained(states, 'process')
         if trainer == 'stacked' and len(shards) > 1:
             try:
                 run = _checked_stack(modules, shards, recipe)
-                run.train()
+                run.train(progress_bar)
                 return Trained(run.states(), 'stacked')
             except NotStackableError as error:
                 note = f'not stacked: {error}'
+        pairs = tqdm(
+            zip(modules, shards, strict=True),
+            total=len(shards),
+            disable=not progress_bar,
+            desc='shards',
+        )
         states = [
-            _train_alone(module, shard, recipe)
-            for module, shard in zip(modules, shards, strict=True)
+            _train_alone(module, shard, recipe) for module, shard in pairs
         ]
         return Trained(states, 'sequential', note)
 
@@ -355,6 +366,7 @@ def _train_in_processes(
     shards: Sequence[Shard],
     recipe: Recipe,
     num_workers: int | None,
+    progress_bar: bool,
 ) -> list[dict[str, Tensor]]:
     if num_workers is None:
         num_workers = max(multiprocessing.cpu_count() // 2, 1)
@@ -373,12 +385,29 @@ def _train_in_processes(
             f'at the top of a module (got {error})'
         ) from None
     context = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        futures = {i: pool.submit(_work, job) for i, job in jobs.items()}
-        return [
-            torch.load(io.BytesIO(futures[i].result()), weights_only=True)
-            for i in range(len(shards))
-        ]
+    others = set(multiprocessing.active_children())
+    # An interrupt is for the parent to handle: a terminal sends it to all.
+    with ProcessPoolExecutor(
+        num_workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
+        try:
+            futures = {pool.submit(_work, job): i for i, job in jobs.items()}
+            states = {}
+            for future in tqdm(
+                as_completed(futures),
+                total=len(futures),
+                disable=not progress_bar,
+                desc='shards',
+            ):
+                packed = io.BytesIO(future.result())
+                states[futures[future]] = torch.load(packed, weights_only=True)
+        except BaseException:
+            # Nobody waits for the shards in progress.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+    return [states[i] for i in range(len(shards))]
 
 
 def _pack(value: Any) -> bytes:
@@ -507,7 +536,7 @@ class _Run:
             for grad in grads
         ]
 
-    def train(self) -> None:
+    def train(self, progress_bar: bool = False) -> None:
         recipe = self.recipe
         kind = OPTIMIZERS[recipe.optimizer]
         optimizer = kind(
@@ -518,7 +547,8 @@ class _Run:
         )
         with rng.forked(self.other_seed):
             self.mode.start(self.seeds)
-            for _ in range(recipe.epochs):
+            epochs = range(recipe.epochs)
+            for _ in tqdm(epochs, disable=not progress_bar, desc='epochs'):
                 for block, grad in zip(
                     self.blocks, self.gradients(), strict=True
                 ):
