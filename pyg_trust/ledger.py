@@ -315,8 +315,9 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
-        line = (float(noise_multiplier), float(sample_rate))
-        self._append({'step': self.steps + 1, 'spent': list(line)})
+        self._settle()
+        line = [float(noise_multiplier), float(sample_rate)]
+        self._append({'step': self.steps + 1, 'spent': line})
 
     def record_pure(self, epsilon: float) -> None:
         """Pays for a release beside the steps, of pure privacy.
@@ -324,6 +325,7 @@ class PrivacyLedger:
         Args:
             epsilon (float): what it spends; the sum is ``pure_epsilon``.
         """
+        self._settle()
         self._append({'epsilon': float(epsilon)})
 
     def close(self) -> None:
@@ -381,11 +383,13 @@ class PrivacyLedger:
             files.sync_folder(self.path.resolve().parent)
         return account
 
-    def _append(self, body: dict[str, Any]) -> None:
+    def _settle(self) -> None:
         self._check_open()
         if self._writing:
             # The last line was interrupted, and so was what follows here.
             self._known = None
+
+    def _append(self, body: dict[str, Any]) -> None:
         account = self._account
         self._writing = True
         try:
@@ -393,7 +397,8 @@ class PrivacyLedger:
             account.add(body)
             self._writing = False
         except BaseException:
-            # An interrupt may come when a line is in the file alone.
+            # An interrupt may come when a line is in the file alone. Another
+            # one may come here: then it is found out at the next line.
             self._known = None
             raise
 

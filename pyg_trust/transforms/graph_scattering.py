@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.scattering import (
     ScatteringPath,
     check_order,
@@ -324,7 +325,11 @@ class GFT(GraphEmbedding):
         z = graph_fourier(
             graph, x, ptr, num_bands=self.num_bands, progress_bar=progress_bar
         )
-        return z.to_sparse_csr() if sparse else z
+        if not sparse:
+            return z
+        row, col = z.nonzero(as_tuple=True)
+        ptr = pointer(row.bincount(minlength=z.size(0)))
+        return sparse_rows(ptr, col, z[row, col], (z.size(0), z.size(1)))
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(num_bands={self.num_bands})'

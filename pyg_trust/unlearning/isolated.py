@@ -54,6 +54,7 @@ from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust.graph import sparse_rows
 
 TRAINERS = ('stacked', 'sequential', 'process')
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -268,8 +269,8 @@ def evaluate(
 def single_thread() -> Iterator[None]:
     """Torch on one thread, for the time being."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(before)
@@ -322,9 +323,7 @@ def _csr(
     # From rows in order. The library behind wants 32 bits.
     ptr = row.new_zeros(shape[0] + 1)
     torch.cumsum(row.bincount(minlength=shape[0]), 0, out=ptr[1:])
-    return torch.sparse_csr_tensor(
-        ptr.int(), col.int(), value, shape, check_invariants=False
-    )
+    return sparse_rows(ptr.int(), col.int(), value, shape)
 
 
 def transposed_adjacency(shard: Shard) -> Tensor:
@@ -345,9 +344,7 @@ def transposed_adjacency(shard: Shard) -> Tensor:
         value = shard.x.new_ones(row.numel())
     else:
         value = shard.edge_weight[order]
-    return torch.sparse_csr_tensor(
-        ptr, row[order], value, (n, n), check_invariants=False
-    )
+    return sparse_rows(ptr, row[order], value, (n, n))
 
 
 # The ways to train ##########################################################
@@ -403,9 +400,11 @@ def _train_in_processes(
                 states[futures[future]] = torch.load(packed, weights_only=True)
         except BaseException:
             # Nobody waits for the shards in progress.
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - others:
+            workers = set(multiprocessing.active_children()) - others
+            for process in workers:
                 process.terminate()
+            for process in workers:
+                process.join()
             raise
     return [states[i] for i in range(len(shards))]
 

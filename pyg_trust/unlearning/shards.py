@@ -1249,7 +1249,8 @@ class ShardedUnlearner:
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
-        loader = ShardLoader(data, num_shards=self.num_shards)
+        # With a seed, though nothing is drawn: a default one would be.
+        loader = ShardLoader(data, num_shards=self.num_shards, seed=0)
         return {shard: loader.dataset[shard] for shard in shards}
 
     def _shard_seed(self, shard: int) -> int:
