@@ -541,6 +541,9 @@ class Private:
         )
         return self
 
+    def open(self):
+        self.engine._open(self.walks)
+
     def train(self):
         model, optimizer, loader = self.private
         criterion = torch.nn.functional.cross_entropy

@@ -59,6 +59,18 @@ class Interrupt:
         return bool(error[0]) and issubclass(error[0], self.error)
 
 
+def interrupted(at, call):
+    """What a call raised that was interrupted at a point, if anything."""
+    try:
+        sys.setprofile(Interrupt(at))
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.setprofile(None)
+    return None
+
+
 def surroundings():
     """What a procedure shares with everybody else."""
     return {
@@ -165,12 +177,7 @@ def test_a_file_is_whole_and_the_interrupt_comes_through(tmp_path):
         files.write(path, b'old')
     for at in range(1, all_of_it.points + 1):
         files.write(path, b'old')
-        with pytest.raises(KeyboardInterrupt):
-            try:
-                sys.setprofile(Interrupt(at))
-                files.write(path, b'new')
-            finally:
-                sys.setprofile(None)
+        assert interrupted(at, lambda: files.write(path, b'new')) is not None
         assert path.read_bytes() in (b'old', b'new')
         files.write(path, b'new')
         assert list(tmp_path.iterdir()) == [path]
@@ -243,20 +250,15 @@ def test_an_interrupted_engine_leaves_no_lock(tmp_path):
     objects.engine.close()
     objects = Private(tmp_path)
     with Interrupt(0) as all_of_it:
-        objects.engine._open(objects.walks)
+        objects.open()
     objects.engine.close()
     raised = []
     for at in points(all_of_it.points):
         objects = Private(tmp_path)
-        try:
-            sys.setprofile(Interrupt(at))
-            objects.engine._open(objects.walks)
-        except KeyboardInterrupt as error:
-            # The traceback keeps all that was there.
-            raised.append(error)
-        finally:
-            sys.setprofile(None)
-        objects.engine._open(objects.walks)
+        # The traceback keeps all that was there.
+        error = interrupted(at, objects.open)
+        raised += [] if error is None else [error]
+        objects.open()
         objects.engine.close()
     assert len(raised) > LAST
 

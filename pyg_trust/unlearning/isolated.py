@@ -54,7 +54,7 @@ from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from pyg_trust import rng
-from pyg_trust.graph import sparse_rows
+from pyg_trust.graph import quiet_sparse, sparse_rows
 
 TRAINERS = ('stacked', 'sequential', 'process')
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -256,12 +256,13 @@ def evaluate(
     """
     module = module.eval()
     # Layers that make sparse matrices do not say whether to check them, and
-    # torch would warn of that.
+    # torch would warn of that, and that such matrices are new.
     unchecked = torch.sparse.check_sparse_tensor_invariants(False)
     mode = _Alone(inputs[0], features)
     # For models that are random at inference, too.
     mode.start([0])
-    with single_thread(), rng.forked(0), unchecked, mode:
+    quiet = quiet_sparse()
+    with single_thread(), rng.forked(0), unchecked, quiet, mode:
         return module(*inputs)
 
 
