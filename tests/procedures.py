@@ -580,10 +580,15 @@ def engine_made(objects, progress_bar):
     objects.make()
 
 
+def modes_are_kept(objects):
+    assert objects.state()['modes'] == Private(objects.folder).state()['modes']
+
+
 PROCEDURES['PrivacyEngine.make_private'] = Procedure(
     Private,
     engine_made,
     lambda objects: objects.state(),
+    modes_are_kept,
     shows=-1,
 )
 PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(

@@ -372,6 +372,7 @@ def test_a_checkpoint_is_loaded_or_not(tmp_path):
 # Processes and signals ######################################################
 
 
+@pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 def test_nobody_waits_for_other_processes(monkeypatch):
     shards = [
         isolated.Shard(i, data.x, data.y, data.edge_index)
@@ -393,6 +394,7 @@ def test_nobody_waits_for_other_processes(monkeypatch):
             num_workers=1,
         )
     assert started
+    assert all(process.exitcode == -signal.SIGTERM for process in started)
     assert not multiprocessing.active_children()
 
 
