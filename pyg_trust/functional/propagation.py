@@ -452,9 +452,9 @@ def propagate_median(
         TypeError, ValueError: as :func:`propagate`.
     """
     seed = rng.resolve(seed)
-    numbers = range(plan.repetitions)
-    runs = [
-        propagate(
+    runs, numbers = [], range(plan.repetitions)
+    for run in tqdm(numbers, disable=not progress_bar, desc='runs'):
+        z = propagate(
             graph,
             x.detach(),
             measure,
@@ -462,8 +462,7 @@ def propagate_median(
             seed=rng.derive(seed, run),
             force_push=force_push,
         )
-        for run in tqdm(numbers, disable=not progress_bar, desc='runs')
-    ]
+        runs.append(z)
     return torch.stack(runs).median(0).values
 
 

@@ -204,15 +204,14 @@ def train(
                 return Trained(run.states(), 'stacked')
             except NotStackableError as error:
                 note = f'not stacked: {error}'
-        pairs = tqdm(
+        states = []
+        for module, shard in tqdm(
             zip(modules, shards, strict=True),
             total=len(shards),
             disable=not progress_bar,
             desc='shards',
-        )
-        states = [
-            _train_alone(module, shard, recipe) for module, shard in pairs
-        ]
+        ):
+            states.append(_train_alone(module, shard, recipe))
         return Trained(states, 'sequential', note)
 
 

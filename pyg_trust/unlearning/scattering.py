@@ -330,8 +330,9 @@ class ScatteringClassifier:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes.
         """
-        given = tqdm(graphs, disable=not progress_bar, desc='graphs')
-        kept = {i: self._copy(i, data) for i, data in enumerate(given)}
+        kept: dict[int, Data] = {}
+        for data in tqdm(graphs, disable=not progress_bar, desc='graphs'):
+            kept[len(kept)] = self._copy(len(kept), data)
         classes = tuple(sorted({int(data.y) for data in kept.values()}))
         if len(classes) < 2:
             raise ValueError(
