@@ -30,7 +30,7 @@ from pyg_trust.unlearning import isolated
 
 ROOT = os.path.dirname(pyg_trust.__file__)
 # Points of a procedure that are tried, and those at its end.
-SPREAD, LAST = (60, 40) if os.environ.get('FULL_TEST') == '1' else (6, 7)
+SPREAD, LAST = (60, 40) if os.environ.get('FULL_TEST') == '1' else (5, 6)
 
 
 class Interrupt:
@@ -426,25 +426,26 @@ procedure.run(objects, False)
 took = time.perf_counter() - start
 new = procedure.state(objects)
 caught = 0
-for trial in range(1, 17):
+for trial in range(1, 11):
     here = folder / str(trial)
     here.mkdir()
     objects = procedure.prepare(here)
     timer = threading.Timer(
-        took * trial / 17, os.kill, (os.getpid(), signal.SIGINT)
+        took * trial / 11, os.kill, (os.getpid(), signal.SIGINT)
     )
     try:
         timer.start()
         procedure.run(objects, False)
-        time.sleep(took)
+        # It comes now at the latest.
+        timer.join()
+        time.sleep(60)
     except KeyboardInterrupt:
         caught += 1
-    timer.join()
     assert torch.get_num_threads() == 1
     state = procedure.state(objects)
     assert same(state, old) or same(state, new)
     procedure.check(objects)
-assert caught == 16, caught
+assert caught == 10, caught
 """
 
 
