@@ -33,7 +33,8 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        # An interrupt may come after the switch: there is nothing left then.
+        Path(name).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -5,7 +5,8 @@ Row :math:`u` lists the edges that leave :math:`u`, so rows are
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -743,11 +744,21 @@ def sparse_rows(
         layout (torch.layout): :obj:`torch.sparse_csr` or
             :obj:`torch.sparse_csc`. (default: :obj:`torch.sparse_csr`)
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'Sparse CS[RC] tensor support')
+    with quiet_sparse():
         return torch.sparse_compressed_tensor(
             ptr, index, value, size, layout=layout, check_invariants=False
         )
+
+
+@contextmanager
+def quiet_sparse() -> Iterator[None]:
+    """Keeps torch from saying, once per process, that CSR tensors are new.
+
+    For blocks in which we make them, or make layers of PyG do so.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Sparse CS[RC] tensor support')
+        yield
 
 
 _SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)

@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ class RemovalLedger:
     def remaining(self) -> float:
         """What is left of the budget."""
         return self.budget - self.spent
+
+    def copy(self) -> 'RemovalLedger':
+        """A ledger with the same lines, to which others can be added."""
+        made = RemovalLedger(self.budget)
+        made._entries = list(self._entries)
+        return made
 
     def count(self, action: str) -> int:
         """How many lines record an action."""
@@ -246,9 +253,11 @@ class PrivacyLedger:
     line names the mechanism; each line holds a hash of itself and of all
     before it. A last line without its end was being written when the process
     died, so its step was never released, and it is cut off. Anything else
-    that does not fit is refused.
+    that does not fit is refused. If a write is interrupted, the file is read
+    again: what is in it is spent.
 
-    The file is locked while it is open: two processes can't spend at once.
+    The file is locked while it is open: two processes can't spend at once. It
+    is closed with the last reference to the ledger.
     It holds public numbers alone (steps, noise, rates), and can be read by
     anyone who may know that training takes place.
 
@@ -265,12 +274,15 @@ class PrivacyLedger:
     def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
         self.path = Path(path)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
-        self._lines: list[tuple[float, float]] = []
-        self.pure_epsilon = 0.0
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        # Whoever loses the ledger, by an error or an interrupt, loses the
+        # lock with it.
+        self._close = weakref.finalize(self, os.close, self._file)
+        self._known: _Account | None = None
+        self._writing = False
         try:
             self._lock()
-            self._read()
+            self._known = self._read()
         except BaseException:
             self.close()
             raise
@@ -278,13 +290,18 @@ class PrivacyLedger:
     @property
     def steps(self) -> int:
         """The number of steps that were paid for."""
-        return len(self._lines)
+        return len(self._account.lines)
+
+    @property
+    def pure_epsilon(self) -> float:
+        """What the releases beside the steps have spent."""
+        return self._account.pure_epsilon
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
         """Noise multiplier, sample rate and number of steps, in order."""
         merged: list[tuple[float, float, int]] = []
-        for line in self._lines:
+        for line in self._account.lines:
             count = 1
             if merged and merged[-1][:2] == line:
                 count += merged.pop()[2]
@@ -298,9 +315,9 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
-        line = (float(noise_multiplier), float(sample_rate))
-        self._append({'step': self.steps + 1, 'spent': list(line)})
-        self._lines.append(line)
+        self._settle()
+        line = [float(noise_multiplier), float(sample_rate)]
+        self._append({'step': self.steps + 1, 'spent': line})
 
     def record_pure(self, epsilon: float) -> None:
         """Pays for a release beside the steps, of pure privacy.
@@ -308,14 +325,19 @@ class PrivacyLedger:
         Args:
             epsilon (float): what it spends; the sum is ``pure_epsilon``.
         """
+        self._settle()
         self._append({'epsilon': float(epsilon)})
-        self.pure_epsilon += float(epsilon)
 
     def close(self) -> None:
         """Closes and unlocks the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._close()
+
+    @property
+    def _account(self) -> '_Account':
+        # What is in the file, as far as it is known.
+        if self._known is None:
+            self._known = self._read()
+        return self._known
 
     def _lock(self) -> None:
         if fcntl is None:  # pragma: no cover
@@ -327,26 +349,22 @@ class PrivacyLedger:
                 f'the ledger {self.path} is open in another process or engine'
             ) from None
 
-    def _read(self) -> None:
+    def _read(self) -> '_Account':
+        self._check_open()
         with open(self.path, 'rb') as stream:
             content = stream.read()
         whole = content.rfind(b'\n') + 1
         lines = content[:whole].splitlines()
-        self._link = ''
+        account = _Account()
         for number, text in enumerate(lines):
             try:
                 entry = json.loads(text)
                 body, link = entry['body'], entry['link']
-                expected = _hash([self._link, body])
+                expected = _hash([account.link, body])
                 if link != expected:
                     raise ValueError
-                if number and 'epsilon' in body:
-                    self.pure_epsilon += float(body['epsilon'])
-                elif number:
-                    if body['step'] != self.steps + 1:
-                        raise ValueError
-                    noise, rate = map(float, body['spent'])
-                    self._lines.append((noise, rate))
+                if number:
+                    account.add(body)
             except (ValueError, KeyError, TypeError):
                 raise ValueError(
                     f'line {number + 1} of the ledger {self.path} was changed'
@@ -356,18 +374,36 @@ class PrivacyLedger:
                     f'the ledger {self.path} is of another mechanism: it has '
                     f'{_differing(body, self._header)}'
                 )
-            self._link = link
+            account.link = link
         if whole < len(content):
             os.ftruncate(self._file, whole)
         if not lines:
-            self._append(self._header)
+            account.link = self._write(account.link, self._header)
             # A new file is durable once its name is.
             files.sync_folder(self.path.resolve().parent)
+        return account
+
+    def _settle(self) -> None:
+        self._check_open()
+        if self._writing:
+            # The last line was interrupted, and so was what follows here.
+            self._known = None
 
     def _append(self, body: dict[str, Any]) -> None:
-        if self._file < 0:
-            raise ValueError(f'the ledger {self.path} is closed')
-        link = _hash([self._link, body])
+        account = self._account
+        self._writing = True
+        try:
+            account.link = self._write(account.link, body)
+            account.add(body)
+            self._writing = False
+        except BaseException:
+            # An interrupt may come when a line is in the file alone. Another
+            # one may come here: then it is found out at the next line.
+            self._known = None
+            raise
+
+    def _write(self, before: str, body: dict[str, Any]) -> str:
+        link = _hash([before, body])
         text = json.dumps({'body': body, 'link': link}) + '\n'
         data = text.encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
@@ -379,10 +415,31 @@ class PrivacyLedger:
             # A full disk: leave no half of a line for the next to follow.
             os.ftruncate(self._file, end)
             raise
-        self._link = link
+        return link
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise ValueError(f'the ledger {self.path} is closed')
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'
+
+
+@dataclass
+class _Account:
+    # What the lines of a file add up to, and the hash of the last.
+    lines: list[tuple[float, float]] = field(default_factory=list)
+    pure_epsilon: float = 0.0
+    link: str = ''
+
+    def add(self, body: dict[str, Any]) -> None:
+        if 'epsilon' in body:
+            self.pure_epsilon += float(body['epsilon'])
+            return
+        if body['step'] != len(self.lines) + 1:
+            raise ValueError
+        noise, rate = map(float, body['spent'])
+        self.lines.append((noise, rate))
 
 
 def _hash(content: Any) -> str:

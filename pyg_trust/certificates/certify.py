@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import (
@@ -186,6 +187,7 @@ def certify(
     cost: str = 'pagerank',
     sign_only: bool = False,
     tolerance: float = 1e-9,
+    progress_bar: bool = False,
 ) -> Certificate:
     r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}`.
 
@@ -226,6 +228,7 @@ def certify(
             known, which is many times faster. (default: :obj:`False`)
         tolerance (float): margins within this of zero are unknown.
             (default: :obj:`1e-9`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Certificate: bounds, status and witnesses.
@@ -265,7 +268,9 @@ def certify(
             f"'reference' needs to be in [0, {logits.size(1)}), the classes "
             f'(got {int(held.min())} to {int(held.max())})'
         )
-    problem = _Problem(logits, threat, alpha, nodes, held[nodes], tolerance)
+    problem = _Problem(
+        logits, threat, alpha, nodes, held[nodes], tolerance, progress_bar
+    )
     total = int(threat.local_budget.sum())
     if threat.global_budget is None or threat.global_budget >= total:
         used = 'local'
@@ -330,10 +335,11 @@ class _Problem:
         targets: Tensor,
         reference: Tensor,
         tolerance: float,
+        progress_bar: bool,
     ) -> None:
         self.logits, self.alpha = logits, alpha
         self.targets, self.reference = targets, reference
-        self.tolerance = tolerance
+        self.tolerance, self.progress_bar = tolerance, progress_bar
         self.budget = threat.global_budget
         self.perturbations: Perturbations = threat.perturbations
         if self.budget is not None:
@@ -347,7 +353,12 @@ class _Problem:
 
     def solve_local(self, *, witnesses: bool = True) -> None:
         """The exact worst case under local budgets, for all nodes."""
-        worst = worst_case_margins(self.logits, self.perturbations, self.alpha)
+        worst = worst_case_margins(
+            self.logits,
+            self.perturbations,
+            self.alpha,
+            progress_bar=self.progress_bar,
+        )
         self.worst = worst
         # [num_targets, num_classes], infinite at the reference class.
         self.lower = worst.lower[self.reference, :, self.targets]
@@ -371,6 +382,7 @@ class _Problem:
             self.targets,
             self.reference,
             self.alpha,
+            progress_bar=self.progress_bar,
         )
         self.lower = found.margins - found.error
         margins, against = found.margins.min(1)
@@ -388,17 +400,25 @@ class _Problem:
         open_[torch.arange(len(self.reference)), self.reference] = False
         which = open_.any(1).nonzero().view(-1)
         bounds = pagerank_bounds(
-            self.perturbations, self.targets[which], self.alpha, cost=cost
+            self.perturbations,
+            self.targets[which],
+            self.alpha,
+            cost=cost,
+            progress_bar=self.progress_bar,
         )
         size = max(1, _BLOCK // (self.logits.numel() * 4))
-        for first in range(0, which.numel(), size):
-            part = which[first : first + size]
-            row, against = open_[part].nonzero(as_tuple=True)
-            columns = _Columns(
-                self, part[row], against, bounds[first : first + size][row]
-            )
-            multiplier = columns.bound(method, cost, sign_only)
-            columns.attack(multiplier, cost)
+        total = int(open_.sum())
+        with tqdm(
+            total=total, disable=not self.progress_bar, desc='targets, classes'
+        ) as bar:
+            for first in range(0, which.numel(), size):
+                part = which[first : first + size]
+                row, against = open_[part].nonzero(as_tuple=True)
+                columns = _Columns(
+                    self, part[row], against, bounds[first : first + size][row]
+                )
+                multiplier = columns.bound(method, cost, sign_only, bar)
+                columns.attack(multiplier, cost)
 
     def reward(self, k: Tensor, against: Tensor) -> Tensor:
         """What the attacker gains per visit, a row per target and class."""
@@ -417,7 +437,9 @@ class _Columns:
         self.targets = problem.targets[k]
         self.reward = problem.reward(k, against)
 
-    def bound(self, method: str, cost: str, sign_only: bool) -> Tensor:
+    def bound(
+        self, method: str, cost: str, sign_only: bool, bar: tqdm
+    ) -> Tensor:
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha
         assert budget is not None
@@ -437,6 +459,7 @@ class _Columns:
                 start=start,
             )
             made, multiplier = found.bound, found.multiplier
+            bar.update(self.k.numel())
         else:
             multiplier = self.reward.new_zeros(self.k.numel())
             made = self.reward.new_zeros(self.k.numel())
@@ -459,6 +482,7 @@ class _Columns:
                 )
                 top = proof.value[0, target] + proof.high[0]
                 made[i] = multiplier[i] * budget + alpha * top
+                bar.update()
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)

@@ -49,6 +49,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pyg_trust.functional.policy import (
     Optimum,
@@ -110,6 +111,7 @@ def pagerank_bounds(
     *,
     cost: str = 'pagerank',
     tol: float = 1e-9,
+    progress_bar: bool = False,
 ) -> Tensor:
     r"""Upper bounds of PageRank over all admissible graphs.
 
@@ -124,6 +126,7 @@ def pagerank_bounds(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): which of the two. (default: :obj:`'pagerank'`)
         tol (float): how far they are rounded up. (default: :obj:`1e-9`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``.
@@ -134,7 +137,8 @@ def pagerank_bounds(
     active = perturbations.active
     n = perturbations.num_nodes
     made = torch.ones((targets.numel(), n), dtype=torch.float64)
-    for block in perturbations.column_blocks(active.numel()):
+    blocks = list(perturbations.column_blocks(active.numel()))
+    for block in tqdm(blocks, disable=not progress_bar, desc='PageRank'):
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
@@ -178,6 +182,7 @@ def dual_bound(
     start: Tensor | None = None,
     tol: float = 1e-9,
     max_iter: int = 60,
+    progress_bar: bool = False,
 ) -> BudgetBound:
     r"""Bounds :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
 
@@ -207,6 +212,7 @@ def dual_bound(
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
             (default: :obj:`60`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         BudgetBound: the bounds, in the order of the columns.
@@ -223,7 +229,8 @@ def dual_bound(
     bound = reward.new_full((count,), math.inf)
     optimum = reward.new_zeros(count)
     multiplier = reward.new_zeros(count)
-    for block in perturbations.column_blocks(count):
+    blocks = list(perturbations.column_blocks(count))
+    for block in tqdm(blocks, disable=not progress_bar, desc='bounds'):
         search = _DualSearch(
             perturbations,
             reward[block],
@@ -535,6 +542,8 @@ def single_flip_margins(
     targets: Tensor,
     reference: Tensor,
     alpha: float,
+    *,
+    progress_bar: bool = False,
 ) -> SingleFlip:
     r"""The exact worst case for :math:`B = 1`, by brute force.
 
@@ -566,6 +575,7 @@ def single_flip_margins(
         targets (Tensor): int64, ``[num_targets]``.
         reference (Tensor): int64, ``[num_targets]``: the class to defend.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
     """
     alpha = check_alpha(alpha)
     follow = 1 - alpha
@@ -587,9 +597,9 @@ def single_flip_margins(
     eta_g = 0.0
     degree = graph.degree
     # With all pairs fragile, a number per node, column and pair of classes.
-    for block in perturbations.column_blocks(
-        perturbations.active.numel(), 4 * num_classes
-    ):
+    active = perturbations.active.numel()
+    blocks = list(perturbations.column_blocks(active, 4 * num_classes))
+    for block in tqdm(blocks, disable=not progress_bar, desc='flips'):
         rows = perturbations.active[block]
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
@@ -652,6 +662,7 @@ def budget_attacks(
     *,
     cost: str = 'pagerank',
     rounds: int = 5,
+    progress_bar: bool = False,
 ) -> list[Tensor]:
     r"""Admissible attacks, from the solution of the relaxation.
 
@@ -673,12 +684,14 @@ def budget_attacks(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
         rounds (int): how often. (default: :obj:`5`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
     """
     made: list[Tensor] = []
-    for block in perturbations.column_blocks(targets.numel()):
+    blocks = list(perturbations.column_blocks(targets.numel()))
+    for block in tqdm(blocks, disable=not progress_bar, desc='attacks'):
         search = _DualSearch(
             perturbations,
             reward[block],

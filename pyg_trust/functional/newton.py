@@ -54,6 +54,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
@@ -312,6 +313,7 @@ def minimize(
     K: Tensor | None = None,
     tol: float = 1e-10,
     max_iter: int = 100,
+    progress_bar: bool = False,
 ) -> Solution:
     r"""Minimises :math:`L_b` by Newton's method, to a residual of :obj:`tol`.
 
@@ -333,6 +335,7 @@ def minimize(
         tol (float): the residual to reach; or, if it is larger, what rounding
             can hide (:func:`residual`). (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Raises:
         RuntimeError: if neither is reached.
@@ -345,7 +348,8 @@ def minimize(
     first, second = loss_derivatives(margin, Y, loss)
     grad = _transposed_times(Z, first) + mu * W + B
     norm = float(grad.norm())
-    for iteration in range(max_iter + 1):
+    iterations = range(max_iter + 1)
+    for iteration in tqdm(iterations, disable=not progress_bar, desc='Newton'):
         if norm <= tol:
             return Solution(W, norm, iteration)
         if iteration == max_iter:

@@ -31,6 +31,7 @@ import torch
 import torch_geometric.typing
 from torch import Tensor
 from torch_geometric.utils import remove_self_loops, subgraph, to_undirected
+from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust.functional.ragged import pointer
@@ -457,6 +458,7 @@ def blpa(
     slack: float = 0.095,
     max_rounds: int = 100,
     seed: int | None = None,
+    progress_bar: bool = False,
 ) -> Tensor:
     r"""Balanced label propagation, GraphEraser's BLPA.
 
@@ -478,6 +480,7 @@ def blpa(
         slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -492,7 +495,8 @@ def blpa(
     start = random_partition(num_nodes, num_shards, seed=rng.derive(seed, 0))
     shard = start.to(edge_index.device)
     nodes = torch.arange(num_nodes, device=shard.device)
-    for step in range(max_rounds):
+    rounds = range(max_rounds)
+    for step in tqdm(rounds, disable=not progress_bar, desc='blpa'):
         count = _neighbours(edge_index, shard, num_nodes, num_shards)
         most = count.max(1).values
         draw = torch.rand(
@@ -549,6 +553,7 @@ def bekm(
     slack: float = 0.095,
     max_rounds: int = 20,
     seed: int | None = None,
+    progress_bar: bool = False,
 ) -> Tensor:
     r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
 
@@ -569,6 +574,7 @@ def bekm(
         max_rounds (int): the most rounds. (default: :obj:`20`)
         seed (int, optional): the seed: of the nodes that the centroids start
             from. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -583,7 +589,8 @@ def bekm(
     first = torch.randperm(num_nodes, generator=generator)[:num_shards]
     centroid = embedding[first.to(embedding.device)]
     shard = None
-    for _ in range(max_rounds):
+    rounds = range(max_rounds)
+    for _ in tqdm(rounds, disable=not progress_bar, desc='bekm'):
         distance = torch.cdist(
             embedding, centroid, compute_mode='donot_use_mm_for_euclid_dist'
         )

@@ -57,6 +57,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pyg_trust import ops
 from pyg_trust.functional.measures import check_number
@@ -478,6 +479,7 @@ def worst_case_margins(
     *,
     start: Tensor | None = None,
     tol: float = 1e-12,
+    progress_bar: bool = False,
 ) -> WorstCase:
     r"""The exact worst-case margins under local budgets.
 
@@ -498,6 +500,7 @@ def worst_case_margins(
         start (Tensor, optional): :obj:`margins` of a similar problem.
             (default: :obj:`None`)
         tol (float): as in :func:`policy_iteration`. (default: :obj:`1e-12`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         WorstCase: margins, their bounds, and the graphs that attain them.
@@ -524,7 +527,8 @@ def worst_case_margins(
         logits.new_full(shape, math.inf) for _ in range(3)
     )
     policies = []
-    for block in perturbations.column_blocks(first.numel()):
+    blocks = list(perturbations.column_blocks(first.numel()))
+    for block in tqdm(blocks, disable=not progress_bar, desc='class pairs'):
         found = policy_iteration(
             perturbations,
             reward[block],

@@ -70,6 +70,7 @@ import numpy as np
 import scipy.special
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pyg_trust import ops, rng
 from pyg_trust.functional.measures import Measure, check_number
@@ -430,6 +431,7 @@ def propagate_median(
     *,
     seed: int | None = None,
     force_push: bool = False,
+    progress_bar: bool = False,
 ) -> Tensor:
     r"""The median of independent estimates, entry by entry.
 
@@ -444,13 +446,15 @@ def propagate_median(
         seed (int, optional): as in :func:`propagate`.
             (default: :obj:`None`)
         force_push (bool): as in :func:`propagate`. (default: :obj:`False`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError: as :func:`propagate`.
     """
     seed = rng.resolve(seed)
-    runs = [
-        propagate(
+    runs, numbers = [], range(plan.repetitions)
+    for run in tqdm(numbers, disable=not progress_bar, desc='runs'):
+        z = propagate(
             graph,
             x.detach(),
             measure,
@@ -458,8 +462,7 @@ def propagate_median(
             seed=rng.derive(seed, run),
             force_push=force_push,
         )
-        for run in range(plan.repetitions)
-    ]
+        runs.append(z)
     return torch.stack(runs).median(0).values
 
 

@@ -52,6 +52,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -345,6 +346,7 @@ def scattering_transform(
     linear: bool = False,
     sparse: bool = False,
     method: str = 'auto',
+    progress_bar: bool = False,
 ) -> Tensor:
     r"""The scattering coefficients of every graph of a batch.
 
@@ -381,6 +383,7 @@ def scattering_transform(
             (default: :obj:`False`)
         method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
             (default: :obj:`'auto'`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
@@ -405,7 +408,10 @@ def scattering_transform(
     batch = _Batch.make(graph, x, ptr, wavelet)
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
-    for block, dense in batch.blocks(wavelet, J, L, method):
+    blocks = batch.blocks(wavelet, J, L, method)
+    for block, dense in tqdm(
+        blocks, disable=not progress_bar, desc='scattering'
+    ):
         embed = _embed_dense if dense else _embed_sparse
         out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
         active = batch.active[block]
@@ -446,6 +452,7 @@ def graph_fourier(
     ptr: Tensor | None = None,
     *,
     num_bands: int | None = None,
+    progress_bar: bool = False,
 ) -> Tensor:
     r"""The graph Fourier embedding of the paper, or a well-defined one.
 
@@ -474,6 +481,7 @@ def graph_fourier(
             (default: :obj:`None`)
         num_bands (int, optional): the number of bands; by default the paper's
             mean. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Tensor: ``[num_graphs, num_features]`` or ``[num_graphs, num_bands *
@@ -487,7 +495,8 @@ def graph_fourier(
         x = x.to_dense()
     batch = _Batch.make(graph, x, ptr, 'diffusion')
     rows = []
-    for i in range(batch.num_graphs):
+    graphs = range(batch.num_graphs)
+    for i in tqdm(graphs, disable=not progress_bar, desc='spectra'):
         block = torch.tensor([i], device=x.device)
         adj, _ = batch.dense(block)
         laplacian = 2 * (

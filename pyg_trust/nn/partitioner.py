@@ -146,7 +146,8 @@ def learned_partition(
     )
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
-    for _ in tqdm(range(max_epochs), disable=not progress_bar):
+    epochs = range(max_epochs)
+    for _ in tqdm(epochs, disable=not progress_bar, desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -175,6 +176,7 @@ def partition_embedding(
     weight_decay: float = 5e-4,
     epochs: int = 100,
     seed: int | None = None,
+    progress_bar: bool = False,
 ) -> Tensor:
     """The logits of a GCN trained on the whole training graph, for BEKM.
 
@@ -190,6 +192,7 @@ def partition_embedding(
         weight_decay (float): its weight decay. (default: :obj:`5e-4`)
         epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``.
@@ -205,7 +208,8 @@ def partition_embedding(
         optimizer = torch.optim.Adam(
             model.parameters(), lr=lr, weight_decay=weight_decay
         )
-        for _ in range(epochs):
+        steps = range(epochs)
+        for _ in tqdm(steps, disable=not progress_bar, desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()

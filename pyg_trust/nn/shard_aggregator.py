@@ -6,6 +6,7 @@ fitted again after every removal. Much of what it gains comes from those
 labels: compare it with a plain model that is trained on them alone.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,11 @@ class ShardAggregator(torch.nn.Module):
                 a method needs something that is not there.
         """
         examples = _check(outputs, y, index, edge_index, shard, num_classes)
+        # On the side, so that whatever interrupts it changes nothing.
+        learner = copy.deepcopy(self)
         with torch.enable_grad():
-            self._learn(examples, rng.resolve(seed), progress_bar)
+            learner._learn(examples, rng.resolve(seed), progress_bar)
+        self.__dict__ = learner.__dict__
         return self
 
     def _learn(
@@ -176,7 +180,8 @@ class LBAggregator(ShardAggregator):
 
         everyone = torch.arange(index.numel(), device=index.device)
         best, kept = float('inf'), weight.detach().clone()
-        for _ in tqdm(range(self.epochs), disable=not progress_bar):
+        epochs = range(self.epochs)
+        for _ in tqdm(epochs, disable=not progress_bar, desc='aggregator'):
             order = torch.randperm(index.numel(), generator=generator)
             for nodes in order.to(index.device).split(self.batch_size):
                 optimizer.zero_grad()
@@ -338,7 +343,8 @@ class AttentiveAggregator(ShardAggregator):
         )
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
-        for _ in tqdm(range(self.epochs), disable=not progress_bar):
+        epochs = range(self.epochs)
+        for _ in tqdm(epochs, disable=not progress_bar, desc='aggregator'):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()

@@ -28,6 +28,7 @@ from scipy.stats import beta
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
+from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust.functional.dp import check_delta
@@ -230,6 +231,7 @@ def audit_training(
     delta: float = 0.05,
     confidence: float = 0.99,
     seed: int | None = None,
+    progress_bar: bool = False,
 ) -> AuditReport:
     r"""Audits an engine, as it is set up, by worst-case canaries.
 
@@ -257,6 +259,7 @@ def audit_training(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): of coins, loader and weights.
             (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         AuditReport: the bound, beside the engine's claim.
@@ -282,7 +285,7 @@ def audit_training(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     engine, (model, private, batches) = attach(module, optimizer, loader)
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for batch in batches:
+    for batch in tqdm(batches, disable=not progress_bar, desc='steps'):
         private.zero_grad()
         model(batch.x, batch.edge_index).sum().backward()
         private.step()

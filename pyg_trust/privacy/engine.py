@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
@@ -375,17 +376,7 @@ class PrivacyEngine:
         self._probe(step, data_loader, forward, criterion)
         self._open(data_loader)
 
-        # From here on nothing is refused.
-        self._loader = data_loader
-        self._noise_multiplier = float(noise_multiplier)
-        self._max_grad_norm = max_grad_norm
-        self._loss_reduction = loss_reduction
-        self._target = target_epsilon, target_delta
-        batches = data_loader.batch_sampler
-        batches.chunk_size = max_physical_batch_size
-        if isinstance(self._noise, SecureNoise):
-            batches.choose = self._noise.choose
-        self._training = PrivateTraining(
+        training = PrivateTraining(
             PrivateModule(module, step),
             PrivateOptimizer(optimizer, step),
             PrivateLoader(
@@ -396,7 +387,20 @@ class PrivacyEngine:
                 data_loader.check_batch,
             ),
         )
-        return self._training
+
+        # From here on nothing is refused, and nothing can be interrupted but
+        # between two lines.
+        self._loader = data_loader
+        self._noise_multiplier = float(noise_multiplier)
+        self._max_grad_norm = max_grad_norm
+        self._loss_reduction = loss_reduction
+        self._target = target_epsilon, target_delta
+        batches = data_loader.batch_sampler
+        batches.chunk_size = max_physical_batch_size
+        if isinstance(self._noise, SecureNoise):
+            batches.choose = self._noise.choose
+        self._training = training
+        return training
 
     def make_private_with_epsilon(
         self,
@@ -646,6 +650,7 @@ class PrivacyEngine:
         public: bool = False,
         insist: bool = False,
         forward: Forward | None = None,
+        progress_bar: bool = False,
     ) -> float:
         r"""A clipping norm from a percentile of the gradients' norms.
 
@@ -674,6 +679,8 @@ class PrivacyEngine:
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: unless exactly one of the three is given, or a number
@@ -695,7 +702,9 @@ class PrivacyEngine:
         if epsilon is not None:
             epsilon = _positive('epsilon', epsilon)
             accountant = self._open(data_loader)
-        norms = self._norms(module, data_loader, criterion, forward)
+        norms = self._norms(
+            module, data_loader, criterion, forward, progress_bar
+        )
         if epsilon is not None:
             if self._ledger is not None:
                 self._ledger.record_pure(epsilon)
@@ -728,10 +737,12 @@ class PrivacyEngine:
         loader: StepLoader,
         criterion: Criterion,
         forward: Forward | None,
+        progress_bar: bool,
     ) -> np.ndarray:
         device = next(module.parameters()).device
         found = []
-        for index in torch.arange(loader.num_subgraphs).split(_PROBED):
+        parts = torch.arange(loader.num_subgraphs).split(_PROBED)
+        for index in tqdm(parts, disable=not progress_bar, desc='norms'):
             batch = loader(loader.batch_sampler.write(0, index))
             owner, count = loader.check_batch(batch, 0, index.numel())
             batch, owner = batch.to(device), owner.to(device)
@@ -777,19 +788,26 @@ class PrivacyEngine:
         else:
             accountant = create_accountant(self._kind)
         data = public_fingerprint(loader)
-        if self._ledger_path is not None:
-            state = accountant.state_dict()
-            spent = {'history', 'pure_epsilon'}
-            about = {k: v for k, v in state.items() if k not in spent}
-            header = {'format': 1, 'accountant': about, 'data': data}
-            ledger = PrivacyLedger(self._ledger_path, header)
-            if ledger.steps or ledger.pure_epsilon:
-                state['history'] = ledger.history
-                state['pure_epsilon'] = ledger.pure_epsilon
-                accountant.load_state_dict(state)
-                self._fresh_noise()
-            self._ledger = ledger
-        self._accountant, self._data = accountant, data
+        ledger = None
+        try:
+            if self._ledger_path is not None:
+                state = accountant.state_dict()
+                spent = {'history', 'pure_epsilon'}
+                about = {k: v for k, v in state.items() if k not in spent}
+                header = {'format': 1, 'accountant': about, 'data': data}
+                ledger = PrivacyLedger(self._ledger_path, header)
+                if ledger.steps or ledger.pure_epsilon:
+                    state['history'] = ledger.history
+                    state['pure_epsilon'] = ledger.pure_epsilon
+                    accountant.load_state_dict(state)
+                    self._fresh_noise()
+            self._ledger, self._data = ledger, data
+            self._accountant = accountant
+        except BaseException:
+            # Whoever tries again needs the lock.
+            if ledger is not None:
+                ledger.close()
+            raise
         return accountant
 
     def _setting(self) -> dict[str, Any]:
@@ -883,24 +901,31 @@ class PrivacyEngine:
             {k: list(v.shape) for k, v in model.state_dict().items()},
         )
         before = deepcopy(optimizer.state_dict())
+        weights = deepcopy(model.state_dict())
         try:
-            optimizer.load_state_dict(deepcopy(state['optimizer']))
-        except (ValueError, KeyError, TypeError) as error:
+            try:
+                optimizer.load_state_dict(deepcopy(state['optimizer']))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"the state's 'optimizer' does not fit: {error}"
+                ) from error
+            if self._ledger is not None:
+                for line in _after(ahead.history, self._ledger.steps):
+                    self._ledger.record(*line)
+                more = ahead.pure_epsilon - self._ledger.pure_epsilon
+                if more > 0:
+                    self._ledger.record_pure(more)
+            self.accountant.load_state_dict(ahead.state_dict())
+            self._limit = None
+            # Before there are weights that may have seen the present one.
+            self._fresh_noise()
+            self._training_step().reset()
+            model.load_state_dict(state['model'])
+        except BaseException:
+            # What was paid stays paid.
             optimizer.load_state_dict(before)
-            raise ValueError(
-                f"the state's 'optimizer' does not fit: {error}"
-            ) from error
-        if self._ledger is not None:
-            for line in _after(ahead.history, self._ledger.steps):
-                self._ledger.record(*line)
-            more = ahead.pure_epsilon - self._ledger.pure_epsilon
-            if more > 0:
-                self._ledger.record_pure(more)
-        self.accountant.load_state_dict(ahead.state_dict())
-        model.load_state_dict(state['model'])
-        self._limit = None
-        self._training_step().reset()
-        self._fresh_noise()
+            model.load_state_dict(weights)
+            raise
 
     def _training_step(self) -> PrivateStep:
         return self._attached().optimizer._step

@@ -182,13 +182,12 @@ class SubgraphGradients:
         tape = Tape(self, check_owner(owner, num_subgraphs), num_subgraphs)
         with ExitStack() as stack:
             stack.callback(tape._stop)
-            for handle in (
-                self.module.register_forward_pre_hook(
-                    tape._on_call, with_kwargs=True
-                ),
-                self.module.register_forward_hook(tape._on_return),
-            ):
-                stack.callback(handle.remove)
+            before = self.module.register_forward_pre_hook(
+                tape._on_call, with_kwargs=True
+            )
+            stack.callback(before.remove)
+            after = self.module.register_forward_hook(tape._on_return)
+            stack.callback(after.remove)
             yield tape
 
     def check(

@@ -166,12 +166,12 @@ class PrivateStep:
         # A bit less than C, for what norms lose in float32.
         norm = self.max_grad_norm * (1 - _MARGIN)
         clipped = self._tape.clipped_sum(out, grad, norm, output_owner=owner)
-        sums = [clipped.sums[name] for name in self._names]
-        if self._sums is None:
-            self._sums = [s.double() for s in sums]
-        else:
-            for total, s in zip(self._sums, sums, strict=True):
-                total += s
+        sums = [clipped.sums[name].double() for name in self._names]
+        # An interrupt from here on ends the step: nothing is added twice.
+        self._stage = 'interrupted'
+        if self._sums is not None:
+            sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+        self._sums = sums
         self._units += count
         self._stage = 'clipped'
         self._tape = self._out = None
@@ -190,6 +190,7 @@ class PrivateStep:
                     'idle': '(got none)',
                     'delivered': '(the model was not called)',
                     'called': '(got no backward pass)',
+                    'interrupted': '(it was interrupted)',
                     'done': '(got a second step)',
                 }[self._stage]
             )

@@ -8,7 +8,8 @@ that couple rows by design, or remember data, are refused by name.
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -368,10 +369,8 @@ def check_isolation(
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(seed)
     names = _features(batch, owner.numel())
-    training = module.training
     kept = {n: b.detach().clone() for n, b in module.named_buffers()}
-    module.train()
-    try:
+    with _in_training(module, kept):
         base = _randomised(batch, names, generator)
         with torch.no_grad():
             out = _run(module, call, base, seed)
@@ -407,12 +406,25 @@ def check_isolation(
             if not _same(before[mine[rows]], after[mine[rows]]):
                 what = '' if value is None else f' ({value})'
                 _coupled(f'the output of one depends on the features{what}')
+
+
+@contextmanager
+def _in_training(
+    module: nn.Module, buffers: dict[str, Tensor]
+) -> Iterator[None]:
+    # A model in training mode, whose layers and buffers are as before in the
+    # end: a layer may be in another mode than the model is.
+    modes = [(layer, layer.training) for layer in module.modules()]
+    try:
+        module.train()
+        yield
     finally:
-        module.train(training)
+        for layer, mode in modes:
+            layer.training = mode
         with torch.no_grad():
             for name, buffer in module.named_buffers():
-                if name in kept and not _same(buffer, kept[name]):
-                    buffer.copy_(kept[name])
+                if name in buffers and not _same(buffer, buffers[name]):
+                    buffer.copy_(buffers[name])
 
 
 def _check_gradient(
@@ -467,12 +479,10 @@ def check_gradients(
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(seed)
     module = gradients.module
-    training = module.training
-    module.train()
     batch = _randomised(batch, _features(batch, owner.numel()), generator)
     exact = SubgraphGradients(module, 'vjp')
     found: list[ClippedSum] = []
-    try:
+    with _in_training(module, {}):
         for way in (gradients, exact):
             with (
                 torch.enable_grad(),
@@ -483,8 +493,6 @@ def check_gradients(
                 weight = torch.randn(out.shape, generator=generator).to(out)
             rows = _row_owner(out, owner, count)
             found.append(tape.clipped_sum(out, weight, 1.0, output_owner=rows))
-    finally:
-        module.train(training)
     for name, want in found[1].sums.items():
         error = (found[0].sums[name] - want).norm()
         if not error <= 1e-3 * max(1.0, want.norm()):

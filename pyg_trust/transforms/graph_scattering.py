@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.scattering import (
     ScatteringPath,
     check_order,
@@ -79,6 +80,8 @@ class GraphEmbedding(BaseTransform):
         data: Data | Sequence[Data],
         dtype: torch.dtype | None = None,
         sparse: bool = False,
+        *,
+        progress_bar: bool = False,
     ) -> Tensor:
         """The vectors of a graph, a batch or a list of graphs.
 
@@ -87,6 +90,8 @@ class GraphEmbedding(BaseTransform):
             dtype (torch.dtype, optional): by default that of the features.
                 (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
+                (default: :obj:`False`)
+            progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
 
         Returns:
@@ -108,7 +113,7 @@ class GraphEmbedding(BaseTransform):
                 data = Batch.from_data_list([_only(g, keys) for g in data])
         graph = CSRGraph.from_data(data)
         x = self.signal(data, graph, dtype)
-        return self._embed(graph, x, _ptr(data), sparse)
+        return self._embed(graph, x, _ptr(data), sparse, progress_bar)
 
     def signal(
         self,
@@ -128,7 +133,12 @@ class GraphEmbedding(BaseTransform):
         return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+        progress_bar: bool,
     ) -> Tensor:
         raise NotImplementedError
 
@@ -243,7 +253,12 @@ class GraphScattering(GraphEmbedding):
         return num_features
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+        progress_bar: bool,
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -256,6 +271,7 @@ class GraphScattering(GraphEmbedding):
             low_pass=self.low_pass,
             linear=self.linear,
             sparse=sparse,
+            progress_bar=progress_bar,
         )
 
     def __repr__(self) -> str:
@@ -299,10 +315,21 @@ class GFT(GraphEmbedding):
         self.num_bands = num_bands
 
     def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+        progress_bar: bool,
     ) -> Tensor:
-        z = graph_fourier(graph, x, ptr, num_bands=self.num_bands)
-        return z.to_sparse_csr() if sparse else z
+        z = graph_fourier(
+            graph, x, ptr, num_bands=self.num_bands, progress_bar=progress_bar
+        )
+        if not sparse:
+            return z
+        row, col = z.nonzero(as_tuple=True)
+        ptr = pointer(row.bincount(minlength=z.size(0)))
+        return sparse_rows(ptr, col, z[row, col], (z.size(0), z.size(1)))
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(num_bands={self.num_bands})'

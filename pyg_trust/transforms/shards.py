@@ -22,6 +22,8 @@ METHODS: dict[str, Callable[..., Tensor]] = {
     'bekm': partition.bekm,
     'learned': learned_partition,
 }
+# Those that show how far they are.
+_LONG = ('blpa', 'bekm', 'learned')
 
 
 @functional_transform('shards')
@@ -56,6 +58,8 @@ class Shards(BaseTransform):
             by default the logits of a GCN that is trained for it
             (:func:`pyg_trust.nn.partition_embedding`).
             (default: :obj:`None`)
+        progress_bar (bool): whether to show one, if the method takes long.
+            (default: :obj:`False`)
         **kwargs (optional): further arguments of the function of the method
             (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...):
             :func:`~pyg_trust.functional.random_partition`,
@@ -81,6 +85,7 @@ class Shards(BaseTransform):
         *,
         seed: int | None = None,
         embedding: str | None = None,
+        progress_bar: bool = False,
         **kwargs: Any,
     ) -> None:
         if method not in METHODS:
@@ -89,6 +94,7 @@ class Shards(BaseTransform):
             )
         taken = inspect.signature(METHODS[method]).parameters.values()
         known = [p.name for p in taken if p.kind is p.KEYWORD_ONLY]
+        known = [name for name in known if name != 'progress_bar']
         for name in kwargs:
             if name not in known:
                 raise ValueError(
@@ -102,6 +108,7 @@ class Shards(BaseTransform):
         self.method = method
         self.seed = rng.resolve(seed)
         self.embedding = embedding
+        self.progress_bar = progress_bar
         self.kwargs = kwargs
         if 'seed' in known:
             self.kwargs = {**kwargs, 'seed': self.seed}
@@ -123,9 +130,11 @@ class Shards(BaseTransform):
                 f"'data' needs to be a Data object (got {type(data).__name__})"
             )
         index = training_nodes(data)
-        shard = METHODS[self.method](
-            *self._inputs(data, index), self.num_shards, **self.kwargs
-        )
+        inputs = self._inputs(data, index)
+        kwargs = self.kwargs
+        if self.method in _LONG:
+            kwargs = {**kwargs, 'progress_bar': self.progress_bar}
+        shard = METHODS[self.method](*inputs, self.num_shards, **kwargs)
         everyone = torch.full((int(data.num_nodes),), -1).to(index.device)
         data.shard = everyone.index_copy(0, index, shard.to(index.device))
         return data
@@ -148,8 +157,14 @@ class Shards(BaseTransform):
         x, y = _needed(data, 'x')[index], _needed(data, 'y')[index]
         if self.method == 'learned':
             return x, edge_index, y
-        seed = rng.derive(self.seed, 0)
-        return (partition_embedding(x, edge_index, y, seed=seed),)
+        made = partition_embedding(
+            x,
+            edge_index,
+            y,
+            seed=rng.derive(self.seed, 0),
+            progress_bar=self.progress_bar,
+        )
+        return (made,)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.num_shards}, {self.method!r})'

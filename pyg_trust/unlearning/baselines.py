@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GIN, global_mean_pool
+from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust.graph import CSRGraph
@@ -55,26 +56,34 @@ class GINClassifier:
         self.lr = lr
         self.epochs = epochs
         self._seed = rng.resolve(seed)
-        self._graphs: dict[int, Data] = {}
-        self._net: torch.nn.ModuleDict | None = None
+        # Graphs and network, replaced together at the end of a training.
+        self._fitted: tuple[dict[int, Data], torch.nn.ModuleDict] | None = None
 
-    def fit(self, graphs: Sequence[Data]) -> 'GINClassifier':
+    def fit(
+        self, graphs: Sequence[Data], *, progress_bar: bool = False
+    ) -> 'GINClassifier':
         """Trains from scratch.
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
         graphs = [data.clone() for data in graphs]
-        self._train(dict(enumerate(graphs)))
+        self._train(dict(enumerate(graphs)), progress_bar)
         return self
 
-    def remove(self, request: RemovalRequest) -> None:
+    def remove(
+        self, request: RemovalRequest, *, progress_bar: bool = False
+    ) -> None:
         """Deletes what the request names and trains from scratch.
 
         Args:
             request (RemovalRequest): in the names that :meth:`fit` saw.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
-        graphs = dict(self._graphs)
+        graphs = {} if self._fitted is None else dict(self._fitted[0])
         for i, part in request.parts.items():
             if i not in graphs:
                 raise ValueError(
@@ -85,7 +94,7 @@ class GINClassifier:
                 del graphs[i]
             else:
                 graphs[i] = remove_from_data(graphs[i], part)
-        self._train(graphs)
+        self._train(graphs, progress_bar)
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
         """The labels of graphs: int64, ``[num_graphs]``.
@@ -93,13 +102,11 @@ class GINClassifier:
         Args:
             graphs (list[Data]): the graphs.
         """
-        if self._net is None:
+        if self._fitted is None:
             raise ValueError('the classifier needs to be fitted first')
-        self._net.eval()
+        _, net = self._fitted
         with torch.no_grad():
-            return self._logits(self._net, *self._batch(list(graphs))).argmax(
-                1
-            )
+            return self._logits(net, *self._batch(list(graphs))).argmax(1)
 
     def score(self, graphs: Sequence[Data]) -> float:
         """The share of graphs that are classified as their ``y``.
@@ -136,7 +143,7 @@ class GINClassifier:
         nodes = net['gin'](x, edge_index)
         return net['head'](global_mean_pool(nodes, batch))
 
-    def _train(self, graphs: dict[int, Data]) -> None:
+    def _train(self, graphs: dict[int, Data], progress_bar: bool) -> None:
         listed = list(graphs.values())
         inputs = self._batch(listed)
         y = torch.tensor([int(data.y) for data in listed])
@@ -152,11 +159,12 @@ class GINClassifier:
         net = torch.nn.ModuleDict({'gin': gin, 'head': head})
         optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
         net.train()
-        for _ in range(self.epochs):
+        epochs = range(self.epochs)
+        for _ in tqdm(epochs, disable=not progress_bar, desc='epochs'):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(
                 self._logits(net, *inputs), y
             )
             loss.backward()
             optimizer.step()
-        self._graphs, self._net = graphs, net
+        self._fitted = graphs, net.eval()

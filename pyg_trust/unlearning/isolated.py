@@ -38,8 +38,9 @@ import io
 import math
 import multiprocessing
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,8 +51,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
+from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust.graph import quiet_sparse, sparse_rows
 
 TRAINERS = ('stacked', 'sequential', 'process')
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -163,6 +166,7 @@ def train(
     *,
     trainer: str = 'stacked',
     num_workers: int | None = None,
+    progress_bar: bool = False,
 ) -> Trained:
     """Trains one model per shard, by cross entropy over all its nodes.
 
@@ -175,6 +179,7 @@ def train(
             :obj:`'process'`. (default: :obj:`'stacked'`)
         num_workers (int, optional): the number of processes; by default half
             of the processors. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
         Trained: the states of the models, in order; tensors of their own.
@@ -188,19 +193,25 @@ def train(
         modules = [build(factory, shard) for shard in shards]
         note = ''
         if trainer == 'process' and len(shards) > 1:
-            states = _train_in_processes(modules, shards, recipe, num_workers)
+            states = _train_in_processes(
+                modules, shards, recipe, num_workers, progress_bar
+            )
             return Trained(states, 'process')
         if trainer == 'stacked' and len(shards) > 1:
             try:
                 run = _checked_stack(modules, shards, recipe)
-                run.train()
+                run.train(progress_bar)
                 return Trained(run.states(), 'stacked')
             except NotStackableError as error:
                 note = f'not stacked: {error}'
-        states = [
-            _train_alone(module, shard, recipe)
-            for module, shard in zip(modules, shards, strict=True)
-        ]
+        states = []
+        for module, shard in tqdm(
+            zip(modules, shards, strict=True),
+            total=len(shards),
+            disable=not progress_bar,
+            desc='shards',
+        ):
+            states.append(_train_alone(module, shard, recipe))
         return Trained(states, 'sequential', note)
 
 
@@ -244,12 +255,13 @@ def evaluate(
     """
     module = module.eval()
     # Layers that make sparse matrices do not say whether to check them, and
-    # torch would warn of that.
+    # torch would warn of that, and that such matrices are new.
     unchecked = torch.sparse.check_sparse_tensor_invariants(False)
     mode = _Alone(inputs[0], features)
     # For models that are random at inference, too.
     mode.start([0])
-    with single_thread(), rng.forked(0), unchecked, mode:
+    quiet = quiet_sparse()
+    with single_thread(), rng.forked(0), unchecked, quiet, mode:
         return module(*inputs)
 
 
@@ -257,8 +269,8 @@ def evaluate(
 def single_thread() -> Iterator[None]:
     """Torch on one thread, for the time being."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(before)
@@ -311,9 +323,7 @@ def _csr(
     # From rows in order. The library behind wants 32 bits.
     ptr = row.new_zeros(shape[0] + 1)
     torch.cumsum(row.bincount(minlength=shape[0]), 0, out=ptr[1:])
-    return torch.sparse_csr_tensor(
-        ptr.int(), col.int(), value, shape, check_invariants=False
-    )
+    return sparse_rows(ptr.int(), col.int(), value, shape)
 
 
 def transposed_adjacency(shard: Shard) -> Tensor:
@@ -334,9 +344,7 @@ def transposed_adjacency(shard: Shard) -> Tensor:
         value = shard.x.new_ones(row.numel())
     else:
         value = shard.edge_weight[order]
-    return torch.sparse_csr_tensor(
-        ptr, row[order], value, (n, n), check_invariants=False
-    )
+    return sparse_rows(ptr, row[order], value, (n, n))
 
 
 # The ways to train ##########################################################
@@ -355,6 +363,7 @@ def _train_in_processes(
     shards: Sequence[Shard],
     recipe: Recipe,
     num_workers: int | None,
+    progress_bar: bool,
 ) -> list[dict[str, Tensor]]:
     if num_workers is None:
         num_workers = max(multiprocessing.cpu_count() // 2, 1)
@@ -373,12 +382,31 @@ def _train_in_processes(
             f'at the top of a module (got {error})'
         ) from None
     context = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        futures = {i: pool.submit(_work, job) for i, job in jobs.items()}
-        return [
-            torch.load(io.BytesIO(futures[i].result()), weights_only=True)
-            for i in range(len(shards))
-        ]
+    others = set(multiprocessing.active_children())
+    # An interrupt is for the parent to handle: a terminal sends it to all.
+    with ProcessPoolExecutor(
+        num_workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
+        try:
+            futures = {pool.submit(_work, job): i for i, job in jobs.items()}
+            states = {}
+            for future in tqdm(
+                as_completed(futures),
+                total=len(futures),
+                disable=not progress_bar,
+                desc='shards',
+            ):
+                packed = io.BytesIO(future.result())
+                states[futures[future]] = torch.load(packed, weights_only=True)
+        except BaseException:
+            # Nobody waits for the shards in progress.
+            workers = set(multiprocessing.active_children()) - others
+            for process in workers:
+                process.terminate()
+            for process in workers:
+                process.join()
+            raise
+    return [states[i] for i in range(len(shards))]
 
 
 def _pack(value: Any) -> bytes:
@@ -507,7 +535,7 @@ class _Run:
             for grad in grads
         ]
 
-    def train(self) -> None:
+    def train(self, progress_bar: bool = False) -> None:
         recipe = self.recipe
         kind = OPTIMIZERS[recipe.optimizer]
         optimizer = kind(
@@ -518,7 +546,8 @@ class _Run:
         )
         with rng.forked(self.other_seed):
             self.mode.start(self.seeds)
-            for _ in range(recipe.epochs):
+            epochs = range(recipe.epochs)
+            for _ in tqdm(epochs, disable=not progress_bar, desc='epochs'):
                 for block, grad in zip(
                     self.blocks, self.gradients(), strict=True
                 ):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from tqdm import tqdm
 
 from pyg_trust import files, rng
 from pyg_trust.functional.newton import (
@@ -154,8 +155,12 @@ class VerifyReport(Report):
 
 
 class _Model(NamedTuple):
-    # All that training leaves behind. It is replaced as a whole, at the end
-    # of whatever may fail, so that a failure changes nothing.
+    # All that training leaves behind, and its account. It is replaced as a
+    # whole, by one assignment at the end of whatever may fail or be
+    # interrupted, so that a failure changes nothing.
+    seed: int
+    classes: tuple[int, ...]
+    ledger: RemovalLedger
     graphs: dict[int, Data]
     prints: dict[int, str]
     Z: Tensor
@@ -302,14 +307,15 @@ class ScatteringClassifier:
         self.on_exceed = on_exceed
         self.tol = float(tol)
         self.budget = removal_budget(epsilon, delta, noise_std)
-        self.classes: tuple[int, ...] = ()
-        self.ledger = RemovalLedger(self.budget)
-        self._seed = rng.resolve(seed)
+        self._empty = RemovalLedger(self.budget)
+        self._first_seed = rng.resolve(seed)
         self._model: _Model | None = None
 
     # Training and prediction ################################################
 
-    def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
+    def fit(
+        self, graphs: Sequence[Data], *, progress_bar: bool = False
+    ) -> 'ScatteringClassifier':
         """Embeds and fits; graphs are named by their positions from then on.
 
         Keeps copies of what it needs of the graphs (edges, features, label).
@@ -317,12 +323,16 @@ class ScatteringClassifier:
 
         Args:
             graphs (list[Data]): the training graphs, with a label ``y`` each.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes.
         """
-        kept = {i: self._copy(i, data) for i, data in enumerate(graphs)}
+        kept: dict[int, Data] = {}
+        for data in tqdm(graphs, disable=not progress_bar, desc='graphs'):
+            kept[len(kept)] = self._copy(len(kept), data)
         classes = tuple(sorted({int(data.y) for data in kept.values()}))
         if len(classes) < 2:
             raise ValueError(
@@ -332,40 +342,62 @@ class ScatteringClassifier:
         prints = {
             i: fingerprint(str(self._seed), data) for i, data in kept.items()
         }
-        Z, K, Y = self._design(kept, classes)
+        Z, K, Y = self._design(kept, classes, progress_bar)
         draws = 1 + (0 if self._model is None else self._model.draws)
         B = self._noise(draws, Z.size(1), Y.size(1))
-        W = minimize(Z, Y, B, self.lam, self.loss, K=K, tol=self.tol).W
-        model = _Model(kept, prints, Z, K, Y, B, W, draws)
+        W = minimize(
+            Z,
+            Y,
+            B,
+            self.lam,
+            self.loss,
+            K=K,
+            tol=self.tol,
+            progress_bar=progress_bar,
+        ).W
         ledger = RemovalLedger(self.budget)
+        model = _Model(
+            self._seed, classes, ledger, kept, prints, Z, K, Y, B, W, draws
+        )
         if self.noise_std > 0:
             _, start = self._residual(model)
             ledger.record('fit', start, data=fingerprints(prints))
-        self.ledger, self.classes, self._model = ledger, classes, model
+        self._model = model
         return self
 
-    def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
+    def decision_function(
+        self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
+    ) -> Tensor:
         """The margins: ``[num_graphs]`` for two classes, else one per class.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
         model = self._fitted
-        margin = self._embed(graphs) @ model.W
+        Z = self._embed(graphs, progress_bar=progress_bar)
+        margin = Z @ model.W
         return margin.view(-1) if len(self.classes) == 2 else margin
 
-    def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
+    def predict(
+        self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
+    ) -> Tensor:
         """The labels of graphs: int64, ``[num_graphs]``.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
-        margin = self.decision_function(graphs)
+        margin = self.decision_function(graphs, progress_bar=progress_bar)
         two = len(self.classes) == 2
         best = (margin > 0).long() if two else margin.argmax(1)
         return torch.tensor(self.classes)[best]
 
-    def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
+    def predict_proba(
+        self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
+    ) -> Tensor:
         """The probabilities of the classes: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
@@ -373,6 +405,8 @@ class ScatteringClassifier:
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: with another loss than the logistic one.
@@ -382,20 +416,35 @@ class ScatteringClassifier:
                 "'predict_proba' needs loss='logistic' "
                 f'(got {self.loss!r}, which has no probabilities)'
             )
-        margin = self.decision_function(graphs)
+        margin = self.decision_function(graphs, progress_bar=progress_bar)
         if len(self.classes) == 2:
             return torch.sigmoid(torch.stack([-margin, margin], dim=1))
         # As log-probabilities, so that tiny ones do not all vanish.
         return torch.nn.functional.logsigmoid(margin).softmax(dim=1)
 
-    def score(self, graphs: Sequence[Data]) -> float:
+    def score(
+        self, graphs: Sequence[Data], *, progress_bar: bool = False
+    ) -> float:
         """The share of graphs that are classified as their ``y``.
 
         Args:
             graphs (list[Data]): the graphs.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
         y = torch.tensor([int(data.y) for data in graphs])
-        return float((self.predict(graphs) == y).double().mean())
+        found = self.predict(graphs, progress_bar=progress_bar)
+        return float((found == y).double().mean())
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels, ascending; none before the first fit."""
+        return () if self._model is None else self._model.classes
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """The account of what was done, up to now."""
+        return self._empty if self._model is None else self._model.ledger
 
     @property
     def num_graphs(self) -> int:
@@ -422,16 +471,21 @@ class ScatteringClassifier:
 
     # Removal ################################################################
 
-    def remove(self, request: RemovalRequest) -> UnlearnReport:
+    def remove(
+        self, request: RemovalRequest, *, progress_bar: bool = False
+    ) -> UnlearnReport:
         r"""Forgets what the request names.
 
         Embeds the touched graphs again, takes one Newton step, and accounts
         for it; if the budget does not allow that, does as :obj:`on_exceed`
-        says. If anything fails, classifier and ledger are as before.
+        says. If anything fails or interrupts it, classifier and ledger are as
+        before.
 
         Args:
             request (RemovalRequest): what to forget, in the names of the
                 graphs and nodes that :meth:`fit` saw.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             TypeError: on another request.
@@ -446,7 +500,7 @@ class ScatteringClassifier:
                 "'noise_std' needs to be positive for a certified removal "
                 '(got 0)'
             )
-        new, touched, delta_grad = self._without(request)
+        new, touched, delta_grad = self._without(request, progress_bar)
         n = len(new.graphs)
         _, curvature = loss_derivatives(new.Z @ old.W, new.Y, self.loss)
         mu = self.lam * n
@@ -488,15 +542,16 @@ class ScatteringClassifier:
                 W=model.W if action == 'refine' else None,
                 K=model.K,
                 tol=self.tol,
+                progress_bar=progress_bar,
             )
             iterations += solution.iterations
             model = model._replace(W=solution.W)
             measured, spent = self._residual(model)
-        self.ledger.record(
+        ledger = old.ledger.copy()
+        ledger.record(
             action, spent, request.to_dict(), fingerprints(model.prints)
         )
-        self._model = model
-        return UnlearnReport(
+        report = UnlearnReport(
             action=action,
             request=request.to_dict(),
             mode=self.mode,
@@ -526,8 +581,11 @@ class ScatteringClassifier:
                 tol=self.tol,
             ),
         )
+        # Model and account at once, and last of all.
+        self._model = model._replace(ledger=ledger)
+        return report
 
-    def verify(self) -> VerifyReport:
+    def verify(self, *, progress_bar: bool = False) -> VerifyReport:
         """Checks the classifier against the data that remain.
 
         Embeds every remaining graph again, measures the residual, solves
@@ -535,16 +593,28 @@ class ScatteringClassifier:
         gone: cached embeddings and inner products that are not those of the
         remaining graphs, graphs and nodes that the ledger lists as removed,
         and tensors that are views into larger ones.
+
+        Args:
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
         model = self._fitted
-        fresh = self._embed(list(model.graphs.values()), stored=True)
+        fresh = self._embed(
+            list(model.graphs.values()), True, progress_bar=progress_bar
+        )
         error = _largest(fresh, model.Z)
         if model.K is not None:
             error = max(error, float((gram(fresh) - model.K).abs().max()))
         recomputed = model._replace(Z=fresh)
         measured, upper = self._residual(recomputed)
         exact = minimize(
-            fresh, model.Y, model.B, self.lam, self.loss, tol=self.tol
+            fresh,
+            model.Y,
+            model.B,
+            self.lam,
+            self.loss,
+            tol=self.tol,
+            progress_bar=progress_bar,
         )
         distance = float((exact.W - model.W).norm())
         mu = self.lam * len(model.graphs)
@@ -595,12 +665,16 @@ class ScatteringClassifier:
             'draws': model.draws,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, progress_bar: bool = False
+    ) -> None:
         """Takes over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of a classifier with the same
                 arguments.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: if the arguments differ, the parts do not fit
@@ -612,7 +686,7 @@ class ScatteringClassifier:
                 'the state was saved with other arguments (got '
                 f'{state["config"]}, need {self._config()})'
             )
-        ledger = copy.deepcopy(self.ledger)
+        ledger = self.ledger.copy()
         ledger.load_state_dict(state['ledger'])
         graphs = {
             i: Data.from_dict(dict(data))
@@ -628,14 +702,26 @@ class ScatteringClassifier:
             )
         classes = tuple(state['classes'])
         B, W = state['B'], state['W']
-        Z, K, Y = self._design(graphs, classes)
+        Z, K, Y = self._design(graphs, classes, progress_bar)
         shape = (Z.size(1), Y.size(1))
         if B.shape != shape or W.shape != shape:
             raise ValueError(
                 f"'B' and 'W' of the state need to have the shape {shape} "
                 f'(got {tuple(B.shape)} and {tuple(W.shape)})'
             )
-        model = _Model(graphs, prints, Z, K, Y, B, W, state['draws'])
+        model = _Model(
+            seed,
+            classes,
+            ledger,
+            graphs,
+            prints,
+            Z,
+            K,
+            Y,
+            B,
+            W,
+            state['draws'],
+        )
         if ledger.entries:
             measured, upper = self._residual(model)
             # The embeddings are computed anew, and round differently.
@@ -645,8 +731,7 @@ class ScatteringClassifier:
                     f'their residual is {measured:.6g}, not at most '
                     f'{ledger.spent:.6g}'
                 )
-        self._seed, self._model = seed, model
-        self.classes, self.ledger = classes, ledger
+        self._model = model
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file, whole or not at all.
@@ -660,16 +745,18 @@ class ScatteringClassifier:
         """
         files.save(path, self.state_dict())
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, progress_bar: bool = False) -> None:
         """Takes over what :meth:`save` has written.
 
         Args:
             path (str or Path): of the file.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
         """
-        self.load_state_dict(files.load(path))
+        self.load_state_dict(files.load(path), progress_bar=progress_bar)
 
     def __repr__(self) -> str:
         return (
@@ -687,8 +774,15 @@ class ScatteringClassifier:
             raise ValueError('the classifier needs to be fitted first')
         return self._model
 
+    @property
+    def _seed(self) -> int:
+        return self._first_seed if self._model is None else self._model.seed
+
     def _embed(
-        self, graphs: Data | Sequence[Data], stored: bool = False
+        self,
+        graphs: Data | Sequence[Data],
+        stored: bool = False,
+        progress_bar: bool = False,
     ) -> Tensor:
         # Sparse where features are one-hot degrees. With mode='mask' these
         # were derived once and belong to the stored graph, as in the paper.
@@ -697,7 +791,9 @@ class ScatteringClassifier:
         if stored and sparse and self.mode == 'mask':
             transform = copy.copy(transform)
             transform.max_degree = None
-        return transform.embed(graphs, torch.float64, sparse).cpu()
+        return transform.embed(
+            graphs, torch.float64, sparse, progress_bar=progress_bar
+        ).cpu()
 
     def _copy(self, i: int, data: Data) -> Data:
         if not isinstance(data, Data):
@@ -731,10 +827,13 @@ class ScatteringClassifier:
         return kept
 
     def _design(
-        self, graphs: dict[int, Data], classes: tuple[int, ...]
+        self,
+        graphs: dict[int, Data],
+        classes: tuple[int, ...],
+        progress_bar: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         # Embeddings, their inner products if these are fewer, and labels.
-        Z = self._embed(list(graphs.values()), stored=True)
+        Z = self._embed(list(graphs.values()), True, progress_bar)
         K = gram(Z) if Z.size(0) <= Z.size(1) else None
         y = torch.tensor([[int(data.y)] for data in graphs.values()])
         positive = classes[1:] if len(classes) == 2 else classes
@@ -754,7 +853,7 @@ class ScatteringClassifier:
         )
 
     def _without(
-        self, request: RemovalRequest
+        self, request: RemovalRequest, progress_bar: bool
     ) -> tuple[_Model, list[int], Tensor]:
         # The model with the data that remain and the old weights; the graphs
         # that were embedded again; and grad L(w, D) - grad L(w, D'), to which
@@ -804,7 +903,9 @@ class ScatteringClassifier:
             Y = Y[keep]
             self._check_classes(Y)
         if touched:
-            rows = self._embed([graphs[i] for i in touched], stored=True)
+            rows = self._embed(
+                [graphs[i] for i in touched], True, progress_bar
+            )
             at = torch.tensor([place[i] for i in touched])
             Z = replace_rows(Z, at, rows)
             after = dense_rows(rows, torch.arange(at.numel()))

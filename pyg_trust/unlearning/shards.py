@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
+from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust.functional.partition import (
@@ -402,7 +403,9 @@ class ShardedUnlearner:
 
     # Training and prediction ################################################
 
-    def fit(self, data: Data) -> 'ShardedUnlearner':
+    def fit(
+        self, data: Data, *, progress_bar: bool = False
+    ) -> 'ShardedUnlearner':
         """Divides the training nodes, and trains a model on every shard.
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
@@ -413,6 +416,8 @@ class ShardedUnlearner:
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
                 nodes are not looked at, except for the number of classes.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
@@ -432,14 +437,18 @@ class ShardedUnlearner:
         kept = self._copy(data)
         num_classes = self._count_classes(kept)
         ledger = RemovalLedger(0.0)
-        self._commit(
-            self._fresh(kept, num_classes, self._given, ledger, 'fit'),
-            restart=True,
+        new = self._fresh(
+            kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
+        self._commit(new, restart=True)
         return self
 
     def predict(
-        self, data: Data | None = None, *, nodes: Any = None
+        self,
+        data: Data | None = None,
+        *,
+        nodes: Any = None,
+        progress_bar: bool = False,
     ) -> Tensor:
         """The classes of nodes: int64, ``[num_nodes]``.
 
@@ -448,12 +457,21 @@ class ShardedUnlearner:
                 in the order of :attr:`n_id`. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): names of nodes of the
                 present graph. (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
         """
-        return self.predict_proba(data, nodes=nodes).argmax(1)
+        probability = self.predict_proba(
+            data, nodes=nodes, progress_bar=progress_bar
+        )
+        return probability.argmax(1)
 
     @torch.no_grad()
     def predict_proba(
-        self, data: Data | None = None, *, nodes: Any = None
+        self,
+        data: Data | None = None,
+        *,
+        nodes: Any = None,
+        progress_bar: bool = False,
     ) -> Tensor:
         """The probabilities of classes: ``[num_nodes, num_classes]``.
 
@@ -462,6 +480,8 @@ class ShardedUnlearner:
                 in the order of :attr:`n_id`. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): names of nodes of the
                 present graph. (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: if a node is not there, or both arguments are given.
@@ -474,7 +494,7 @@ class ShardedUnlearner:
             )
         outputs = state.outputs
         if data is not None:
-            outputs = self._outputs(data, state.checkpoints)
+            outputs = self._outputs(data, state.checkpoints, progress_bar)
         with single_thread():
             probability = state.aggregator(outputs)
         if nodes is None:
@@ -564,7 +584,9 @@ class ShardedUnlearner:
             aggregator_nodes=self._sample(data).numel(),
         )
 
-    def remove(self, request: RemovalRequest) -> ShardRemovalReport:
+    def remove(
+        self, request: RemovalRequest, *, progress_bar: bool = False
+    ) -> ShardRemovalReport:
         """Forgets what the request names.
 
         Trains the touched shards and the aggregator again. If anything fails
@@ -573,6 +595,8 @@ class ShardedUnlearner:
         Args:
             request (RemovalRequest): what to forget, in the names that
                 :meth:`fit` saw, of graph 0.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             TypeError: on another request.
@@ -582,7 +606,7 @@ class ShardedUnlearner:
         """
         state = self._fitted
         self._check_queue(state, request)
-        return self._remove(state, request, state.queue)
+        return self._remove(state, request, state.queue, progress_bar)
 
     def enqueue(self, request: RemovalRequest) -> int:
         """Puts a request in the queue, and returns how many wait.
@@ -606,8 +630,12 @@ class ShardedUnlearner:
         self._commit(state._replace(queue=queue))
         return len(queue)
 
-    def flush(self) -> ShardRemovalReport:
+    def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
         """Forgets what is in the queue, as one request.
+
+        Args:
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: if the queue is empty, or is no longer possible as a
@@ -615,7 +643,8 @@ class ShardedUnlearner:
                 the queue is as before, and :meth:`withdraw` helps.
         """
         queue = self._queued()
-        return self._remove(self._fitted, RemovalRequest.batch(queue), ())
+        request = RemovalRequest.batch(queue)
+        return self._remove(self._fitted, request, (), progress_bar)
 
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
@@ -624,7 +653,10 @@ class ShardedUnlearner:
         return state.queue
 
     def repartition(
-        self, partition: str | Shards | Tensor | Sequence[Any] | None = None
+        self,
+        partition: str | Shards | Tensor | Sequence[Any] | None = None,
+        *,
+        progress_bar: bool = False,
     ) -> ShardReport:
         """Divides the remaining training nodes anew, and trains all shards.
 
@@ -634,6 +666,8 @@ class ShardedUnlearner:
         Args:
             partition (optional): as in the class; by default the same method.
                 (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: without a partition, if the present one was given as
@@ -648,9 +682,14 @@ class ShardedUnlearner:
                 "'partition' needs to be given, as the present one is no "
                 'method that could be repeated'
             )
-        ledger = copy.deepcopy(state.ledger)
+        ledger = state.ledger.copy()
         new = self._fresh(
-            state.data, state.num_classes, given, ledger, 'retrain'
+            state.data,
+            state.num_classes,
+            given,
+            ledger,
+            'retrain',
+            progress_bar,
         )
         self._commit(new._replace(queue=state.queue))
         return self.report()
@@ -662,6 +701,7 @@ class ShardedUnlearner:
         shards: Iterable[int] | None = None,
         *,
         trainer: str = 'sequential',
+        progress_bar: bool = False,
     ) -> ShardVerifyReport:
         """Trains shards and aggregator from scratch, and compares.
 
@@ -677,6 +717,8 @@ class ShardedUnlearner:
                 (default: :obj:`None`)
             trainer (str): how they are trained.
                 (default: :obj:`'sequential'`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: on an unknown shard or trainer.
@@ -693,7 +735,7 @@ class ShardedUnlearner:
             raise ValueError(
                 f"'trainer' needs to be one of {TRAINERS} (got {trainer!r})"
             )
-        trained, _ = self._train(state.data, which, trainer)
+        trained, _ = self._train(state.data, which, trainer, progress_bar)
         differing = tuple(
             shard
             for shard, fresh in trained.items()
@@ -705,8 +747,8 @@ class ShardedUnlearner:
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
-        outputs = self._outputs(state.data, state.checkpoints)
-        aggregator = self._aggregate(state.data, outputs)
+        outputs = self._outputs(state.data, state.checkpoints, progress_bar)
+        aggregator = self._aggregate(state.data, outputs, progress_bar)
         same_outputs = torch.equal(outputs, state.outputs)
         same_aggregator = _equal(
             aggregator.state_dict(), state.aggregator.state_dict()
@@ -759,19 +801,23 @@ class ShardedUnlearner:
         """
         return self._packed(self._fitted)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, progress_bar: bool = False
+    ) -> None:
         """Takes over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of an unlearner with the same
                 arguments.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: if the arguments differ, a checkpoint is not that of
                 the data in the state, or the state's ledger does not continue
                 the present one.
         """
-        self._commit(self._unpacked(state))
+        self._commit(self._unpacked(state, progress_bar))
 
     def save(self, folder: str | Path | None = None) -> None:
         """Writes the state to a folder, at once or not at all.
@@ -790,12 +836,19 @@ class ShardedUnlearner:
         _guard(store, state)
         store.write(*_filed(self._packed(state)))
 
-    def load(self, folder: str | Path | None = None) -> 'ShardedUnlearner':
+    def load(
+        self,
+        folder: str | Path | None = None,
+        *,
+        progress_bar: bool = False,
+    ) -> 'ShardedUnlearner':
         """Takes over the state in a folder.
 
         Args:
             folder (str or Path, optional): as in :meth:`save`.
                 (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: if there is none, a file is missing or was changed, or
@@ -803,7 +856,7 @@ class ShardedUnlearner:
         """
         store = self._store(folder)
         parts, manifest = store.read()
-        new = self._unpacked(_unfiled(parts, manifest))
+        new = self._unpacked(_unfiled(parts, manifest), progress_bar)
         if store.folder == self.folder:
             self._state = new
         else:
@@ -883,10 +936,12 @@ class ShardedUnlearner:
             f'or a list of tensors (got {type(partition).__name__})'
         )
 
-    def _shards(self, given: Any) -> Any:
+    def _shards(self, given: Any, progress_bar: bool = False) -> Any:
         if isinstance(given, str):
             seed = rng.derive(self._seed, _PARTITION)
-            return Shards(self.num_shards, given, seed=seed)
+            return Shards(
+                self.num_shards, given, seed=seed, progress_bar=progress_bar
+            )
         return given
 
     def _copy(self, data: Data) -> Data:
@@ -967,9 +1022,9 @@ class ShardedUnlearner:
             )
         return self.num_classes
 
-    def _divide(self, data: Data, given: Any) -> Data:
+    def _divide(self, data: Data, given: Any, progress_bar: bool) -> Data:
         # The graph with the shard of every node, -1 outside of training.
-        partition = self._shards(given)
+        partition = self._shards(given, progress_bar)
         if isinstance(partition, Shards):
             made = partition(data)
         else:
@@ -1074,6 +1129,7 @@ class ShardedUnlearner:
         state: _State,
         request: RemovalRequest,
         queue: tuple[RemovalRequest, ...],
+        progress_bar: bool,
     ) -> ShardRemovalReport:
         data, touched = self._without(state.data, request)
         if queue:
@@ -1083,14 +1139,15 @@ class ShardedUnlearner:
                 raise ValueError(
                     f'what is in the queue would be impossible then: {error}'
                 ) from None
-        ledger = copy.deepcopy(state.ledger)
+        ledger = state.ledger.copy()
         ledger_line = ('retrain', request.to_dict())
-        new = self._build(state, data, touched, ledger, *ledger_line)
+        new = self._build(
+            state, data, touched, ledger, progress_bar, *ledger_line
+        )
         new = new._replace(queue=queue)
-        self._commit(new)
         nodes, fraction = self._cost(data, touched)
         exact, exactness = self._exactness(new)
-        return ShardRemovalReport(
+        report = ShardRemovalReport(
             request=request.to_dict(),
             shards=touched,
             nodes=nodes,
@@ -1105,6 +1162,9 @@ class ShardedUnlearner:
             assumptions=_ASSUMPTIONS,
             origin=self._origin(),
         )
+        # Last of all, so that a removal that fails is none.
+        self._commit(new)
+        return report
 
     def _cost(self, data: Data, shards: Sequence[int]) -> tuple[int, float]:
         sizes = shard_sizes(data.shard, self.num_shards)
@@ -1118,9 +1178,10 @@ class ShardedUnlearner:
         given: Any,
         ledger: RemovalLedger,
         action: str,
+        progress_bar: bool,
     ) -> _State:
         # Everything from scratch.
-        data = self._divide(data, given)
+        data = self._divide(data, given, progress_bar)
         first = _as_shard(self._parts(data, [0])[0], self._shard_seed(0))
         out = evaluate(build(self.model_factory, first), first.inputs)
         if not isinstance(out, Tensor) or out.shape[1:] != (num_classes,):
@@ -1144,7 +1205,7 @@ class ShardedUnlearner:
             work=_Work((), {}, '', ''),
         )
         shards = range(self.num_shards)
-        state = self._build(empty, data, shards, ledger, action)
+        state = self._build(empty, data, shards, ledger, progress_bar, action)
         return state._replace(fresh=True)
 
     def _build(
@@ -1153,20 +1214,21 @@ class ShardedUnlearner:
         data: Data,
         shards: Sequence[int],
         ledger: RemovalLedger,
+        progress_bar: bool,
         action: str,
         request: dict[str, Any] | None = None,
     ) -> _State:
         # The state in which these shards are trained on the graph.
         clock = [time.perf_counter()]
-        trained, how = self._train(data, shards, self.trainer)
+        trained, how = self._train(data, shards, self.trainer, progress_bar)
         clock.append(time.perf_counter())
         made = tuple(
             trained[shard] if shard in trained else state.checkpoints[shard]
             for shard in range(self.num_shards)
         )
-        outputs = self._outputs(data, made)
+        outputs = self._outputs(data, made, progress_bar)
         clock.append(time.perf_counter())
-        aggregator = self._aggregate(data, outputs)
+        aggregator = self._aggregate(data, outputs, progress_bar)
         clock.append(time.perf_counter())
         ledger.record(action, 0.0, request, self._digest(data, made))
         names = ('shards', 'inference', 'aggregator')
@@ -1187,14 +1249,19 @@ class ShardedUnlearner:
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
-        loader = ShardLoader(data, num_shards=self.num_shards)
+        # With a seed, though nothing is drawn: a default one would be.
+        loader = ShardLoader(data, num_shards=self.num_shards, seed=0)
         return {shard: loader.dataset[shard] for shard in shards}
 
     def _shard_seed(self, shard: int) -> int:
         return rng.derive(self._seed, _SHARD, shard)
 
     def _train(
-        self, data: Data, shards: Iterable[int], trainer: str
+        self,
+        data: Data,
+        shards: Iterable[int],
+        trainer: str,
+        progress_bar: bool,
     ) -> tuple[dict[int, _Checkpoint], Trained]:
         parts = self._parts(data, shards)
         if not parts:
@@ -1205,6 +1272,7 @@ class ShardedUnlearner:
             self.recipe,
             trainer=trainer,
             num_workers=self.num_workers,
+            progress_bar=progress_bar,
         )
         made = {
             shard: _Checkpoint(
@@ -1217,7 +1285,10 @@ class ShardedUnlearner:
         return made, done
 
     def _outputs(
-        self, data: Data, checkpoints: Sequence[_Checkpoint]
+        self,
+        data: Data,
+        checkpoints: Sequence[_Checkpoint],
+        progress_bar: bool = False,
     ) -> Tensor:
         # What every model says about every node: [num_shards, num_nodes, C].
         with rng.forked(self._seed):
@@ -1231,7 +1302,9 @@ class ShardedUnlearner:
             sizes = [data.x.size(0)]
             features = Features.from_dense(data.x, sizes, transposed=False)
         outputs = []
-        for checkpoint in checkpoints:
+        for checkpoint in tqdm(
+            checkpoints, disable=not progress_bar, desc='inference'
+        ):
             module.load_state_dict(checkpoint.weights)
             outputs.append(evaluate(module, inputs, features))
         return torch.stack(outputs)
@@ -1245,7 +1318,9 @@ class ShardedUnlearner:
         chosen = order.argsort(stable=True)[: self.aggregator_nodes]
         return index[chosen].sort().values
 
-    def _aggregate(self, data: Data, outputs: Tensor) -> ShardAggregator:
+    def _aggregate(
+        self, data: Data, outputs: Tensor, progress_bar: bool
+    ) -> ShardAggregator:
         aggregator = copy.deepcopy(self._aggregator)
         with single_thread(), torch.enable_grad():
             return aggregator.fit(
@@ -1255,6 +1330,7 @@ class ShardedUnlearner:
                 data.edge_index,
                 data.shard,
                 seed=rng.derive(self._seed, _AGGREGATOR),
+                progress_bar=progress_bar,
             ).eval()
 
     # Private: state #########################################################
@@ -1299,7 +1375,7 @@ class ShardedUnlearner:
             'queue': [request.to_dict()['0'] for request in state.queue],
         }
 
-    def _unpacked(self, packed: dict[str, Any]) -> _State:
+    def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> _State:
         if packed['config'] != self._config():
             raise ValueError(
                 'the state was saved with other arguments (got '
@@ -1315,7 +1391,7 @@ class ShardedUnlearner:
             )
         ledger = RemovalLedger(0.0)
         if self._state is not None:
-            ledger = copy.deepcopy(self._state.ledger)
+            ledger = self._state.ledger.copy()
         ledger.load_state_dict(packed['ledger'])
         data = Data.from_dict(dict(packed['data']))
         checkpoints = tuple(
@@ -1337,7 +1413,7 @@ class ShardedUnlearner:
                 'the data of the state are not those of its ledger'
             )
         try:
-            outputs = other._outputs(data, checkpoints)
+            outputs = other._outputs(data, checkpoints, progress_bar)
             aggregator = copy.deepcopy(self._aggregator)
             aggregator.load_state_dict(packed['aggregator'])
         except RuntimeError as error:
@@ -1514,6 +1590,7 @@ def _plain(partition: Any) -> dict[str, Any]:
             key: value
             for key, value in sorted(vars(partition).items())
             if isinstance(value, str | int | float | dict | None)
+            and key != 'progress_bar'
         }
         return {'name': repr(partition), **rest}
     if isinstance(partition, str):

@@ -14,7 +14,7 @@ def test_gin_learns_and_forgets_exactly():
     request = RemovalRequest(nodes={0: [1], 2: [0, 3]}, graphs=[4])
     model.remove(request)
     again = GINClassifier(**settings).fit(without(graphs, request))
-    states = [m._net.state_dict() for m in (model, again)]
+    states = [m._fitted[1].state_dict() for m in (model, again)]
     for key, value in states[0].items():
         torch.testing.assert_close(value, states[1][key])
     with pytest.raises(ValueError, match='graph 4 is not there'):

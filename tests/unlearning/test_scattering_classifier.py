@@ -315,9 +315,9 @@ def test_only_touched_graphs_are_embedded(monkeypatch):
     seen = []
     embed = GraphScattering.embed
 
-    def counting(self, data, *args):
+    def counting(self, data, *args, **kwargs):
         seen.append(len(data))
-        return embed(self, data, *args)
+        return embed(self, data, *args, **kwargs)
 
     monkeypatch.setattr(GraphScattering, 'embed', counting)
     model.remove(RemovalRequest(nodes={4: [0], 5: [1]}, graphs=[6]))

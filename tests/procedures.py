@@ -1,0 +1,625 @@
+"""Every procedure that can take long, on data so small that it does not.
+
+A :class:`Procedure` says how to prepare the objects, how to run it once, what
+of them anybody could see, and what has to hold whatever happened to them.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GCNConv
+
+from pyg_trust.certificates import ThreatModel, certify
+from pyg_trust.functional import (
+    bekm,
+    blpa,
+    budget_attacks,
+    dual_bound,
+    pagerank_bounds,
+    plan,
+    ppr,
+    propagate_median,
+)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.nn import (
+    learned_partition,
+    make_aggregator,
+    partition_embedding,
+)
+from pyg_trust.privacy import PrivacyEngine, audit_training
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms import GFT, GraphScattering, Shards
+from pyg_trust.unlearning import (
+    GINClassifier,
+    ScatteringClassifier,
+    ShardedUnlearner,
+)
+
+
+@dataclass
+class Procedure:
+    """One of them.
+
+    Args:
+        prepare (callable): makes the objects, given a folder.
+        run (callable): runs it on them, given whether to show progress.
+        state (callable): all that can be seen of them.
+        check (callable): what has to hold at any time.
+        shows (int): the number of its progress bars, -1 if it has none by
+            design.
+        draws (bool): whether it moves torch's default generator, as dropout
+            and torch's loaders do.
+    """
+
+    prepare: Callable[..., Any]
+    run: Callable[..., Any]
+    state: Callable[[Any], Any] = lambda objects: None
+    check: Callable[[Any], None] = lambda objects: None
+    shows: int = 1
+    draws: bool = False
+
+
+PROCEDURES: dict[str, Procedure] = {}
+
+
+def same(one, two):
+    """Whether two states or results are equal, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        if one.layout != two.layout or one.shape != two.shape:
+            return False
+        if one.layout == torch.sparse_csr:
+            return all(
+                torch.equal(getattr(one, name)(), getattr(two, name)())
+                for name in ('crow_indices', 'col_indices', 'values')
+            )
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(
+            same(one[key], two[key]) for key in one
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    if hasattr(one, '__dataclass_fields__'):
+        return same(vars(one), vars(two))
+    return one == two
+
+
+def cycle(size, seed=0, classes=2):
+    """A cycle with chords, for everything that takes one graph."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.arange(size)
+    pairs = torch.stack([rows, (rows + 1) % size])
+    chords = torch.randint(size, (2, size), generator=generator)
+    pairs = torch.cat([pairs, chords[:, chords[0] != chords[1]]], 1)
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[: 3 * size // 4] = True
+    return Data(
+        x=torch.rand(size, 5, generator=generator),
+        edge_index=torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1),
+        y=rows % classes,
+        train_mask=mask,
+    )
+
+
+def dataset(count=12):
+    """Labelled graphs with features in [0, 1]."""
+    graphs = [cycle(4 + i % 3, seed=i) for i in range(count)]
+    for i, data in enumerate(graphs):
+        data.x, data.y = data.x[:, :1], torch.tensor([i % 2])
+        del data.train_mask
+    return graphs
+
+
+# Certificates ###############################################################
+
+
+def threat(budget):
+    data = cycle(12)
+    return ThreatModel(
+        data.edge_index,
+        local_budget=1,
+        global_budget=budget,
+        num_nodes=12,
+    )
+
+
+def logits():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(12, 3, generator=generator)
+
+
+def certificate(budget, method, shows, targets=None):
+    def run(objects, progress_bar):
+        return certify(
+            logits(),
+            objects,
+            targets=targets,
+            method=method,
+            progress_bar=progress_bar,
+        )
+
+    return Procedure(lambda folder: threat(budget), run, shows=shows)
+
+
+PROCEDURES['certify, local'] = certificate(None, 'dual', 1)
+PROCEDURES['certify, dual'] = certificate(2, 'dual', 3)
+PROCEDURES['certify, lp'] = certificate(2, 'lp', 3, torch.tensor([4]))
+PROCEDURES['certify, exact'] = certificate(1, 'exact', 1)
+
+
+def bounds(objects, progress_bar):
+    perturbations = objects.perturbations
+    targets, reward = torch.tensor([0, 3]), logits().double().t()[:2]
+    upper = pagerank_bounds(
+        perturbations, targets, 0.15, progress_bar=progress_bar
+    )
+    found = dual_bound(
+        perturbations,
+        reward.contiguous(),
+        targets,
+        upper,
+        2,
+        0.15,
+        progress_bar=progress_bar,
+    )
+    attacks = budget_attacks(
+        perturbations,
+        reward.contiguous(),
+        targets,
+        upper,
+        found.multiplier,
+        2,
+        0.15,
+        progress_bar=progress_bar,
+    )
+    return found.bound, attacks
+
+
+PROCEDURES['bounds and attacks'] = Procedure(
+    lambda folder: threat(2), bounds, shows=3
+)
+
+
+# Certified removal ##########################################################
+
+
+def classifier(**kwargs):
+    transform = GraphScattering(J=2, Q=1, L=2)
+    kwargs = {'noise_std': 1.0, 'seed': 0, **kwargs}
+    return ScatteringClassifier(transform, **kwargs)
+
+
+def classified(model):
+    if model._model is None:
+        return None
+    state = model.state_dict()
+    return {**state, 'Z': model.embeddings}
+
+
+def is_certified(model):
+    if model._model is None:
+        assert not model.ledger.entries
+        return
+    entries = model.ledger.entries
+    gone = sum(len(entry.request) for entry in entries)
+    assert model.num_graphs == 12 - gone
+    again = classifier()
+    again.load_state_dict(model.state_dict())
+
+
+PROCEDURES['ScatteringClassifier.fit'] = Procedure(
+    lambda folder: classifier(),
+    lambda model, bar: model.fit(dataset(), progress_bar=bar) and None,
+    classified,
+    is_certified,
+    shows=3,
+)
+PROCEDURES['ScatteringClassifier.fit, again'] = Procedure(
+    lambda folder: classifier().fit(dataset()),
+    lambda model, bar: model.fit(dataset(), progress_bar=bar) and None,
+    classified,
+    is_certified,
+    shows=3,
+)
+WHOLE = RemovalRequest(graphs=[3, 5])
+PROCEDURES['ScatteringClassifier.remove'] = Procedure(
+    lambda folder: classifier().fit(dataset()),
+    lambda model, bar: model.remove(WHOLE, progress_bar=bar),
+    classified,
+    is_certified,
+    # Whole graphs are not embedded again.
+    shows=0,
+)
+
+
+NODES = RemovalRequest(nodes={3: [0], 5: [1]})
+PROCEDURES['ScatteringClassifier.remove, refined'] = Procedure(
+    # With so little noise, a step is never enough.
+    lambda folder: classifier(noise_std=1e-7).fit(dataset()),
+    lambda model, bar: model.remove(NODES, progress_bar=bar),
+    classified,
+    shows=2,
+)
+PROCEDURES['ScatteringClassifier.verify'] = Procedure(
+    lambda folder: classifier().fit(dataset()),
+    lambda model, bar: model.verify(progress_bar=bar),
+    classified,
+    is_certified,
+    shows=2,
+)
+
+
+def with_later(folder):
+    model = classifier().fit(dataset())
+    later = classifier()
+    later.load_state_dict(copy.deepcopy(model.state_dict()))
+    later.remove(WHOLE)
+    model.later = later.state_dict()
+    return model
+
+
+PROCEDURES['ScatteringClassifier.load_state_dict'] = Procedure(
+    with_later,
+    lambda model, bar: model.load_state_dict(model.later, progress_bar=bar),
+    classified,
+    is_certified,
+)
+PROCEDURES['ScatteringClassifier.predict'] = Procedure(
+    lambda folder: classifier().fit(dataset()),
+    lambda model, bar: (
+        model.decision_function(dataset(), progress_bar=bar),
+        model.predict(dataset(), progress_bar=bar),
+        model.predict_proba(dataset(), progress_bar=bar),
+        model.score(dataset(), progress_bar=bar),
+    ),
+    classified,
+    shows=4,
+)
+
+
+def network(model):
+    if model._fitted is None:
+        return None
+    graphs, net = model._fitted
+    return {
+        'graphs': {i: data.to_dict() for i, data in graphs.items()},
+        'net': copy.deepcopy(net.state_dict()),
+        'training': net.training,
+    }
+
+
+PROCEDURES['GINClassifier.fit'] = Procedure(
+    lambda folder: GINClassifier(epochs=3, seed=0),
+    lambda model, bar: model.fit(dataset(), progress_bar=bar) and None,
+    network,
+)
+PROCEDURES['GINClassifier.remove'] = Procedure(
+    lambda folder: GINClassifier(epochs=3, seed=0).fit(dataset()),
+    lambda model, bar: model.remove(WHOLE, progress_bar=bar),
+    network,
+)
+
+
+# Shards #####################################################################
+
+
+def unlearner(folder=None, **kwargs):
+    aggregator = make_aggregator('attentive', epochs=2, hidden_channels=4)
+    kwargs = {'epochs': 2, 'seed': 5, 'aggregator': aggregator, **kwargs}
+    return ShardedUnlearner(
+        lambda: GCN(5, 4, 2, 2, dropout=0.5), 3, folder=folder, **kwargs
+    )
+
+
+def sharded(model):
+    if model._state is None:
+        return None
+    state = copy.deepcopy(model.state_dict())
+    state.pop('work')
+    return {**state, 'outputs': model.outputs}
+
+
+def is_exact(model):
+    if model._state is None:
+        if model.folder is not None:
+            assert not (model.folder / 'manifest.json').exists()
+        return
+    entries = model.ledger.entries
+    assert all(e.action in ('fit', 'retrain') for e in entries)
+    gone = sum(len(e.request['0']['nodes']) for e in entries if e.request)
+    assert model.n_id.numel() == 40 - gone
+    if model.folder is not None:
+        # The disk says the same.
+        kept = unlearner(model.folder).load()
+        assert same(sharded(kept), sharded(model))
+        model.purge()
+
+
+PROCEDURES['ShardedUnlearner.fit'] = Procedure(
+    lambda folder: unlearner(folder / 'state'),
+    lambda model, bar: model.fit(cycle(40), progress_bar=bar) and None,
+    sharded,
+    is_exact,
+    shows=3,
+)
+PROCEDURES['ShardedUnlearner.flush'] = Procedure(
+    lambda folder: queued(folder),
+    lambda model, bar: untimed(model.flush(progress_bar=bar)),
+    sharded,
+    is_exact,
+    shows=3,
+)
+PROCEDURES['ShardedUnlearner.remove'] = Procedure(
+    lambda folder: unlearner(
+        trainer='sequential', sparse_x=True, sparse_adj=True
+    ).fit(cycle(40)),
+    lambda model, bar: untimed(model.remove(NAMED, progress_bar=bar)),
+    sharded,
+    is_exact,
+    shows=3,
+)
+PROCEDURES['ShardedUnlearner.repartition'] = Procedure(
+    lambda folder: unlearner(partition='blpa').fit(cycle(40)),
+    lambda model, bar: untimed(model.repartition(progress_bar=bar)),
+    sharded,
+    is_exact,
+    shows=4,
+)
+PROCEDURES['ShardedUnlearner.verify'] = Procedure(
+    lambda folder: unlearner().fit(cycle(40)),
+    lambda model, bar: model.verify(progress_bar=bar),
+    sharded,
+    shows=3,
+)
+PROCEDURES['ShardedUnlearner.predict'] = Procedure(
+    lambda folder: unlearner().fit(cycle(40)),
+    lambda model, bar: (
+        model.predict(cycle(20), progress_bar=bar),
+        model.predict_proba(cycle(20), progress_bar=bar),
+    ),
+    sharded,
+    shows=2,
+)
+NAMED = RemovalRequest(nodes=[0, 1, 35])
+
+
+def queued(folder):
+    model = unlearner(folder / 'state').fit(cycle(40))
+    model.enqueue(NAMED)
+    return model
+
+
+def untimed(report):
+    return {**vars(report), 'seconds': None}
+
+
+def reloaded(folder):
+    model = unlearner().fit(cycle(40))
+    later = unlearner()
+    later.load_state_dict(copy.deepcopy(model.state_dict()))
+    later.remove(NAMED)
+    later.save(folder / 'later')
+    model.later = folder / 'later'
+    return model
+
+
+PROCEDURES['ShardedUnlearner.load'] = Procedure(
+    reloaded,
+    lambda model, bar: model.load(model.later, progress_bar=bar) and None,
+    sharded,
+    is_exact,
+)
+
+
+def fitted(name, **kwargs):
+    generator = torch.Generator().manual_seed(2)
+    outputs = torch.randn(3, 20, 2, generator=generator)
+    y, index = torch.arange(20) % 2, torch.arange(15)
+
+    def prepare(folder):
+        made = make_aggregator(name, epochs=2, **kwargs)
+        return made.fit(outputs, y, index, seed=1)
+
+    def run(made, progress_bar):
+        made.fit(outputs, y, index, seed=2, progress_bar=progress_bar)
+        return made(outputs)
+
+    def state(made):
+        return dict(copy.deepcopy(made.state_dict()))
+
+    return Procedure(prepare, run, state)
+
+
+PROCEDURES['AttentiveAggregator.fit'] = fitted('attentive', hidden_channels=4)
+PROCEDURES['LBAggregator.fit'] = fitted('lbaggr')
+
+
+def partition(function, *names, **kwargs):
+    def run(data, progress_bar):
+        return function(
+            *(getattr(data, name) for name in names),
+            *(() if function is partition_embedding else (3,)),
+            seed=0,
+            progress_bar=progress_bar,
+            **kwargs,
+        )
+
+    return Procedure(
+        lambda folder: cycle(20), run, lambda data: data.to_dict()
+    )
+
+
+PROCEDURES['blpa'] = partition(blpa, 'edge_index', 'num_nodes')
+PROCEDURES['bekm'] = partition(bekm, 'x')
+PROCEDURES['learned_partition'] = partition(
+    learned_partition, 'x', 'edge_index', 'y', max_epochs=4
+)
+PROCEDURES['partition_embedding'] = partition(
+    partition_embedding, 'x', 'edge_index', 'y', epochs=4
+)
+PROCEDURES['Shards'] = Procedure(
+    lambda folder: cycle(20),
+    lambda data, bar: Shards(3, 'blpa', seed=0, progress_bar=bar)(data).shard,
+    lambda data: data.to_dict(),
+)
+
+
+# Propagation and embeddings #################################################
+
+
+def median(graph, progress_bar):
+    return propagate_median(
+        graph,
+        torch.eye(20),
+        ppr(0.2),
+        plan(0.1, levels=5, failure=1e-3),
+        seed=0,
+        force_push=True,
+        progress_bar=progress_bar,
+    )
+
+
+PROCEDURES['propagate_median'] = Procedure(
+    lambda folder: CSRGraph.from_data(cycle(20)), median
+)
+PROCEDURES['GraphScattering.embed'] = Procedure(
+    lambda folder: GraphScattering(J=2, Q=2, L=2, max_degree=4),
+    lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
+    lambda transform: dict(vars(transform)),
+)
+PROCEDURES['GFT.embed'] = Procedure(
+    lambda folder: GFT(num_bands=2),
+    lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
+    lambda transform: dict(vars(transform)),
+)
+
+
+# Private training ###########################################################
+
+
+class Net(torch.nn.Module):
+    """A model of which a part is kept in evaluation mode."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.one, self.two = GCNConv(5, 4), GCNConv(4, 2)
+        self.drop = torch.nn.Dropout(dropout)
+        self.kept = torch.nn.Dropout(0.5).eval()
+
+    def forward(self, x, edge_index):
+        x = self.kept(self.drop(self.one(x, edge_index).relu()))
+        return self.two(x, edge_index)
+
+
+class Private:
+    """What private training is made of."""
+
+    def __init__(self, folder, dropout=0.5):
+        self.folder = folder
+        self.net = Net(dropout)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+        self.walks = DisjointWalkLoader(cycle(30), 4, 1, num_steps=3, seed=0)
+        ledger = folder / 'ledger'
+        self.engine = PrivacyEngine(seed=0, ledger=ledger)
+        self.private = None
+
+    def make(self, **kwargs):
+        self.private = self.engine.make_private(
+            module=self.net,
+            optimizer=self.optimizer,
+            data_loader=self.walks,
+            noise_multiplier=4.0,
+            max_grad_norm=1.0,
+            **kwargs,
+        )
+        return self
+
+    def open(self):
+        self.engine._open(self.walks)
+
+    def train(self):
+        model, optimizer, loader = self.private
+        criterion = torch.nn.functional.cross_entropy
+        for batch in loader:
+            optimizer.zero_grad()
+            size = batch.batch_size
+            out = model(batch.x, batch.edge_index)[:size]
+            criterion(out, batch.y[:size]).backward()
+            optimizer.step()
+
+    def state(self):
+        """What a user sees, hooks and modes of all layers included."""
+        layers = list(self.net.modules())
+        return {
+            'net': copy.deepcopy(dict(self.net.state_dict())),
+            'optimizer': copy.deepcopy(self.optimizer.state_dict()),
+            'modes': [layer.training for layer in layers],
+            'hooks': [
+                len(layer._forward_hooks) + len(layer._forward_pre_hooks)
+                for layer in layers
+            ],
+        }
+
+    def claimed(self):
+        """What the ledger says to somebody who comes later."""
+        self.engine.close()
+        again = Private(self.folder).make()
+        steps = again.engine.steps
+        again.engine.close()
+        return steps
+
+
+def engine_made(objects, progress_bar):
+    objects.make()
+
+
+def modes_are_kept(objects):
+    assert objects.state()['modes'] == Private(objects.folder).state()['modes']
+
+
+PROCEDURES['PrivacyEngine.make_private'] = Procedure(
+    Private,
+    engine_made,
+    lambda objects: objects.state(),
+    modes_are_kept,
+    shows=-1,
+)
+PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(
+    lambda folder: Private(folder, dropout=0.0),
+    lambda objects, bar: objects.engine.estimate_max_grad_norm(
+        module=objects.net,
+        data_loader=objects.walks,
+        criterion=torch.nn.functional.cross_entropy,
+        public=True,
+        progress_bar=bar,
+    ),
+    lambda objects: objects.state(),
+)
+
+
+def attach(module, optimizer, loader):
+    engine = PrivacyEngine(seed=3)
+    return engine, engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=4.0,
+        max_grad_norm=1.0,
+        loss_reduction='sum',
+    )
+
+
+PROCEDURES['audit_training'] = Procedure(
+    lambda folder: None,
+    lambda objects, bar: audit_training(
+        attach, num_canaries=30, seed=0, progress_bar=bar
+    ),
+    draws=True,
+)

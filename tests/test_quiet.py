@@ -1,0 +1,114 @@
+"""Nothing is said that was not asked for: no prints, no warnings, no bars."""
+
+import ast
+import inspect
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from procedures import PROCEDURES
+from test_api import modules
+from tqdm import tqdm
+
+import pyg_trust
+
+ROOT = Path(pyg_trust.__file__).parent
+
+# Where the package speaks, and why.
+SPEAKS = {
+    # Asked for by insist=True, which gives away what no epsilon covers.
+    ('privacy/engine.py', 'warnings.warn'),
+    # Sparse matrices are new to torch, and it says so once per process.
+    ('graph.py', 'warnings.catch_warnings'),
+    ('graph.py', 'warnings.filterwarnings'),
+}
+SPEECH = ('print', 'warn', 'logging', 'sys.stdout', 'sys.stderr')
+
+
+def called(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def test_the_package_speaks_in_known_places_alone():
+    found = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in ROOT.rglob('*.py')
+        for name in called(ast.parse(path.read_text()))
+        if name.startswith(SPEECH)
+    }
+    assert found == SPEAKS
+
+
+@pytest.fixture
+def strict():
+    """Everything that warns is an error, and what warns once warns again."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        yield
+    torch.set_warn_always(always)
+
+
+@pytest.mark.parametrize('name', PROCEDURES)
+def test_procedures_are_quiet(name, tmp_path, capfd, strict):
+    procedure = PROCEDURES[name]
+    procedure.run(procedure.prepare(tmp_path), False)
+    assert capfd.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize('name', PROCEDURES)
+def test_progress_is_shown_on_request(name, tmp_path, capfd, monkeypatch):
+    procedure = PROCEDURES[name]
+    objects = procedure.prepare(tmp_path)
+    shown = []
+    made = tqdm.__init__
+
+    def noted(bar, *args, **kwargs):
+        made(bar, *args, **kwargs)
+        if not bar.disable:
+            shown.append(kwargs['desc'])
+
+    monkeypatch.setattr(tqdm, '__init__', noted)
+    procedure.run(objects, True)
+    out, err = capfd.readouterr()
+    assert out == ''
+    assert bool(err) == (procedure.shows > 0)
+    assert len(shown) == max(procedure.shows, 0)
+    # Each is named.
+    assert all(shown)
+
+
+def functions():
+    for name in modules():
+        module = __import__(name, fromlist=['_'])
+        for member in vars(module).values():
+            if getattr(member, '__module__', None) != name:
+                continue
+            if inspect.isfunction(member):
+                yield member
+            elif inspect.isclass(member):
+                yield from filter(inspect.isfunction, vars(member).values())
+
+
+def test_bars_are_off_by_default_last_and_documented():
+    found = 0
+    for function in functions():
+        parameters = inspect.signature(function).parameters
+        if (
+            'progress_bar' not in parameters
+            or function.__name__.startswith('_')
+            or function.__qualname__.startswith('_')
+        ):
+            continue
+        found += 1
+        last = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD]
+        bar = parameters['progress_bar']
+        assert last[-1] is bar, function
+        assert bar.default is False, function
+        doc = inspect.getdoc(function)
+        assert 'progress_bar (bool): whether to show one' in doc, function
+    assert found > 30
