@@ -73,9 +73,7 @@ def test_the_hinge_bounds_how_many_are_not_certified(seed):
     one = RobustLoss(threat, 0.5, margin=0.2, pseudo_weight=1 / 0.2)
     index, rest = torch.arange(30).split([1, 29])
     bound = one(logits, y, index, pseudo=pseudo) - one(logits, y, index)
-    made = certify(
-        logits, threat, alpha=0.5, targets=rest, reference=pseudo
-    )
+    made = certify(logits, threat, alpha=0.5, targets=rest, reference=pseudo)
     assert 0 < made.certified_ratio < 1
     assert 1 - made.certified_ratio <= float(bound) + 1e-9
 
@@ -221,7 +219,7 @@ def test_bad_classes_are_refused():
         loss(logits, Y, some[:0])
     with pytest.raises(TypeError, match="'pseudo'"):
         loss(logits, Y, some, pseudo=logits)
-    with pytest.raises(ValueError, match="'pseudo'.*shape"):
+    with pytest.raises(ValueError, match=r"'pseudo'.*shape"):
         loss(logits, Y, some, pseudo=Y[:3])
     for wrong in (Y + 1, Y - 2):
         with pytest.raises(ValueError, match=r"'pseudo'.*in \[0, 3\)"):
