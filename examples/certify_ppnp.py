@@ -36,7 +36,7 @@ training, in points of F1 and of the certified ratio at s=10:
               seed 1     +0.1   +5.2       -0.1   -0.5
               seed 2     -0.2   +4.7       -1.0   -0.6
 
-The half was chosen on Cora-ML, by validation accuracy. With all of them
+The half was chosen on Cora-ML with seed 1, by validation accuracy. With all
 (--keep 1) the certified ratio rises further and F1 stays or falls: +15.3 and
 +0.5 points on Cora-ML, +8.6 and -0.1 on CiteSeer (seed 0), +13.1 and -0.9 on
 Cora-ML with seed 1. With what the model itself predicts in each epoch, in

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyg_trust.certificates.certify import node_indices
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
@@ -156,9 +157,9 @@ class RobustLoss(torch.nn.Module):
         num_nodes, num_classes = logits.shape
         check_tensor('y', y, torch.int64, (num_nodes,))
         logits, y = logits.cpu(), y.cpu()
-        nodes = torch.arange(num_nodes)
-        if index is not None:
-            nodes = nodes[index.cpu()]
+        nodes = node_indices('index', index, num_nodes).cpu()
+        if nodes.numel() == 0:
+            raise ValueError("'index' needs to hold a node (got none)")
         target = y[nodes]
         _check_classes('y', target, num_classes)
         others = None
@@ -166,6 +167,11 @@ class RobustLoss(torch.nn.Module):
             check_tensor('pseudo', pseudo, torch.int64, (num_nodes,))
             hat = pseudo.cpu().index_fill(0, nodes, -1)
             others = (hat != -1).nonzero().view(-1)
+            if others.numel() == 0:
+                raise ValueError(
+                    "'pseudo' needs to give an unlabelled node a class "
+                    '(got none)'
+                )
             _check_classes('pseudo', hat[others], num_classes)
         margins = self._margins(logits)
         # [num_labelled, num_classes]; the class itself has infinite margin.
@@ -207,11 +213,6 @@ class RobustLoss(torch.nn.Module):
 
 
 def _check_classes(name: str, classes: Tensor, num_classes: int) -> None:
-    if classes.numel() == 0:
-        raise ValueError(
-            f"'{name}' needs to give the class of a node at least "
-            '(got no node that counts)'
-        )
     low, high = int(classes.min()), int(classes.max())
     if low < 0 or high >= num_classes:
         raise ValueError(

@@ -215,8 +215,11 @@ def test_bad_classes_are_refused():
         loss(logits, Y - 1)
     # Only the classes of labelled nodes are read.
     loss(logits, torch.tensor([0, 1, -1, 7, 3]), some)
-    with pytest.raises(ValueError, match="'y' needs to give the class"):
-        loss(logits, Y, some[:0])
+    for wrong in (some[:0], some > 5, some + 4, -some):
+        with pytest.raises(ValueError, match="'index' needs"):
+            loss(logits, Y, wrong)
+    with pytest.raises(TypeError, match="'index' needs"):
+        loss(logits, Y, some.double())
     with pytest.raises(TypeError, match="'pseudo'"):
         loss(logits, Y, some, pseudo=logits)
     with pytest.raises(ValueError, match=r"'pseudo'.*shape"):
