@@ -40,7 +40,8 @@ The half was chosen on Cora-ML with seed 1, by validation accuracy. With all
 (--keep 1) the certified ratio rises further and F1 stays or falls: +15.3 and
 +0.5 points on Cora-ML, +8.6 and -0.1 on CiteSeer (seed 0), +13.1 and -0.9 on
 Cora-ML with seed 1. With what the model itself predicts in each epoch, in
-place of a plain model's classes, it ends up predicting one class.
+place of a plain model's classes, classes merge: on Cora-ML F1 falls below 0.1,
+or to 0.47 after 50 epochs of plain training.
 """
 
 import argparse

@@ -48,9 +48,10 @@ class RobustLoss(torch.nn.Module):
     not certified to be of class :math:`\hat y_v` has a margin of at most
     zero, so that :math:`h_v \ge M` for :math:`M \ge 0`: the mean of
     :math:`h_v / M` bounds the share of such nodes from above. Take
-    :math:`\hat y` from a trained model, once. Where it is what the model
-    itself predicts at the time, classes may merge: a model that predicts one
-    class everywhere is perfectly robust.
+    :math:`\hat y` from a trained model, once, and leave out the nodes that it
+    is least sure of, which are the most often wrong. Where :math:`\hat y` is
+    what the model itself predicts at the time, classes merge: one that
+    predicts the same class everywhere is perfectly robust.
 
     Gradients follow from Danskin's theorem: the worst graphs are found for
     the current logits and held fixed
