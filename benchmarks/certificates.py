@@ -40,6 +40,7 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust.certificates import RobustLoss, ThreatModel, certify
 from pyg_trust.functional import (
+    diffuse,
     dual_bound,
     linear_program,
     pagerank_bounds,
@@ -363,7 +364,12 @@ def run_whole(name: str, logits: Tensor, graph: CSRGraph) -> None:
 
 
 def run_training(
-    name: str, data: Data, graph: CSRGraph, labelled: Tensor, repeats: int
+    name: str,
+    data: Data,
+    logits: Tensor,
+    graph: CSRGraph,
+    labelled: Tensor,
+    repeats: int,
 ) -> None:
     """A robust epoch against a plain one."""
     torch.manual_seed(0)
@@ -377,15 +383,20 @@ def run_training(
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     threat = ThreatModel(graph, strength=10)
+    predicted = diffuse(graph, logits, ALPHA).argmax(1)
     losses = {
-        kind: RobustLoss(threat, ALPHA, kind=kind) for kind in ('rce', 'cem')
+        (kind, pseudo is not None): partial(
+            RobustLoss(threat, ALPHA, kind=kind), pseudo=pseudo
+        )
+        for pseudo in (None, predicted)
+        for kind in ('rce', 'cem')
     }
 
-    def epochs(kind: str) -> Any:
+    def epochs(kind: Any) -> Any:
         for _ in range(5):
             optimizer.zero_grad()
             logits = model.logits(data.x)
-            if kind == 'ce':
+            if kind is None:
                 z = model.diffuse(logits, graph)
                 loss = F.cross_entropy(z[labelled], data.y[labelled])
             else:
@@ -393,14 +404,17 @@ def run_training(
             loss.backward()
             optimizer.step()
 
-    for kind in losses:
-        epochs(kind)
+    for kind, unlabelled in losses:
+        epochs((kind, unlabelled))
         robust, plain, ratio = interleave(
-            partial(epochs, kind), partial(epochs, 'ce'), repeats
+            partial(epochs, (kind, unlabelled)),
+            partial(epochs, None),
+            repeats,
         )
+        nodes = 'all nodes' if unlabelled else 'labelled nodes'
         report(
             'training',
-            f'{name} {kind} s=10',
+            f'{name} {kind} {nodes} s=10',
             ratio_to_plain=ratio,
             robust_s=robust / 5,
             plain_s=plain / 5,
@@ -467,7 +481,7 @@ def main() -> None:
         if 'whole' in args.parts:
             run_whole(name, logits, graph)
         if 'training' in args.parts:
-            run_training(name, data, graph, labelled, args.repeats)
+            run_training(name, data, logits, graph, labelled, args.repeats)
     if 'scaling' in args.parts:
         run_scaling()
     if args.csv:

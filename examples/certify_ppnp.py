@@ -12,13 +12,36 @@ Draws four figures of "Certifiable Robustness to Graph Perturbations"
     python examples/certify_ppnp.py --dataset CitationFull:CiteSeer
 
 All losses of 4c are compared at the epoch of the best validation accuracy
-(ties: the lower validation loss). The paper reports larger gains from robust
-training; its authors' plain model is one of a later epoch than their robust
-ones, and certified ratios fall as a model trains on, so that part of their
-gain is one of different stopping rules. Measured with this rule at s=10: RCE
-gains 2.4 and 1.8 points on CiteSeer (seeds 0 and 1, F1 +0.4 and +0.2), CEM
-loses some; on Cora-ML (seed 0) CEM gains 1.0 and costs 2.0 points of F1, and
-RCE loses both.
+(ties: the lower validation loss). The paper reports larger gains from RCE and
+CEM; its authors' plain model is one of a later epoch than their robust ones,
+and certified ratios fall as a model trains on, so that part of their gain is
+one of different stopping rules. With one rule at s=10, RCE gains 2.4 points
+on CiteSeer (seed 0, F1 +0.4) and loses 8.8 on Cora-ML (F1 -2.9); CEM loses
+5.1 and gains 0.6. (Roundoff alone can change the epoch, and these figures by
+a point or two.)
+
+What limits them is the number of labelled nodes, not the loss: on Cora-ML, CEM
+makes 80 % of the 140 labelled nodes robust (CE: 48 %) and 40 % of the others,
+as CE does. So 4c also trains the unlabelled nodes to keep the class that the
+plain model gives them (RobustLoss, pseudo): the half of them (--keep) with the
+largest clean margins. "Self-training" is the same loss without an attacker,
+the part of the gain that has nothing to do with robustness. Change to plain
+training, in points of F1 and of the certified ratio at s=10:
+
+                     CEM + unlabelled    self-training
+    Cora-ML, seed 0      +2.0  +12.1       +1.7   +0.7
+             seed 1      +1.2  +11.5       +2.3   +0.7
+             seed 2      -0.9  +11.0       +0.8   +1.3
+    CiteSeer, seed 0     +0.7   +2.9       +0.4   +2.1
+              seed 1     +0.1   +5.2       -0.1   -0.5
+              seed 2     -0.2   +4.7       -1.0   -0.6
+
+The half was chosen on Cora-ML with seed 1, by validation accuracy. With all
+(--keep 1) the certified ratio rises further and F1 stays or falls: +15.3 and
++0.5 points on Cora-ML, +8.6 and -0.1 on CiteSeer (seed 0), +13.1 and -0.9 on
+Cora-ML with seed 1. With what the model itself predicts in each epoch, in
+place of a plain model's classes, classes merge: on Cora-ML F1 falls below 0.1,
+or to 0.47 after 50 epochs of plain training.
 """
 
 import argparse
@@ -103,7 +126,13 @@ class Experiment:
             torch.nn.Linear(64, self.num_classes),
         )
 
-    def fit(self, model: Any, kind: str = 'ce', strength: int = 10) -> Any:
+    def fit(
+        self,
+        model: Any,
+        kind: str = 'ce',
+        pseudo: Tensor | None = None,
+        **threat: Any,
+    ) -> Any:
         """Trains a model and keeps its best validation epoch."""
         data, args = self.data, self.args
         optimizer = torch.optim.Adam(
@@ -111,8 +140,8 @@ class Experiment:
         )
         criterion = None
         if kind != 'ce':
-            threat = ThreatModel(self.graph, strength=strength)
-            criterion = RobustLoss(threat, model.alpha, kind=kind)
+            attacker = ThreatModel(self.graph, **threat)
+            criterion = RobustLoss(attacker, model.alpha, kind=kind)
         best, state, stale = None, None, 0
         for epoch in range(args.epochs):
             model.train()
@@ -122,7 +151,7 @@ class Experiment:
                 z = model.diffuse(logits, self.graph)
                 loss = F.cross_entropy(z[self.train], data.y[self.train])
             else:
-                loss = criterion(logits, data.y, self.train)
+                loss = criterion(logits, data.y, self.train, pseudo=pseudo)
             loss.backward()
             optimizer.step()
             model.eval()
@@ -229,47 +258,70 @@ class Experiment:
         ax = pyplot.subplots()[1]
         budgets = [1, 2, 5, 10, 20, 50, 100, 200]
         for strength in (6, 10):
-            made = [
-                self.certify(
+            label = f's={strength}, local + global'
+            local = self.certify(model, targets=targets, strength=strength)
+            made = []
+            for budget in budgets:
+                one = self.certify(
                     model,
                     targets=targets,
                     strength=strength,
                     global_budget=budget,
                 )
-                for budget in budgets
-            ]
-            label = f's={strength}, local + global'
+                made.append(one)
+                print(
+                    f'{label} B={budget} robust {one.num_robust} broken '
+                    f'{one.num_broken} unknown {one.num_unknown} '
+                    f'(local {local.num_robust})',
+                    flush=True,
+                )
             plot_certified_ratio(budgets, made, label=label, ax=ax)
-            local = self.certify(model, targets=targets, strength=strength)
             ax.axhline(
                 local.certified_ratio,
                 linestyle=':',
                 color=ax.lines[-1].get_color(),
                 label=f's={strength}, local',
             )
-            for budget, one in zip(budgets, made, strict=True):
-                print(
-                    f'{label} B={budget} robust {one.num_robust} broken '
-                    f'{one.num_broken} unknown {one.num_unknown} '
-                    f'(local {local.num_robust})'
-                )
         ax.set_xscale('log')
         self.save('4a', ax, 'global budget')
+
+    def surest(self, model: Any) -> Tensor:
+        """Classes of the surer of the unlabelled nodes, -1 elsewhere."""
+        with torch.no_grad():
+            z = model(self.data.x, self.graph)
+        first, second = z.topk(2, dim=1).values.unbind(1)
+        margin = first - second
+        rest = torch.ones(len(z), dtype=torch.bool)
+        rest[self.train] = False
+        least = margin[rest].quantile(1 - self.args.keep)
+        return torch.where(rest & (margin >= least), z.argmax(1), -1)
 
     def figure_4c(self) -> None:
         """Plain and robust training, one rule for the epoch."""
         ax = pyplot.subplots()[1]
         strength = self.args.strength
-        ratios = {}
-        for kind in ('ce', 'cem', 'rce'):
+        # With no edge to flip, the hinge is plain self-training.
+        nobody, attacker = {'local_budget': 0}, {'strength': strength}
+        plain, pseudo = 0.0, None
+        for name, kind, threat, others in (
+            ('CE', 'ce', nobody, False),
+            ('CEM', 'cem', attacker, False),
+            ('RCE', 'rce', attacker, False),
+            ('Self-training', 'cem', nobody, True),
+            ('CEM + unlabelled', 'cem', attacker, True),
+        ):
             seed_everything(self.args.seed)
-            model = self.fit(PPNP(self.encoder()), kind, strength)
-            made = self.curve(model, ax, kind.upper())
-            ratios[kind] = made[strength - 1].certified_ratio
-            gain = 100 * (ratios[kind] - ratios['ce'])
+            model = PPNP(self.encoder())
+            self.fit(model, kind, pseudo if others else None, **threat)
+            made = self.curve(model, ax, name)[strength - 1]
+            if pseudo is None:
+                plain, pseudo = made.certified_ratio, self.surest(model)
             print(
-                f'{kind} F1 {self.f1(model):.4f} certified at s={strength} '
-                f'{ratios[kind]:.4f} ({gain:+.1f} points)'
+                f'{name} F1 {self.f1(model):.4f} certified at s={strength} '
+                f'{made.certified_ratio:.4f} '
+                f'({100 * (made.certified_ratio - plain):+.1f} points), and '
+                f'right {made.certified_accuracy(self.data.y):.4f}',
+                flush=True,
             )
         self.save('4c', ax, 'local attack strength s')
 
@@ -290,6 +342,12 @@ def main() -> None:
     parser.add_argument('--lr', type=float, default=1e-2)
     parser.add_argument('--weight_decay', type=float, default=5e-2)
     parser.add_argument('--strength', type=int, default=10)
+    parser.add_argument(
+        '--keep',
+        type=float,
+        default=0.5,
+        help='share of unlabelled nodes that 4c trains to be robust',
+    )
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     seed_everything(args.seed)

@@ -58,12 +58,16 @@ def test_scattering_unlearning(shared, tmp_path):
 def test_certify_ppnp(shared, tmp_path):
     root = tmp_path / 'data'
     shutil.copytree(shared / 'data/CitationFull', root)
-    run(
+    output = run(
         *('certify_ppnp.py', '--dataset', 'CitationFull:CiteSeer'),
         *('--root', root, '--out', tmp_path / 'figures'),
-        *('--figures', '3a', '--epochs', '10'),
+        *('--figures', '3a', '4c', '--epochs', '30'),
     )
+    # Two points at least, if trained to the end.
+    gain = re.search(r'CEM \+ unlabelled F1.*\(([+-]\S+) points', output)
+    assert float(gain.group(1)) > 0
     assert len(list(tmp_path.glob('figures/*3a.png'))) == 1
+    assert len(list(tmp_path.glob('figures/*4c.png'))) == 1
 
 
 def test_agp_queries(tmp_path):

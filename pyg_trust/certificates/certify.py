@@ -253,7 +253,7 @@ def certify(
         )
     alpha = check_alpha(alpha)
     check_logits(logits, threat.graph)
-    nodes = _targets(targets, threat.num_nodes)
+    nodes = node_indices('targets', targets, threat.num_nodes)
     if not check_number('tolerance', tolerance) >= 0:
         raise ValueError(
             f"'tolerance' needs to be non-negative (got {tolerance})"
@@ -519,14 +519,15 @@ class _Columns:
                         problem.witnesses.append(flips[block.start + i])
 
 
-def _targets(targets: Tensor | None, num_nodes: int) -> Tensor:
-    if targets is None:
+def node_indices(name: str, nodes: Tensor | None, num_nodes: int) -> Tensor:
+    """Indices of nodes given as indices, as a mask, or as none for all."""
+    if nodes is None:
         return torch.arange(num_nodes)
-    if isinstance(targets, Tensor) and targets.dtype == torch.bool:
-        check_tensor('targets', targets, torch.bool, (num_nodes,))
-        return targets.nonzero().view(-1)
-    check_targets(targets, num_nodes)
-    return targets
+    if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
+        check_tensor(name, nodes, torch.bool, (num_nodes,))
+        return nodes.nonzero().view(-1)
+    check_targets(nodes, num_nodes, name)
+    return nodes
 
 
 def _check_method(method: str, cost: str, budget: int | None) -> None:

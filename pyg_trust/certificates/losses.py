@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyg_trust.certificates.certify import node_indices
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
@@ -32,24 +33,56 @@ class RobustLoss(torch.nn.Module):
         L_{CEM} &= \frac{1}{|L|} \sum_{v \in L} \Big[ \mathrm{CE}(y_v, (\Pi
         H)_v) + \sum_{c \neq y_v} \max(0, M - m^*_{y_v, c}(v)) \Big] .
 
+    **Nodes without a label.** The labelled nodes are few, and become robust
+    without the others following. Robustness needs no true class, only one to
+    stay in: with a class :math:`\hat y_v` for each of the other nodes
+    :math:`U` (:obj:`pseudo`), the loss is
+
+    .. math::
+        L + \frac{w}{|U|} \sum_{v \in U} h_v , \quad h_v = \sum_{c \neq \hat
+        y_v} \max(0, M - m^*_{\hat y_v, c}(v)) ,
+
+    in the manner of `"Certifiable Robustness and Robust Training for Graph
+    Convolutional Networks" <https://arxiv.org/abs/1906.12269>`_ (Zügner and
+    Günnemann 2019), whose bounds are of perturbed features. A node that is
+    not certified to be of class :math:`\hat y_v` has a margin of at most
+    zero, so that :math:`h_v \ge M` for :math:`M \ge 0`: the mean of
+    :math:`h_v / M` bounds the share of such nodes from above. Take
+    :math:`\hat y` from a trained model, once, and leave out the nodes that it
+    is least sure of, which are the most often wrong. Where :math:`\hat y` is
+    what the model itself predicts at the time, classes merge: one that
+    predicts the same class everywhere is perfectly robust.
+
     Gradients follow from Danskin's theorem: the worst graphs are found for
     the current logits and held fixed
-    (:func:`~pyg_trust.functional.robust_margins`). Policy iteration starts
-    from the margins of the last call, so that an epoch costs a few solves.
-    They run on the CPU, wherever the model is.
+    (:func:`~pyg_trust.functional.robust_margins`), so that, with a one where
+    a condition holds,
+
+    .. math::
+        \frac{\partial h_v}{\partial H_{i, k}} = \sum_{c \neq \hat y_v}
+        [m^*_{\hat y_v, c}(v) < M] \, \pi^*_{\hat y_v, c}(v)_i \, ([k = c] -
+        [k = \hat y_v]) .
+
+    Policy iteration yields the margins of all nodes and starts from those of
+    the last call, so that an epoch costs a few solves, the same with and
+    without :obj:`pseudo`. They run on the CPU, wherever the model is.
 
     .. code-block:: python
 
-        criterion = RobustLoss(ThreatModel(data, strength=10), alpha=0.15)
+        criterion = RobustLoss(ThreatModel(data, strength=10), kind='cem')
+        pseudo = plain(data.x, data.edge_index).argmax(dim=1)
         ...
-        loss = criterion(model.logits(data.x), data.y, data.train_mask)
+        logits = model.logits(data.x)
+        loss = criterion(logits, data.y, data.train_mask, pseudo=pseudo)
 
     Args:
         threat (ThreatModel): the attacker, without a global budget.
         alpha (float): the teleport probability of the model.
             (default: :obj:`0.15`)
-        kind (str): :obj:`'rce'` or :obj:`'cem'`. (default: :obj:`'rce'`)
-        margin (float): :math:`M` of :obj:`'cem'`. (default: :obj:`1.0`)
+        kind (str): :obj:`'rce'` or :obj:`'cem'`, the loss of labelled nodes.
+            (default: :obj:`'rce'`)
+        margin (float): :math:`M`. (default: :obj:`1.0`)
+        pseudo_weight (float): :math:`w`, non-negative. (default: :obj:`1.0`)
         tol (float): relative tolerance of the margins; a training loss needs
             less than a certificate. (default: :obj:`1e-6`)
     """
@@ -61,6 +94,7 @@ class RobustLoss(torch.nn.Module):
         *,
         kind: str = 'rce',
         margin: float = 1.0,
+        pseudo_weight: float = 1.0,
         tol: float = 1e-6,
     ) -> None:
         super().__init__()
@@ -78,10 +112,16 @@ class RobustLoss(torch.nn.Module):
             raise ValueError(f"'kind' needs to be one of {KINDS} (got {kind})")
         if not 0 < check_number('tol', tol) < 1:
             raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
+        if check_number('pseudo_weight', pseudo_weight) < 0:
+            raise ValueError(
+                f"'pseudo_weight' needs to be non-negative "
+                f'(got {pseudo_weight})'
+            )
         self.threat = threat
         self.alpha = check_alpha(alpha)
         self.kind = kind
         self.margin = check_number('margin', margin)
+        self.pseudo_weight = float(pseudo_weight)
         self.tol = tol
         self._last: Tensor | None = None
 
@@ -91,8 +131,9 @@ class RobustLoss(torch.nn.Module):
         y: Tensor,
         index: Tensor | None = None,
         diffused: Tensor | None = None,
+        pseudo: Tensor | None = None,
     ) -> Tensor:
-        r"""The loss over labelled nodes.
+        r"""The loss over labelled and, where given, unlabelled nodes.
 
         Args:
             logits (Tensor): :math:`H`, before diffusion, ``[num_nodes,
@@ -103,14 +144,53 @@ class RobustLoss(torch.nn.Module):
                 By default all. (default: :obj:`None`)
             diffused (Tensor, optional): :math:`\Pi H`, if it is at hand;
                 for :obj:`'cem'`. (default: :obj:`None`)
+            pseudo (Tensor, optional): :math:`\hat y`, int64,
+                ``[num_nodes]``: the class that each unlabelled node is to
+                keep, or -1 to leave it out; those of labelled nodes are not
+                read. (default: :obj:`None`)
+
+        Raises:
+            TypeError: on a wrong dtype.
+            ValueError: on a wrong shape, a class out of range, or no node
+                to take a loss of.
         """
         check_logits(logits, self.threat.graph)
-        check_tensor('y', y, torch.int64, (self.threat.num_nodes,))
+        num_nodes, num_classes = logits.shape
+        check_tensor('y', y, torch.int64, (num_nodes,))
         logits, y = logits.cpu(), y.cpu()
-        nodes = torch.arange(self.threat.num_nodes)
-        if index is not None:
-            nodes = nodes[index.cpu()]
+        nodes = node_indices('index', index, num_nodes).cpu()
+        if nodes.numel() == 0:
+            raise ValueError("'index' needs to hold a node (got none)")
         target = y[nodes]
+        _check_classes('y', target, num_classes)
+        others = None
+        if pseudo is not None:
+            check_tensor('pseudo', pseudo, torch.int64, (num_nodes,))
+            hat = pseudo.cpu().index_fill(0, nodes, -1)
+            others = (hat != -1).nonzero().view(-1)
+            if others.numel() == 0:
+                raise ValueError(
+                    "'pseudo' needs to give an unlabelled node a class "
+                    '(got none)'
+                )
+            _check_classes('pseudo', hat[others], num_classes)
+        margins = self._margins(logits)
+        # [num_labelled, num_classes]; the class itself has infinite margin.
+        own = margins[target, :, nodes]
+        if self.kind == 'rce':
+            given = F.one_hot(target, num_classes).bool()
+            loss = F.cross_entropy(-own.masked_fill(given, 0), target)
+        else:
+            if diffused is None:
+                diffused = diffuse(self.threat.graph, logits, self.alpha)
+            loss = F.cross_entropy(diffused.cpu()[nodes], target)
+            loss = loss + self._hinge(own)
+        if others is not None:
+            hinge = self._hinge(margins[hat[others], :, others])
+            loss = loss + self.pseudo_weight * hinge
+        return loss
+
+    def _margins(self, logits: Tensor) -> Tensor:
         start = self._last
         if start is not None and start.size(0) != logits.size(1):
             start = None
@@ -122,18 +202,21 @@ class RobustLoss(torch.nn.Module):
             tol=self.tol,
         )
         self._last = worst.margins
-        margins = robust_margins(logits, worst, self.alpha)
-        # [num_labelled, num_classes]; the class itself has infinite margin.
-        margins = margins[target, :, nodes]
-        own = F.one_hot(target, logits.size(1)).bool()
-        if self.kind == 'rce':
-            return F.cross_entropy(-margins.masked_fill(own, 0), target)
-        if diffused is None:
-            diffused = diffuse(self.threat.graph, logits, self.alpha)
-        hinge = (self.margin - margins).clamp(min=0).masked_fill(own, 0)
-        clean = F.cross_entropy(diffused.cpu()[nodes], target)
-        return clean + hinge.sum(1).mean()
+        return robust_margins(logits, worst, self.alpha)
+
+    def _hinge(self, margins: Tensor) -> Tensor:
+        # Infinite margins, those of the class itself, give none.
+        return (self.margin - margins).clamp(min=0).sum(1).mean()
 
     def extra_repr(self) -> str:
         """The arguments that matter."""
         return f'{self.threat}, alpha={self.alpha:g}, kind={self.kind}'
+
+
+def _check_classes(name: str, classes: Tensor, num_classes: int) -> None:
+    low, high = int(classes.min()), int(classes.max())
+    if low < 0 or high >= num_classes:
+        raise ValueError(
+            f"'{name}' needs to be in [0, {num_classes}), the columns of "
+            f"'logits' (got {low} to {high})"
+        )

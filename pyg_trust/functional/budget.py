@@ -79,15 +79,17 @@ def check_budget(name: str, budget: int) -> int:
     return budget
 
 
-def check_targets(targets: Tensor, num_nodes: int) -> None:
+def check_targets(
+    targets: Tensor, num_nodes: int, name: str = 'targets'
+) -> None:
     """Checks node indices."""
     size = targets.numel() if isinstance(targets, Tensor) else 0
-    check_tensor('targets', targets, torch.int64, (size,))
+    check_tensor(name, targets, torch.int64, (size,))
     if targets.numel() > 0:
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= num_nodes:
             raise ValueError(
-                f"'targets' needs to be in [0, {num_nodes}), the nodes "
+                f"'{name}' needs to be in [0, {num_nodes}), the nodes "
                 f'(got {low} to {high})'
             )
 
