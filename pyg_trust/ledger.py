@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import files, report
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_positive,
+)
 from pyg_trust.report import Report
 
 try:
@@ -71,11 +78,7 @@ class RemovalLedger:
     FRESH = ('fit', 'refine', 'retrain')
 
     def __init__(self, budget: float) -> None:
-        if not 0 <= budget < math.inf:
-            raise ValueError(
-                f"'budget' needs to be non-negative and finite (got {budget})"
-            )
-        self.budget = float(budget)
+        self.budget = check_non_negative('budget', budget)
         self._entries: list[LedgerEntry] = []
 
     @property
@@ -95,6 +98,7 @@ class RemovalLedger:
 
     def count(self, action: str) -> int:
         """How many lines record an action."""
+        check_choice('action', action, (*self.FRESH, 'step'))
         return sum(entry.action == action for entry in self._entries)
 
     def record(
@@ -120,20 +124,16 @@ class RemovalLedger:
                 first line that is no fit.
             BudgetExceededError: if the budget does not allow it.
         """
-        if action not in (*self.FRESH, 'step'):
-            raise ValueError(
-                f"'action' needs to be one of {(*self.FRESH, 'step')} "
-                f'(got {action!r})'
-            )
+        check_choice('action', action, (*self.FRESH, 'step'))
         if (action == 'fit') != (not self._entries):
             raise ValueError(
                 "the first line, and it alone, needs to be a 'fit' "
                 f'(got {action!r} as line {len(self._entries)})'
             )
-        if not 0 <= spent < math.inf:
-            raise ValueError(
-                f"'spent' needs to be non-negative and finite (got {spent})"
-            )
+        check_non_negative('spent', spent)
+        check_instance('data', data, str)
+        request = {} if request is None else request
+        _check_plain('request', request)
         if action == 'step' and spent < self.spent:
             raise ValueError(
                 f"'spent' can't fall in a step (got {spent}, after "
@@ -145,7 +145,6 @@ class RemovalLedger:
                 f'{self.budget:.6g}'
             )
         before = self._entries[-1].link if self._entries else ''
-        request = {} if request is None else request
         entry = LedgerEntry(
             action,
             float(spent),
@@ -176,16 +175,26 @@ class RemovalLedger:
         self._entries = self._checked(state)
 
     def _checked(self, state: dict[str, Any]) -> list[LedgerEntry]:
-        if state['budget'] != self.budget:
+        check_instance('state', state, dict)
+        budget, lines = state.get('budget'), state.get('entries')
+        if budget != self.budget:
             raise ValueError(
-                f"the state's budget needs to be {self.budget} "
-                f'(got {state["budget"]})'
+                f"the state's budget needs to be {self.budget} (got {budget})"
+            )
+        if not isinstance(lines, list):
+            raise ValueError(
+                "'state' needs to hold a list of 'entries' "
+                f'(got {type(lines).__name__})'
             )
         made = RemovalLedger(self.budget)
-        for number, line in enumerate(state['entries']):
-            entry = made.record(
-                line['action'], line['spent'], line['request'], line['data']
-            )
+        for number, line in enumerate(lines):
+            fields = ('action', 'spent', 'request', 'data', 'link')
+            if not isinstance(line, dict) or set(line) != set(fields):
+                raise ValueError(
+                    f"'state' needs to have {fields} in line {number} of its "
+                    f'entries (got {line!r})'
+                )
+            entry = made.record(*(line[field] for field in fields[:-1]))
             if entry.link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
         if made._entries[: len(self._entries)] != self._entries:
@@ -209,6 +218,8 @@ def fingerprint(salt: str, data: Data) -> str:
         salt (str): a secret, so that small graphs can't be guessed.
         data (Data): the graph.
     """
+    check_instance('salt', salt, str)
+    check_instance('data', data, Data)
     parts: list[Tensor | str] = [salt]
     for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
         value = data.get(key)
@@ -223,6 +234,10 @@ def fingerprints(prints: dict[int, str]) -> str:
     Args:
         prints (dict): the fingerprint of every graph, by name.
     """
+    check_instance('prints', prints, dict)
+    for i, text in prints.items():
+        check_integer('prints', i, 0)
+        check_instance('prints', text, str)
     lines = [f'{i} {prints[i]}' for i in sorted(prints)]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
@@ -263,7 +278,10 @@ class PrivacyLedger:
     """
 
     def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
+        self._file = -1
+        check_instance('path', path, str, Path)
         self.path = Path(path)
+        _check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._lines: list[tuple[float, float]] = []
         self.pure_epsilon = 0.0
@@ -298,7 +316,12 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
-        line = (float(noise_multiplier), float(sample_rate))
+        noise = check_positive('noise_multiplier', noise_multiplier)
+        if not 0 < check_number('sample_rate', sample_rate) <= 1:
+            raise ValueError(
+                f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
+            )
+        line = (noise, float(sample_rate))
         self._append({'step': self.steps + 1, 'spent': list(line)})
         self._lines.append(line)
 
@@ -308,8 +331,9 @@ class PrivacyLedger:
         Args:
             epsilon (float): what it spends; the sum is ``pure_epsilon``.
         """
-        self._append({'epsilon': float(epsilon)})
-        self.pure_epsilon += float(epsilon)
+        epsilon = check_positive('epsilon', epsilon)
+        self._append({'epsilon': epsilon})
+        self.pure_epsilon += epsilon
 
     def close(self) -> None:
         """Closes and unlocks the file."""
@@ -383,6 +407,16 @@ class PrivacyLedger:
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'
+
+
+def _check_plain(name: str, value: dict[str, Any]) -> None:
+    check_instance(name, value, dict)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"'{name}' needs to hold plain values ({error})"
+        ) from None
 
 
 def _hash(content: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_number
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import (
     budget_attacks,
@@ -17,7 +18,6 @@ from pyg_trust.functional.budget import (
     pagerank_bounds,
     single_flip_margins,
 )
-from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
     Perturbations,
     Policy,

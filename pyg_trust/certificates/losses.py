@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyg_trust._checks import check_number
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
     check_alpha,
     check_logits,

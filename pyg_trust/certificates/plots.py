@@ -8,8 +8,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_tensor
 from pyg_trust.certificates.certify import Certificate
-from pyg_trust.functional.policy import check_tensor
 from pyg_trust.graph import CSRGraph
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
+from pyg_trust._checks import check_number
 from pyg_trust.functional.dp import (
     METHODS,
     ORDERS,
@@ -22,7 +23,6 @@ from pyg_trust.functional.dp import (
     rdp_fdp,
     wor_epsilon,
 )
-from pyg_trust.functional.measures import check_number
 
 RELATION = 'replace-one-feature-row'
 SAMPLING = 'uniform-without-replacement'

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust import rng
+from pyg_trust._checks import check_number
 from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
-from pyg_trust.functional.measures import check_number
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.loader.step_batches import check_positive

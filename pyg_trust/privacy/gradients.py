@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyg_trust._checks import check_number
 from pyg_trust.functional.dp import clip_factors
-from pyg_trust.functional.measures import check_number
 from pyg_trust.privacy import bookkeeping, fallbacks
 from pyg_trust.privacy.bookkeeping import Recorder
 from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in

@@ -1,0 +1,1931 @@
+"""One table of bad inputs: every public entry point, every argument.
+
+Each entry of :obj:`TABLE` is a call that works, and the kind of each of its
+arguments (:mod:`bad_inputs`). The kinds make bad values, one argument at a
+time; rows add what only several arguments together make bad. Every bad call
+has to be refused by the package itself, by a ``TypeError`` or ``ValueError``
+that names the argument, with everything as it was; and then the good call
+has to work, on the same objects.
+"""
+
+import atexit
+import inspect
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from bad_inputs import (
+    FLAG,
+    PATH,
+    SEED,
+    Kind,
+    Row,
+    any_graph,
+    anything,
+    changed,
+    choice,
+    complaint,
+    csr,
+    data,
+    edge_indices,
+    either,
+    entry_points,
+    instance,
+    integer,
+    leaves,
+    number,
+    parameters,
+    sequence,
+    tensor,
+    undirected,
+    values,
+)
+from torch_geometric.data import Data
+
+from pyg_trust import files
+from pyg_trust import functional as F
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import PrivacyLedger, RemovalLedger
+from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.report import Guarantee, TrustReport
+
+FOLDER = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+
+
+class Entry(NamedTuple):
+    make: Callable[[], Any]
+    kinds: dict[str, Kind]
+    rows: tuple[Row, ...]
+    names: dict[str, str]
+    needs: str | None
+
+
+TABLE: dict[str, Entry] = {}
+# Not in the table, and why.
+EXEMPT: dict[str, str] = {}
+
+# What an argument of this name is, wherever an entry says nothing else.
+NAMED: dict[str, Kind] = {
+    'graph': instance(),
+    'measure': instance(),
+    'seed': SEED,
+    'progress_bar': FLAG,
+    'alpha': number(0, 1),
+    'delta': number(0, 1),
+    'levels': integer(0, none=True),
+    'tol': number(0, 1),
+}
+
+
+def entry(
+    key: str,
+    make: Callable[[], Any],
+    *rows: Row,
+    names: dict[str, str] | None = None,
+    needs: str | None = None,
+    **kinds: Kind,
+) -> None:
+    """Adds an entry.
+
+    Args:
+        key: as :func:`entry_points` has it.
+        make: makes the arguments, by name; of a method, the object too.
+        rows: what several arguments together make bad.
+        names: by argument, what the error names if not the argument.
+        needs: the package without which it cannot be called.
+        kinds: by argument.
+    """
+    assert key not in TABLE, key
+    TABLE[key] = Entry(make, kinds, rows, names or {}, needs)
+
+
+def kind_of(key: str, name: str) -> Kind | None:
+    return TABLE[key].kinds.get(name, NAMED.get(name))
+
+
+# functional ##################################################################
+
+G = torch.Generator().manual_seed(0)
+N = 6
+UNIT = number(0, 1)
+SHARE = number(0, 1, closed='high')
+POSITIVE = number(0)
+NOT_NEGATIVE = number(0, closed='low')
+COUNT = integer(1)
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=G, dtype=torch.float64)
+
+
+def perturbations() -> F.Perturbations:
+    graph = csr()
+    return F.Perturbations(
+        graph,
+        torch.ones(graph.num_edges, dtype=torch.bool),
+        graph.degree - 1,
+    )
+
+
+# What goes through a training step is not searched for NaN.
+OUTPUTS = tensor(rows=False, finite=False)
+SHARD = [0, 1, 2, 0, 1, 2]
+
+
+def shard() -> torch.Tensor:
+    return torch.tensor(SHARD)
+
+
+SLACK = number(0, 1, closed='low')
+
+entry(
+    'functional.mean_probability',
+    lambda: {'outputs': rand(2, 5, 3)},
+    outputs=OUTPUTS,
+)
+entry(
+    'functional.majority_vote',
+    lambda: {'outputs': rand(2, 5, 3)},
+    outputs=OUTPUTS,
+)
+entry(
+    'functional.weighted_log_probability',
+    lambda: {'outputs': rand(2, 5, 3), 'weight': rand(2)},
+    outputs=OUTPUTS,
+    weight=tensor(finite=False),
+)
+entry(
+    'functional.attention',
+    lambda: {
+        'outputs': rand(2, 5, 3),
+        'weight': rand(2, 3, 4),
+        'bias': rand(2, 4),
+        'vector': rand(4),
+    },
+    outputs=tensor(rows=False, finite=False),
+    weight=tensor(columns=True, finite=False),
+    bias=tensor(columns=True, finite=False),
+    vector=tensor(rows=False, finite=False),
+)
+entry(
+    'functional.fuse',
+    lambda: {
+        'values': rand(2, 5, 3),
+        'score': rand(5, 2),
+        'mask': torch.ones((5, 2), dtype=torch.bool),
+    },
+    Row('an empty mask', {'mask': torch.zeros(5, 2).bool()}, "'mask'"),
+    values=tensor(rows=False, finite=False),
+    score=tensor(columns=True, finite=False),
+    mask=tensor(columns=True, none=True),
+)
+entry(
+    'functional.info_nce',
+    lambda: {
+        'whole': rand(5, 3),
+        'part': rand(5, 3),
+        'other_whole': rand(5, 3),
+        'other_part': rand(5, 3),
+    },
+    whole=tensor(rows=False, finite=False),
+    part=tensor(columns=True, finite=False),
+    other_whole=tensor(columns=True, finite=False),
+    other_part=tensor(columns=True, finite=False),
+    temperature=POSITIVE,
+)
+entry(
+    'functional.reconstruction_loss',
+    lambda: {
+        'embedding': rand(5, 3),
+        'neighbor': rand(5, 3),
+        'stranger': rand(5, 3),
+    },
+    embedding=tensor(rows=False, finite=False),
+    neighbor=tensor(columns=True, finite=False),
+    stranger=tensor(columns=True, finite=False),
+)
+entry(
+    'functional.auc_interval',
+    lambda: {'positive': rand(5), 'negative': rand(6)},
+    positive=tensor(rows=False, empty=True, finite=False),
+    negative=tensor(rows=False, empty=True, finite=False),
+    level=UNIT,
+)
+# Policies and budgets
+
+COLUMNS = tensor(columns=True)
+
+
+def reward(count: int = 2) -> torch.Tensor:
+    return rand(count, N)
+
+
+entry(
+    'functional.Perturbations',
+    lambda: {
+        'graph': csr(),
+        'removable': torch.ones(14, dtype=torch.bool),
+        'budget': csr().degree - 1,
+        'addable': torch.tensor([[0, 1], [3, 4]]),
+    },
+    Row('lost', {'budget': torch.full((N,), 9)}, "'budget'|a budget below"),
+    Row('both', {'all_pairs': True}, "'addable'"),
+    Row('there', {'addable': torch.tensor([[0], [1]])}, "'addable'"),
+    Row('twice', {'addable': torch.tensor([[0, 0], [3, 3]])}, "'addable'"),
+    removable=tensor(),
+    budget=tensor(low=0),
+    addable=tensor(columns=False, low=0, high=N - 1, none=True),
+    all_pairs=FLAG,
+)
+entry(
+    'functional.Perturbations.with_budget',
+    lambda: (perturbations(), {'budget': torch.zeros(N).long()}),
+    budget=tensor(low=0),
+)
+entry(
+    'functional.Perturbations.column_blocks',
+    lambda: (perturbations(), {'num_columns': 3}),
+    num_columns=integer(0),
+    numbers=COUNT,
+)
+entry(
+    'functional.Perturbations.clean_policy',
+    lambda: (perturbations(), {'num_columns': 3}),
+    num_columns=integer(0),
+)
+entry(
+    'functional.Policy.from_flips',
+    lambda: {
+        'perturbations': perturbations(),
+        'flips': [torch.tensor([[0], [1]])],
+    },
+    Row('a node', {'flips': [torch.tensor([[0], [N]])]}, "'flips'"),
+    Row('twice', {'flips': [torch.tensor([[0, 0], [1, 1]])]}, "'flips'"),
+    Row(
+        'nothing left',
+        {'flips': [torch.tensor([[1, 1], [0, 2]])]},
+        "'flips'",
+    ),
+    perturbations=instance(),
+    flips=sequence(3, None, torch.tensor([0, 1]), torch.tensor([[0.0], [1]])),
+)
+
+
+def policy() -> F.Policy:
+    return F.Policy.from_flips(perturbations(), [torch.tensor([[0], [1]])] * 2)
+
+
+entry(
+    'functional.Policy.solve',
+    lambda: (
+        policy(),
+        {
+            'reward': reward(),
+            'follow': 0.8,
+            'start': reward(),
+            'goal': torch.full((2,), 1e-9, dtype=torch.float64),
+        },
+    ),
+    reward=tensor(columns=True, finite=False),
+    follow=number(0, 1, closed='low'),
+    start=tensor(columns=True, finite=False),
+    goal=tensor(finite=False),
+    back=FLAG,
+)
+entry(
+    'functional.Policy.edges',
+    lambda: (policy(), {'column': 1}),
+    column=integer(0, 1),
+)
+entry(
+    'functional.policy_iteration',
+    lambda: {
+        'perturbations': perturbations(),
+        'reward': reward(),
+        'alpha': 0.2,
+        'bonus': reward(),
+        'visit_cost': reward(),
+        'step_cost': reward(),
+        'start': reward(),
+    },
+    perturbations=instance(),
+    reward=tensor(rows=False, columns=True),
+    bonus=tensor(columns=True, none=True),
+    visit_cost=tensor(columns=True, none=True),
+    step_cost=tensor(columns=True, none=True),
+    start=tensor(columns=True, none=True),
+    tol=NOT_NEGATIVE,
+    max_iter=COUNT,
+)
+entry(
+    'functional.policy_value',
+    lambda: {'policy': policy(), 'reward': reward(), 'alpha': 0.2},
+    policy=instance(),
+    reward=COLUMNS,
+    tol=number(0),
+)
+
+
+def worst() -> F.WorstCase:
+    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
+    return F.worst_case_margins(logits, perturbations(), 0.2)
+
+
+entry(
+    'functional.WorstCase.flips',
+    lambda: (worst(), {'c1': 0, 'c2': 1}),
+    Row('the same', {'c2': 0}, "'c2'"),
+    c1=integer(0, 1),
+    c2=integer(0, 1),
+)
+LOGITS = tensor(
+    columns=False, dtypes=(torch.int64, torch.bool, torch.complex64)
+)
+entry(
+    'functional.worst_case_margins',
+    lambda: {
+        'logits': rand(N, 2),
+        'perturbations': perturbations(),
+        'alpha': 0.2,
+        'start': rand(2, 2, N),
+    },
+    Row('one class', {'logits': rand(N, 1)}, "'logits'"),
+    logits=LOGITS,
+    perturbations=instance(),
+    start=tensor(columns=True, none=True, finite=False),
+    tol=NOT_NEGATIVE,
+)
+entry(
+    'functional.robust_margins',
+    lambda: {'logits': rand(N, 2), 'worst': worst(), 'alpha': 0.2},
+    logits=tensor(columns=True),
+    worst=instance(),
+)
+entry(
+    'functional.diffuse',
+    lambda: {'graph': csr(), 'x': rand(N, 2), 'alpha': 0.2},
+    Row(
+        'directed',
+        {
+            'graph': CSRGraph.from_edge_index(undirected()[:, :7], N),
+            'normalization': 'sym',
+        },
+        "'graph'",
+    ),
+    x=tensor(),
+    normalization=choice(),
+    tol=number(0, none=True),
+)
+TARGETS = tensor(rows=False, low=0, high=N - 1)
+entry(
+    'functional.clip_budget',
+    lambda: {'perturbations': perturbations(), 'budget': 1},
+    perturbations=instance(),
+    budget=integer(0),
+)
+entry(
+    'functional.pagerank_bounds',
+    lambda: {
+        'perturbations': perturbations(),
+        'targets': torch.tensor([0, 3]),
+        'alpha': 0.2,
+    },
+    perturbations=instance(),
+    targets=TARGETS,
+    cost=choice(),
+    tol=POSITIVE,
+)
+
+
+def budget_arguments() -> dict[str, Any]:
+    targets = torch.tensor([0, 3])
+    return {
+        'perturbations': perturbations(),
+        'reward': reward(),
+        'targets': targets,
+        'upper': F.pagerank_bounds(perturbations(), targets, 0.2),
+        'global_budget': 2,
+        'alpha': 0.2,
+    }
+
+
+BUDGET = {
+    'perturbations': instance(),
+    'reward': COLUMNS,
+    'targets': tensor(low=0, high=N - 1),
+    'upper': tensor(columns=True, low=1, finite=False),
+    'global_budget': integer(0),
+    'cost': choice(),
+}
+entry(
+    'functional.dual_bound',
+    lambda: {**budget_arguments(), 'start': reward()},
+    names={'targets': "'(targets|reward)'"},
+    **BUDGET,
+    sign_only=FLAG,
+    start=tensor(columns=True, none=True),
+    tol=POSITIVE,
+    max_iter=COUNT,
+)
+entry(
+    'functional.linear_program',
+    lambda: {
+        'perturbations': perturbations(),
+        'reward': rand(N),
+        'target': 1,
+        'upper': F.pagerank_bounds(
+            perturbations(), torch.tensor([1]), 0.2, cost='visits'
+        )[0],
+        'global_budget': 2,
+        'alpha': 0.2,
+    },
+    perturbations=instance(),
+    reward=tensor(),
+    target=integer(0, N - 1),
+    upper=tensor(low=1, finite=False),
+    global_budget=integer(0),
+)
+entry(
+    'functional.single_flip_margins',
+    lambda: {
+        'logits': rand(N, 2),
+        'perturbations': perturbations(),
+        'targets': torch.tensor([0, 3]),
+        'reference': torch.tensor([0, 1]),
+        'alpha': 0.2,
+    },
+    names={'targets': "'(targets|reference)'"},
+    logits=LOGITS,
+    perturbations=instance(),
+    targets=tensor(low=0, high=N - 1),
+    reference=tensor(low=0, high=1),
+)
+entry(
+    'functional.budget_attacks',
+    lambda: {
+        **budget_arguments(),
+        'multiplier': torch.zeros(2, dtype=torch.float64),
+    },
+    names={'targets': "'(targets|reward)'"},
+    **BUDGET,
+    multiplier=tensor(low=0, finite=False),
+    rounds=integer(0),
+)
+
+# Clusters and queries
+
+
+def directed() -> CSRGraph:
+    return CSRGraph.from_edge_index(undirected()[:, :7], N)
+
+
+def weighted() -> CSRGraph:
+    return CSRGraph.from_edge_index(
+        undirected(), N, torch.arange(14).double() + 1
+    )
+
+
+SEVERAL = "'(nodes|score)'"
+entry(
+    'functional.sweep_cut',
+    lambda: {
+        'graph': csr(),
+        'nodes': torch.arange(3),
+        'score': torch.tensor([3.0, 2.0, 1.0]),
+    },
+    Row('directed', {'graph': directed()}, "'graph'"),
+    Row('weighted', {'graph': weighted()}, "'graph'"),
+    Row('twice', {'nodes': torch.tensor([0, 1, 1])}, "'nodes'"),
+    Row('NaN', {'score': torch.tensor([0, 1, torch.nan])}, "'score'"),
+    names={'nodes': SEVERAL, 'score': SEVERAL},
+    nodes=tensor(low=0, high=N - 1),
+    score=tensor(finite=False),
+    max_size=integer(1, none=True),
+)
+entry(
+    'functional.uniform_signal',
+    lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
+    Row('twice', {'seeds': torch.tensor([1, 1])}, "'seeds'"),
+    seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
+    num_nodes=integer(1),
+)
+
+# Differential privacy
+
+LAM = number(0)
+HISTORY = either(
+    values(3, None, 'history', [3], [(1.0, 0.5)], [(1.0, 0.5, 2, 1)]),
+    values([('x', 0.5, 2)], [(2.0, 1.5, 2)], [(2.0, 0.5, -1)]),
+    values([(2.0, 0.5, 1.5)], [(-1.0, 0.5, 2)], [(2.0, 0.0, 2)]),
+)
+HISTORY_NAMES = {'history': "'(history|lam|q|steps)'"}
+ORDERS = values(3, None, 'orders', [], [1.0], [0.5], [[2.0]], [np.nan], ['a'])
+Q = number(0, 1, closed='high')
+EPSILON = NOT_NEGATIVE
+
+entry(
+    'functional.clip_factors',
+    lambda: {'norms': rand(4), 'max_grad_norm': 1.0},
+    norms=tensor(rows=False, finite=False),
+    max_grad_norm=number(0, math.inf, closed='high'),
+)
+entry(
+    'functional.lam_from_opacus',
+    lambda: {'noise_multiplier': 2.0},
+    noise_multiplier=POSITIVE,
+)
+entry('functional.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
+entry(
+    'functional.gaussian_profile',
+    lambda: {'epsilon': 1.0, 'lam': 2.0},
+    epsilon=number(),
+    lam=LAM,
+)
+entry(
+    'functional.wor_profile',
+    lambda: {'epsilon': 1.0, 'q': 0.1, 'lam': 2.0},
+    epsilon=number(),
+    q=Q,
+    lam=LAM,
+)
+entry(
+    'functional.rdp_gaussian',
+    lambda: {'orders': [2.0, 3.0], 'lam': 2.0},
+    orders=ORDERS,
+    lam=LAM,
+)
+for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
+    entry(
+        f'functional.{name}',
+        lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'lam': 2.0},
+        orders=ORDERS,
+        q=Q,
+        lam=LAM,
+    )
+entry(
+    'functional.rdp_epsilon',
+    lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'delta': 1e-5},
+    orders=ORDERS,
+    rdp=values(
+        3, None, 'rdp', [], [0.1], [[0.1, 0.2]], [0.1, np.nan], [-1, 1]
+    ),
+)
+for name in ('wor_epsilon_rdp', 'wor_epsilon_pld', 'wor_epsilon'):
+    more = {'method': choice()} if name == 'wor_epsilon' else {}
+    entry(
+        f'functional.{name}',
+        lambda: {'history': [(2.0, 0.1, 3)], 'delta': 1e-5},
+        names=HISTORY_NAMES,
+        history=HISTORY,
+        **more,
+    )
+entry(
+    'functional.calibrate_lam',
+    lambda: {
+        'epsilon': 1.0,
+        'delta': 1e-5,
+        'q': 0.1,
+        'steps': 3,
+        'method': 'rdp_wor',
+        'tol': 0.1,
+    },
+    epsilon=POSITIVE,
+    q=Q,
+    steps=COUNT,
+    method=choice(),
+    tol=POSITIVE,
+)
+entry(
+    'functional.max_steps',
+    lambda: {
+        'epsilon': 1.0,
+        'delta': 1e-5,
+        'q': 0.1,
+        'lam': 3.0,
+        'method': 'rdp_wor',
+    },
+    names=HISTORY_NAMES,
+    epsilon=EPSILON,
+    q=Q,
+    lam=LAM,
+    method=choice(),
+    history=HISTORY,
+)
+entry(
+    'functional.fdp_terms',
+    lambda: {'K': 2, 'layers': 2},
+    K=COUNT,
+    layers=integer(0),
+)
+entry(
+    'functional.fdp_sensitivity',
+    lambda: {'K': 2, 'layers': 2, 'max_grad_norm': 1.0},
+    K=COUNT,
+    layers=integer(0),
+    max_grad_norm=POSITIVE,
+)
+FDP = {
+    'num_nodes': COUNT,
+    'm': integer(1, 100),
+    'terms': COUNT,
+}
+entry(
+    'functional.rdp_fdp',
+    lambda: {
+        'orders': [2.0],
+        'num_nodes': 100,
+        'm': 10,
+        'terms': 3,
+        'lam': 2.0,
+    },
+    orders=ORDERS,
+    lam=LAM,
+    **FDP,
+)
+entry(
+    'functional.fdp_epsilon',
+    lambda: {
+        'num_nodes': 100,
+        'm': 10,
+        'terms': 3,
+        'lam': 2.0,
+        'steps': 3,
+        'delta': 1e-5,
+    },
+    lam=LAM,
+    steps=integer(0),
+    **FDP,
+)
+entry(
+    'functional.calibrate_fdp',
+    lambda: {
+        'epsilon': 1.0,
+        'delta': 1e-5,
+        'num_nodes': 100,
+        'm': 10,
+        'terms': 3,
+        'steps': 3,
+        'tol': 0.1,
+    },
+    epsilon=POSITIVE,
+    steps=COUNT,
+    tol=POSITIVE,
+    **FDP,
+)
+entry(
+    'functional.private_quantile',
+    lambda: {
+        'values': [1.0, 2.0],
+        'share': 0.5,
+        'epsilon': 1.0,
+        'low': 0.1,
+        'high': 10.0,
+        'uniform': np.array([0.1, 0.2, 0.3, 0.4]),
+    },
+    Row('ends', {'low': 10.0}, "'low'|'high'"),
+    values=values(3, None, 'values', ['a'], [[1.0]], []),
+    share=UNIT,
+    epsilon=POSITIVE,
+    low=POSITIVE,
+    high=POSITIVE,
+    uniform=values(
+        3,
+        None,
+        'uniform',
+        np.array([0.5]),
+        np.full(4, np.nan),
+        np.array([0.1, 0.2, 0.3, 1.5]),
+    ),
+    sensitivity=COUNT,
+    names={'low': "'low'|'high'", 'high': "'low'|'high'"},
+)
+
+# Measures
+
+entry(
+    'functional.Measure',
+    lambda: {'a': 0.5, 'b': 0.5, 'weights': (0.5, 0.5)},
+    a=number(0, 1, closed='low high'),
+    b=number(0, 1, closed='low high'),
+    weights=values(
+        3,
+        None,
+        'weights',
+        (),
+        (-1.0,),
+        (0.0,),
+        (np.nan,),
+        (np.inf,),
+        ('a',),
+        (True,),
+    ),
+    self_loops=FLAG,
+    undirected=FLAG,
+    along=FLAG,
+    spectral_radius=number(0, closed='low', none=True),
+    shrink=POSITIVE,
+    name=values(3, None, ['a']),
+)
+entry('functional.transition', lambda: {'levels': 2}, levels=integer(0))
+for name in ('pagerank', 'ppr', 'single_target'):
+    entry(f'functional.{name}', lambda: {'alpha': 0.2}, alpha=SHARE)
+entry('functional.appnp', lambda: {'alpha': 0.2}, alpha=SHARE, self_loops=FLAG)
+entry('functional.hkpr', lambda: {'t': 2.0}, t=POSITIVE)
+entry('functional.heat', lambda: {'t': 2.0}, t=POSITIVE, self_loops=FLAG)
+entry('functional.katz', lambda: {'beta': 0.1, 'graph': csr()}, beta=number(0))
+entry(
+    'functional.sgc', lambda: {'levels': 2}, levels=integer(0), self_loops=FLAG
+)
+entry(
+    'functional.make_measure',
+    lambda: {'measure': 'ppr', 'graph': csr(), 'alpha': 0.2},
+    Row('no alpha', {'alpha': None}, "'alpha'"),
+    Row('foreign', {'t': 2.0}, "'t'"),
+    Row('bad', {'alpha': 2.0}, "'alpha'"),
+    Row('both', {'measure': F.ppr(0.2)}, "'alpha'"),
+    measure=choice(),
+)
+
+# Newton
+
+
+def newton() -> dict[str, Any]:
+    return {
+        'Z': torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3).sin(),
+        'Y': torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]).double(),
+        'B': torch.full((3, 1), 0.1, dtype=torch.float64),
+        'lam': 0.1,
+    }
+
+
+FREE = tensor(rows=False)
+
+
+def gram_matrix() -> torch.Tensor:
+    Z = newton()['Z']
+    return Z @ Z.t()
+
+
+entry(
+    'functional.removal_budget',
+    lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
+    epsilon=number(0, 1, closed='high'),
+    noise_std=NOT_NEGATIVE,
+)
+entry(
+    'functional.minimize',
+    lambda: {**newton(), 'K': gram_matrix(), 'W': newton()['B']},
+    Row('labels', {'Y': torch.zeros(4, 1).double()}, "'Y'"),
+    Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
+    Y=tensor(),
+    B=tensor(),
+    lam=POSITIVE,
+    loss=choice(),
+    W=tensor(none=True),
+    K=tensor(none=True),
+    tol=POSITIVE,
+    max_iter=integer(0),
+)
+entry(
+    'functional.hessian_solve',
+    lambda: {
+        'Z': newton()['Z'],
+        'curvature': torch.full((4, 1), 0.2, dtype=torch.float64),
+        'mu': 0.5,
+        'right': newton()['B'],
+        'K': gram_matrix(),
+    },
+    Z=tensor(rows=False, finite=False),
+    curvature=tensor(finite=False),
+    mu=POSITIVE,
+    right=tensor(finite=False),
+    K=tensor(none=True, finite=False),
+)
+for name in ('tight_bound', 'paper_bound'):
+    more = {'radius': number(0, closed='low', none=True)}
+    entry(
+        f'functional.{name}',
+        lambda: {
+            'Z': newton()['Z'],
+            'P': newton()['B'],
+            'K': gram_matrix(),
+        },
+        Z=FREE,
+        P=tensor(),
+        loss=choice(),
+        K=tensor(none=True),
+        **(more if name == 'paper_bound' else {}),
+    )
+entry(
+    'functional.node_removal_bound',
+    lambda: {'n': 10, 'lam': 0.1, 'radius': 1.0},
+    n=COUNT,
+    lam=POSITIVE,
+    radius=NOT_NEGATIVE,
+    num_graphs=COUNT,
+)
+entry(
+    'functional.feature_removal_bound',
+    lambda: {
+        'n': 10,
+        'num_nodes': 5,
+        'lam': 0.1,
+        'radius': 1.0,
+        'stability': 1.0,
+        'noise_norm': 0.5,
+    },
+    n=COUNT,
+    num_nodes=COUNT,
+    lam=POSITIVE,
+    radius=NOT_NEGATIVE,
+    stability=NOT_NEGATIVE,
+    noise_norm=NOT_NEGATIVE,
+    num_graphs=COUNT,
+)
+
+# Partitions
+
+EDGES = edge_indices(N)
+SHARDS = {'num_nodes': COUNT, 'num_shards': integer(1, N), 'slack': SLACK}
+PARTITION = tensor(low=0, high=2)
+entry(
+    'functional.training_graph',
+    lambda: {
+        'edge_index': undirected(),
+        'index': torch.tensor([0, 1, 2]),
+        'num_nodes': N,
+    },
+    Row('twice', {'index': torch.tensor([0, 0])}, "'index'"),
+    edge_index=EDGES,
+    index=tensor(rows=False, low=0, high=N - 1),
+    num_nodes=integer(0),
+)
+entry(
+    'functional.shard_sizes',
+    lambda: {'shard': shard(), 'num_shards': 3},
+    shard=tensor(rows=False, high=2),
+    num_shards=COUNT,
+)
+entry(
+    'functional.shard_limits',
+    lambda: {'num_nodes': N, 'num_shards': 3},
+    names={'num_nodes': "'num_(nodes|shards)'"},
+    **SHARDS,
+)
+entry(
+    'functional.check_partition',
+    lambda: {'shard': shard(), 'num_shards': 3, 'num_nodes': N},
+    Row('an empty shard', {'num_shards': 4}, "'shard'"),
+    names={'num_nodes': "'num_(nodes|shards)'|'shard'"},
+    shard=PARTITION,
+    num_shards=integer(1, N),
+    num_nodes=integer(1, none=True),
+)
+entry(
+    'functional.partition_from_lists',
+    lambda: {
+        'shards': [torch.tensor([0, 2]), torch.tensor([1])],
+        'index': torch.tensor([0, 1, 2]),
+    },
+    Row('none', {'shards': []}, "'(num_)?shards'"),
+    Row('left out', {'shards': [torch.tensor([0]), [1]]}, "'shards'"),
+    Row('index twice', {'index': torch.tensor([0, 1, 1])}, "'index'"),
+    shards=sequence(None, 'a', torch.tensor([0.5]), [0], [7]),
+    index=tensor(rows=True),
+    names={'index': "'(index|shards)'"},
+)
+entry(
+    'functional.random_partition',
+    lambda: {'num_nodes': N, 'num_shards': 3, 'seed': 0},
+    names={'num_nodes': "'num_(nodes|shards)'"},
+    num_nodes=COUNT,
+    num_shards=integer(1, N),
+)
+entry(
+    'functional.hash_partition',
+    lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
+    Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
+    n_id=tensor(rows=False, low=0),
+    num_shards=integer(1, N),
+)
+entry(
+    'functional.round_partition',
+    lambda: {'score': rand(N, 3)},
+    score=tensor(rows=False),
+    slack=SLACK,
+)
+entry(
+    'functional.metis_partition',
+    lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
+    names={'num_nodes': "'num_(nodes|shards)'"},
+    edge_index=EDGES,
+    **SHARDS,
+)
+entry(
+    'functional.blpa',
+    lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
+    names={'num_nodes': "'num_(nodes|shards)'"},
+    edge_index=EDGES,
+    max_rounds=integer(0),
+    **SHARDS,
+)
+entry(
+    'functional.bekm',
+    lambda: {'embedding': rand(N, 2), 'num_shards': 2},
+    embedding=tensor(rows=False),
+    num_shards=integer(1, N),
+    slack=SLACK,
+    max_rounds=COUNT,
+)
+entry(
+    'functional.partition_losses',
+    lambda: {
+        'assign': rand(N, 3),
+        'edge_index': undirected(),
+        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+        'num_classes': 2,
+    },
+    assign=tensor(rows=False, finite=False),
+    edge_index=EDGES,
+    y=tensor(low=0, high=1),
+    num_classes=COUNT,
+)
+entry(
+    'functional.partition_quality',
+    lambda: {
+        'shard': shard(),
+        'num_shards': 3,
+        'edge_index': undirected(),
+        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+    },
+    names={'shard': "'(shard|edge_index|y)'"},
+    shard=PARTITION,
+    num_shards=integer(1, N),
+    edge_index=EDGES,
+    y=tensor(low=0),
+)
+
+# Propagation
+
+SIGNAL = tensor(dtypes=(torch.int64, torch.bool, torch.float16))
+EPS = NOT_NEGATIVE
+
+
+def huge_cycle() -> CSRGraph:
+    return csr()
+
+
+PROPAGATE = (
+    Row('weighted', {'graph': weighted()}, "'graph'"),
+    Row('directed', {'graph': directed(), 'measure': F.sgc(2)}, "'graph'"),
+)
+entry(
+    'functional.propagate',
+    lambda: {
+        'graph': csr(),
+        'x': rand(N, 2),
+        'measure': F.ppr(0.2),
+        'eps': 0.1,
+    },
+    *PROPAGATE,
+    Row('half', {'half': True}, "'half'"),
+    x=SIGNAL,
+    eps=EPS,
+    force_push=FLAG,
+    half=FLAG,
+)
+entry(
+    'functional.query',
+    lambda: {
+        'graph': csr(),
+        'signals': torch.tensor([0, 2]),
+        'measure': F.ppr(0.2),
+        'eps': 0.1,
+    },
+    *PROPAGATE,
+    signals=tensor(rows=False, low=0, high=N - 1),
+    eps=EPS,
+    method=choice(),
+    top_k=integer(0, none=True),
+    threshold=values('a', None, np.nan, -1.0, True, [0.5]),
+    dtype=values(3, None, 'float32', torch.int64, torch.float16, float),
+)
+entry(
+    'functional.variance_bound',
+    lambda: {
+        'graph': csr(),
+        'x': rand(N, 2),
+        'measure': F.ppr(0.2),
+        'eps': 0.1,
+    },
+    *PROPAGATE,
+    x=SIGNAL,
+    eps=EPS,
+)
+entry(
+    'functional.prune_bound',
+    lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
+    *PROPAGATE,
+    eps=EPS,
+)
+ERROR = {
+    'delta': SHARE,
+    'levels': COUNT,
+    'relative_error': UNIT,
+    'failure': UNIT,
+    'bound': choice(),
+}
+entry('functional.eps_for', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
+entry('functional.plan', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
+entry(
+    'functional.propagate_median',
+    lambda: {
+        'graph': csr(),
+        'x': rand(N),
+        'measure': F.ppr(0.2),
+        'plan': F.Plan(0.1, 3, 0.1),
+    },
+    *PROPAGATE,
+    x=SIGNAL,
+    plan=either(
+        instance(),
+        values(F.Plan(-1.0, 3, 0.1), F.Plan(0.1, 0, 0.1), F.Plan(0.1, 2, 0.1)),
+    ),
+    names={'plan': "'(plan|eps|repetitions)'"},
+    force_push=FLAG,
+)
+
+# Scattering
+
+J = integer(1)
+entry('functional.num_paths', lambda: {'J': 3, 'L': 2}, J=J, L=J)
+entry(
+    'functional.scattering_path',
+    lambda: {'index': 0, 'num_features': 2, 'J': 3, 'Q': 2, 'L': 2},
+    index=integer(0, 15),
+    num_features=COUNT,
+    J=J,
+    Q=J,
+    L=J,
+)
+for name in ('itersine', 'monic_cubic'):
+    entry(
+        f'functional.{name}',
+        lambda: {
+            'eigenvalue': torch.tensor([0.5, 1.5], dtype=torch.float64),
+            'J': 4,
+        },
+        eigenvalue=values([0.5], None, 'a', torch.tensor([1])),
+        J=integer(3),
+    )
+WAVELET = choice()
+entry(
+    'functional.frame_bound',
+    lambda: {'wavelet': 'geometric', 'J': 4},
+    wavelet=WAVELET,
+    J=J,
+)
+entry(
+    'functional.frame_bounds',
+    lambda: {'bank': rand(3, N, N)},
+    bank=tensor(rows=False, columns=True, batched=True),
+)
+
+
+def adjacency() -> torch.Tensor:
+    return csr().to_torch_sparse(dtype=torch.float64).to_dense()
+
+
+ADJ = tensor(columns=True, batched=True)
+entry(
+    'functional.lazy_walk',
+    lambda: {'adj': adjacency(), 'wavelet': 'geometric'},
+    adj=ADJ,
+    wavelet=WAVELET,
+)
+entry(
+    'functional.wavelet_bank',
+    lambda: {'adj': adjacency(), 'wavelet': 'itersine', 'J': 4},
+    adj=ADJ,
+    wavelet=WAVELET,
+    J=integer(3),
+)
+FEATURES = tensor(dtypes=(torch.int64, torch.bool, torch.float16))
+PTR = either(
+    tensor(none=True),
+    values(
+        torch.tensor([0, 0, N]), torch.tensor([0, N - 1]), torch.tensor([0])
+    ),
+)
+entry(
+    'functional.scattering_transform',
+    lambda: {
+        'graph': csr(),
+        'x': rand(N, 2),
+        'ptr': torch.tensor([0, N]),
+        'J': 3,
+        'Q': 2,
+        'L': 2,
+    },
+    Row('no feature', {'x': rand(N, 0)}, "'x'"),
+    x=FEATURES,
+    ptr=PTR,
+    J=J,
+    Q=J,
+    L=J,
+    wavelet=WAVELET,
+    low_pass=choice(),
+    linear=FLAG,
+    sparse=FLAG,
+    method=choice(),
+)
+entry(
+    'functional.graph_fourier',
+    lambda: {
+        'graph': csr(),
+        'x': rand(N, 2),
+        'ptr': torch.tensor([0, N]),
+        'num_bands': 3,
+    },
+    x=FEATURES,
+    ptr=PTR,
+    num_bands=integer(1, none=True),
+)
+
+# Walks
+
+
+def walks() -> F.DisjointWalks:
+    return F.disjoint_walks(csr(), 2, seed=0)
+
+
+ROOTS = tensor(
+    rows=False,
+    low=0,
+    high=N - 1,
+    none=True,
+    empty=True,
+    dtypes=(torch.float32, torch.int32),
+)
+TWICE = Row('twice', {'roots': torch.tensor([0, 0])}, "'roots'")
+MASK = Row('a short mask', {'roots': torch.ones(3).bool()}, "'roots'")
+entry(
+    'functional.disjoint_walks',
+    lambda: {
+        'graph': csr(),
+        'walk_length': 2,
+        'roots': torch.tensor([0, 2]),
+    },
+    TWICE,
+    MASK,
+    walk_length=integer(0),
+    restarts=COUNT,
+    roots=ROOTS,
+    along=FLAG,
+)
+entry(
+    'functional.DisjointWalks.select',
+    lambda: (walks(), {'index': torch.tensor([0])}),
+    index=tensor(rows=False, low=0, high=N),
+)
+entry(
+    'functional.max_size',
+    lambda: {'walk_length': 2, 'restarts': 2},
+    walk_length=integer(0),
+    restarts=COUNT,
+)
+entry(
+    'functional.min_subgraphs',
+    lambda: {'num_roots': 5, 'walk_length': 2},
+    num_roots=COUNT,
+    walk_length=integer(0),
+    restarts=COUNT,
+)
+entry(
+    'functional.check_walks',
+    lambda: {
+        'walks': walks(),
+        'num_nodes': N,
+        'size': 3,
+        'roots': torch.arange(N),
+    },
+    Row(
+        'twice',
+        {'walks': F.DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
+        "'walks'",
+    ),
+    Row('large', {'size': 1}, "'walks'"),
+    Row(
+        'a missed root',
+        {'walks': F.DisjointWalks(torch.tensor([0, 1]), torch.tensor([0]))},
+        "'walks'",
+    ),
+    TWICE,
+    names={'num_nodes': "'(num_nodes|walks|roots|walks.node)'"},
+    walks=instance(),
+    num_nodes=COUNT,
+    size=integer(1, none=True),
+    roots=ROOTS,
+)
+EXEMPT['functional.AUC'] = RESULT = 'a result, that only the package makes'
+for name in (
+    'BudgetBound',
+    'DisjointWalks',
+    'Optimum',
+    'PartitionLosses',
+    'PartitionQuality',
+    'Plan',
+    'ScatteringPath',
+    'SingleFlip',
+    'SweepCut',
+    'WorstCase',
+    'Policy',
+):
+    EXEMPT[f'functional.{name}'] = RESULT
+
+
+# Ground ######################################################################
+
+# The kernels' arguments: types and shapes are checked, entries are not. Who
+# calls them by hand answers for indices.
+RAW = tensor(finite=False)
+WIDE = tensor(columns=True, finite=False)
+DTYPE = values(3, None, 'float32', torch.int64, float)
+
+
+def push_arguments() -> dict[str, Any]:
+    graph = csr()
+    one = torch.ones(N)
+    return {
+        'graph': graph.push_graph(1.0),
+        'send': one,
+        'ratio': torch.tensor([0.8], dtype=torch.float64),
+        'keep': torch.tensor([0.2, 1.0], dtype=torch.float64),
+        'seed': 1,
+    }
+
+
+PUSH = {
+    'graph': instance(),
+    'send': RAW,
+    'ratio': tensor(finite=False),
+    'keep': RAW,
+    'seed': integer(0),
+    'first': integer(0),
+    'deterministic': FLAG,
+}
+PUSH_NAMES = {'ratio': "'(ratio|keep)'"}
+
+
+def receivers() -> tuple[torch.Tensor, torch.Tensor]:
+    return csr().receivers()
+
+
+entry(
+    'ops.has_kernel',
+    lambda: {'device_type': 'cpu'},
+    device_type=values(3, None, ['cpu']),
+)
+entry(
+    'ops.propagate',
+    lambda: {
+        'rowptr': receivers()[0],
+        'col': receivers()[1],
+        'x': torch.ones(N, 2),
+        'recv': torch.ones(N),
+        'send': torch.ones(N),
+        'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
+    },
+    names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},
+    rowptr=RAW,
+    col=tensor(rows=False, finite=False),
+    x=RAW,
+    recv=RAW,
+    send=RAW,
+    weights=tensor(rows=False, empty=True, finite=False),
+    half=FLAG,
+)
+entry(
+    'ops.push',
+    lambda: {
+        **push_arguments(),
+        'receivers': receivers(),
+        'recv': torch.ones(N),
+        'x': torch.ones(N, 2),
+        'eps': torch.full((2,), 0.1),
+    },
+    Row(
+        'rows',
+        {'receivers': (receivers()[0][:-1], receivers()[1])},
+        "'rowptr'",
+    ),
+    Row(
+        'columns',
+        {'receivers': (receivers()[0], receivers()[1][:-1])},
+        "'col'",
+    ),
+    names=PUSH_NAMES,
+    receivers=values(3, None, 'r', (1,), [torch.tensor([0])]),
+    recv=RAW,
+    x=RAW,
+    eps=RAW,
+    pull_above=values('a', None, np.nan, -1.0, [1]),
+    **PUSH,
+)
+entry('ops.block_size', lambda: {'dtype': torch.float32}, dtype=DTYPE)
+entry(
+    'ops.push_sparse',
+    lambda: {
+        **push_arguments(),
+        'ptr': torch.tensor([0, 1, 2]),
+        'node': torch.tensor([0, 3]),
+        'value': torch.ones(2),
+        'eps': torch.full((2,), 0.1),
+        'prune': torch.zeros(2),
+    },
+    names={
+        **PUSH_NAMES,
+        'ptr': "'(ptr|eps)'",
+        'node': "'(node|value|ptr)'",
+        'value': "'(value|send|scale)'",
+    },
+    ptr=RAW,
+    node=RAW,
+    value=RAW,
+    eps=RAW,
+    prune=RAW,
+    top_k=integer(),
+    threshold=values('a', None, np.nan, -1.0, [1]),
+    **PUSH,
+)
+entry(
+    'ops.disjoint_walks',
+    lambda: {
+        'rowptr': receivers()[0],
+        'col': receivers()[1],
+        'roots': torch.arange(N),
+        'walk_length': 2,
+        'restarts': 1,
+        'seed': 1,
+    },
+    rowptr=tensor(rows=False, finite=False),
+    col=tensor(rows=False, finite=False),
+    roots=tensor(rows=False, finite=False),
+    walk_length=integer(0),
+    restarts=COUNT,
+    seed=integer(0),
+)
+
+
+def threat_of(made: F.Perturbations) -> Any:
+    return made._threat
+
+
+def solver_arguments() -> dict[str, Any]:
+    return {
+        'reward': reward(),
+        'start': reward(),
+        'goal': torch.full((2,), 1e-9, dtype=torch.float64),
+        'follow': 0.8,
+    }
+
+
+FOLLOW = number(0, 1, closed='low')
+THREAT = threat_of(perturbations())
+
+
+def cut_threat(field: str) -> Any:
+    return THREAT._replace(**{field: getattr(THREAT, field)[:-1]})
+
+
+entry(
+    'ops.policy_iteration',
+    lambda: {
+        **solver_arguments(),
+        'threat': THREAT,
+        'rounding': 1e-12,
+        'max_iter': 9,
+        'bonus': reward(),
+        'visit_cost': reward(),
+        'step_cost': reward(),
+    },
+    *(
+        Row(
+            field,
+            {
+                'threat': THREAT._replace(
+                    **{field: getattr(THREAT, field)[:-1]}
+                )
+            },
+            f"'({field}|rowptr|col|removable|budget)'",
+        )
+        for field in ('rowptr', 'col', 'removable', 'budget', 'add_ptr')
+    ),
+    names={'reward': "'(reward|start|bonus)'"},
+    threat=instance(),
+    reward=WIDE,
+    start=WIDE,
+    goal=RAW,
+    rounding=NOT_NEGATIVE,
+    follow=FOLLOW,
+    max_iter=COUNT,
+    bonus=tensor(columns=True, none=True, finite=False),
+    visit_cost=tensor(columns=True, none=True, finite=False),
+    step_cost=tensor(columns=True, none=True, finite=False),
+)
+entry(
+    'ops.policy_solve',
+    lambda: {
+        **solver_arguments(),
+        'rowptr': THREAT.rowptr,
+        'col': THREAT.col,
+        'flips': policy().flipped,
+    },
+    names={'rowptr': "'(rowptr|col|reward)'", 'col': "'(rowptr|col)'"},
+    rowptr=RAW,
+    col=tensor(rows=False, finite=False),
+    flips=instance(),
+    reward=WIDE,
+    start=WIDE,
+    goal=RAW,
+    follow=FOLLOW,
+    back=FLAG,
+)
+for name in ('PushGraph', 'PolicyThreat', 'PolicyFlips'):
+    EXEMPT[f'ops.{name}'] = 'a bundle of tensors, checked where it is used'
+
+entry(
+    'graph.CSRGraph',
+    lambda: {
+        'rowptr': torch.tensor([0, 1, 2]),
+        'col': torch.tensor([1, 0]),
+        'weight': torch.ones(2),
+        'perm': torch.tensor([0, 1]),
+    },
+    Row('falling', {'rowptr': torch.tensor([0, 3, 2])}, "'rowptr'"),
+    Row('empty', {'rowptr': torch.tensor([0])}, "'rowptr'"),
+    Row(
+        'not sorted',
+        {'rowptr': torch.tensor([0, 2, 2]), 'col': torch.tensor([1, 0])},
+        "'col'",
+    ),
+    names={'col': "'(col|rowptr)'"},
+    rowptr=tensor(rows=False, low=0, high=2),
+    col=tensor(low=0, high=1),
+    weight=tensor(none=True),
+    perm=tensor(none=True),
+)
+EDGE_WEIGHT = tensor(none=True)
+NUM_NODES = integer(N, none=True)
+entry(
+    'graph.CSRGraph.from_edge_index',
+    lambda: {
+        'edge_index': undirected(),
+        'num_nodes': N,
+        'edge_weight': torch.ones(14),
+    },
+    Row('twice', {'edge_index': undirected()[:, [0] * 14]}, "'edge_index'"),
+    Row('no number', {'num_nodes': None}, "'num_nodes'"),
+    names={'num_nodes': "'(num_nodes|edge_index)'"},
+    edge_index=edge_indices(N),
+    num_nodes=integer(N),
+    edge_weight=EDGE_WEIGHT,
+    duplicates=choice(),
+)
+entry(
+    'graph.CSRGraph.from_torch_sparse',
+    lambda: {'adj': csr().to_torch_sparse(), 'weighted': False},
+    Row('weights', {'adj': 2 * csr().to_torch_sparse()}, "'adj'"),
+    names={'adj': "'(adj|num_nodes|edge_weight)'"},
+    adj=values(
+        3,
+        None,
+        'adj',
+        torch.ones(N, N),
+        torch.ones(3, N).to_sparse(),
+        torch.ones(0, 0).to_sparse(),
+        torch.full((2, 2), torch.nan).to_sparse(),
+    ),
+    weighted=FLAG,
+    transposed=FLAG,
+)
+entry(
+    'graph.CSRGraph.from_sparse_tensor',
+    lambda: {'adj': csr().to_sparse_tensor(), 'weighted': False},
+    needs='torch_sparse',
+    adj=values(3, None, 'adj', torch.ones(N, N)),
+    weighted=FLAG,
+    transposed=FLAG,
+)
+
+
+def plain_data() -> Data:
+    return Data(
+        x=torch.arange(12.0).view(N, 2),
+        edge_index=undirected(),
+        y=torch.tensor([0, 1, 0, 1, 0, 1]),
+        num_nodes=N,
+    )
+
+
+DATA = data()
+DATA_NAMES = {'data': "'(data|edge_index|data.edge_index)'"}
+entry(
+    'graph.CSRGraph.from_data',
+    lambda: {'data': plain_data()},
+    names=DATA_NAMES,
+    data=DATA,
+    duplicates=choice(),
+)
+entry(
+    'graph.CSRGraph.convert',
+    lambda: {
+        'graph': undirected(),
+        'num_nodes': N,
+        'edge_weight': torch.ones(14),
+    },
+    Row('weights twice', {'graph': csr()}, "'edge_weight'"),
+    Row(
+        'another number',
+        {'graph': csr(), 'edge_weight': None, 'num_nodes': 9},
+        "'num_nodes'",
+    ),
+    names={
+        'graph': "'(graph|edge_index|edge_weight|data)'",
+        'num_nodes': "'(num_nodes|edge_index)'",
+    },
+    graph=any_graph(),
+    num_nodes=integer(N),
+    edge_weight=EDGE_WEIGHT,
+    transposed=FLAG,
+    duplicates=choice(),
+)
+FLOATS = values(3, 'float32', float, torch.float)
+entry(
+    'graph.CSRGraph.to_torch_sparse',
+    lambda: (csr(), {}),
+    layout=values(3, None, 'csr', torch.strided),
+    dtype=values(3, 'float32', [torch.float32]),
+)
+entry(
+    'graph.CSRGraph.to',
+    lambda: (csr(), {'device': 'cpu'}),
+    device=values(3.5, None, ['cpu'], 'no such device'),
+)
+entry('graph.CSRGraph.receivers', lambda: (csr(), {}), along=FLAG)
+entry(
+    'graph.CSRGraph.push_graph',
+    lambda: (csr(), {'a': 1.0}),
+    a=number(),
+    dtype=values(3, None, 'float32', torch.int64),
+    along=FLAG,
+)
+entry(
+    'graph.CSRGraph.degree_power',
+    lambda: (csr(), {'exponent': 0.5, 'dtype': torch.float32}),
+    exponent=number(),
+    dtype=values(3, None, 'float32', torch.int64),
+)
+entry(
+    'graph.sparse_rows',
+    lambda: {
+        'ptr': torch.tensor([0, 1, 2]),
+        'index': torch.tensor([0, 1]),
+        'value': torch.ones(2),
+        'size': (2, 2),
+    },
+    names={'size': "'(ptr|size)'", 'index': "'(index|value)'"},
+    ptr=tensor(finite=False),
+    index=RAW,
+    value=values([1.0], None, 'a', torch.ones(3), torch.ones(())),
+    size=values(3, None, (2,), (3, 2), (2, -1), ('a', 2)),
+    layout=values(3, None, 'csr', torch.strided),
+)
+
+
+def removal_ledger() -> RemovalLedger:
+    made = RemovalLedger(1.0)
+    made.record('fit', 0.1)
+    return made
+
+
+NAMES = values(3, 'names', [1], (1,))
+entry('ledger.RemovalLedger', lambda: {'budget': 1.0}, budget=NOT_NEGATIVE)
+entry(
+    'ledger.RemovalLedger.count',
+    lambda: (removal_ledger(), {'action': 'fit'}),
+    action=choice(),
+)
+entry(
+    'ledger.RemovalLedger.record',
+    lambda: (
+        removal_ledger(),
+        {'action': 'step', 'spent': 0.2, 'request': {}, 'data': ''},
+    ),
+    Row('a second fit', {'action': 'fit'}, "'fit'"),
+    Row('falling', {'spent': 0.05}, "'spent'"),
+    Row('not plain', {'request': {'a': object()}}, "'request'"),
+    Row('too much', {'spent': 2.0}, 'budget'),
+    action=choice(),
+    spent=NOT_NEGATIVE,
+    request=NAMES,
+    data=values(3, None, ['a']),
+)
+
+
+def changed_state(**fields: Any) -> dict[str, Any]:
+    state = removal_ledger().state_dict()
+    state.update(fields)
+    return state
+
+
+STATE = (
+    {'budget': 1.0},
+    changed_state(budget=2.0),
+    changed_state(entries=3),
+    changed_state(entries=[3]),
+    changed_state(entries=[{}]),
+    changed_state(entries=[]),
+)
+entry(
+    'ledger.RemovalLedger.load_state_dict',
+    lambda: (removal_ledger(), {'state': removal_ledger().state_dict()}),
+    names={'state': "state|'fit'"},
+    state=values(3, None, 'state', {}, *STATE),
+)
+entry(
+    'ledger.fingerprint',
+    lambda: {'salt': 'salt', 'data': plain_data()},
+    salt=values(3, None, ['a']),
+    data=data(edges=False),
+)
+entry(
+    'ledger.fingerprints',
+    lambda: {'prints': {0: 'a', 1: 'b'}},
+    prints=values(3, None, 'prints', [1], {0: 1}, {'a': 'b'}),
+)
+
+
+def temporary(name: str = 'file') -> Path:
+    return Path(tempfile.mkdtemp(dir=FOLDER)) / name
+
+
+def privacy_ledger() -> PrivacyLedger:
+    return PrivacyLedger(temporary(), {'mechanism': 'a'})
+
+
+entry(
+    'ledger.PrivacyLedger',
+    lambda: {'path': temporary(), 'header': {'mechanism': 'a'}},
+    path=PATH,
+    header=values(3, None, 'a', [1], {'a': object()}),
+)
+entry(
+    'ledger.PrivacyLedger.record',
+    lambda: (
+        privacy_ledger(),
+        {'noise_multiplier': 1.0, 'sample_rate': 0.5},
+    ),
+    noise_multiplier=POSITIVE,
+    sample_rate=SHARE,
+)
+entry(
+    'ledger.PrivacyLedger.record_pure',
+    lambda: (privacy_ledger(), {'epsilon': 0.5}),
+    epsilon=POSITIVE,
+)
+EXEMPT['ledger.LedgerEntry'] = RESULT
+
+entry(
+    'files.write',
+    lambda: {'path': temporary(), 'content': b'a'},
+    path=PATH,
+    content=values(3, None, 'text', ['a']),
+)
+entry('files.sync_folder', lambda: {'folder': temporary().parent}, folder=PATH)
+entry(
+    'files.save',
+    lambda: {'path': temporary(), 'state': {'a': 1}},
+    path=PATH,
+    state=anything('what torch.save takes is for torch to say'),
+)
+
+
+def saved() -> Path:
+    path = temporary()
+    files.save(path, {'a': 1})
+    return path
+
+
+entry('files.load', lambda: {'path': saved()}, path=PATH)
+
+entry('rng.resolve', lambda: {'seed': 3})
+entry('rng.derive', lambda: {'seed': 3}, seed=integer(0))
+entry(
+    'rng.derive_each',
+    lambda: {'seed': 3, 'items': torch.tensor([1, 2])},
+    seed=integer(0),
+    items=values(3, None, [1], torch.tensor([0.5]), torch.tensor([True])),
+)
+entry('rng.forked', lambda: {'seed': 3}, seed=integer(0))
+entry('rng.generator', lambda: {'seed': 3})
+
+
+ITEMS = values(
+    'a', [0.5], [True], [-1], None, torch.tensor([0.5]), 1.5, [[1]], ['a']
+)
+PER_GRAPH = either(ITEMS, values({'a': [1]}, {-1: [1]}, {0: 'a'}, {0: None}))
+entry(
+    'removal.RemovalRequest',
+    lambda: {'graphs': [7], 'nodes': [1], 'features': [2], 'edges': [(3, 4)]},
+    Row(
+        'nothing',
+        {'graphs': [], 'nodes': [], 'features': [], 'edges': []},
+        'name something',
+    ),
+    graphs=ITEMS,
+    nodes=PER_GRAPH,
+    features=PER_GRAPH,
+    edges=values(
+        3,
+        None,
+        'a',
+        [1],
+        [(1,)],
+        [(1, 2, 3)],
+        [(1, -2)],
+        [(1, 0.5)],
+        torch.tensor([1, 2]),
+        torch.tensor([[0.5], [1.0]]),
+        {'a': [(1, 2)]},
+    ),
+)
+entry(
+    'removal.RemovalRequest.batch',
+    lambda: {'requests': [RemovalRequest(graphs=[1])]},
+    requests=values(3, None, 'a', [1], [None]),
+    names={'requests': "'requests'|name something"},
+)
+entry(
+    'removal.remove_from_data',
+    lambda: {'data': plain_data(), 'part': Part(nodes=(0,))},
+    Row('unknown', {'part': Part(nodes=(9,))}, 'node 9'),
+    Row('an edge', {'part': Part(edges=((0, 3),))}, 'edge 0'),
+    Row('everything', {'part': Part(nodes=tuple(range(N)))}, 'no node'),
+    Row('whole', {'part': Part(whole=True)}, "'part'"),
+    names=DATA_NAMES,
+    data=DATA,
+    part=instance(),
+    mode=choice(),
+)
+EXEMPT['removal.Part'] = 'what RemovalRequest makes of its arguments'
+
+entry(
+    'report.Guarantee',
+    lambda: {'procedure': 'a', 'promise': 'b', 'assumptions': ()},
+    Row('budgets', {'spent': {'a': 1.0}}, "'spent'"),
+    procedure=values('', 3, None),
+    promise=values('', 3, None),
+    assumptions=values(3, None, 'one', [3]),
+    not_covered=values(3, None, 'one', [3]),
+    spent=values(3, None, {'a': 'b'}),
+    budget=values(3, None, {'a': 'b'}),
+    data=values(3, None),
+    origin=values(3, None),
+)
+
+
+def trust_report() -> TrustReport:
+    return TrustReport.of(Guarantee('a', 'b', ()))
+
+
+entry(
+    'report.TrustReport',
+    lambda: {'guarantees': trust_report().guarantees},
+    guarantees=values(3, None, 'a', (), (3,)),
+)
+entry(
+    'report.TrustReport.save',
+    lambda: (trust_report(), {'path': temporary()}),
+    path=PATH,
+)
+
+entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
+entry(
+    'testing.dense_operator',
+    lambda: {'graph': csr(), 'measure': F.ppr(0.2)},
+)
+entry(
+    'utils.local_cluster',
+    lambda: {'graph': undirected(), 'seeds': 0, 'num_nodes': N},
+    Row('directed', {'graph': directed(), 'num_nodes': None}, "'graph'"),
+    graph=any_graph(),
+    seeds=either(
+        values('a', None, 0.5, True, -1, N),
+        values(torch.tensor([0.5]), torch.tensor([0, 0]), torch.tensor([N])),
+    ),
+    measure=instance(none=True),
+    eps=EPS,
+    method=choice(),
+    max_size=integer(1, none=True),
+    num_nodes=integer(N),
+    names={
+        'num_nodes': "'(num_nodes|edge_index)'",
+        'graph': "'(graph|edge_index|data)'",
+    },
+)
+EXEMPT['utils.LocalCluster'] = RESULT
+
+
+# Tests #######################################################################
+
+FOUND = entry_points()
+
+
+def test_every_entry_point_is_in_the_table() -> None:
+    assert set(TABLE) | set(EXEMPT) == set(FOUND), 'missing or gone'
+    assert not set(TABLE) & set(EXEMPT)
+    assert all(EXEMPT.values())
+
+
+@pytest.mark.parametrize('key', TABLE)
+def test_every_argument_has_a_kind(key: str) -> None:
+    found = set(parameters(FOUND[key])) - {'self'}
+    missing = {name for name in found if kind_of(key, name) is None}
+    assert not missing, f'{key} needs a kind for {sorted(missing)}'
+    unknown = set(TABLE[key].kinds) - found
+    assert not unknown, f'{key} has no argument {sorted(unknown)}'
+
+
+def bad_rows(key: str, arguments: dict[str, Any]) -> list[Row]:
+    """Every bad call of an entry."""
+    made = []
+    signature = inspect.signature(FOUND[key])
+    for name in parameters(FOUND[key]):
+        kind = kind_of(key, name)
+        assert kind is not None
+        default = signature.parameters[name].default
+        good = arguments.get(name, default)
+        if good is None and not isinstance(default, type(None)):
+            continue
+        named = TABLE[key].names.get(name, f"'{name}'")
+        made += [
+            Row(f'{name}: {label}', {name: bad}, named)
+            for label, bad in kind(good)
+        ]
+    return [*made, *TABLE[key].rows]
+
+
+def prepare(key: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The callable of an entry and arguments that work."""
+    made = TABLE[key].make()
+    if isinstance(made, tuple):
+        owner, arguments = made
+        return getattr(owner, key.rpartition('.')[2]), arguments
+    return FOUND[key], made
+
+
+def perform(call: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    made = call(**arguments)
+    if isinstance(made, AbstractContextManager):
+        with made:
+            pass
+
+
+@pytest.mark.parametrize('key', TABLE)
+def test_bad_inputs_are_refused(key: str) -> None:
+    needs = TABLE[key].needs
+    if needs is not None:
+        pytest.importorskip(needs)
+    call, arguments = prepare(key)
+    wrong = []
+    for row in bad_rows(key, arguments):
+        given = {**arguments, **row.changes}
+        before = leaves([call, given])
+        try:
+            perform(call, given)
+        except Exception as error:
+            said = complaint(error, row.names)
+        else:
+            said = 'accepted'
+        if said is not None:
+            wrong.append(f'{row.label}: {said}')
+            call, arguments = prepare(key)
+            continue
+        moved = changed(before, leaves([call, given]))
+        if moved:
+            wrong.append(f'{row.label}: changes {moved[:3]}')
+            call, arguments = prepare(key)
+    assert not wrong, '\n'.join([key, *wrong])
+    try:
+        perform(call, arguments)
+    except ImportError as error:
+        pytest.skip(str(error))
