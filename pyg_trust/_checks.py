@@ -147,3 +147,13 @@ def check_range(name: str, value: Tensor, size: int, what: str) -> None:
                 f"'{name}' needs to be in [0, {size}), {what} "
                 f'(got {low} to {high})'
             )
+
+
+def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
+    """Returns nodes as indices, of int64 indices or a bool mask."""
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        check_tensor(name, value, torch.bool, (num_nodes,))
+        return value.nonzero().view(-1)
+    check_tensor(name, value, torch.int64, ('num',))
+    check_range(name, value, num_nodes, 'the nodes')
+    return value

@@ -70,6 +70,7 @@ def derive(seed: int, *items: int) -> int:
     """
     key = check_integer('seed', seed, 0)
     for item in items:
+        check_integer('items', item, 0)
         key = _mix(key ^ _mix(item & _MASK))
     return key >> 1
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_number
+from pyg_trust._checks import check_integer, check_number, check_tensor
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import (
     budget_attacks,
@@ -24,7 +24,6 @@ from pyg_trust.functional.policy import (
     WorstCase,
     check_alpha,
     check_logits,
-    check_tensor,
     diffuse,
     policy_iteration,
     policy_value,
@@ -165,6 +164,7 @@ class Certificate(Report):
         Raises:
             ValueError: if the node is no target or has no witness.
         """
+        check_integer('node', node, 0)
         where = (self.targets == node).nonzero()
         if where.numel() == 0:
             raise ValueError(f'node {node} is not among the targets')

@@ -1,15 +1,22 @@
 """Losses that train against the worst admissible graph."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyg_trust._checks import check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_nodes,
+    check_number,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.policy import (
     check_alpha,
     check_logits,
-    check_tensor,
     diffuse,
     robust_margins,
     worst_case_margins,
@@ -74,14 +81,15 @@ class RobustLoss(torch.nn.Module):
                 "'threat' needs to have no global budget: its worst case is "
                 f'only bounded (got {threat.global_budget})'
             )
-        if kind not in KINDS:
-            raise ValueError(f"'kind' needs to be one of {KINDS} (got {kind})")
+        check_choice('kind', kind, KINDS)
         if not 0 < check_number('tol', tol) < 1:
             raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
         self.threat = threat
         self.alpha = check_alpha(alpha)
         self.kind = kind
         self.margin = check_number('margin', margin)
+        if not math.isfinite(self.margin):
+            raise ValueError(f"'margin' needs to be finite (got {margin})")
         self.tol = tol
         self._last: Tensor | None = None
 
@@ -109,8 +117,11 @@ class RobustLoss(torch.nn.Module):
         logits, y = logits.cpu(), y.cpu()
         nodes = torch.arange(self.threat.num_nodes)
         if index is not None:
-            nodes = nodes[index.cpu()]
+            nodes = check_nodes('index', index, len(nodes)).cpu()
         target = y[nodes]
+        check_range('y', target, logits.size(1), 'the classes')
+        if diffused is not None:
+            check_tensor('diffused', diffused, None, logits.shape)
         start = self._last
         if start is not None and start.size(0) != logits.size(1):
             start = None

@@ -362,14 +362,15 @@ MEASURES: dict[str, Callable[..., Measure]] = {
 
 
 def make_measure(
-    measure: str | Measure, graph: CSRGraph, **kwargs: float | None
+    measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
     r"""The measure of a name, for the classes that take one by name.
 
     Args:
         measure (str or Measure): a name of the table above, or the measure
             itself, which then takes no arguments.
-        graph (CSRGraph): the graph that it is for (:func:`katz` needs it).
+        graph (CSRGraph, optional): the graph that it is for;
+            :func:`katz` alone needs it.
         **kwargs (float, optional): the arguments of the function of that
             name; those that are :obj:`None` are left at their defaults.
 
@@ -378,7 +379,6 @@ def make_measure(
         ValueError: on an unknown name, or an argument that is missing or that
             the measure does not take.
     """
-    check_instance('graph', graph, CSRGraph)
     given = {name: v for name, v in kwargs.items() if v is not None}
     if isinstance(measure, Measure):
         if given:
