@@ -236,7 +236,7 @@ def fingerprints(prints: dict[int, str]) -> str:
     """
     check_instance('prints', prints, dict)
     for i, text in prints.items():
-        check_integer('prints', i, 0)
+        check_integer('prints', i)
         check_instance('prints', text, str)
     lines = [f'{i} {prints[i]}' for i in sorted(prints)]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()

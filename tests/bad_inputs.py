@@ -491,7 +491,8 @@ def complaint(error: BaseException, names: str) -> str | None:
     if not frame.filename.startswith(PACKAGE):
         return f'not from the package ({said})'
     if not re.search(
-        'need|got|can|give|is not|has no|set by|take|choose|instead|goes with',
+        'need|got|can|give|is not|has no|set by|take|choose|instead|leave'
+        '|goes with',
         str(error),
     ):
         return f'does not say what it needs ({said})'

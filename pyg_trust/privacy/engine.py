@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._checks import check_number
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_number,
+)
 from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
@@ -253,11 +258,9 @@ class PrivacyEngine:
                 "'seed' needs to be None in 'secure_mode', which has none "
                 f'(got {seed})'
             )
-        if accountant not in ACCOUNTANTS:
-            raise ValueError(
-                f"'accountant' needs to be one of {ACCOUNTANTS} (got "
-                f'{accountant!r})'
-            )
+        check_choice('accountant', accountant, ACCOUNTANTS)
+        if ledger is not None:
+            check_instance('ledger', ledger, str, Path)
         self._kind = accountant
         self._accountant: WORAccountant | None = None
         self._data = ''
@@ -345,11 +348,7 @@ class PrivacyEngine:
         lam = check_number('noise_multiplier', noise_multiplier)
         check_lam(lam / (2 * data_loader.terms))
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
-        if loss_reduction not in REDUCTIONS:
-            raise ValueError(
-                f"'loss_reduction' needs to be one of {REDUCTIONS} (got "
-                f'{loss_reduction!r})'
-            )
+        check_choice('loss_reduction', loss_reduction, REDUCTIONS)
         if max_physical_batch_size is not None:
             check_positive('max_physical_batch_size', max_physical_batch_size)
         if (target_epsilon is None) != (target_delta is None):
@@ -451,6 +450,11 @@ class PrivacyEngine:
             steps = epochs * data_loader.batch_sampler.num_steps
         check_positive('steps', steps)
         target_epsilon = _positive('target_epsilon', target_epsilon)
+        # All that can be said before the account is opened.
+        check_delta(target_delta)
+        _positive('max_grad_norm', max_grad_norm)
+        check_layers(module)
+        check_parameters(module, optimizer)
         noise = self._open(data_loader).noise_multiplier_for(
             target_epsilon,
             check_delta(target_delta),
@@ -679,18 +683,28 @@ class PrivacyEngine:
             ValueError: unless exactly one of the three is given, or a number
                 is out of range.
         """
+        check_instance('public', public, bool)
+        check_instance('insist', insist, bool)
         if (epsilon is not None) + public + insist != 1:
             raise ValueError(
                 "one of 'epsilon' (a private estimate), 'public' and 'insist' "
                 'needs to be given: a percentile of private gradients is not '
                 f'private (got {epsilon}, {public} and {insist})'
             )
+        if not isinstance(bounds, Sequence) or len(bounds) != 2:
+            raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
         low, high = (_positive('bounds', bound) for bound in bounds)
+        check_number('percentile', percentile)
         if not low < high or not 0 < percentile < 100:
             raise ValueError(
                 "'bounds' needs to be increasing and 'percentile' in (0, 100) "
                 f'(got {bounds} and {percentile})'
             )
+        check_instance('module', module, nn.Module)
+        check_instance('data_loader', data_loader, StepLoader)
+        check_callable('criterion', criterion)
+        if forward is not None:
+            check_callable('forward', forward)
         check_layers(module)
         if epsilon is not None:
             epsilon = _positive('epsilon', epsilon)
@@ -851,10 +865,20 @@ class PrivacyEngine:
                 changed then.
         """
         model, optimizer, _ = self._attached()
-        names = ('steps', 'setting', 'accountant', 'model', 'optimizer')
+        names = ('format', *_ENTRIES)
         for name in names:
             if not isinstance(state, dict) or name not in state:
                 raise ValueError(f"the state needs an entry '{name}'")
+        if state['format'] != 1:
+            raise ValueError(
+                f"the state's 'format' needs to be 1 (got {state['format']})"
+            )
+        for name in ('setting', 'accountant', 'model', 'optimizer'):
+            if not isinstance(state[name], dict):
+                raise ValueError(
+                    f"the state's '{name}' needs to be a dictionary (got "
+                    f'{type(state[name]).__name__})'
+                )
         _compare('setting', state['setting'], self._setting())
         theirs = create_like(self.accountant)
         theirs.load_state_dict(state['accountant'])
@@ -984,6 +1008,9 @@ class PrivacyEngine:
                 'for a release, and keep the seeds secret'
             )
         return (*lines, *self._leaks)
+
+
+_ENTRIES = ('steps', 'setting', 'accountant', 'model', 'optimizer')
 
 
 def public_fingerprint(loader: Any) -> str:

@@ -10,7 +10,7 @@ classifier follows by a Newton step whose error is accounted for
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import files, rng
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_tensor,
+)
 from pyg_trust.functional.newton import (
     LOSSES,
     Residual,
@@ -166,6 +173,18 @@ class _Model(NamedTuple):
     draws: int
 
 
+_ENTRIES = (
+    'config',
+    'classes',
+    'seed',
+    'ledger',
+    'graphs',
+    'B',
+    'W',
+    'draws',
+)
+
+
 class ScatteringClassifier:
     r"""A graph classifier that forgets on request, with a certificate.
 
@@ -276,21 +295,16 @@ class ScatteringClassifier:
                 "'transform' needs to be a GraphScattering or GFT "
                 f'(got {type(transform).__name__})'
             )
-        for name, number in (('lam', lam), ('tol', tol)):
-            if not 0 < number < math.inf:
-                raise ValueError(
-                    f"'{name}' needs to be positive and finite (got {number})"
-                )
+        check_positive('lam', lam)
+        check_positive('tol', tol)
+        self.budget = removal_budget(epsilon, delta, noise_std)
         for name, choice, choices in (
             ('loss', loss, LOSSES),
             ('mode', mode, MODES),
             ('accounting', accounting, ACCOUNTINGS),
             ('on_exceed', on_exceed, ON_EXCEED),
         ):
-            if choice not in choices:
-                raise ValueError(
-                    f"'{name}' needs to be one of {choices} (got {choice!r})"
-                )
+            check_choice(name, choice, choices)
         self.transform = transform
         self.lam = float(lam)
         self.noise_std = float(noise_std)
@@ -301,7 +315,6 @@ class ScatteringClassifier:
         self.accounting = accounting
         self.on_exceed = on_exceed
         self.tol = float(tol)
-        self.budget = removal_budget(epsilon, delta, noise_std)
         self.classes: tuple[int, ...] = ()
         self.ledger = RemovalLedger(self.budget)
         self._seed = rng.resolve(seed)
@@ -322,6 +335,7 @@ class ScatteringClassifier:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes.
         """
+        graphs = check_graphs(graphs)
         kept = {i: self._copy(i, data) for i, data in enumerate(graphs)}
         classes = tuple(sorted({int(data.y) for data in kept.values()}))
         if len(classes) < 2:
@@ -394,7 +408,7 @@ class ScatteringClassifier:
         Args:
             graphs (list[Data]): the graphs.
         """
-        y = torch.tensor([int(data.y) for data in graphs])
+        y = graph_labels(graphs)
         return float((self.predict(graphs) == y).double().mean())
 
     @property
@@ -607,6 +621,10 @@ class ScatteringClassifier:
                 together, or the state's ledger does not continue the present
                 one.
         """
+        check_instance('state', state, dict)
+        for name in _ENTRIES:
+            if name not in state:
+                raise ValueError(f"the state needs an entry '{name}'")
         if state['config'] != self._config():
             raise ValueError(
                 'the state was saved with other arguments (got '
@@ -614,6 +632,18 @@ class ScatteringClassifier:
             )
         ledger = copy.deepcopy(self.ledger)
         ledger.load_state_dict(state['ledger'])
+        for name, kind in (('graphs', dict), ('classes', tuple | list)):
+            if not isinstance(state[name], kind):
+                raise ValueError(
+                    f"the state's '{name}' needs to be a {kind} "
+                    f'(got {type(state[name]).__name__})'
+                )
+        check_integer('draws of the state', state['draws'], 1)
+        for name in ('B', 'W'):
+            shape = ('d', 'num_classes')
+            check_tensor(
+                f'{name} of the state', state[name], torch.float64, shape
+            )
         graphs = {
             i: Data.from_dict(dict(data))
             for i, data in state['graphs'].items()
@@ -705,13 +735,7 @@ class ScatteringClassifier:
                 "'graphs' need to be homogeneous torch_geometric.data.Data "
                 f'(got {type(data).__name__} at {i})'
             )
-        y = data.get('y')
-        if not isinstance(y, Tensor):
-            y = torch.tensor([] if y is None else y)
-        if y.numel() != 1 or y.is_floating_point():
-            raise ValueError(
-                f"graph {i} needs to have one integer label 'y' (got {y})"
-            )
+        y = _label(i, data)
         graph = CSRGraph.from_data(data).to('cpu')
         edge_index, edge_weight = graph.to_edge_index()
         kept = Data(
@@ -947,6 +971,52 @@ class ScatteringClassifier:
             'mode': self.mode,
             'tol': self.tol,
         }
+
+
+def check_graphs(graphs: Any) -> list[Data]:
+    """Checks a list of graphs, and returns it as one.
+
+    Args:
+        graphs (list[Data]): the graphs, at least one.
+    """
+    if not isinstance(graphs, Iterable) or isinstance(graphs, str | Data):
+        raise TypeError(
+            "'graphs' needs to be a list of torch_geometric.data.Data "
+            f'(got {type(graphs).__name__})'
+        )
+    listed = list(graphs)
+    for i, data in enumerate(listed):
+        if not isinstance(data, Data):
+            raise TypeError(
+                "'graphs' needs to hold homogeneous "
+                f'torch_geometric.data.Data (got {type(data).__name__} at '
+                f'{i})'
+            )
+    if not listed:
+        raise ValueError("'graphs' needs to hold at least one graph")
+    return listed
+
+
+def graph_labels(graphs: Any) -> Tensor:
+    """The labels of graphs: int64, ``[num_graphs]``.
+
+    Args:
+        graphs (list[Data]): the graphs, with one integer ``y`` each.
+    """
+    return torch.tensor(
+        [int(_label(i, data)) for i, data in enumerate(check_graphs(graphs))]
+    )
+
+
+def _label(i: int, data: Data) -> Tensor:
+    y = data.get('y')
+    if not isinstance(y, Tensor):
+        y = torch.tensor([] if y is None else y)
+    if y.numel() != 1 or y.is_floating_point():
+        raise ValueError(
+            f"graph {i} needs to have one integer label 'y' (got {y})"
+        )
+    return y
 
 
 def _tensors(name: str, value: Tensor) -> list[tuple[str, Tensor]]:
