@@ -2801,6 +2801,7 @@ def damaged(value: dict[str, Any]) -> Any:
         rest = {k: v for k, v in value.items() if k != key}
         yield f'without {key!r}', rest
         yield f'another {key!r}', {**rest, key: object()}
+        yield f'no {key!r}', {**rest, key: None}
 
 
 entry(
@@ -3235,6 +3236,15 @@ def gin(**arguments: Any) -> Any:
     )
 
 
+def classifier_state(**changes: Any) -> dict[str, Any]:
+    state = fitted_classifier().state_dict()
+    for name, value in changes.items():
+        if isinstance(value, float):
+            value = torch.full_like(state[name], value)
+        state[name] = value
+    return state
+
+
 TRAINING_GRAPHS = values(
     3, None, 'a', [], [3], graphs()[:1], [*graphs(), None], [HeteroData()] * 2
 )
@@ -3340,6 +3350,9 @@ entry(
         fitted_classifier(),
         {'state': fitted_classifier().state_dict()},
     ),
+    Row('NaN', {'state': classifier_state(W=np.nan)}, 'state'),
+    Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
+    Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
     names={'state': 'state'},
     state=damaged,
 )
@@ -3624,24 +3637,24 @@ def test_bad_inputs_are_refused(key: str) -> None:
     if needs is not None:
         pytest.importorskip(needs)
     call, arguments = prepare(key)
+    before = leaves([call, arguments])
     wrong = []
     for row in bad_rows(key, arguments):
-        given = {**arguments, **row.changes}
-        before = leaves([call, given])
+        bad = leaves(row.changes)
         try:
-            perform(call, given)
+            perform(call, {**arguments, **row.changes})
         except Exception as error:
             said = complaint(error, row.names)
         else:
             said = 'accepted'
+        moved = changed(before, leaves([call, arguments]))
+        moved += changed(bad, leaves(row.changes))
+        if said is None and moved:
+            said = f'changes {sorted(moved)[:3]}'
         if said is not None:
             wrong.append(f'{row.label}: {said}')
             call, arguments = prepare(key)
-            continue
-        moved = changed(before, leaves([call, given]))
-        if moved:
-            wrong.append(f'{row.label}: changes {moved[:3]}')
-            call, arguments = prepare(key)
+            before = leaves([call, arguments])
     assert not wrong, '\n'.join([key, *wrong])
     try:
         perform(call, arguments)

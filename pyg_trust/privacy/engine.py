@@ -273,6 +273,7 @@ class PrivacyEngine:
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
+        self._target: tuple[float, float] | tuple[None, None] = (None, None)
 
     def _seeded(self, *items: int) -> SeededNoise:
         return SeededNoise(rng.derive(self._seed, _NOISE, *items))
@@ -347,55 +348,24 @@ class PrivacyEngine:
         self._check_free(module, optimizer, data_loader)
         lam = check_number('noise_multiplier', noise_multiplier)
         check_lam(lam / (2 * data_loader.terms))
-        max_grad_norm = _positive('max_grad_norm', max_grad_norm)
-        check_choice('loss_reduction', loss_reduction, REDUCTIONS)
-        if max_physical_batch_size is not None:
-            check_positive('max_physical_batch_size', max_physical_batch_size)
-        if (target_epsilon is None) != (target_delta is None):
-            raise ValueError(
-                "'target_epsilon' and 'target_delta' need to be given "
-                f'together (got {target_epsilon} and {target_delta})'
-            )
-        if target_epsilon is not None and target_delta is not None:
-            target_epsilon = _positive('target_epsilon', target_epsilon)
-            target_delta = check_delta(target_delta)
-            self._open(data_loader).get_epsilon(target_delta)
-        check_layers(module)
-        parameters = check_parameters(module, optimizer)
-        gradients = SubgraphGradients(module, method)
-        step = PrivateStep(
-            gradients,
-            parameters,
-            max_grad_norm,
-            loss_reduction,
-            data_loader.subgraphs_per_batch,
-            self._add_noise,
+        step = self._prepare(
+            module,
+            optimizer,
+            data_loader,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            max_physical_batch_size=max_physical_batch_size,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            method=method,
+            forward=forward,
+            criterion=criterion,
         )
-        self._probe(step, data_loader, forward, criterion)
         self._open(data_loader)
-
-        # From here on nothing is refused.
-        self._loader = data_loader
-        self._noise_multiplier = float(noise_multiplier)
-        self._max_grad_norm = max_grad_norm
-        self._loss_reduction = loss_reduction
-        self._target = target_epsilon, target_delta
-        batches = data_loader.batch_sampler
-        batches.chunk_size = max_physical_batch_size
-        if isinstance(self._noise, SecureNoise):
-            batches.choose = self._noise.choose
-        self._training = PrivateTraining(
-            PrivateModule(module, step),
-            PrivateOptimizer(optimizer, step),
-            PrivateLoader(
-                data_loader,
-                step,
-                lambda: self.steps,
-                self._allowed,
-                data_loader.check_batch,
-            ),
-        )
-        return self._training
+        if target_epsilon is not None and target_delta is not None:
+            self._target = float(target_epsilon), float(target_delta)
+        data_loader.batch_sampler.chunk_size = max_physical_batch_size
+        return self._attach(step, optimizer, data_loader, noise_multiplier)
 
     def make_private_with_epsilon(
         self,
@@ -450,27 +420,97 @@ class PrivacyEngine:
             steps = epochs * data_loader.batch_sampler.num_steps
         check_positive('steps', steps)
         target_epsilon = _positive('target_epsilon', target_epsilon)
-        # All that can be said before the account is opened.
-        check_delta(target_delta)
-        _positive('max_grad_norm', max_grad_norm)
-        check_layers(module)
-        check_parameters(module, optimizer)
-        noise = self._open(data_loader).noise_multiplier_for(
-            target_epsilon,
-            check_delta(target_delta),
-            sample_rate=self._highest_rate(data_loader, steps),
-            steps=steps,
-        )
-        return self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=noise,
+        step = self._prepare(
+            module,
+            optimizer,
+            data_loader,
             max_grad_norm=max_grad_norm,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
             **kwargs,
         )
+        noise = self._open(data_loader).noise_multiplier_for(
+            target_epsilon,
+            target_delta,
+            sample_rate=self._highest_rate(data_loader, steps),
+            steps=steps,
+        )
+        self._target = target_epsilon, float(target_delta)
+        data_loader.batch_sampler.chunk_size = kwargs.get(
+            'max_physical_batch_size'
+        )
+        return self._attach(step, optimizer, data_loader, noise)
+
+    def _prepare(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: StepLoader,
+        *,
+        max_grad_norm: float,
+        loss_reduction: str = 'mean',
+        max_physical_batch_size: int | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        method: str = 'auto',
+        forward: Forward | None = None,
+        criterion: Criterion | None = None,
+    ) -> PrivateStep:
+        # All that can be refused before the account is opened.
+        max_grad_norm = _positive('max_grad_norm', max_grad_norm)
+        check_choice('loss_reduction', loss_reduction, REDUCTIONS)
+        if max_physical_batch_size is not None:
+            check_positive('max_physical_batch_size', max_physical_batch_size)
+        if (target_epsilon is None) != (target_delta is None):
+            raise ValueError(
+                "'target_epsilon' and 'target_delta' need to be given "
+                f'together (got {target_epsilon} and {target_delta})'
+            )
+        for name, value in (('forward', forward), ('criterion', criterion)):
+            if value is not None:
+                check_callable(name, value)
+        account = self._account(data_loader)
+        if target_epsilon is not None and target_delta is not None:
+            _positive('target_epsilon', target_epsilon)
+            account.get_epsilon(check_delta(target_delta))
+        check_layers(module)
+        step = PrivateStep(
+            SubgraphGradients(module, method),
+            check_parameters(module, optimizer),
+            max_grad_norm,
+            loss_reduction,
+            data_loader.subgraphs_per_batch,
+            self._add_noise,
+        )
+        self._probe(step, data_loader, forward, criterion)
+        return step
+
+    def _attach(
+        self,
+        step: PrivateStep,
+        optimizer: torch.optim.Optimizer,
+        data_loader: StepLoader,
+        noise_multiplier: float,
+    ) -> PrivateTraining:
+        # Here nothing is refused.
+        self._loader = data_loader
+        self._noise_multiplier = float(noise_multiplier)
+        self._max_grad_norm = step.max_grad_norm
+        self._loss_reduction = step.loss_reduction
+        if isinstance(self._noise, SecureNoise):
+            data_loader.batch_sampler.choose = self._noise.choose
+        self._training = PrivateTraining(
+            PrivateModule(step.module, step),
+            PrivateOptimizer(optimizer, step),
+            PrivateLoader(
+                data_loader,
+                step,
+                lambda: self.steps,
+                self._allowed,
+                data_loader.check_batch,
+            ),
+        )
+        return self._training
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
@@ -770,8 +810,8 @@ class PrivacyEngine:
             raise RuntimeError('call make_private first')
         return self._training
 
-    def _open(self, loader: StepLoader) -> WORAccountant:
-        # The account for a loader: what the ledger says, or a new one.
+    def _account(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader, or a new one that is nobody's yet.
         if self._accountant is not None:
             if public_fingerprint(loader) != self._data:
                 raise ValueError(
@@ -783,13 +823,17 @@ class PrivacyEngine:
                 f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
                 f'no other (got {self._kind!r} for a {type(loader).__name__})'
             )
-        accountant: WORAccountant
         if isinstance(loader, EgoLoader):
-            accountant = FDPAccountant(
+            return FDPAccountant(
                 loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
             )
-        else:
-            accountant = create_accountant(self._kind)
+        return create_accountant(self._kind)
+
+    def _open(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader: what the ledger says, or a new one.
+        accountant = self._account(loader)
+        if self._accountant is not None:
+            return accountant
         data = public_fingerprint(loader)
         if self._ledger_path is not None:
             state = accountant.state_dict()

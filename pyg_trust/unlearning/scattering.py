@@ -22,7 +22,6 @@ from torch_geometric.data import Data
 from pyg_trust import files, rng
 from pyg_trust._checks import (
     check_choice,
-    check_instance,
     check_integer,
     check_positive,
     check_tensor,
@@ -171,18 +170,6 @@ class _Model(NamedTuple):
     B: Tensor
     W: Tensor
     draws: int
-
-
-_ENTRIES = (
-    'config',
-    'classes',
-    'seed',
-    'ledger',
-    'graphs',
-    'B',
-    'W',
-    'draws',
-)
 
 
 class ScatteringClassifier:
@@ -621,10 +608,19 @@ class ScatteringClassifier:
                 together, or the state's ledger does not continue the present
                 one.
         """
-        check_instance('state', state, dict)
-        for name in _ENTRIES:
-            if name not in state:
-                raise ValueError(f"the state needs an entry '{name}'")
+        try:
+            seed, classes, ledger, model = self._unpacked(state)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                "'state' needs to be what state_dict() returns "
+                f'({type(error).__name__}: {error})'
+            ) from error
+        self._seed, self._model = seed, model
+        self.classes, self.ledger = classes, ledger
+
+    def _unpacked(
+        self, state: dict[str, Any]
+    ) -> tuple[int, tuple[int, ...], RemovalLedger, _Model]:
         if state['config'] != self._config():
             raise ValueError(
                 'the state was saved with other arguments (got '
@@ -632,23 +628,11 @@ class ScatteringClassifier:
             )
         ledger = copy.deepcopy(self.ledger)
         ledger.load_state_dict(state['ledger'])
-        for name, kind in (('graphs', dict), ('classes', tuple | list)):
-            if not isinstance(state[name], kind):
-                raise ValueError(
-                    f"the state's '{name}' needs to be a {kind} "
-                    f'(got {type(state[name]).__name__})'
-                )
-        check_integer('draws of the state', state['draws'], 1)
-        for name in ('B', 'W'):
-            shape = ('d', 'num_classes')
-            check_tensor(
-                f'{name} of the state', state[name], torch.float64, shape
-            )
         graphs = {
             i: Data.from_dict(dict(data))
             for i, data in state['graphs'].items()
         }
-        seed = rng.resolve(state['seed'])
+        seed = check_integer('seed', state['seed'], 0)
         prints = {
             i: fingerprint(str(seed), data) for i, data in graphs.items()
         }
@@ -660,23 +644,21 @@ class ScatteringClassifier:
         B, W = state['B'], state['W']
         Z, K, Y = self._design(graphs, classes)
         shape = (Z.size(1), Y.size(1))
-        if B.shape != shape or W.shape != shape:
-            raise ValueError(
-                f"'B' and 'W' of the state need to have the shape {shape} "
-                f'(got {tuple(B.shape)} and {tuple(W.shape)})'
-            )
-        model = _Model(graphs, prints, Z, K, Y, B, W, state['draws'])
+        for name, value in (('B', B), ('W', W)):
+            what = f'{name} of the state'
+            check_tensor(what, value, torch.float64, shape, finite=True)
+        draws = check_integer('draws', state['draws'], 1)
+        model = _Model(graphs, prints, Z, K, Y, B, W, draws)
         if ledger.entries:
             measured, upper = self._residual(model)
             # The embeddings are computed anew, and round differently.
-            if measured > ledger.spent + 2 * (upper - measured):
+            if not measured <= ledger.spent + 2 * (upper - measured):
                 raise ValueError(
                     'the weights of the state are not those of its ledger: '
                     f'their residual is {measured:.6g}, not at most '
                     f'{ledger.spent:.6g}'
                 )
-        self._seed, self._model = seed, model
-        self.classes, self.ledger = classes, ledger
+        return seed, classes, ledger, model
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file, whole or not at all.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -375,9 +375,8 @@ class ShardedUnlearner:
             ('num_classes', num_classes),
             ('num_workers', num_workers),
         ):
-            if value is None and name != 'aggregator_nodes':
-                continue
-            check_integer(name, value, 1)
+            if value is not None or name == 'aggregator_nodes':
+                check_integer(name, cast(int, value), 1)
         if folder is not None:
             check_instance('folder', folder, str, Path)
         self.model_factory = model_factory
@@ -1341,7 +1340,10 @@ class ShardedUnlearner:
         )
         # One with the seed of the state.
         other = copy.copy(self)
-        other._state, other._first_seed = None, rng.resolve(packed['seed'])
+        other._state, other._first_seed = (
+            None,
+            check_integer('seed', packed['seed'], 0),
+        )
         parts = other._parts(data, range(self.num_shards))
         for shard, part in parts.items():
             if other._key(shard, part) != checkpoints[shard].key:
