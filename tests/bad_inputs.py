@@ -392,7 +392,8 @@ def leaves(value: Any) -> dict[str, Any]:
     made: dict[str, Any] = {}
     _add(made, 'given', value, {})
     _add(made, 'torch', torch.get_rng_state(), {})
-    made['numpy'] = repr(np.random.get_state()[1:3])
+    _, key, position, *_ = np.random.get_state()
+    made['numpy'] = (key.tobytes(), position)
     made['random'] = hash(random.getstate())
     return made
 
