@@ -30,6 +30,13 @@ def check_number(name: str, value: float) -> float:
     return float(value)
 
 
+def check_finite(name: str, value: float) -> float:
+    """Returns a number that is finite as a float."""
+    if not math.isfinite(check_number(name, value)):
+        raise ValueError(f"'{name}' needs to be finite (got {value})")
+    return float(value)
+
+
 def check_positive(name: str, value: float) -> float:
     """Returns a number that is positive and finite as a float."""
     if not 0 < check_number(name, value) < math.inf:

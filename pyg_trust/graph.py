@@ -4,7 +4,6 @@ Row :math:`u` lists the edges that leave :math:`u`, so rows are
 ``edge_index[0]``. All methods of the package take their graph from here.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,9 +19,9 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from pyg_trust._checks import (
     check_choice,
+    check_finite,
     check_instance,
     check_integer,
-    check_number,
     check_tensor,
 )
 from pyg_trust.ops import PushGraph
@@ -366,8 +365,8 @@ class CSRGraph:
             'num_nodes', num_nodes
         ):
             raise ValueError(
-                f"'num_nodes' needs to be {made.num_nodes}, as in the graph "
-                f'(got {num_nodes})'
+                "'num_nodes' needs to be that of the graph, which has "
+                f'{made.num_nodes} nodes (got {num_nodes})'
             )
         return made
 
@@ -645,8 +644,7 @@ class CSRGraph:
             along (bool): whether signals travel along the edges or against
                 them. (default: :obj:`True`)
         """
-        if not math.isfinite(check_number('a', a)):
-            raise ValueError(f"'a' needs to be finite (got {a})")
+        check_finite('a', a)
         _check_real('dtype', dtype)
         along = along or self.is_undirected
 
@@ -694,8 +692,7 @@ class CSRGraph:
             exponent (float): the exponent; 0 gives ones, at degree 0 too.
             dtype (torch.dtype): of the result.
         """
-        if not math.isfinite(check_number('exponent', exponent)):
-            raise ValueError(f"'exponent' needs to be finite (got {exponent})")
+        check_finite('exponent', exponent)
         _check_real('dtype', dtype)
 
         def build() -> Tensor:

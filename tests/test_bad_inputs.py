@@ -552,6 +552,7 @@ entry(
 entry(
     'functional.lam_from_opacus',
     lambda: {'noise_multiplier': 2.0},
+    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
     noise_multiplier=POSITIVE,
 )
 entry('functional.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
@@ -1078,7 +1079,7 @@ entry(
 # Scattering
 
 J = integer(1)
-entry('functional.num_paths', lambda: {'J': 3, 'L': 2}, J=J, L=J)
+entry('functional.num_paths', lambda: {'J': 3, 'L': 2}, J=J, L=integer(0))
 entry(
     'functional.scattering_path',
     lambda: {'index': 0, 'num_features': 2, 'J': 3, 'Q': 2, 'L': 2},
@@ -2137,8 +2138,8 @@ entry(
     lambda: {**classified(), 'num_shards': 2, 'max_epochs': 2},
     names={'x': "'(x|y|edge_index)'"},
     num_shards=integer(1, N),
-    time_weight=NOT_NEGATIVE,
-    sem_weight=NOT_NEGATIVE,
+    time_weight=number(),
+    sem_weight=number(),
     max_epochs=integer(0),
     patience=COUNT,
     tol=NOT_NEGATIVE,

@@ -1,13 +1,12 @@
 """Losses that train against the worst admissible graph."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pyg_trust._checks import (
     check_choice,
+    check_finite,
     check_nodes,
     check_number,
     check_range,
@@ -87,9 +86,7 @@ class RobustLoss(torch.nn.Module):
         self.threat = threat
         self.alpha = check_alpha(alpha)
         self.kind = kind
-        self.margin = check_number('margin', margin)
-        if not math.isfinite(self.margin):
-            raise ValueError(f"'margin' needs to be finite (got {margin})")
+        self.margin = check_finite('margin', margin)
         self.tol = tol
         self._last: Tensor | None = None
 

@@ -42,6 +42,7 @@ from torch import Tensor
 
 from pyg_trust._checks import (
     check_choice,
+    check_finite,
     check_integer,
     check_number,
     check_positive,
@@ -103,7 +104,7 @@ def lam_from_opacus(noise_multiplier: float) -> float:
     Args:
         noise_multiplier (float): as Opacus' optimizer takes it.
     """
-    return check_lam(check_positive('noise_multiplier', noise_multiplier) / 2)
+    return check_lam(check_number('noise_multiplier', noise_multiplier) / 2)
 
 
 def lam_to_opacus(lam: float) -> float:
@@ -130,7 +131,7 @@ def gaussian_profile(epsilon: float, lam: float) -> float:
         epsilon (float): any finite number, also a negative one.
         lam (float): noise over sensitivity.
     """
-    epsilon = _check_finite('epsilon', epsilon)
+    epsilon = check_finite('epsilon', epsilon)
     mu = 1 / check_lam(lam)
     high = log_ndtr(mu / 2 - epsilon / mu)
     low = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
@@ -157,7 +158,7 @@ def wor_profile(epsilon: float, q: float, lam: float) -> float:
         q (float): the sampling rate :math:`m / M`.
         lam (float): noise over sensitivity.
     """
-    epsilon = _check_finite('epsilon', epsilon)
+    epsilon = check_finite('epsilon', epsilon)
     q, lam = check_q(q), check_lam(lam)
     if epsilon < 0:
         return -math.expm1(epsilon) + math.exp(epsilon) * wor_profile(
@@ -617,8 +618,8 @@ def rdp_fdp(
     terms = check_integer('terms', terms, 1)
     if max(m, terms) > num_nodes:
         raise ValueError(
-            f"'m' and 'terms' need to be at most {num_nodes}, the nodes (got "
-            f'{m} and {terms})'
+            f"'m' and 'terms' can't be above {num_nodes} nodes (got {m} and "
+            f'{terms})'
         )
     rho = np.arange(max(0, m + terms - num_nodes), min(m, terms) + 1.0)
     log_mass = (
@@ -806,12 +807,6 @@ def check_history(history: History) -> dict[tuple[float, float], int]:
         if count:
             phases[key] = phases.get(key, 0) + count
     return phases
-
-
-def _check_finite(name: str, value: float) -> float:
-    if not math.isfinite(check_number(name, value)):
-        raise ValueError(f"'{name}' needs to be finite (got {value})")
-    return float(value)
 
 
 def _check_orders(orders: Sequence[float]) -> np.ndarray:

@@ -896,7 +896,8 @@ def _check_perturbations(
         return
     if all_pairs:
         raise ValueError(
-            "'addable' needs to be None with all_pairs=True, which adds all"
+            "'addable' needs to be None: it is all pairs already with "
+            'all_pairs=True'
         )
     check_tensor('addable', addable, torch.int64, (2, 'num_pairs'))
     if addable.numel() == 0:

@@ -111,7 +111,7 @@ class ScatteringPath(NamedTuple):
 def num_paths(J: int, L: int) -> int:
     r"""The number :math:`T = \sum_{l < L} J^l` of nodes in the tree."""
     check_integer('J', J, 1)
-    check_integer('L', L, 1)
+    check_integer('L', L, 0)
     return sum(J**layer for layer in range(L))
 
 

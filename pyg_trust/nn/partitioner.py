@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_finite,
     check_integer,
     check_non_negative,
     check_positive,
@@ -153,8 +154,8 @@ def learned_partition(
     """
     _check_graph(x, edge_index, y)
     shard_limits(x.size(0), num_shards, slack)
-    check_non_negative('time_weight', time_weight)
-    check_non_negative('sem_weight', sem_weight)
+    check_finite('time_weight', time_weight)
+    check_finite('sem_weight', sem_weight)
     _check_training(hidden_channels, lr, weight_decay)
     check_integer('max_epochs', max_epochs, 0)
     check_integer('patience', patience, 1)

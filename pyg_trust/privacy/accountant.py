@@ -195,9 +195,8 @@ class WORAccountant(IAccountant):
                 can't be taken back. Nothing is changed then.
         """
         expected = self._constants()
-        check_instance('state_dict', state_dict, dict)
         for name in (*expected, 'history', 'pure_epsilon'):
-            if name not in state_dict:
+            if not isinstance(state_dict, dict) or name not in state_dict:
                 raise ValueError(f"the state needs an entry '{name}'")
         for name, value in expected.items():
             if state_dict[name] != value:
@@ -281,7 +280,7 @@ class FDPAccountant(WORAccountant):
         return FDP
 
     def _lam(self, noise_multiplier: float) -> float:
-        check_positive('noise_multiplier', noise_multiplier)
+        check_number('noise_multiplier', noise_multiplier)
         return lam_from_opacus(noise_multiplier / self.terms)
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
