@@ -90,8 +90,14 @@ def _methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
                 continue
             if isinstance(value, classmethod | staticmethod):
                 yield attribute, getattr(owner, attribute)
-            elif inspect.isfunction(value):
+            elif inspect.isfunction(value) and _is_ours(value):
                 yield attribute, functools.partial(value, None)
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    # PyG writes methods into the classes of its layers.
+    code = inspect.unwrap(function).__code__
+    return code.co_filename.startswith(PACKAGE)
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
