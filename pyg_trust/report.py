@@ -56,6 +56,7 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
+        check_instance('parts', part, Tensor, str, int, float, type(None))
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
             flat = part.detach().cpu().contiguous().view(-1)

@@ -101,20 +101,45 @@ def _is_ours(function: Callable[..., Any]) -> bool:
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of what a caller passes, without `*args` and `**kwargs`."""
+    """The names of what a caller passes, without `**kwargs`."""
     try:
         signature = inspect.signature(function)
     except ValueError:
         return []
-    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         name
         for name, parameter in signature.parameters.items()
-        if parameter.kind not in rest
+        if parameter.kind != inspect.Parameter.VAR_KEYWORD
     ]
 
 
 # Kinds #######################################################################
+
+
+class Limits(NamedTuple):
+    """Which numbers are good."""
+
+    integral: bool
+    low: float | None
+    high: float | None
+    closed: str
+    none: bool
+
+    def allow(self, value: Any) -> bool:
+        """Whether a value is good; for random ones."""
+        if value is None:
+            return self.none
+        kind = int if self.integral else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
+            return False
+        if self.low is not None and not self.low <= value:
+            return False
+        if self.high is not None and not value <= self.high:
+            return False
+        ends = {'low': self.low, 'high': self.high}
+        return all(
+            value != end or side in self.closed for side, end in ends.items()
+        )
 
 
 def integer(
@@ -135,6 +160,7 @@ def integer(
         if high is not None:
             yield 'too large', high + 1
 
+    bad.limits = Limits(True, low, high, 'low high', none)
     return bad
 
 
@@ -167,6 +193,7 @@ def number(
             if 'high' not in closed:
                 yield 'the upper end', high
 
+    bad.limits = Limits(False, low, high, closed, none)
     return bad
 
 

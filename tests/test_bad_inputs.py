@@ -9,6 +9,7 @@ has to work, on the same objects.
 """
 
 import atexit
+import functools
 import inspect
 import math
 import shutil
@@ -58,6 +59,8 @@ from pyg_trust import (
     loader,
     nn,
     privacy,
+    report,
+    rng,
     sampler,
     transforms,
     unlearning,
@@ -1260,9 +1263,9 @@ for name in (
     'SingleFlip',
     'SweepCut',
     'WorstCase',
-    'Policy',
 ):
     EXEMPT[f'functional.{name}'] = RESULT
+EXEMPT['functional.Policy'] = 'made by its from_flips and by solvers'
 
 
 # Ground ######################################################################
@@ -1741,7 +1744,27 @@ def saved() -> Path:
 entry('files.load', lambda: {'path': saved()}, path=PATH)
 
 entry('rng.resolve', lambda: {'seed': 3})
-entry('rng.derive', lambda: {'seed': 3}, seed=integer(0))
+
+
+class Spread:
+    """What takes any number of arguments, with these as one list."""
+
+    def derive(self, seed: Any, items: Any) -> int:
+        return rng.derive(seed, *items)
+
+    def of(self, reports: Any) -> Any:
+        return TrustReport.of(*reports)
+
+    def fingerprint(self, parts: Any) -> str:
+        return report.fingerprint(*parts)
+
+
+entry(
+    'rng.derive',
+    lambda: (Spread(), {'seed': 3, 'items': [1, 2]}),
+    seed=integer(0),
+    items=values(['a'], [0.5], [True], [-1], [None]),
+)
 entry(
     'rng.derive_each',
     lambda: {'seed': 3, 'items': torch.tensor([1, 2])},
@@ -1824,6 +1847,16 @@ entry(
     'report.TrustReport',
     lambda: {'guarantees': trust_report().guarantees},
     guarantees=values(3, None, 'a', (), (3,)),
+)
+entry(
+    'report.TrustReport.of',
+    lambda: (Spread(), {'reports': [trust_report().guarantees[0]]}),
+    reports=values([], [3], ['a'], [None]),
+)
+entry(
+    'report.fingerprint',
+    lambda: (Spread(), {'parts': ['a', 1.0, None, torch.ones(2)]}),
+    parts=values([object()], [[1]], [{}]),
 )
 entry(
     'report.TrustReport.save',
@@ -2090,6 +2123,8 @@ entry(
     outputs=tensor(columns=True, finite=False),
 )
 EXEMPT['nn.ShardAggregator.forward'] = 'abstract'
+for name in ('ShardAggregator', 'MeanAggregator', 'MajorityAggregator'):
+    EXEMPT[f'nn.{name}'] = 'takes no arguments, as torch.nn.Module'
 entry(
     'nn.make_aggregator',
     lambda: {'name': 'lbaggr', 'epochs': 3},
@@ -2764,6 +2799,7 @@ entry(
     'privacy.WORAccountant.get_epsilon',
     lambda: (accountant(), {'delta': 1e-5}),
     Row('more', {'alphas': [2.0]}, "'delta'"),
+    args=anything('a row above refuses whatever comes'),
 )
 BUDGETED = {'epsilon': 5.0, 'delta': 1e-5}
 AFTER = {'epsilon': number(), 'steps': COUNT}
@@ -3068,8 +3104,9 @@ entry(
 )
 for name in ('AuditReport', 'PrivacyReport', 'ClippedSum', 'PrivateTraining'):
     EXEMPT[f'privacy.{name}'] = RESULT
-for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader', 'Tape'):
+for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader'):
     EXEMPT[f'privacy.{name}'] = 'made by the engine alone'
+EXEMPT['privacy.Tape'] = 'made by SubgraphGradients.record'
 entry(
     'privacy.PrivateOptimizer.step',
     lambda: (fresh_optimizer(), {}),
@@ -3092,6 +3129,8 @@ entry(
     lambda: (attached()._training.optimizer, {}),
     set_to_none=FLAG,
 )
+for name in ('forward', 'state_dict', 'load_state_dict'):
+    EXEMPT[f'privacy.PrivateModule.{name}'] = 'that of the model inside'
 EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
     'that of the optimizer inside, with its errors'
 )
@@ -3168,6 +3207,7 @@ entry(
     lambda: (Checked(), {'owner': owner(), 'num_subgraphs': 2}),
     owner=OWNER,
     num_subgraphs=COUNT,
+    args=anything('what the module takes'),
 )
 
 
@@ -3583,7 +3623,9 @@ FOUND = entry_points()
 
 
 def test_every_entry_point_is_in_the_table() -> None:
-    assert set(TABLE) | set(EXEMPT) == set(FOUND), 'missing or gone'
+    known = set(TABLE) | set(EXEMPT)
+    assert not set(FOUND) - known, 'needs an entry of the table'
+    assert not known - set(FOUND), 'is gone'
     assert not set(TABLE) & set(EXEMPT)
     assert all(EXEMPT.values())
 
@@ -3661,3 +3703,58 @@ def test_bad_inputs_are_refused(key: str) -> None:
         perform(call, arguments)
     except ImportError as error:
         pytest.skip(str(error))
+
+
+# What takes a number.
+NUMBERS = [
+    (key, name)
+    for key in TABLE
+    for name in parameters(FOUND[key])
+    if hasattr(kind_of(key, name), 'limits') and TABLE[key].needs is None
+]
+
+
+def test_random_values_are_refused() -> None:
+    hypothesis = pytest.importorskip('hypothesis')
+    from hypothesis import strategies as st
+
+    prepared = functools.cache(prepare)
+    junk = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.text(max_size=3),
+        st.binary(max_size=3),
+        st.complex_numbers(),
+        st.decimals(),
+        st.fractions(),
+        st.dates(),
+        st.lists(st.floats(), max_size=2),
+        st.dictionaries(st.text(max_size=1), st.integers(), max_size=1),
+        st.integers(),
+        st.floats(),
+    )
+
+    @hypothesis.settings(
+        max_examples=600,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.sampled_from(NUMBERS), junk)
+    def refused(place: tuple[str, str], value: Any) -> None:
+        key, name = place
+        hypothesis.assume(not kind_of(key, name).limits.allow(value))
+        call, arguments = prepared(key)
+        before = leaves([call, arguments])
+        named = TABLE[key].names.get(name, f"'{name}'")
+        try:
+            perform(call, {**arguments, name: value})
+        except Exception as error:
+            said = complaint(error, named)
+        else:
+            said = 'accepted'
+        assert said is None, f'{key}, {name}={value!r}: {said}'
+        assert not changed(before, leaves([call, arguments])), key
+
+    refused()
