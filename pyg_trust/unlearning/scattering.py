@@ -644,6 +644,11 @@ class ScatteringClassifier:
         B, W = state['B'], state['W']
         Z, K, Y = self._design(graphs, classes)
         shape = (Z.size(1), Y.size(1))
+        if B.shape != shape or W.shape != shape:
+            raise ValueError(
+                f"'B' and 'W' of the state need to have the shape {shape} "
+                f'(got {tuple(B.shape)} and {tuple(W.shape)})'
+            )
         for name, value in (('B', B), ('W', W)):
             what = f'{name} of the state'
             check_tensor(what, value, torch.float64, shape, finite=True)
