@@ -365,8 +365,8 @@ class CSRGraph:
             'num_nodes', num_nodes
         ):
             raise ValueError(
-                "'num_nodes' needs to be that of the graph, which has "
-                f'{made.num_nodes} nodes (got {num_nodes})'
+                f"'num_nodes' is {num_nodes}, but the graph has "
+                f'{made.num_nodes} nodes'
             )
         return made
 

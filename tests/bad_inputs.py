@@ -509,7 +509,7 @@ def _content(value: Tensor) -> tuple:
 # Refusals ####################################################################
 
 
-SAYS = 'need|got|can|give|not|no |set by|take|choose|instead|leave|goes with'
+SAYS = 'need|got|can|give|not|no |set by|take|choose|instead|leave|with|has'
 
 
 class Row(NamedTuple):
