@@ -56,10 +56,20 @@ def check_non_negative(name: str, value: float) -> float:
 
 
 def check_integer(
-    name: str, value: int, low: int | None = None, high: int | None = None
+    name: str,
+    value: int,
+    low: int | None = None,
+    high: int | None = None,
+    *,
+    numpy: bool = False,
 ) -> int:
-    """Returns an integer from :obj:`low` to :obj:`high`, no bool, as one."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    """Returns an integer from :obj:`low` to :obj:`high`, no bool, as one.
+
+    Those of numpy are only for who goes on with what is returned: JSON and
+    the kernels take none.
+    """
+    kind = int | np.integer if numpy else int
+    if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(
             f"'{name}' needs to be an integer (got {type(value).__name__})"
         )

@@ -30,7 +30,7 @@ which is not here).
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ from pyg_trust._checks import (
 MIN_LAM = 0.05
 MIN_DELTA = 1e-10
 METHODS = ('pld_wor', 'rdp_wor')
+_check_int = partial(check_integer, numpy=True)
 ORDERS = (
     *(1 + x / 10 for x in range(1, 100)),
     *map(float, range(11, 64)),
@@ -501,7 +502,7 @@ def calibrate_lam(
     """
     epsilon, q = check_positive('epsilon', epsilon), check_q(q)
     delta = check_delta(delta)
-    steps = check_integer('steps', steps, 1)
+    steps = _check_int('steps', steps, 1)
     tol = check_positive('tol', tol)
 
     def spent(lam: float) -> float:
@@ -555,8 +556,8 @@ def fdp_terms(K: int, layers: int) -> int:
         K (int): the largest degree, which the graph must have been cut to.
         layers (int): the number :math:`l` of message-passing layers.
     """
-    K = check_integer('K', K, 1)
-    layers = check_integer('layers', layers, 0)
+    K = _check_int('K', K, 1)
+    layers = _check_int('layers', layers, 0)
     return sum(K**level for level in range(layers + 1))
 
 
@@ -613,9 +614,9 @@ def rdp_fdp(
             :obj:`num_nodes`.
     """
     a, lam = _check_orders(orders), check_lam(lam)
-    num_nodes = check_integer('num_nodes', num_nodes, 1)
-    m = check_integer('m', m, 1)
-    terms = check_integer('terms', terms, 1)
+    num_nodes = _check_int('num_nodes', num_nodes, 1)
+    m = _check_int('m', m, 1)
+    terms = _check_int('terms', terms, 1)
     if max(m, terms) > num_nodes:
         raise ValueError(
             f"'m' and 'terms' can't be above {num_nodes} nodes (got {m} and "
@@ -647,7 +648,7 @@ def fdp_epsilon(
         steps (int): the number of steps.
         delta (float): in :math:`(0, 1)`.
     """
-    steps = check_integer('steps', steps, 0)
+    steps = _check_int('steps', steps, 0)
     rdp = rdp_fdp(ORDERS, num_nodes, m, terms, lam)
     epsilon = rdp_epsilon(ORDERS, steps * rdp, delta)
     return epsilon if steps else 0.0
@@ -684,7 +685,7 @@ def calibrate_fdp(
         ValueError: if a number is out of range or no noise is enough.
     """
     epsilon = check_positive('epsilon', epsilon)
-    delta, steps = check_delta(delta), check_integer('steps', steps, 1)
+    delta, steps = check_delta(delta), _check_int('steps', steps, 1)
 
     def spent(lam: float) -> float:
         return fdp_epsilon(num_nodes, m, terms, lam, steps, delta)
@@ -736,7 +737,7 @@ def private_quantile(
     """
     low, high = check_positive('low', low), check_positive('high', high)
     epsilon = check_positive('epsilon', epsilon)
-    k = check_integer('sensitivity', sensitivity, 1)
+    k = _check_int('sensitivity', sensitivity, 1)
     if not low < high:
         raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
     if not 0 < check_number('share', share) < 1:
@@ -803,7 +804,7 @@ def check_history(history: History) -> dict[tuple[float, float], int]:
         ) from None
     for lam, q, steps in lines:
         key = (check_lam(lam), check_q(q))
-        count = check_integer('steps', steps, 0)
+        count = _check_int('steps', steps, 0)
         if count:
             phases[key] = phases.get(key, 0) + count
     return phases

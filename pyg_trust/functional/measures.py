@@ -277,7 +277,7 @@ def katz(
     shrink = 1 / radius if radius > 0 else 1.0
     weights = tuple(
         (beta / shrink) ** i
-        for i in range(check_integer('levels', levels, 0) + 1)
+        for i in range(check_integer('levels', levels, 0, numpy=True) + 1)
     )
     if weights[-1] < sys.float_info.min and not graph.is_undirected:
         raise ValueError(
@@ -420,7 +420,7 @@ def _check_tol(tol: float) -> None:
 
 
 def _last(levels: int) -> tuple[float, ...]:
-    return (0.0,) * check_integer('levels', levels, 0) + (1.0,)
+    return (0.0,) * check_integer('levels', levels, 0, numpy=True) + (1.0,)
 
 
 def _geometric(
@@ -436,7 +436,7 @@ def _geometric(
             if alpha == 1
             else max(0, math.ceil(math.log(tol) / math.log1p(-alpha)) - 1)
         )
-    levels = check_integer('levels', levels, 0)
+    levels = check_integer('levels', levels, 0, numpy=True)
     follow = 1 - alpha
     weights = [alpha * follow**i for i in range(levels)]
     return (*weights, follow**levels)
@@ -466,7 +466,7 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     # underflows; the tail summed from its small end, as 1 - sum cancels.
     end = int(t + 50 * math.sqrt(t) + 100)
     if levels is not None:
-        end = max(end, check_integer('levels', levels, 0) + 1)
+        end = max(end, check_integer('levels', levels, 0, numpy=True) + 1)
     index = np.arange(end + 1)
     logs = (
         -t
