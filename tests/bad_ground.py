@@ -333,7 +333,7 @@ def plain_data() -> Data:
 
 
 DATA = data()
-DATA_NAMES = {'data': "'(data|edge_index|data.edge_index)'"}
+DATA_NAMES = {'data': "'(data|edge_index|data.edge_index|num_nodes)'"}
 entry(
     'graph.CSRGraph.from_data',
     lambda: {'data': plain_data()},

@@ -310,14 +310,15 @@ def any_graph(*, none: bool = False) -> Kind:
         yield 'floating point', torch.tensor([[0.0, 1.0], [1.0, 0.0]])
         yield 'three rows', torch.zeros((3, 2), dtype=torch.int64)
         yield 'a negative node', torch.tensor([[0, -1], [-1, 0]])
+        yield 'no node', Data(edge_index=torch.zeros(2, 0).long(), num_nodes=0)
         if not none:
             yield 'None', None
 
     return bad
 
 
-def data(*, edges: bool = True) -> Kind:
-    """A homogeneous graph as PyG's Data."""
+def data(*, edges: bool = True, empty: bool = False) -> Kind:
+    """A homogeneous graph as PyG's Data, with nodes unless `empty`."""
 
     def bad(value: Data) -> Iterator[Bad]:
         yield 'None', None
@@ -326,6 +327,10 @@ def data(*, edges: bool = True) -> Kind:
         yield 'an edge_index', value.edge_index
         yield 'a heterogeneous graph', HeteroData()
         if edges:
+            none = value.edge_index[:, :0]
+            nobody = Data(x=value.x[:0], edge_index=none, num_nodes=0)
+            if not empty:
+                yield 'no node', nobody
             for label, made in edge_indices(value.num_nodes)(value.edge_index):
                 if made is None or isinstance(made, Tensor):
                     other = value.clone()

@@ -453,7 +453,7 @@ entry(
     'transforms.BoundedDegree.forward',
     lambda: (transforms.BoundedDegree(2), {'data': plain_data()}),
     names=DATA_NAMES,
-    data=DATA,
+    data=data(empty=True),
 )
 EMBEDDING = {
     'max_degree': integer(1, none=True),
