@@ -1498,10 +1498,11 @@ def _names(name: str, values: Any) -> Tensor:
         raise TypeError(
             f"'{name}' needs to hold integers (got {values!r})"
         ) from None
-    if names.numel() == 0:
-        return names.long()
-    check_tensor(name, names, torch.int64, ('num',))
-    return names
+    whole = not (names.is_floating_point() or names.is_complex())
+    # An empty list makes a tensor of floats.
+    if names.numel() > 0 and (names.dtype == torch.bool or not whole):
+        raise TypeError(f"'{name}' needs to hold integers (got {names.dtype})")
+    return names.long()
 
 
 def _rows(n_id: Tensor, names: Tensor) -> Tensor:
