@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pyg_trust._checks import check_instance
+
 
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replaces a file in one step: it has the old content or the new one.
@@ -21,6 +23,8 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
         path (str or Path): of the file.
         content (bytes): what it is to hold.
     """
+    check_instance('path', path, str, Path)
+    check_instance('content', content, bytes, memoryview)
     path = Path(path)
     prefix = f'.{path.name}.'
     for left in path.parent.glob(f'{glob.escape(prefix)}*.tmp'):
@@ -45,6 +49,7 @@ def sync_folder(folder: str | Path) -> None:
     Args:
         folder (str or Path): the folder.
     """
+    check_instance('folder', folder, str, Path)
     if os.name == 'nt':
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -61,6 +66,7 @@ def save(path: str | Path, state: Any) -> None:
         path (str or Path): of the file.
         state (Any): what :func:`load` is to return.
     """
+    check_instance('path', path, str, Path)
     stream = io.BytesIO()
     torch.save(state, stream)
     write(path, stream.getvalue())
@@ -75,4 +81,5 @@ def load(path: str | Path) -> Any:
     Args:
         path (str or Path): of the file.
     """
+    check_instance('path', path, str, Path)
     return torch.load(path, map_location='cpu', weights_only=True)

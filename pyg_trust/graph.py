@@ -18,6 +18,13 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
+from pyg_trust._checks import (
+    check_choice,
+    check_finite,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
 from pyg_trust.ops import PushGraph
 
 T = TypeVar('T')
@@ -140,11 +147,7 @@ class CSRGraph:
             ValueError: on a wrong shape, an index out of range, an empty
                 graph, weights that are not finite, or duplicate edges.
         """
-        if duplicates not in DUPLICATES:
-            raise ValueError(
-                f"'duplicates' needs to be one of {DUPLICATES} "
-                f'(got {duplicates!r})'
-            )
+        check_choice('duplicates', duplicates, DUPLICATES)
         _check_index('edge_index', edge_index, 2)
         if edge_index.size(0) != 2:
             raise ValueError(
@@ -207,10 +210,11 @@ class CSRGraph:
                 :math:`(v, u)` is the edge from :math:`u` to :math:`v`.
                 (default: :obj:`False`)
         """
-        if adj.layout not in _SPARSE_LAYOUTS:
+        if not isinstance(adj, Tensor) or adj.layout not in _SPARSE_LAYOUTS:
+            got = getattr(adj, 'layout', type(adj).__name__)
             raise TypeError(
                 "'adj' needs to be a sparse COO, CSR or CSC tensor "
-                f'(got {adj.layout})'
+                f'(got {got})'
             )
         n = _check_square('adj', adj.shape)
         if adj.layout == torch.sparse_coo:
@@ -248,6 +252,10 @@ class CSRGraph:
             transposed (bool): as in :meth:`from_torch_sparse`.
                 (default: :obj:`False`)
         """
+        if type(adj).__name__ != 'SparseTensor':
+            raise TypeError(
+                f"'adj' needs to be a SparseTensor (got {type(adj).__name__})"
+            )
         n = _check_square('adj', adj.sizes())
         row, col, value = adj.coo()
         pair = (col, row) if transposed else (row, col)
@@ -354,7 +362,9 @@ class CSRGraph:
                 'EdgeIndex, torch.sparse tensor or SparseTensor '
                 f'(got {type(graph).__name__})'
             )
-        if num_nodes is not None and made.num_nodes != num_nodes:
+        if num_nodes is not None and made.num_nodes != check_integer(
+            'num_nodes', num_nodes
+        ):
             raise ValueError(
                 f"'num_nodes' is {num_nodes}, but the graph has "
                 f'{made.num_nodes} nodes'
@@ -385,6 +395,8 @@ class CSRGraph:
             raise ValueError(
                 f"'layout' needs to be one of {_SPARSE_LAYOUTS} (got {layout})"
             )
+        if dtype is not None:
+            check_instance('dtype', dtype, torch.dtype)
         value = self.weight
         if value is None:
             value = torch.ones(self.num_edges, device=self.device)
@@ -439,7 +451,13 @@ class CSRGraph:
 
     def to(self, device: torch.device | str) -> 'CSRGraph':
         """The graph on another device; itself if it is there already."""
-        if torch.device(device) == self.device:
+        try:
+            device = torch.device(device)
+        except (TypeError, RuntimeError):
+            raise ValueError(
+                f"'device' needs to be a torch.device (got {device!r})"
+            ) from None
+        if device == self.device:
             return self
         return CSRGraph(
             self.rowptr.to(device),
@@ -627,6 +645,8 @@ class CSRGraph:
             along (bool): whether signals travel along the edges or against
                 them. (default: :obj:`True`)
         """
+        check_finite('a', a)
+        _check_real('dtype', dtype)
         along = along or self.is_undirected
 
         def build() -> PushGraph:
@@ -673,6 +693,8 @@ class CSRGraph:
             exponent (float): the exponent; 0 gives ones, at degree 0 too.
             dtype (torch.dtype): of the result.
         """
+        check_finite('exponent', exponent)
+        _check_real('dtype', dtype)
 
         def build() -> Tensor:
             power = self.degree.to(torch.float64).pow(exponent)
@@ -744,6 +766,26 @@ def sparse_rows(
         layout (torch.layout): :obj:`torch.sparse_csr` or
             :obj:`torch.sparse_csc`. (default: :obj:`torch.sparse_csr`)
     """
+    if layout not in (torch.sparse_csr, torch.sparse_csc):
+        raise ValueError(
+            "'layout' needs to be torch.sparse_csr or torch.sparse_csc "
+            f'(got {layout!r})'
+        )
+    check_instance('size', size, tuple)
+    if len(size) != 2:
+        raise ValueError(f"'size' needs to have two entries (got {len(size)})")
+    for length in size:
+        check_integer('size', length, 0)
+    dtype = (torch.int64, torch.int32)
+    major = size[0] if layout == torch.sparse_csr else size[1]
+    check_tensor('ptr', ptr, dtype, (major + 1,))
+    check_tensor('index', index, dtype, ('nnz',))
+    check_instance('value', value, Tensor)
+    if value.shape[:1] != index.shape:
+        raise ValueError(
+            f"'value' needs to have {index.numel()} entries, as 'index' "
+            f'(got the shape {list(value.shape)})'
+        )
     with quiet_sparse():
         return torch.sparse_compressed_tensor(
             ptr, index, value, size, layout=layout, check_invariants=False
@@ -823,12 +865,7 @@ def _check_num_nodes(num_nodes: int | None) -> int:
             "'num_nodes' is needed with an 'edge_index', which cannot show "
             'isolated nodes'
         )
-    if isinstance(num_nodes, bool) or not isinstance(num_nodes, int):
-        raise TypeError(
-            "'num_nodes' needs to be an integer "
-            f'(got {type(num_nodes).__name__})'
-        )
-    if num_nodes < 1:
+    if check_integer('num_nodes', num_nodes) < 1:
         raise ValueError(
             f"'num_nodes' needs to be at least 1 (got {num_nodes}): the graph "
             'is empty'
@@ -839,6 +876,13 @@ def _check_num_nodes(num_nodes: int | None) -> int:
             f'with 32 bits (got {num_nodes})'
         )
     return num_nodes
+
+
+def _check_real(name: str, dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"'{name}' needs to be float32 or float64 (got {dtype})"
+        )
 
 
 def _check_square(name: str, shape: Any) -> int:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import weakref
 from dataclasses import dataclass, field
@@ -13,6 +12,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import files, report
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_positive,
+)
 from pyg_trust.report import Report
 
 try:
@@ -72,11 +79,7 @@ class RemovalLedger:
     FRESH = ('fit', 'refine', 'retrain')
 
     def __init__(self, budget: float) -> None:
-        if not 0 <= budget < math.inf:
-            raise ValueError(
-                f"'budget' needs to be non-negative and finite (got {budget})"
-            )
-        self.budget = float(budget)
+        self.budget = check_non_negative('budget', budget)
         self._entries: list[LedgerEntry] = []
 
     @property
@@ -102,6 +105,7 @@ class RemovalLedger:
 
     def count(self, action: str) -> int:
         """How many lines record an action."""
+        check_choice('action', action, (*self.FRESH, 'step'))
         return sum(entry.action == action for entry in self._entries)
 
     def record(
@@ -127,20 +131,16 @@ class RemovalLedger:
                 first line that is no fit.
             BudgetExceededError: if the budget does not allow it.
         """
-        if action not in (*self.FRESH, 'step'):
-            raise ValueError(
-                f"'action' needs to be one of {(*self.FRESH, 'step')} "
-                f'(got {action!r})'
-            )
+        check_choice('action', action, (*self.FRESH, 'step'))
         if (action == 'fit') != (not self._entries):
             raise ValueError(
                 "the first line, and it alone, needs to be a 'fit' "
                 f'(got {action!r} as line {len(self._entries)})'
             )
-        if not 0 <= spent < math.inf:
-            raise ValueError(
-                f"'spent' needs to be non-negative and finite (got {spent})"
-            )
+        check_non_negative('spent', spent)
+        check_instance('data', data, str)
+        request = {} if request is None else request
+        _check_plain('request', request)
         if action == 'step' and spent < self.spent:
             raise ValueError(
                 f"'spent' can't fall in a step (got {spent}, after "
@@ -152,7 +152,6 @@ class RemovalLedger:
                 f'{self.budget:.6g}'
             )
         before = self._entries[-1].link if self._entries else ''
-        request = {} if request is None else request
         entry = LedgerEntry(
             action,
             float(spent),
@@ -183,16 +182,26 @@ class RemovalLedger:
         self._entries = self._checked(state)
 
     def _checked(self, state: dict[str, Any]) -> list[LedgerEntry]:
-        if state['budget'] != self.budget:
+        check_instance('state', state, dict)
+        budget, lines = state.get('budget'), state.get('entries')
+        if budget != self.budget:
             raise ValueError(
-                f"the state's budget needs to be {self.budget} "
-                f'(got {state["budget"]})'
+                f"the state's budget needs to be {self.budget} (got {budget})"
+            )
+        if not isinstance(lines, list):
+            raise ValueError(
+                "'state' needs to hold a list of 'entries' "
+                f'(got {type(lines).__name__})'
             )
         made = RemovalLedger(self.budget)
-        for number, line in enumerate(state['entries']):
-            entry = made.record(
-                line['action'], line['spent'], line['request'], line['data']
-            )
+        for number, line in enumerate(lines):
+            fields = ('action', 'spent', 'request', 'data', 'link')
+            if not isinstance(line, dict) or set(line) != set(fields):
+                raise ValueError(
+                    f"'state' needs to have {fields} in line {number} of its "
+                    f'entries (got {line!r})'
+                )
+            entry = made.record(*(line[field] for field in fields[:-1]))
             if entry.link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
         if made._entries[: len(self._entries)] != self._entries:
@@ -216,6 +225,8 @@ def fingerprint(salt: str, data: Data) -> str:
         salt (str): a secret, so that small graphs can't be guessed.
         data (Data): the graph.
     """
+    check_instance('salt', salt, str)
+    check_instance('data', data, Data)
     parts: list[Tensor | str] = [salt]
     for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
         value = data.get(key)
@@ -230,6 +241,10 @@ def fingerprints(prints: dict[int, str]) -> str:
     Args:
         prints (dict): the fingerprint of every graph, by name.
     """
+    check_instance('prints', prints, dict)
+    for i, text in prints.items():
+        check_integer('prints', i)
+        check_instance('prints', text, str)
     lines = [f'{i} {prints[i]}' for i in sorted(prints)]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
@@ -272,7 +287,9 @@ class PrivacyLedger:
     """
 
     def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
+        check_instance('path', path, str, Path)
         self.path = Path(path)
+        _check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         # Whoever loses the ledger, by an error or an interrupt, loses the
@@ -315,8 +332,13 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
+        noise = check_positive('noise_multiplier', noise_multiplier)
+        if not 0 < check_number('sample_rate', sample_rate) <= 1:
+            raise ValueError(
+                f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
+            )
         self._settle()
-        line = [float(noise_multiplier), float(sample_rate)]
+        line = [noise, float(sample_rate)]
         self._append({'step': self.steps + 1, 'spent': line})
 
     def record_pure(self, epsilon: float) -> None:
@@ -325,8 +347,9 @@ class PrivacyLedger:
         Args:
             epsilon (float): what it spends; the sum is ``pure_epsilon``.
         """
+        epsilon = check_positive('epsilon', epsilon)
         self._settle()
-        self._append({'epsilon': float(epsilon)})
+        self._append({'epsilon': epsilon})
 
     def close(self) -> None:
         """Closes and unlocks the file."""
@@ -440,6 +463,16 @@ class _Account:
             raise ValueError
         noise, rate = map(float, body['spent'])
         self.lines.append((noise, rate))
+
+
+def _check_plain(name: str, value: dict[str, Any]) -> None:
+    check_instance(name, value, dict)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"'{name}' needs to hold plain values ({error})"
+        ) from None
 
 
 def _hash(content: Any) -> str:

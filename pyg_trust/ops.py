@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_instance, check_integer, check_number
+
 
 def _load() -> None:
     folder = Path(__file__).parent
@@ -66,6 +68,7 @@ def has_kernel(device_type: str) -> bool:
     Args:
         device_type (str): as :attr:`torch.device.type`.
     """
+    check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
     return (
         device_type in keys
@@ -119,7 +122,7 @@ _check_host = partial(_check, device=_HOST)
 
 
 def _check_levels(ratio: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    dtype, count = torch.float64, ratio.numel()
+    dtype, count = torch.float64, _size(ratio)
     return (
         _check('ratio', ratio, dtype, count, device=_HOST),
         _check('keep', keep, dtype, count + 1, device=_HOST),
@@ -143,14 +146,30 @@ def _check_graph(
 ) -> tuple:
     rowptr, col, group_ptr, group_end, scale = graph
     if scale is not None:
-        scale = check('scale', scale, dtype, col.numel())
+        scale = check('scale', scale, dtype, _size(col))
     return (
-        check('rowptr', rowptr, torch.int64, rowptr.numel()),
-        check('col', col, torch.int32, col.numel()),
+        check('rowptr', rowptr, torch.int64, _size(rowptr)),
+        check('col', col, torch.int32, _size(col)),
         scale,
-        check('group_ptr', group_ptr, torch.int64, rowptr.numel()),
-        check('group_end', group_end, torch.int64, group_end.numel()),
+        check('group_ptr', group_ptr, torch.int64, _size(rowptr)),
+        check('group_end', group_end, torch.int64, _size(group_end)),
     )
+
+
+def _size(tensor: Tensor, least: int = 0) -> int:
+    # Any number of entries, of what need not be a tensor yet.
+    size = tensor.numel() if isinstance(tensor, Tensor) else 0
+    return max(size, least)
+
+
+def _check_follow(follow: float) -> None:
+    if not 0 <= check_number('follow', follow) < 1:
+        raise ValueError(f"'follow' needs to be in [0, 1) (got {follow})")
+
+
+def _check_seed(seed: int, first: int = 0) -> None:
+    check_integer('seed', seed, 0)
+    check_integer('first', first, 0)
 
 
 def propagate(
@@ -185,10 +204,10 @@ def propagate(
     """
     dtype = _value_dtype('x', x)
     check = partial(_check, device=_check_device('x', x))
-    n, count = rowptr.numel() - 1, max(weights.numel(), 1)
+    n, count = _size(rowptr, 1) - 1, _size(weights, 1)
     return _ops.propagate(
         check('rowptr', rowptr, torch.int64, n + 1),
-        check('col', col, torch.int32, col.numel()),
+        check('col', col, torch.int32, _size(col)),
         check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
         check('recv', recv, dtype, n),
         check('send', send, dtype, n),
@@ -254,14 +273,25 @@ def push(
         tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
         levels that were pushed, int64, ``[num_blocks]``.
     """
+    check_instance('graph', graph, PushGraph)
+    if not isinstance(receivers, tuple) or len(receivers) != 2:
+        raise TypeError(
+            "'receivers' needs to be a tuple of rowptr and col "
+            f'(got {type(receivers).__name__})'
+        )
+    _check_seed(seed, first)
+    if not check_number('pull_above', pull_above) >= 0:
+        raise ValueError(
+            f"'pull_above' needs to be at least 0 (got {pull_above})"
+        )
     dtype = _value_dtype('x', x)
     check = partial(_check, device=_check_device('x', x))
-    n = graph.rowptr.numel() - 1
+    n = _size(graph.rowptr, 1) - 1
     rowptr, col = receivers
     return _ops.push(
         *_check_graph(graph, dtype, check),
         check('rowptr', rowptr, torch.int64, n + 1),
-        check('col', col, torch.int32, graph.col.numel()),
+        check('col', col, torch.int32, _size(graph.col)),
         check('recv', recv, dtype, n),
         check('send', send, dtype, n),
         check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
@@ -276,6 +306,10 @@ def push(
 
 def block_size(dtype: torch.dtype) -> int:
     """The number of columns that share what is sampled: a cache line's."""
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"'dtype' needs to be float32 or float64 (got {dtype})"
+        )
     return 64 // dtype.itemsize
 
 
@@ -330,17 +364,25 @@ def push_sparse(
         tuple[Tensor, Tensor, Tensor]: :obj:`ptr`, :obj:`node` (ascending in
         every row) and :obj:`value` of the results.
     """
+    check_instance('graph', graph, PushGraph)
+    _check_seed(seed, first)
+    check_integer('top_k', top_k)
+    if not check_number('threshold', threshold) >= 0:
+        raise ValueError(
+            f"'threshold' needs to be at least 0 (got {threshold})"
+        )
     dtype = _value_dtype('value', value)
     check = partial(_check, device=_check_device('value', value))
-    n = graph.rowptr.numel() - 1
+    n = _size(graph.rowptr, 1) - 1
+    count = _size(ptr, 1) - 1
     return _ops.push_sparse(
         *_check_graph(graph, dtype, check),
         check('send', send, dtype, n),
-        check('ptr', ptr, torch.int64, max(ptr.numel(), 1)),
-        check('node', node, torch.int64, node.numel()),
-        check('value', value, dtype, node.numel()),
-        check('eps', eps, dtype, ptr.numel() - 1),
-        check('prune', prune, dtype, ptr.numel() - 1),
+        check('ptr', ptr, torch.int64, count + 1),
+        check('node', node, torch.int64, _size(node)),
+        check('value', value, dtype, _size(node)),
+        check('eps', eps, dtype, count),
+        check('prune', prune, dtype, count),
         *_check_levels(ratio, keep),
         seed,
         first,
@@ -386,11 +428,14 @@ def disjoint_walks(
         tuple[Tensor, Tensor]: int64: where each subgraph starts in the second
         tensor (``[num_subgraphs + 1]``), and their nodes, root first.
     """
+    check_integer('walk_length', walk_length, 0)
+    check_integer('restarts', restarts, 1)
+    _check_seed(seed)
     check = partial(_check, device=_check_device('rowptr', rowptr))
     return _ops.disjoint_walks(
-        check('rowptr', rowptr, torch.int64, max(rowptr.numel(), 1)),
-        check('col', col, torch.int32, col.numel()),
-        check('roots', roots, torch.int64, roots.numel()),
+        check('rowptr', rowptr, torch.int64, _size(rowptr, 1)),
+        check('col', col, torch.int32, _size(col)),
+        check('roots', roots, torch.int64, _size(roots)),
         walk_length,
         restarts,
         seed,
@@ -484,19 +529,27 @@ def policy_iteration(
         in :class:`PolicyFlips`. Where :math:`V` overflows, :math:`T V - V` is
         NaN.
     """
-    n = threat.rowptr.numel() - 1
-    shape = (*reward.shape[:1], n)
+    check_instance('threat', threat, PolicyThreat)
+    if not 0 <= check_number('rounding', rounding) < math.inf:
+        raise ValueError(
+            f"'rounding' needs to be non-negative and finite (got {rounding})"
+        )
+    _check_follow(follow)
+    check_integer('max_iter', max_iter, 1)
+    n = _size(threat.rowptr, 1) - 1
+    count = len(reward) if isinstance(reward, Tensor) and reward.dim() else 0
+    shape = (count, n)
     costs = {'bonus': bonus, 'visit_cost': visit_cost, 'step_cost': step_cost}
     return _ops.policy_iteration(
-        _check_host('rowptr', threat.rowptr, torch.int64, max(n, 0) + 1),
-        _check_host('col', threat.col, torch.int32, threat.col.numel()),
+        _check_host('rowptr', threat.rowptr, torch.int64, n + 1),
+        _check_host('col', threat.col, torch.int32, _size(threat.col)),
         _check_host(
-            'removable', threat.removable, torch.bool, threat.col.numel()
+            'removable', threat.removable, torch.bool, _size(threat.col)
         ),
         _check_host('budget', threat.budget, torch.int64, n),
         _check_host('add_ptr', threat.add_ptr, torch.int64, n + 1),
         _check_host(
-            'add_col', threat.add_col, torch.int32, threat.add_col.numel()
+            'add_col', threat.add_col, torch.int32, _size(threat.add_col)
         ),
         threat.all_pairs,
         _check_host('reward', reward, torch.float64, *shape),
@@ -543,13 +596,15 @@ def policy_solve(
     Returns:
         tuple[Tensor, Tensor]: :math:`x` and :math:`r + a P x - x`.
     """
-    n, count = rowptr.numel() - 1, flips.ptr.numel() - 1
+    check_instance('flips', flips, PolicyFlips)
+    _check_follow(follow)
+    n, count = _size(rowptr, 1) - 1, _size(flips.ptr, 1) - 1
     return _ops.policy_solve(
-        _check_host('rowptr', rowptr, torch.int64, max(n, 0) + 1),
-        _check_host('col', col, torch.int32, col.numel()),
-        _check_host('ptr', flips.ptr, torch.int64, max(count, 0) + 1),
-        _check_host('row', flips.row, torch.int32, flips.col.numel()),
-        _check_host('col', flips.col, torch.int32, flips.col.numel()),
+        _check_host('rowptr', rowptr, torch.int64, n + 1),
+        _check_host('col', col, torch.int32, _size(col)),
+        _check_host('ptr', flips.ptr, torch.int64, count + 1),
+        _check_host('row', flips.row, torch.int32, _size(flips.col)),
+        _check_host('col', flips.col, torch.int32, _size(flips.col)),
         _check_host('reward', reward, torch.float64, count, n),
         _check_host('start', start, torch.float64, count, n),
         _check_host('goal', goal, torch.float64, count),

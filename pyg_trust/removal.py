@@ -7,13 +7,20 @@ naming node 3 again is an error.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_range,
+    check_tensor,
+)
 
 MODES = ('delete', 'mask')
 
@@ -140,7 +147,13 @@ class RemovalRequest:
             'edges': {},
         }
         graphs: list[int] = []
+        if not isinstance(requests, Iterable):
+            raise TypeError(
+                "'requests' needs to hold requests "
+                f'(got {type(requests).__name__})'
+            )
         for request in requests:
+            check_instance('requests', request, RemovalRequest)
             for graph, part in request.parts.items():
                 if part.whole:
                     graphs.append(graph)
@@ -194,13 +207,20 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
             before), if there are no features to remove, or if no node would
             remain.
     """
-    if mode not in MODES:
-        raise ValueError(f"'mode' needs to be one of {MODES} (got {mode!r})")
+    check_choice('mode', mode, MODES)
+    check_instance('part', part, Part)
     if part.whole:
-        raise ValueError('a whole graph is removed by its owner')
+        raise ValueError(
+            "'part' needs to name nodes, features or edges: a whole graph is "
+            'removed by its owner'
+        )
+    check_instance('data', data, Data)
     if data.get('edge_index') is None:
         raise ValueError("'data' needs to have an 'edge_index'")
     n = int(data.num_nodes)
+    shape = (2, 'num_edges')
+    check_tensor('data.edge_index', data.edge_index, torch.int64, shape)
+    check_range('data.edge_index', data.edge_index, n, 'the nodes')
     n_id = data.get('n_id')
     n_id = torch.arange(n) if n_id is None else n_id
     place = {name: i for i, name in enumerate(n_id.tolist()) if name >= 0}
@@ -287,6 +307,10 @@ def _integers(name: str, values: Nodes) -> tuple[int, ...]:
         values = values.view(-1).tolist()
     elif isinstance(values, int):
         values = [values]
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise TypeError(
+            f"'{name}' needs to hold integers (got {type(values).__name__})"
+        )
     found = set()
     for value in values:
         if isinstance(value, bool) or not hasattr(value, '__index__'):
@@ -309,11 +333,15 @@ def _pairs(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
                 f'(got {list(values.shape)})'
             )
         values = values.t().tolist()
+    if not isinstance(values, Iterable):
+        raise TypeError(
+            f"'{name}' needs to hold pairs (got {type(values).__name__})"
+        )
     found = set()
     for pair in values:
+        if not isinstance(pair, Sequence | Tensor) or len(pair) != 2:
+            raise ValueError(f"'{name}' needs to hold pairs (got {pair!r})")
         pair = tuple(pair)
-        if len(pair) != 2:
-            raise ValueError(f"'{name}' needs to hold pairs (got {pair})")
         for end in pair:
             _integers(name, [end])
         found.add((int(pair[0]), int(pair[1])))

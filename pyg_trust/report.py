@@ -22,6 +22,7 @@ from torch import Tensor
 
 import pyg_trust
 from pyg_trust import files
+from pyg_trust._checks import check_instance, check_number
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
@@ -55,6 +56,7 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
+        check_instance('parts', part, Tensor, str, int, float, type(None))
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
             flat = part.detach().cpu().contiguous().view(-1)
@@ -127,9 +129,20 @@ class Guarantee(Report):
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ('procedure', 'promise', 'data'):
+            check_instance(name, getattr(self, name), str)
         for name in ('procedure', 'promise'):
             if not getattr(self, name):
                 raise ValueError(f"'{name}' can't be empty")
+        for name in ('assumptions', 'not_covered'):
+            check_instance(name, getattr(self, name), tuple, list)
+            for text in getattr(self, name):
+                check_instance(name, text, str)
+        for name in ('spent', 'budget', 'origin'):
+            check_instance(name, getattr(self, name), dict)
+        for name in ('spent', 'budget'):
+            for amount in getattr(self, name).values():
+                check_number(name, amount)
         if set(self.spent) != set(self.budget):
             raise ValueError(
                 "'spent' and 'budget' need to be of the same things (got "
@@ -167,6 +180,13 @@ class TrustReport(Report):
 
     guarantees: tuple[Guarantee, ...]
 
+    def __post_init__(self) -> None:
+        check_instance('guarantees', self.guarantees, tuple)
+        if not self.guarantees:
+            raise ValueError("'guarantees' can't be empty")
+        for guarantee in self.guarantees:
+            check_instance('guarantees', guarantee, Guarantee)
+
     @classmethod
     def of(cls, *reports: Report) -> 'TrustReport':
         """Collects the promises of reports.
@@ -194,6 +214,7 @@ class TrustReport(Report):
         Args:
             path (str or Path): of the file.
         """
+        check_instance('path', path, str, Path)
         files.write(path, (self.to_json() + '\n').encode())
 
     def __str__(self) -> str:

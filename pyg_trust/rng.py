@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_integer, check_tensor
+
 _MASK = 2**64 - 1
 
 
@@ -66,8 +68,9 @@ def derive(seed: int, *items: int) -> int:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
         (True, False)
     """
-    key = seed
+    key = check_integer('seed', seed, 0)
     for item in items:
+        check_integer('items', item, 0)
         key = _mix(key ^ _mix(item & _MASK))
     return key >> 1
 
@@ -82,6 +85,8 @@ def derive_each(seed: int, items: Tensor) -> Tensor:
     Returns:
         Tensor: int64 in :math:`[0, 2^{63})`, of the shape of :obj:`items`.
     """
+    check_integer('seed', seed, 0)
+    check_tensor('items', items, torch.int64, getattr(items, 'shape', ()))
     key = _mix_each(_signed(seed) ^ _mix_each(items))
     return _shifted(key, 1)
 
@@ -113,6 +118,7 @@ def forked(seed: int) -> Iterator[None]:
     Args:
         seed (int): the seed.
     """
+    check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_choice, check_instance
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
 
@@ -20,6 +21,9 @@ def make_graph(name: str) -> CSRGraph:
             :obj:`'directed'` (with a sink and a source) or :obj:`'random'`
             (40 nodes, undirected, some isolated).
     """
+    check_choice(
+        'name', name, (*UNDIRECTED, 'duplicate', 'directed', 'random')
+    )
     if name == 'random':
         generator = torch.Generator().manual_seed(0)
         pairs = torch.randint(38, (2, 90), generator=generator)
@@ -54,6 +58,8 @@ def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
     Returns:
         Tensor: float64, ``[num_nodes, num_nodes]``.
     """
+    check_instance('graph', graph, CSRGraph)
+    check_instance('measure', measure, Measure)
     adj = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
     edge_index, _ = graph.to_edge_index()
     for u, v in edge_index.t().tolist():

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+)
 from pyg_trust.functional.clustering import sweep_cut, uniform_signal
 from pyg_trust.functional.measures import Measure, hkpr
-from pyg_trust.functional.propagation import query
+from pyg_trust.functional.propagation import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Report, provenance
 
@@ -81,13 +87,21 @@ def local_cluster(
     """
     graph = CSRGraph.convert(graph, num_nodes)
     if not isinstance(seeds, Tensor):
+        check_integer('seeds', seeds)
         seeds = torch.tensor([seeds], device=graph.device)
     if measure is None:
         measure = hkpr(5.0)
-    seed = rng.resolve(seed) if method == 'sample' else 0
+    check_instance('measure', measure, Measure)
+    check_choice('method', method, METHODS)
+    if max_size is not None:
+        check_integer('max_size', max_size, 1)
+    check_non_negative('eps', eps)
+    signal = uniform_signal(seeds, graph.num_nodes)
+    # Pruning draws nothing, and leaves the generator alone.
+    seed = 0 if method == 'prune' and seed is None else rng.resolve(seed)
     row = query(
         graph,
-        uniform_signal(seeds, graph.num_nodes),
+        signal,
         measure,
         eps=eps,
         method=method,

@@ -8,24 +8,27 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust._checks import (
+    check_integer,
+    check_nodes,
+    check_number,
+    check_tensor,
+)
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import (
     budget_attacks,
-    check_targets,
     clip_budget,
     dual_bound,
     linear_program,
     pagerank_bounds,
     single_flip_margins,
 )
-from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
     Perturbations,
     Policy,
     WorstCase,
     check_alpha,
     check_logits,
-    check_tensor,
     diffuse,
     policy_iteration,
     policy_value,
@@ -166,6 +169,7 @@ class Certificate(Report):
         Raises:
             ValueError: if the node is no target or has no witness.
         """
+        check_integer('node', node, 0)
         where = (self.targets == node).nonzero()
         if where.numel() == 0:
             raise ValueError(f'node {node} is not among the targets')
@@ -253,7 +257,9 @@ def certify(
         )
     alpha = check_alpha(alpha)
     check_logits(logits, threat.graph)
-    nodes = node_indices('targets', targets, threat.num_nodes)
+    nodes = torch.arange(threat.num_nodes)
+    if targets is not None:
+        nodes = check_nodes('targets', targets, threat.num_nodes)
     if not check_number('tolerance', tolerance) >= 0:
         raise ValueError(
             f"'tolerance' needs to be non-negative (got {tolerance})"
@@ -517,17 +523,6 @@ class _Columns:
                     if upper[i] < -problem.tolerance:
                         problem.witness_of[k] = len(problem.witnesses)
                         problem.witnesses.append(flips[block.start + i])
-
-
-def node_indices(name: str, nodes: Tensor | None, num_nodes: int) -> Tensor:
-    """Indices of nodes given as indices, as a mask, or as none for all."""
-    if nodes is None:
-        return torch.arange(num_nodes)
-    if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
-        check_tensor(name, nodes, torch.bool, (num_nodes,))
-        return nodes.nonzero().view(-1)
-    check_targets(nodes, num_nodes, name)
-    return nodes
 
 
 def _check_method(method: str, cost: str, budget: int | None) -> None:

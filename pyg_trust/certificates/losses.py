@@ -4,13 +4,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyg_trust.certificates.certify import node_indices
+from pyg_trust._checks import (
+    check_choice,
+    check_finite,
+    check_nodes,
+    check_non_negative,
+    check_number,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.measures import check_number
 from pyg_trust.functional.policy import (
     check_alpha,
     check_logits,
-    check_tensor,
     diffuse,
     robust_margins,
     worst_case_margins,
@@ -108,20 +114,14 @@ class RobustLoss(torch.nn.Module):
                 "'threat' needs to have no global budget: its worst case is "
                 f'only bounded (got {threat.global_budget})'
             )
-        if kind not in KINDS:
-            raise ValueError(f"'kind' needs to be one of {KINDS} (got {kind})")
+        check_choice('kind', kind, KINDS)
         if not 0 < check_number('tol', tol) < 1:
             raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
-        if check_number('pseudo_weight', pseudo_weight) < 0:
-            raise ValueError(
-                f"'pseudo_weight' needs to be non-negative "
-                f'(got {pseudo_weight})'
-            )
         self.threat = threat
         self.alpha = check_alpha(alpha)
         self.kind = kind
-        self.margin = check_number('margin', margin)
-        self.pseudo_weight = float(pseudo_weight)
+        self.margin = check_finite('margin', margin)
+        self.pseudo_weight = check_non_negative('pseudo_weight', pseudo_weight)
         self.tol = tol
         self._last: Tensor | None = None
 
@@ -158,11 +158,15 @@ class RobustLoss(torch.nn.Module):
         num_nodes, num_classes = logits.shape
         check_tensor('y', y, torch.int64, (num_nodes,))
         logits, y = logits.cpu(), y.cpu()
-        nodes = node_indices('index', index, num_nodes).cpu()
+        nodes = torch.arange(num_nodes)
+        if index is not None:
+            nodes = check_nodes('index', index, num_nodes).cpu()
         if nodes.numel() == 0:
             raise ValueError("'index' needs to hold a node (got none)")
         target = y[nodes]
-        _check_classes('y', target, num_classes)
+        check_range('y', target, num_classes, 'the classes')
+        if diffused is not None:
+            check_tensor('diffused', diffused, None, logits.shape)
         others = None
         if pseudo is not None:
             check_tensor('pseudo', pseudo, torch.int64, (num_nodes,))
@@ -173,7 +177,7 @@ class RobustLoss(torch.nn.Module):
                     "'pseudo' needs to give an unlabelled node a class "
                     '(got none)'
                 )
-            _check_classes('pseudo', hat[others], num_classes)
+            check_range('pseudo', hat[others], num_classes, 'the classes')
         margins = self._margins(logits)
         # [num_labelled, num_classes]; the class itself has infinite margin.
         own = margins[target, :, nodes]
@@ -211,12 +215,3 @@ class RobustLoss(torch.nn.Module):
     def extra_repr(self) -> str:
         """The arguments that matter."""
         return f'{self.threat}, alpha={self.alpha:g}, kind={self.kind}'
-
-
-def _check_classes(name: str, classes: Tensor, num_classes: int) -> None:
-    low, high = int(classes.min()), int(classes.max())
-    if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"'{name}' needs to be in [0, {num_classes}), the columns of "
-            f"'logits' (got {low} to {high})"
-        )

@@ -8,8 +8,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.certificates.certify import Certificate
-from pyg_trust.functional.policy import check_tensor
 from pyg_trust.graph import CSRGraph
 
 
@@ -27,9 +27,9 @@ def neighborhood_purity(
     Returns:
         Tensor: float64, ``[num_nodes]``; NaN without any neighbour.
     """
+    check_instance('graph', graph, CSRGraph)
     check_tensor('labels', labels, torch.int64, (graph.num_nodes,))
-    if hops < 1:
-        raise ValueError(f"'hops' needs to be at least 1 (got {hops})")
+    check_integer('hops', hops, 1)
     n = graph.num_nodes
     adj = scipy.sparse.csr_array(
         (np.ones(graph.num_edges), graph.col.numpy(), graph.rowptr.numpy()),
@@ -70,6 +70,19 @@ def plot_certified_ratio(
     Returns:
         matplotlib.axes.Axes: with one more curve.
     """
+    for name, items in (
+        ('budgets', budgets),
+        ('certificates', certificates),
+    ):
+        if not isinstance(items, Sequence):
+            raise TypeError(
+                f"'{name}' needs to be a list (got {type(items).__name__})"
+            )
+    for budget in budgets:
+        check_integer('budgets', budget, 0)
+    for certificate in certificates:
+        check_instance('certificates', certificate, Certificate)
+    _check_drawing(label, ax)
     if len(budgets) != len(certificates):
         raise ValueError(
             f"'budgets' and 'certificates' need to have the same length "
@@ -102,6 +115,8 @@ def plot_purity(
     Returns:
         matplotlib.axes.Axes: with the points added.
     """
+    check_instance('certificate', certificate, Certificate)
+    _check_drawing(label, ax)
     size = (certificate.local_budget.numel(),)
     check_tensor('purity', purity, torch.float64, size)
     ax = _axes(ax)
@@ -116,6 +131,15 @@ def plot_purity(
     ax.set_xlabel('neighbourhood purity')
     ax.set_ylabel('worst-case margin')
     return ax
+
+
+def _check_drawing(label: str | None, ax: Any) -> None:
+    if label is not None:
+        check_instance('label', label, str)
+    if ax is not None and not hasattr(ax, 'scatter'):
+        raise TypeError(
+            f"'ax' needs to be matplotlib's axes (got {type(ax).__name__})"
+        )
 
 
 def _axes(ax: Any) -> Any:

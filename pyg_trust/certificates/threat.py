@@ -7,8 +7,9 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_tensor
 from pyg_trust.functional.budget import check_budget
-from pyg_trust.functional.policy import Perturbations, check_tensor
+from pyg_trust.functional.policy import Perturbations
 from pyg_trust.graph import CSRGraph
 
 SCENARIOS = ('removals', 'additions', 'both')

@@ -10,6 +10,8 @@ logits; an attentive fusion takes logits or hidden features.
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_positive, check_tensor
+
 
 def mean_probability(outputs: Tensor) -> Tensor:
     r"""The mean of the sub-models' probabilities, as in SISA.
@@ -28,7 +30,7 @@ def mean_probability(outputs: Tensor) -> Tensor:
     Raises:
         ValueError: if :obj:`outputs` has another shape.
     """
-    _check(outputs)
+    _check_outputs(outputs)
     return outputs.softmax(-1).mean(0)
 
 
@@ -53,7 +55,7 @@ def majority_vote(outputs: Tensor) -> Tensor:
     Raises:
         ValueError: if :obj:`outputs` has another shape.
     """
-    _check(outputs)
+    _check_outputs(outputs)
     shards, _, classes = outputs.shape
     votes = torch.nn.functional.one_hot(outputs.argmax(-1), classes).sum(0)
     mean = mean_probability(outputs)
@@ -82,7 +84,8 @@ def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
     Raises:
         ValueError: if a shape does not fit.
     """
-    _check(outputs, weight=(weight, outputs.shape[:1]))
+    _check_outputs(outputs)
+    check_tensor('weight', weight, None, outputs.shape[:1])
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 
@@ -107,12 +110,11 @@ def attention(
     Raises:
         ValueError: if a shape does not fit.
     """
-    hidden_channels = vector.shape
-    _check(
-        outputs,
-        weight=(weight, outputs.shape[::2] + hidden_channels),
-        bias=(bias, outputs.shape[:1] + hidden_channels),
-    )
+    _check_outputs(outputs)
+    check_tensor('vector', vector, None, ('hidden',))
+    channels, hidden_channels = outputs.shape[::2], vector.shape
+    check_tensor('weight', weight, None, channels + hidden_channels)
+    check_tensor('bias', bias, None, channels[:1] + hidden_channels)
     hidden = torch.baddbmm(bias.unsqueeze(1), outputs, weight)
     return (hidden.relu() @ vector).t(), hidden
 
@@ -137,7 +139,17 @@ def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
     Returns:
         Tensor: ``[num_nodes, channels]``.
     """
+    _check_outputs(values, 'values')
+    shape = (values.size(1), values.size(0))
+    check_tensor('score', score, None, shape)
     if mask is not None:
+        check_tensor('mask', mask, torch.bool, shape)
+        if not bool(mask.any(1).all()):
+            node = int((~mask.any(1)).nonzero()[0])
+            raise ValueError(
+                "'mask' needs to have at least one True in each row "
+                f'(got none in row {node})'
+            )
         score = score.masked_fill(~mask, -torch.inf)
     return torch.einsum('ns,snc->nc', score.softmax(1), values)
 
@@ -170,6 +182,11 @@ def info_nce(
     Returns:
         Tensor: ``[num]``.
     """
+    check_tensor('whole', whole, None, ('num', 'channels'))
+    _check_pairs(
+        whole, part=part, other_whole=other_whole, other_part=other_part
+    )
+    check_positive('temperature', temperature)
     cosine = torch.nn.functional.cosine_similarity
     pairs = [cosine(whole, x) for x in (part, other_whole, other_part)]
     return -(torch.stack(pairs, 1) / temperature).log_softmax(1)[:, 0]
@@ -197,21 +214,17 @@ def reconstruction_loss(
     Returns:
         Tensor: ``[num]``.
     """
+    check_tensor('embedding', embedding, None, ('num', 'channels'))
+    _check_pairs(embedding, neighbor=neighbor, stranger=stranger)
     cosine = torch.nn.functional.cosine_similarity
     gap = cosine(embedding, stranger) - cosine(embedding, neighbor)
     return (gap + 1).relu()
 
 
-def _check(outputs: Tensor, **others: tuple[Tensor, torch.Size]) -> None:
-    if outputs.dim() != 3:
-        raise ValueError(
-            "'outputs' needs to have the shape [num_shards, num_nodes, "
-            f'channels] (got {list(outputs.shape)})'
-        )
-    for name, (value, shape) in others.items():
-        if value.shape != shape:
-            raise ValueError(
-                f"'{name}' needs to have the shape {list(shape)} for outputs "
-                f'of the shape {list(outputs.shape)} '
-                f'(got {list(value.shape)})'
-            )
+def _check_outputs(outputs: Tensor, name: str = 'outputs') -> None:
+    check_tensor(name, outputs, None, ('num_shards', 'num_nodes', 'channels'))
+
+
+def _check_pairs(first: Tensor, **others: Tensor) -> None:
+    for name, value in others.items():
+        check_tensor(name, value, None, first.shape)

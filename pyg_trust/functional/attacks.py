@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_number, check_tensor
+
 
 class AUC(NamedTuple):
     """An area under the ROC curve with its confidence interval.
@@ -54,10 +56,11 @@ def auc_interval(
         ValueError: if a sample has fewer than two scores, or one that is no
             number.
     """
-    if not 0 < level < 1:
+    if not 0 < check_number('level', level) < 1:
         raise ValueError(f"'level' needs to be in (0, 1) (got {level})")
     for name, sample in (('positive', positive), ('negative', negative)):
-        if sample.dim() != 1 or sample.numel() < 2:
+        check_tensor(name, sample, None, ('num_scores',))
+        if sample.numel() < 2:
             raise ValueError(
                 f"'{name}' needs to hold at least two scores "
                 f'(got the shape {list(sample.shape)})'

@@ -51,13 +51,20 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.policy import (
     Optimum,
     Perturbations,
     Policy,
     check_alpha,
     check_logits,
-    check_tensor,
     policy_iteration,
     policy_value,
 )
@@ -70,37 +77,49 @@ _DOWN = 1 - 1e-15
 
 def check_budget(name: str, budget: int) -> int:
     """Checks a number of flips."""
-    if isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(budget).__name__})"
-        )
-    if budget < 0:
+    if check_integer(name, budget) < 0:
         raise ValueError(f"'{name}' needs to be non-negative (got {budget})")
     return budget
 
 
-def check_targets(
-    targets: Tensor, num_nodes: int, name: str = 'targets'
-) -> None:
+def check_targets(targets: Tensor, num_nodes: int) -> None:
     """Checks node indices."""
-    size = targets.numel() if isinstance(targets, Tensor) else 0
-    check_tensor(name, targets, torch.int64, (size,))
-    if targets.numel() > 0:
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"'{name}' needs to be in [0, {num_nodes}), the nodes "
-                f'(got {low} to {high})'
-            )
+    check_tensor('targets', targets, torch.int64, ('num_targets',))
+    check_range('targets', targets, num_nodes, 'the nodes')
 
 
 def _check_cost(cost: str) -> None:
-    if cost not in COSTS:
-        raise ValueError(f"'cost' needs to be one of {COSTS} (got {cost!r})")
+    check_choice('cost', cost, COSTS)
+
+
+def _check_problem(
+    perturbations: Perturbations,
+    reward: Tensor,
+    targets: Tensor,
+    upper: Tensor,
+    global_budget: int,
+    cost: str,
+) -> None:
+    check_instance('perturbations', perturbations, Perturbations)
+    _check_cost(cost)
+    check_budget('global_budget', global_budget)
+    n = perturbations.num_nodes
+    check_targets(targets, n)
+    shape = (targets.numel(), n)
+    check_tensor('reward', reward, torch.float64, shape, finite=True)
+    _check_upper(upper, shape)
+
+
+def _check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
+    check_tensor('upper', upper, torch.float64, shape)
+    if not bool((upper > 0).all()):
+        raise ValueError("'upper' needs to be positive everywhere")
 
 
 def clip_budget(perturbations: Perturbations, budget: int) -> Perturbations:
     """No row can have more flips than the whole graph."""
+    check_instance('perturbations', perturbations, Perturbations)
+    check_budget('budget', budget)
     if int(perturbations.budget.max()) <= budget:
         return perturbations
     return perturbations.with_budget(perturbations.budget.clamp(max=budget))
@@ -133,8 +152,10 @@ def pagerank_bounds(
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``.
     """
+    check_instance('perturbations', perturbations, Perturbations)
     alpha = check_alpha(alpha)
     _check_cost(cost)
+    check_positive('tol', tol)
     check_targets(targets, perturbations.num_nodes)
     active = perturbations.active
     n = perturbations.num_nodes
@@ -220,14 +241,12 @@ def dual_bound(
         BudgetBound: the bounds, in the order of the columns.
     """
     alpha = check_alpha(alpha)
-    _check_cost(cost)
-    check_budget('global_budget', global_budget)
-    n, count = perturbations.num_nodes, targets.numel()
-    check_targets(targets, n)
-    check_tensor('reward', reward, torch.float64, (count, n))
-    check_tensor('upper', upper, torch.float64, (count, n))
-    if not bool((upper > 0).all()):
-        raise ValueError("'upper' needs to be positive everywhere")
+    _check_problem(perturbations, reward, targets, upper, global_budget, cost)
+    if start is not None:
+        check_tensor('start', start, torch.float64, reward.shape, finite=True)
+    check_positive('tol', tol)
+    check_integer('max_iter', max_iter, 1)
+    count = targets.numel()
     bound = reward.new_full((count,), math.inf)
     optimum = reward.new_zeros(count)
     multiplier = reward.new_zeros(count)
@@ -434,8 +453,13 @@ def linear_program(
     """
     import cvxpy
 
+    check_instance('perturbations', perturbations, Perturbations)
     follow = 1 - check_alpha(alpha)
     n = perturbations.num_nodes
+    check_tensor('reward', reward, torch.float64, (n,), finite=True)
+    check_integer('target', target, 0, n - 1)
+    _check_upper(upper, (n,))
+    check_budget('global_budget', global_budget)
     graph = perturbations.graph
     row, col, there = fragile_pairs(perturbations, perturbations.active)
     count = row.numel()
@@ -579,11 +603,14 @@ def single_flip_margins(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         progress_bar (bool): whether to show one. (default: :obj:`False`)
     """
+    check_instance('perturbations', perturbations, Perturbations)
     alpha = check_alpha(alpha)
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
     check_logits(logits, graph)
     check_targets(targets, n)
+    check_tensor('reference', reference, torch.int64, targets.shape)
+    check_range('reference', reference, logits.size(1), 'the classes')
     logits = logits.detach().double()
     num_classes = logits.size(1)
     share = 1 / graph.degree.double()
@@ -691,6 +718,12 @@ def budget_attacks(
     Returns:
         list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
     """
+    alpha = check_alpha(alpha)
+    _check_problem(perturbations, reward, targets, upper, global_budget, cost)
+    check_tensor('multiplier', multiplier, torch.float64, targets.shape)
+    if not bool((multiplier >= 0).all()):
+        raise ValueError("'multiplier' needs to be non-negative everywhere")
+    check_integer('rounds', rounds, 0)
     made: list[Tensor] = []
     blocks = list(perturbations.column_blocks(targets.numel()))
     for block in tqdm(blocks, disable=not progress_bar, desc='attacks'):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
 
@@ -67,6 +68,7 @@ def sweep_cut(
         >>> sweep_cut(graph, torch.arange(6), score).nodes  # one triangle
         tensor([0, 1, 2])
     """
+    check_instance('graph', graph, CSRGraph)
     if graph.is_weighted or not graph.is_undirected:
         raise ValueError(
             "'graph' needs to be undirected and unweighted (got a "
@@ -89,8 +91,8 @@ def sweep_cut(
         )
     if bool(score.isnan().any()):
         raise ValueError("'score' needs to be free of NaN")
-    if max_size is not None and max_size < 1:
-        raise ValueError(f"'max_size' needs to be at least 1 (got {max_size})")
+    if max_size is not None:
+        check_integer('max_size', max_size, 1)
 
     ranked = nodes[score.sort(descending=True, stable=True).indices]
     known, rank = ranked.sort()
@@ -141,10 +143,9 @@ def uniform_signal(seeds: Tensor, num_nodes: int) -> Tensor:
         TypeError: on a wrong dtype.
         ValueError: if there is no seed, one is out of range or repeated.
     """
-    if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
-        got = getattr(seeds, 'dtype', type(seeds).__name__)
-        raise TypeError(f"'seeds' needs to be an int64 tensor (got {got})")
-    seeds = seeds.view(-1).sort().values
+    check_integer('num_nodes', num_nodes, 1)
+    check_tensor('seeds', seeds, torch.int64, ('num_seeds',))
+    seeds = seeds.sort().values
     count = seeds.numel()
     if count == 0 or bool((seeds.diff() == 0).any()):
         raise ValueError(

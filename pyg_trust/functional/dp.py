@@ -30,7 +30,8 @@ which is not here).
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,11 +40,19 @@ from scipy.signal import lfilter
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 from torch import Tensor
 
-from pyg_trust.functional.measures import check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_finite,
+    check_integer,
+    check_number,
+    check_positive,
+    check_tensor,
+)
 
 MIN_LAM = 0.05
 MIN_DELTA = 1e-10
 METHODS = ('pld_wor', 'rdp_wor')
+_check_int = partial(check_integer, numpy=True)
 ORDERS = (
     *(1 + x / 10 for x in range(1, 100)),
     *map(float, range(11, 64)),
@@ -79,6 +88,11 @@ def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
     Returns:
         Tensor: as :obj:`norms`, in :math:`[0, 1]`.
     """
+    check_tensor('norms', norms, None, ('num_subgraphs',))
+    if not check_number('max_grad_norm', max_grad_norm) > 0:
+        raise ValueError(
+            f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
+        )
     if max_grad_norm == math.inf:
         return norms.isfinite().to(norms)
     factors = (max_grad_norm / norms).clamp(max=1)
@@ -118,7 +132,7 @@ def gaussian_profile(epsilon: float, lam: float) -> float:
         epsilon (float): any finite number, also a negative one.
         lam (float): noise over sensitivity.
     """
-    epsilon = _check_finite('epsilon', epsilon)
+    epsilon = check_finite('epsilon', epsilon)
     mu = 1 / check_lam(lam)
     high = log_ndtr(mu / 2 - epsilon / mu)
     low = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
@@ -145,7 +159,7 @@ def wor_profile(epsilon: float, q: float, lam: float) -> float:
         q (float): the sampling rate :math:`m / M`.
         lam (float): noise over sensitivity.
     """
-    epsilon = _check_finite('epsilon', epsilon)
+    epsilon = check_finite('epsilon', epsilon)
     q, lam = check_q(q), check_lam(lam)
     if epsilon < 0:
         return -math.expm1(epsilon) + math.exp(epsilon) * wor_profile(
@@ -333,7 +347,7 @@ def rdp_epsilon(
             or the lengths differ.
     """
     a, delta = _check_orders(orders), check_delta(delta)
-    g = np.asarray(rdp, dtype=np.float64)
+    g = _numbers('rdp', rdp)
     if g.shape != a.shape or not (g >= 0).all():
         raise ValueError(
             "'rdp' needs to be non-negative, one number per order (got "
@@ -446,10 +460,7 @@ def wor_epsilon(
         >>> 3.4 < pld < rdp < 8.3
         True
     """
-    if method not in METHODS:
-        raise ValueError(
-            f"'method' needs to be one of {METHODS} (got {method!r})"
-        )
+    check_choice('method', method, METHODS)
     find = wor_epsilon_pld if method == 'pld_wor' else wor_epsilon_rdp
     return find(history, delta)
 
@@ -489,9 +500,10 @@ def calibrate_lam(
         >>> 7.92 <= wor_epsilon([(lam, 0.4, 100)], 1e-5) <= 8.0
         True
     """
-    epsilon, q = _check_positive('epsilon', epsilon), check_q(q)
+    epsilon, q = check_positive('epsilon', epsilon), check_q(q)
+    delta = check_delta(delta)
     steps = _check_int('steps', steps, 1)
-    tol = _check_positive('tol', tol)
+    tol = check_positive('tol', tol)
 
     def spent(lam: float) -> float:
         return wor_epsilon([(lam, q, steps)], delta, method)
@@ -522,8 +534,10 @@ def max_steps(
         int: a number whose :math:`\epsilon` is within the budget, while that
         of one step more is not; 0 if nothing is left.
     """
-    epsilon = _check_positive('epsilon', epsilon)
-    q, lam, before = check_q(q), check_lam(lam), list(history)
+    epsilon = check_positive('epsilon', epsilon)
+    q, lam = check_q(q), check_lam(lam)
+    phases = check_history(history)
+    before = [(*key, count) for key, count in phases.items()]
 
     def fits(steps: int) -> bool:
         spent = wor_epsilon([*before, (lam, q, steps)], delta, method)
@@ -562,7 +576,7 @@ def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
         layers (int): the number :math:`l` of message-passing layers.
         max_grad_norm (float): the clipping norm :math:`C`.
     """
-    C = _check_positive('max_grad_norm', max_grad_norm)
+    C = check_positive('max_grad_norm', max_grad_norm)
     return 2 * fdp_terms(K, layers) * C
 
 
@@ -670,14 +684,14 @@ def calibrate_fdp(
     Raises:
         ValueError: if a number is out of range or no noise is enough.
     """
-    epsilon = _check_positive('epsilon', epsilon)
+    epsilon = check_positive('epsilon', epsilon)
     delta, steps = check_delta(delta), _check_int('steps', steps, 1)
 
     def spent(lam: float) -> float:
         return fdp_epsilon(num_nodes, m, terms, lam, steps, delta)
 
     return _least_lam(
-        spent, epsilon, _check_positive('tol', tol), f"'rdp_fdp' {delta=:g}"
+        spent, epsilon, check_positive('tol', tol), f"'rdp_fdp' {delta=:g}"
     )
 
 
@@ -721,21 +735,24 @@ def private_quantile(
     Raises:
         ValueError: if a number is out of range.
     """
-    low, high = _check_positive('low', low), _check_positive('high', high)
-    epsilon = _check_positive('epsilon', epsilon)
+    low, high = check_positive('low', low), check_positive('high', high)
+    epsilon = check_positive('epsilon', epsilon)
     k = _check_int('sensitivity', sensitivity, 1)
     if not low < high:
         raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
     if not 0 < check_number('share', share) < 1:
         raise ValueError(f"'share' needs to be in (0, 1) (got {share})")
-    v = np.asarray(values, dtype=np.float64)
+    v = _numbers('values', values)
     if v.ndim != 1 or v.size == 0:
         raise ValueError("'values' needs to hold at least one number")
+    uniform = _numbers('uniform', uniform)
     if uniform.shape != (v.size + 2,):
         raise ValueError(
             f"'uniform' needs to hold {v.size + 2} numbers (got shape "
             f'{list(uniform.shape)})'
         )
+    if not ((uniform >= 0) & (uniform <= 1)).all():
+        raise ValueError("'uniform' needs to be in (0, 1]")
     uniform = np.clip(uniform, 2.0**-53, 1 - 2.0**-53)
     v = np.sort(np.clip(np.where(np.isnan(v), high, v), low, high))
     edge = np.log(np.concatenate([[low], v, [high]]))
@@ -778,7 +795,14 @@ def check_delta(delta: float) -> float:
 def check_history(history: History) -> dict[tuple[float, float], int]:
     """Checks a history and counts the steps of each :obj:`(lam, q)`."""
     phases: dict[tuple[float, float], int] = {}
-    for lam, q, steps in history:
+    try:
+        lines = [(lam, q, steps) for lam, q, steps in history]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "'history' needs to be a list of (lam, q, steps) "
+            f'(got {history!r})'
+        ) from None
+    for lam, q, steps in lines:
         key = (check_lam(lam), check_q(q))
         count = _check_int('steps', steps, 0)
         if count:
@@ -786,40 +810,23 @@ def check_history(history: History) -> dict[tuple[float, float], int]:
     return phases
 
 
-def _check_int(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(value).__name__})"
-        )
-    if value < least:
-        raise ValueError(
-            f"'{name}' needs to be at least {least} (got {value})"
-        )
-    return int(value)
-
-
-def _check_finite(name: str, value: float) -> float:
-    if not math.isfinite(check_number(name, value)):
-        raise ValueError(f"'{name}' needs to be finite (got {value})")
-    return float(value)
-
-
-def _check_positive(name: str, value: float) -> float:
-    if not 0 < check_number(name, value) < math.inf:
-        raise ValueError(
-            f"'{name}' needs to be positive and finite (got {value})"
-        )
-    return float(value)
-
-
 def _check_orders(orders: Sequence[float]) -> np.ndarray:
-    a = np.asarray(orders, dtype=np.float64)
+    a = _numbers('orders', orders)
     if a.ndim != 1 or a.size == 0 or not ((a > 1) & (a < math.inf)).all():
         raise ValueError(
             "'orders' needs to be a list of finite numbers above 1 (got "
             f'{a.tolist()})'
         )
     return a
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"'{name}' needs to be a list of numbers (got {values!r})"
+        ) from None
 
 
 def _log1m(q: float) -> float:

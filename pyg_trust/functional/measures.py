@@ -38,12 +38,18 @@ then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+)
 from pyg_trust.graph import CSRGraph
 
 TOL = 1e-4
@@ -99,6 +105,16 @@ class Measure:
                 raise ValueError(
                     f"'{name}' needs to be in [0, 1] (got {value})"
                 )
+        if not isinstance(self.weights, Sequence) or isinstance(
+            self.weights, str
+        ):
+            raise TypeError(
+                "'weights' needs to be a tuple of numbers "
+                f'(got {type(self.weights).__name__})'
+            )
+        if self.spectral_radius is not None:
+            check_non_negative('spectral_radius', self.spectral_radius)
+        check_instance('name', self.name, str)
         if len(self.weights) == 0:
             raise ValueError("'weights' needs at least one entry (got none)")
         for weight in self.weights:
@@ -245,6 +261,7 @@ def katz(
             diverges; or if :math:`(\beta\lambda)^L` underflows float64 on a
             directed graph, where :math:`(A / \lambda)^L` may be large.
     """
+    check_instance('graph', graph, CSRGraph)
     radius = graph.spectral_radius
     beta = check_number('beta', beta)
     if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
@@ -259,7 +276,8 @@ def katz(
         levels = _katz_levels(beta, graph, tol)
     shrink = 1 / radius if radius > 0 else 1.0
     weights = tuple(
-        (beta / shrink) ** i for i in range(_check_levels(levels) + 1)
+        (beta / shrink) ** i
+        for i in range(check_integer('levels', levels, 0, numpy=True) + 1)
     )
     if weights[-1] < sys.float_info.min and not graph.is_undirected:
         raise ValueError(
@@ -344,14 +362,15 @@ MEASURES: dict[str, Callable[..., Measure]] = {
 
 
 def make_measure(
-    measure: str | Measure, graph: CSRGraph, **kwargs: float | None
+    measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
     r"""The measure of a name, for the classes that take one by name.
 
     Args:
         measure (str or Measure): a name of the table above, or the measure
             itself, which then takes no arguments.
-        graph (CSRGraph): the graph that it is for (:func:`katz` needs it).
+        graph (CSRGraph, optional): the graph that it is for;
+            :func:`katz` alone needs it.
         **kwargs (float, optional): the arguments of the function of that
             name; those that are :obj:`None` are left at their defaults.
 
@@ -395,38 +414,13 @@ def make_measure(
     return function(**fixed, **given)
 
 
-def check_number(name: str, value: float) -> float:
-    """Returns :obj:`value` as a float.
-
-    Raises:
-        TypeError: if it is no number.
-    """
-    if isinstance(value, bool) or not isinstance(
-        value, int | float | np.number
-    ):
-        raise TypeError(
-            f"'{name}' needs to be a number (got {type(value).__name__})"
-        )
-    return float(value)
-
-
-def _check_levels(levels: int) -> int:
-    if isinstance(levels, bool) or not isinstance(levels, int | np.integer):
-        raise TypeError(
-            f"'levels' needs to be an integer (got {type(levels).__name__})"
-        )
-    if levels < 0:
-        raise ValueError(f"'levels' needs to be at least 0 (got {levels})")
-    return int(levels)
-
-
 def _check_tol(tol: float) -> None:
     if not 0 < check_number('tol', tol) < 1:
         raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
 
 
 def _last(levels: int) -> tuple[float, ...]:
-    return (0.0,) * _check_levels(levels) + (1.0,)
+    return (0.0,) * check_integer('levels', levels, 0, numpy=True) + (1.0,)
 
 
 def _geometric(
@@ -442,7 +436,7 @@ def _geometric(
             if alpha == 1
             else max(0, math.ceil(math.log(tol) / math.log1p(-alpha)) - 1)
         )
-    levels = _check_levels(levels)
+    levels = check_integer('levels', levels, 0, numpy=True)
     follow = 1 - alpha
     weights = [alpha * follow**i for i in range(levels)]
     return (*weights, follow**levels)
@@ -472,7 +466,7 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     # underflows; the tail summed from its small end, as 1 - sum cancels.
     end = int(t + 50 * math.sqrt(t) + 100)
     if levels is not None:
-        end = max(end, _check_levels(levels) + 1)
+        end = max(end, check_integer('levels', levels, 0, numpy=True) + 1)
     index = np.arange(end + 1)
     logs = (
         -t

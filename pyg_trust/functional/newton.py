@@ -56,6 +56,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_positive,
+    check_tensor,
+)
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
 
@@ -83,18 +91,14 @@ def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
     Raises:
         ValueError: if an argument is out of range.
     """
-    if not 0 < epsilon <= 1:
+    if not 0 < check_number('epsilon', epsilon) <= 1:
         raise ValueError(
             f"'epsilon' needs to be in (0, 1] (got {epsilon}): the "
             'certificate is not proven beyond 1'
         )
-    if not 0 < delta < 1:
+    if not 0 < check_number('delta', delta) < 1:
         raise ValueError(f"'delta' needs to be in (0, 1) (got {delta})")
-    if not 0 <= noise_std < math.inf:
-        raise ValueError(
-            "'noise_std' needs to be non-negative and finite "
-            f'(got {noise_std})'
-        )
+    noise_std = check_non_negative('noise_std', noise_std)
     return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
 
 
@@ -269,7 +273,11 @@ def hessian_solve(
     Returns:
         Tensor: ``[d, C]``.
     """
+    _check_rows(Z, K)
     n, d = Z.shape
+    check_tensor('curvature', curvature, None, (n, 'num_classes'))
+    check_tensor('right', right, None, (d, curvature.size(1)))
+    check_positive('mu', mu)
     if n <= d:
         K = gram(Z) if K is None else K
         root = curvature.sqrt()
@@ -340,7 +348,20 @@ def minimize(
     Raises:
         RuntimeError: if neither is reached.
     """
-    mu = lam * Z.size(0)
+    _check_rows(Z, K, finite=True)
+    n, d = Z.shape
+    check_tensor('Y', Y, torch.float64, (n, 'num_classes'))
+    if not bool((Y.abs() == 1).all()):
+        raise ValueError("'Y' needs to be -1 or 1 everywhere")
+    shape = (d, Y.size(1))
+    check_tensor('B', B, torch.float64, shape, finite=True)
+    if W is not None:
+        check_tensor('W', W, torch.float64, shape, finite=True)
+    check_tensor('Z', Z, torch.float64, (n, d))
+    check_choice('loss', loss, LOSSES)
+    check_positive('tol', tol)
+    check_integer('max_iter', max_iter, 0)
+    mu = check_positive('lam', lam) * n
     if K is None and Z.size(0) <= Z.size(1):
         K = gram(Z)
     W = torch.zeros_like(B) if W is None else W
@@ -398,6 +419,7 @@ def tight_bound(
         loss (str): the loss. (default: :obj:`'logistic'`)
         K (Tensor, optional): :func:`gram`, if known. (default: :obj:`None`)
     """
+    _check_step(Z, P, loss, K)
     if GAMMA_2[loss] == 0:
         return 0.0
     spread = float((Z @ P).square().norm())
@@ -430,6 +452,9 @@ def paper_bound(
         radius (float, optional): :math:`F`; by default the largest row norm.
             (default: :obj:`None`)
     """
+    _check_step(Z, P, loss, K)
+    if radius is not None:
+        check_non_negative('radius', radius)
     if PAPER_GAMMA_2[loss] == 0:
         return 0.0
     radius = max_row_norm(Z) if radius is None else radius
@@ -460,6 +485,10 @@ def node_removal_bound(
             before and after.
         num_graphs (int): :math:`m`. (default: :obj:`1`)
     """
+    check_integer('n', n, 1)
+    check_positive('lam', lam)
+    check_non_negative('radius', radius)
+    check_integer('num_graphs', num_graphs, 1)
     scale = 4 * PAPER_GAMMA_2['logistic'] * num_graphs**2
     return scale * radius**5 / (lam**2 * n)
 
@@ -501,6 +530,19 @@ def feature_removal_bound(
         noise_norm (float): :math:`\lVert b \rVert`.
         num_graphs (int): :math:`m`. (default: :obj:`1`)
     """
+    for name, count in (
+        ('n', n),
+        ('num_nodes', num_nodes),
+        ('num_graphs', num_graphs),
+    ):
+        check_integer(name, count, 1)
+    check_positive('lam', lam)
+    for name, size in (
+        ('radius', radius),
+        ('stability', stability),
+        ('noise_norm', noise_norm),
+    ):
+        check_non_negative(name, size)
     weight = (n * radius + noise_norm) / (lam * n)
     change = (0.25 * weight * radius + 1) * stability
     least = min(4 * radius**2, change**2 / num_nodes)
@@ -591,6 +633,27 @@ def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
         Z.values()[at],
         (index.numel(), Z.size(1)),
     )
+
+
+def _check_rows(
+    Z: Tensor, K: Tensor | None = None, *, finite: bool = False
+) -> None:
+    check_tensor('Z', Z, None, ('n', 'd'))
+    if Z.layout not in (torch.strided, torch.sparse_csr):
+        raise TypeError(
+            f"'Z' needs to be dense or sparse CSR (got {Z.layout})"
+        )
+    entries = Z if Z.layout == torch.strided else Z.values()
+    if finite and not bool(entries.isfinite().all()):
+        raise ValueError("'Z' needs to be finite (got NaN or infinity)")
+    if K is not None:
+        check_tensor('K', K, None, (Z.size(0), Z.size(0)), finite=finite)
+
+
+def _check_step(Z: Tensor, P: Tensor, loss: str, K: Tensor | None) -> None:
+    _check_rows(Z, K, finite=True)
+    check_tensor('P', P, None, (Z.size(1), 'num_classes'), finite=True)
+    check_choice('loss', loss, LOSSES)
 
 
 def _row(Z: Tensor) -> Tensor:

@@ -34,6 +34,12 @@ from torch_geometric.utils import remove_self_loops, subgraph, to_undirected
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_integer,
+    check_number,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.ragged import pointer
 
 # What the shard of a node depends on, beside the seed.
@@ -61,6 +67,12 @@ def training_graph(
         Tensor: int64, ``[2, *]``: the edges between training nodes, numbered
         as in :obj:`index`; each in both directions, once, without loops.
     """
+    check_integer('num_nodes', num_nodes, 0)
+    _check_edges(edge_index, num_nodes, 'the nodes')
+    check_tensor('index', index, torch.int64, ('num_train',))
+    check_range('index', index, num_nodes, 'the nodes')
+    if index.unique().numel() < index.numel():
+        raise ValueError("'index' needs to name each node once")
     inner, _ = subgraph(
         index, edge_index, relabel_nodes=True, num_nodes=num_nodes
     )
@@ -74,7 +86,15 @@ def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
         shard (Tensor): the partition; negative entries are in no shard.
         num_shards (int): the number of shards.
     """
-    return shard[shard >= 0].bincount(minlength=num_shards)
+    check_tensor('shard', shard, torch.int64, ('num_nodes',))
+    check_integer('num_shards', num_shards, 1)
+    sizes = shard[shard >= 0].bincount(minlength=num_shards)
+    if sizes.numel() > num_shards:
+        raise ValueError(
+            f"'shard' needs to be below {num_shards}, the number of shards "
+            f'(got {sizes.numel() - 1})'
+        )
+    return sizes
 
 
 def shard_limits(
@@ -97,7 +117,7 @@ def shard_limits(
             fewer nodes than shards.
     """
     check_shards(num_nodes, num_shards)
-    if not 0 <= slack < 1:
+    if not 0 <= check_number('slack', slack) < 1:
         raise ValueError(f"'slack' needs to be in [0, 1) (got {slack})")
     mean = num_nodes / num_shards
     low = min(num_nodes // num_shards, math.ceil((1 - slack) * mean))
@@ -117,14 +137,8 @@ def check_shards(num_nodes: int, num_shards: int) -> None:
         ValueError: if there is no shard, or fewer nodes than shards.
     """
     for name, value in (('num_shards', num_shards), ('num_nodes', num_nodes)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                f"'{name}' needs to be an integer (got {type(value).__name__})"
-            )
-    if num_shards < 1:
-        raise ValueError(
-            f"'num_shards' needs to be at least 1 (got {num_shards})"
-        )
+        check_integer(name, value)
+    check_integer('num_shards', num_shards, 1)
     if num_nodes < num_shards:
         raise ValueError(
             f"'num_shards' needs to be at most {num_nodes}, the number of "
@@ -194,7 +208,17 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
         ValueError: if a training node is left out or named twice, or another
             node is named, or a shard is empty.
     """
-    named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
+    check_tensor('index', index, torch.int64, ('num_nodes',))
+    if index.unique().numel() < index.numel():
+        raise ValueError("'index' needs to name each node once")
+    try:
+        named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"'shards' needs to be a list of node ids per shard ({error})"
+        ) from None
+    if not named:
+        raise ValueError("'shards' needs to hold at least one shard")
     for nodes in named:
         wrong = nodes.dtype == torch.bool or nodes.is_floating_point()
         # An empty list makes a float tensor; it is refused as empty below.
@@ -287,9 +311,7 @@ def hash_partition(
             twice; if a shard gets no node, which only fewer shards, or
             another key, can help.
     """
-    if not isinstance(n_id, Tensor) or n_id.dtype != torch.int64:
-        got = getattr(n_id, 'dtype', type(n_id).__name__)
-        raise TypeError(f"'n_id' needs to be an int64 tensor (got {got})")
+    check_tensor('n_id', n_id, torch.int64, ('num_nodes',))
     check_shards(n_id.numel(), num_shards)
     if int(n_id.min()) < 0 or n_id.unique().numel() < n_id.numel():
         raise ValueError(
@@ -334,12 +356,8 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     Raises:
         ValueError: as :func:`shard_limits`, or if a score is not finite.
     """
-    if score.dim() != 2 or not bool(score.isfinite().all()):
-        raise ValueError(
-            "'score' needs to be finite, of the shape [num_nodes, num_shards] "
-            f'(got {list(score.shape)}, '
-            f'{int((~score.isfinite()).sum())} not finite)'
-        )
+    shape = ('num_nodes', 'num_shards')
+    check_tensor('score', score, None, shape, finite=True)
     num_nodes, num_shards = score.shape
     low, high = shard_limits(num_nodes, num_shards, slack)
     value, wish = score.sort(dim=1, descending=True, stable=True)
@@ -490,6 +508,7 @@ def blpa(
             of range.
     """
     low, high = shard_limits(num_nodes, num_shards, slack)
+    check_integer('max_rounds', max_rounds, 0)
     edge_index = _simple(edge_index, num_nodes)
     seed = rng.resolve(seed)
     start = random_partition(num_nodes, num_shards, seed=rng.derive(seed, 0))
@@ -582,6 +601,9 @@ def bekm(
     Raises:
         TypeError, ValueError: as :func:`round_partition`.
     """
+    shape = ('num_nodes', 'channels')
+    check_tensor('embedding', embedding, None, shape, finite=True)
+    check_integer('max_rounds', max_rounds, 1)
     num_nodes = embedding.size(0)
     shard_limits(num_nodes, num_shards, slack)
     embedding = embedding.detach()
@@ -651,16 +673,12 @@ def partition_losses(
     Raises:
         ValueError: if :obj:`y` or :obj:`edge_index` does not fit.
     """
+    check_tensor('assign', assign, None, ('num_nodes', 'num_shards'))
     num_nodes, num_shards = assign.shape
     _check_edges(edge_index, num_nodes)
-    if (
-        y.shape != (num_nodes,)
-        or not 0 <= int(y.min()) <= int(y.max()) < num_classes
-    ):
-        raise ValueError(
-            f"'y' needs to hold {num_nodes} classes in [0, {num_classes}) "
-            f'(got {y.numel()}, {int(y.min())} to {int(y.max())})'
-        )
+    check_integer('num_classes', num_classes, 1)
+    check_tensor('y', y, torch.int64, (num_nodes,))
+    check_range('y', y, num_classes, 'the classes')
     row, col = edge_index
     nodes = assign.sum(0)
     edges = (assign[row] * assign[col]).sum(0)
@@ -708,6 +726,8 @@ def partition_quality(
         TypeError, ValueError: as :func:`check_partition`.
     """
     sizes = check_partition(shard, num_shards)
+    _check_edges(edge_index, shard.numel())
+    check_tensor('y', y, torch.int64, shard.shape)
     row, col = edge_index
     cut = (shard[row] != shard[col]).double().mean() if row.numel() else 0.0
     hard = torch.nn.functional.one_hot(shard, num_shards).double()
@@ -726,14 +746,13 @@ def _simple(edge_index: Tensor, num_nodes: int) -> Tensor:
     return to_undirected(edge_index, num_nodes=num_nodes)
 
 
-def _check_edges(edge_index: Tensor, num_nodes: int) -> None:
-    if edge_index.numel() > 0:
-        low, high = int(edge_index.min()), int(edge_index.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"'edge_index' needs to be in [0, {num_nodes}), the training "
-                f'nodes in their order (got {low} to {high})'
-            )
+def _check_edges(
+    edge_index: Tensor,
+    num_nodes: int,
+    what: str = 'the training nodes in their order',
+) -> None:
+    check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
+    check_range('edge_index', edge_index, num_nodes, what)
 
 
 def _neighbours(

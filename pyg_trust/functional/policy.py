@@ -60,7 +60,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust import ops
-from pyg_trust.functional.measures import check_number
+from pyg_trust._checks import (
+    REAL,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_positive,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph, sparse_rows
 
@@ -176,6 +186,11 @@ class Perturbations:
             numbers (int): how many numbers a column has per node.
                 (default: :obj:`1`)
         """
+        check_integer('num_columns', num_columns, 0)
+        check_integer('numbers', numbers, 1)
+        return self._blocks(num_columns, numbers)
+
+    def _blocks(self, num_columns: int, numbers: int) -> Iterator[slice]:
         size = max(1, _BLOCK // (self.num_nodes * numbers))
         # Blocks of even size: 30 columns as 15 + 15, not 29 + 1.
         count = max(1, math.ceil(num_columns / size))
@@ -198,6 +213,7 @@ class Perturbations:
 
     def clean_policy(self, num_columns: int) -> 'Policy':
         """The policy that flips nothing."""
+        check_integer('num_columns', num_columns, 0)
         none = torch.zeros(0, dtype=torch.int32)
         ptr = torch.zeros(num_columns + 1, dtype=torch.int64)
         return Policy(self, ops.PolicyFlips(ptr, none, none))
@@ -233,6 +249,14 @@ class Policy:
             ValueError: if an edge is out of range or flipped twice, or a node
                 loses all its edges.
         """
+        check_instance('perturbations', perturbations, Perturbations)
+        if not isinstance(flips, Sequence) or isinstance(flips, str):
+            raise TypeError(
+                "'flips' needs to be a list of tensors, one per column "
+                f'(got {type(flips).__name__})'
+            )
+        for pairs in flips:
+            check_tensor('flips', pairs, torch.int64, (2, 'num_flips'))
         n = perturbations.num_nodes
         count = torch.tensor([pairs.size(1) for pairs in flips]).long()
         column = torch.arange(len(flips)).repeat_interleave(count)
@@ -323,6 +347,7 @@ class Policy:
 
     def edges(self, column: int) -> Tensor:
         """The flipped edges of a column: int64, ``[2, num_flips]``."""
+        check_integer('column', column, 0, self.num_columns - 1)
         ptr, row, col = self.flipped
         start, end = ptr[column : column + 2].tolist()
         return torch.stack([row[start:end], col[start:end]]).long()
@@ -384,7 +409,22 @@ def policy_iteration(
     Returns:
         Optimum: value, error bounds and policy.
     """
+    check_instance('perturbations', perturbations, Perturbations)
     follow = 1 - check_alpha(alpha)
+    shape: tuple[int | str, ...] = ('num_columns', perturbations.num_nodes)
+    check_tensor('reward', reward, torch.float64, shape, finite=True)
+    for name, value in (
+        ('bonus', bonus),
+        ('visit_cost', visit_cost),
+        ('step_cost', step_cost),
+        ('start', start),
+    ):
+        if value is not None:
+            wanted = reward.shape
+            check_tensor(name, value, torch.float64, wanted, finite=True)
+    if not isinstance(tol, Tensor):
+        check_non_negative('tol', tol)
+    check_integer('max_iter', max_iter, 1)
     bound = reward.abs().amax(1)
     if bonus is not None:
         bound = bound + bonus.abs().amax(1)
@@ -430,7 +470,11 @@ def policy_value(
         Optimum: value and error bounds, derived as in
         :func:`policy_iteration`.
     """
+    check_instance('policy', policy, Policy)
     follow = 1 - check_alpha(alpha)
+    shape = (policy.num_columns, policy.perturbations.num_nodes)
+    check_tensor('reward', reward, torch.float64, shape, finite=True)
+    check_positive('tol', tol)
     bound = reward.abs().amax(1)
     value, gap = policy.solve(reward, follow, reward, tol * bound)
     error = 64 * _UNIT * (value.abs().amax(1) + bound)
@@ -465,11 +509,15 @@ class WorstCase:
     def flips(self, c1: int, c2: int) -> Tensor:
         """The edges to flip for a pair of classes: ``[2, num_flips]``."""
         num_classes = self.margins.size(0)
+        check_integer('c1', c1, 0, num_classes - 1)
+        check_integer('c2', c2, 0, num_classes - 1)
+        if c1 == c2:
+            raise ValueError(f"'c2' needs to differ from 'c1' (got {c2})")
         pair = c1 * (num_classes - 1) + c2 - int(c2 > c1)
-        for block, policy in self.policies:
-            if block.start <= pair < block.stop:
-                return policy.edges(pair - block.start)
-        raise ValueError(f'there is no pair of classes ({c1}, {c2})')
+        block, policy = next(
+            found for found in self.policies if pair < found[0].stop
+        )
+        return policy.edges(pair - block.start)
 
 
 def worst_case_margins(
@@ -505,8 +553,13 @@ def worst_case_margins(
     Returns:
         WorstCase: margins, their bounds, and the graphs that attain them.
     """
+    check_instance('perturbations', perturbations, Perturbations)
     alpha = check_alpha(alpha)
+    check_non_negative('tol', tol)
     check_logits(logits, perturbations.graph)
+    if start is not None:
+        shape = (logits.size(1), logits.size(1), logits.size(0))
+        check_tensor('start', start, torch.float64, shape)
     logits = logits.detach().double()
     num_classes = logits.size(1)
     first, second = class_pairs(num_classes)
@@ -604,6 +657,14 @@ def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
         Tensor: ``[num_classes, num_classes, num_nodes]`` in the dtype of
         :obj:`logits`.
     """
+    check_instance('worst', worst, WorstCase)
+    check_logits(logits, worst.policies[0][1].perturbations.graph)
+    if logits.size(1) != worst.margins.size(0):
+        raise ValueError(
+            f"'logits' needs to have {worst.margins.size(0)} columns, the "
+            f'classes (got {logits.size(1)})'
+        )
+    alpha = check_alpha(alpha)
     return _RobustMargins.apply(logits, worst, alpha)
 
 
@@ -640,25 +701,19 @@ def diffuse(
     Returns:
         Tensor: :math:`Z`, of the shape and dtype of :obj:`x`.
     """
+    check_instance('graph', graph, CSRGraph)
     check_alpha(alpha)
-    if normalization not in ('rw', 'sym'):
-        raise ValueError(
-            "'normalization' needs to be 'rw' or 'sym' "
-            f'(got {normalization!r})'
-        )
+    check_choice('normalization', normalization, ('rw', 'sym'))
     if normalization == 'sym' and not graph.is_undirected:
         raise ValueError(
             "'graph' needs to be undirected for normalization='sym' (got a "
             'directed one)'
         )
-    if x.dim() != 2 or x.size(0) != graph.num_nodes:
-        raise ValueError(
-            f"'x' needs to have the shape [{graph.num_nodes}, num_columns] "
-            f'(got {list(x.shape)})'
-        )
-    if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"'x' needs to be float32 or float64 (got {x.dtype})")
-    if tol is None:
+    shape = (graph.num_nodes, 'num_columns')
+    check_tensor('x', x, REAL, shape, finite=True)
+    if tol is not None:
+        check_positive('tol', tol)
+    else:
         tol = 1e-12 if x.dtype == torch.float64 else 1e-6
     return _Diffuse.apply(x, graph, float(alpha), normalization, tol)
 
@@ -844,21 +899,14 @@ def _check_perturbations(
     if addable is None:
         return
     if all_pairs:
-        raise ValueError("'addable' is all pairs already with all_pairs=True")
-    if addable.dim() != 2 or addable.size(0) != 2:
         raise ValueError(
-            "'addable' needs to have the shape [2, num_pairs] "
-            f'(got {list(addable.shape)})'
+            "'addable' needs to be None: it is all pairs already with "
+            'all_pairs=True'
         )
-    check_tensor('addable', addable, torch.int64, tuple(addable.shape))
+    check_tensor('addable', addable, torch.int64, (2, 'num_pairs'))
     if addable.numel() == 0:
         return
-    low, high = int(addable.min()), int(addable.max())
-    if low < 0 or high >= n:
-        raise ValueError(
-            f"'addable' needs to be in [0, {n}), the nodes "
-            f'(got {low} to {high})'
-        )
+    check_range('addable', addable, n, 'the nodes')
     key = (addable[0] * n + addable[1]).sort().values
     again = (key.diff() == 0).nonzero()
     if again.numel() > 0:
@@ -902,24 +950,4 @@ def check_out_edges(graph: CSRGraph) -> None:
             f'node {node} has no out-edge, and PageRank is not defined then: '
             'drop it (torch_geometric.transforms.LargestConnectedComponents) '
             'or give it an edge'
-        )
-
-
-def check_tensor(
-    name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    """Checks a tensor's dtype and shape."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"'{name}' needs to be a tensor (got {type(value).__name__})"
-        )
-    if value.dtype != dtype:
-        raise TypeError(
-            f"'{name}' needs to be {str(dtype).removeprefix('torch.')} "
-            f'(got {value.dtype})'
-        )
-    if tuple(value.shape) != shape:
-        raise ValueError(
-            f"'{name}' needs to have the shape {list(shape)} "
-            f'(got {list(value.shape)})'
         )

@@ -73,7 +73,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust import ops, rng
-from pyg_trust.functional.measures import Measure, check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+)
+from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 # How much more than an exact level pushing may be expected to cost.
@@ -226,12 +233,13 @@ def query(
         raise ValueError(
             f"'method' needs to be one of {METHODS} (got {method!r})"
         )
-    if top_k is not None and top_k < 0:
-        raise ValueError(f"'top_k' needs to be at least 0 (got {top_k})")
+    if top_k is not None:
+        check_integer('top_k', top_k, 0)
     if not check_number('threshold', threshold) >= 0:
         raise ValueError(
             f"'threshold' needs to be at least 0 (got {threshold})"
         )
+    seed = rng.resolve(seed) if method == 'sample' else 0
     total, ratio, keep = _levels(measure)
     count = ptr.numel() - 1
     row = torch.arange(count, device=graph.device)
@@ -253,7 +261,7 @@ def query(
         bound,
         ratio,
         keep,
-        rng.resolve(seed) if method == 'sample' else 0,
+        seed,
         top_k=-1 if top_k is None else top_k,
         threshold=threshold / total,
     )
@@ -451,6 +459,13 @@ def propagate_median(
     Raises:
         TypeError, ValueError: as :func:`propagate`.
     """
+    _check_signal(x, _prepare(graph, measure))
+    check_instance('plan', plan, Plan)
+    _check_eps(plan.eps)
+    if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
+        raise ValueError(
+            f"'plan' needs odd 'repetitions' (got {plan.repetitions})"
+        )
     seed = rng.resolve(seed)
     runs, numbers = [], range(plan.repetitions)
     for run in tqdm(numbers, disable=not progress_bar, desc='runs'):
@@ -551,8 +566,7 @@ def eps_for(
     """
     if not 0 < check_number('delta', delta) <= 1:
         raise ValueError(f"'delta' needs to be in (0, 1] (got {delta})")
-    if levels < 1:
-        raise ValueError(f"'levels' needs to be at least 1 (got {levels})")
+    check_integer('levels', levels, 1)
     for name, value in (
         ('relative_error', relative_error),
         ('failure', failure),
@@ -560,10 +574,7 @@ def eps_for(
         if not 0 < check_number(name, value) < 1:
             raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
     factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
-    if bound not in factors:
-        raise ValueError(
-            f"'bound' needs to be one of {list(factors)} (got {bound!r})"
-        )
+    check_choice('bound', bound, factors)
     return failure * relative_error**2 * delta / factors[bound]
 
 
@@ -730,11 +741,7 @@ def _prepare(graph: CSRGraph, measure: Measure) -> CSRGraph:
 
 
 def _check_eps(eps: float) -> float:
-    if not 0 <= check_number('eps', eps) < math.inf:
-        raise ValueError(
-            f"'eps' needs to be non-negative and finite (got {eps})"
-        )
-    return float(eps)
+    return check_non_negative('eps', eps)
 
 
 def _check_signal(x: Tensor, graph: CSRGraph) -> None:

@@ -54,6 +54,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust._checks import check_choice, check_integer, check_tensor
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
 
@@ -110,6 +111,8 @@ class ScatteringPath(NamedTuple):
 
 def num_paths(J: int, L: int) -> int:
     r"""The number :math:`T = \sum_{l < L} J^l` of nodes in the tree."""
+    check_integer('J', J, 1)
+    check_integer('L', L, 0)
     return sum(J**layer for layer in range(L))
 
 
@@ -128,8 +131,10 @@ def scattering_path(
     Raises:
         ValueError: if there is no such coefficient.
     """
+    check_integer('num_features', num_features, 1)
+    check_integer('Q', Q, 1)
     size = num_paths(J, L) * num_features * Q
-    if not 0 <= index < size:
+    if not 0 <= check_integer('index', index) < size:
         raise ValueError(f"'index' needs to be in [0, {size}) (got {index})")
     node, rest = divmod(index, num_features * Q)
     layer = 0
@@ -165,8 +170,8 @@ def itersine(eigenvalue: Tensor, J: int) -> Tensor:
     Returns:
         Tensor: the kernels in a new last dimension of size :obj:`J`.
     """
-    if J < 3:
-        raise ValueError(f"'J' needs to be at least 3 for itersine (got {J})")
+    _check_floating('eigenvalue', eigenvalue)
+    check_integer('J', J, 3)
     s = (eigenvalue * ((J - 1) / (2 * LAMBDA_MAX))).unsqueeze(-1)
     j = torch.arange(1, J + 1, dtype=s.dtype, device=s.device)
     inside = (s >= j / 2 - 1) & (s <= j / 2)
@@ -201,10 +206,8 @@ def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
         Tensor: the kernels in a new last dimension of size :obj:`J`, the
         low-pass first, then from high to low frequencies.
     """
-    if J < 3:
-        raise ValueError(
-            f"'J' needs to be at least 3 for monic_cubic (got {J})"
-        )
+    _check_floating('eigenvalue', eigenvalue)
+    check_integer('J', J, 3)
     low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
     scales = torch.logspace(
         math.log10(low), math.log10(high), J - 1, dtype=torch.float64
@@ -244,6 +247,7 @@ def frame_bound(wavelet: str, J: int) -> float:
         J (int): the number of filters.
     """
     _check_wavelet(wavelet)
+    check_integer('J', J, _least_filters(wavelet))
     if wavelet in ('diffusion', 'itersine'):
         return 1.0
     if wavelet != 'monic_cubic':
@@ -276,6 +280,7 @@ def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         tuple[Tensor, Tensor]: :math:`A` and :math:`B`, ``[...]``.
     """
+    _check_square('bank', bank, 3)
     gram = (bank.mT @ bank).sum(-3)
     values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     return values[..., 0], values[..., -1]
@@ -293,6 +298,7 @@ def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
         wavelet (str): the bank.
     """
     _check_wavelet(wavelet)
+    _check_square('adj', adj, 2)
     scaled = adj
     for dim, power in (
         (-1, _EXPONENTS[wavelet][0]),
@@ -319,6 +325,7 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
         Tensor: ``[..., J, num_nodes, num_nodes]``.
     """
     walk = lazy_walk(adj, wavelet)
+    check_integer('J', J, _least_filters(wavelet))
     eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
     if wavelet in _KERNELS:
         values, vectors = torch.linalg.eigh(2 * (eye - walk))
@@ -396,10 +403,7 @@ def scattering_transform(
             directed graph where the bank needs an undirected one.
     """
     check_order(wavelet, low_pass, J, Q, L)
-    if method not in METHODS:
-        raise ValueError(
-            f"'method' needs to be one of {METHODS} (got {method!r})"
-        )
+    check_choice('method', method, METHODS)
     if method == 'sparse' and wavelet in _KERNELS:
         raise ValueError(
             f"'method' needs to be 'dense' for the bank {wavelet!r}, which "
@@ -487,10 +491,9 @@ def graph_fourier(
         Tensor: ``[num_graphs, num_features]`` or ``[num_graphs, num_bands *
         num_features]``.
     """
-    if num_bands is not None and num_bands < 1:
-        raise ValueError(
-            f"'num_bands' needs to be at least 1 (got {num_bands})"
-        )
+    if num_bands is not None:
+        check_integer('num_bands', num_bands, 1)
+    _check_features(graph, x)
     if x.layout == torch.sparse_csr:
         x = x.to_dense()
     batch = _Batch.make(graph, x, ptr, 'diffusion')
@@ -853,10 +856,7 @@ def _sorted(mask: Tensor, key: Tensor, second: Tensor) -> Tensor:
 
 
 def _check_wavelet(wavelet: str) -> None:
-    if wavelet not in WAVELETS:
-        raise ValueError(
-            f"'wavelet' needs to be one of {WAVELETS} (got {wavelet!r})"
-        )
+    check_choice('wavelet', wavelet, WAVELETS)
 
 
 def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
@@ -870,20 +870,31 @@ def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
         L (int): as in :func:`scattering_transform`.
     """
     _check_wavelet(wavelet)
-    if low_pass not in LOW_PASSES:
+    check_choice('low_pass', low_pass, LOW_PASSES)
+    check_integer('J', J, _least_filters(wavelet))
+    check_integer('Q', Q, 1)
+    check_integer('L', L, 1)
+
+
+def _least_filters(wavelet: str) -> int:
+    return 3 if wavelet in _KERNELS else 1
+
+
+def _check_square(name: str, value: Tensor, least: int) -> None:
+    _check_floating(name, value)
+    if value.dim() < least or value.size(-1) != value.size(-2):
         raise ValueError(
-            f"'low_pass' needs to be one of {LOW_PASSES} (got {low_pass!r})"
+            f"'{name}' needs to have the shape "
+            f'[..., {"J, " if least == 3 else ""}num_nodes, num_nodes] '
+            f'(got {list(value.shape)})'
         )
-    least = 3 if wavelet in _KERNELS else 1
-    for name, value, low in (('J', J, least), ('Q', Q, 1), ('L', L, 1)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                f"'{name}' needs to be an integer (got {type(value).__name__})"
-            )
-        if value < low:
-            raise ValueError(
-                f"'{name}' needs to be at least {low} (got {value})"
-            )
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
+
+
+def _check_floating(name: str, value: Tensor) -> None:
+    shape = getattr(value, 'shape', ())
+    check_tensor(name, value, None, shape)
 
 
 def _check_features(graph: CSRGraph, x: Tensor) -> None:

@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.graph import CSRGraph
 
 
@@ -34,6 +40,8 @@ class DisjointWalks(NamedTuple):
 
     def select(self, index: Tensor) -> 'DisjointWalks':
         """The subgraphs :obj:`index`, int64, in this order."""
+        check_tensor('index', index, torch.int64, ('num',))
+        check_range('index', index, self.num_subgraphs, 'the subgraphs')
         size = self.ptr.diff()[index]
         ptr = torch.cat([size.new_zeros(1), size.cumsum(0)])
         shift = (self.ptr[index] - ptr[:-1]).repeat_interleave(size)
@@ -161,10 +169,7 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
         ('walk_length', walk_length, 0),
         ('restarts', restarts, 1),
     ):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                f"'{name}' needs to be an integer (got {type(value).__name__})"
-            )
+        check_integer(name, value)
         if not least <= value < 2**31:
             raise ValueError(
                 f"'{name}' needs to be in [{least}, 2**31) (got {value})"
@@ -190,12 +195,7 @@ def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
         TypeError, ValueError: as :func:`max_size`, or if there is no root.
     """
     size = max_size(walk_length, restarts)
-    if isinstance(num_roots, bool) or not isinstance(num_roots, int):
-        raise TypeError(
-            "'num_roots' needs to be an integer "
-            f'(got {type(num_roots).__name__})'
-        )
-    if num_roots < 1:
+    if check_integer('num_roots', num_roots) < 1:
         raise ValueError(f"'num_roots' needs to be positive (got {num_roots})")
     return -(-num_roots // size)
 
@@ -292,6 +292,10 @@ def check_walks(
             is out of range or in two of them (or twice in one), one does not
             start with a root, or a root is in none.
     """
+    check_instance('walks', walks, DisjointWalks)
+    check_integer('num_nodes', num_nodes, 1)
+    if size is not None:
+        check_integer('size', size, 1)
     ptr, node = walks
     for name, tensor in (('ptr', ptr), ('node', node)):
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64:

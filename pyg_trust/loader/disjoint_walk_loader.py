@@ -136,15 +136,12 @@ class DisjointWalkLoader(StepLoader):
         self.check_kwargs(
             kwargs, num_steps=num_steps, resample_every=resample_every
         )
-        seed = rng.resolve(seed)
+        # Its own seed comes after its checks.
         sampler = DisjointWalkSampler(
-            data,
-            walk_length,
-            restarts,
-            input_nodes,
-            along=along,
-            seed=rng.derive(seed, _PARTITION),
+            data, walk_length, restarts, input_nodes, along=along, seed=0
         )
+        seed = rng.resolve(seed)
+        sampler.seed = rng.derive(seed, _PARTITION)
         if resample_every is None:
             most, what = sampler.partition().num_subgraphs, 'of the partition'
         else:
@@ -228,6 +225,9 @@ class DisjointWalkLoader(StepLoader):
         Raises:
             ValueError: if it does not.
         """
+        check_step(step)
+        if count is not None:
+            check_positive('count', count)
         if not isinstance(batch, Data):
             raise ValueError(
                 "'transform' needs to return a torch_geometric.data.Data "

@@ -151,6 +151,9 @@ class EgoLoader(StepLoader):
         Raises:
             ValueError: if it does not.
         """
+        check_step(step)
+        if count is not None:
+            check_positive('count', count)
         index = batch.get('input_id') if isinstance(batch, Data) else None
         good = False
         if isinstance(index, Tensor) and index.dim() == 1 and index.numel():

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
+from pyg_trust._checks import check_integer, check_range, check_tensor
 from pyg_trust.functional.partition import check_partition, shard_sizes
 from pyg_trust.functional.ragged import pointer
 
@@ -112,6 +113,10 @@ class ShardLoader(DataLoader):
                 raise ValueError(f"'{name}' is set by ShardLoader itself")
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
+        shape, n = (2, 'num_edges'), int(data.num_nodes or 0)
+        check_tensor('edge_index', data.edge_index, torch.int64, shape)
+        check_range('edge_index', data.edge_index, n, 'the nodes')
+        check_integer('batch_size', batch_size, 1)
         shard = data.get('shard') if shard is None else shard
         if not isinstance(shard, Tensor) or shard.dtype != torch.int64:
             got = getattr(shard, 'dtype', type(shard).__name__)

@@ -13,6 +13,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
+from pyg_trust._checks import check_integer
 
 Choice = Callable[[int, int], np.ndarray]
 
@@ -180,19 +181,9 @@ class StepLoader(NodeLoader):
 
 def check_positive(name: str, value: int) -> None:
     """Refuses what is no integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(value).__name__})"
-        )
-    if value < 1:
-        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")
+    check_integer(name, value, 1)
 
 
 def check_step(step: int) -> None:
     """Refuses what is no number of a step."""
-    if isinstance(step, bool) or not isinstance(step, int):
-        raise TypeError(
-            f"'step' needs to be an integer (got {type(step).__name__})"
-        )
-    if step < 0:
-        raise ValueError(f"'step' needs to be at least 0 (got {step})")
+    check_integer('step', step, 0)

@@ -7,6 +7,12 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    REAL,
+    check_integer,
+    check_non_negative,
+    check_tensor,
+)
 from pyg_trust.functional.measures import Measure, appnp, sgc
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.graph import CSRGraph
@@ -26,7 +32,7 @@ class _AGPConv(MessagePassing):
         kwargs.setdefault('aggr', 'add')
         super().__init__(**kwargs)
         self.measure = measure
-        self.eps = eps
+        self.eps = check_non_negative('eps', eps)
         self.seed = None if seed is None else rng.resolve(seed)
         self.cached = cached
         self._cached_graph: CSRGraph | None = None
@@ -37,6 +43,10 @@ class _AGPConv(MessagePassing):
         self._cached_graph = None
 
     def _propagate(self, x: Tensor, edge_index: Any) -> Tensor:
+        if not isinstance(x, Tensor) or x.dim() == 0:
+            raise TypeError(
+                f"'x' needs to be a tensor with a row per node (got {x!r})"
+            )
         graph = self._cached_graph
         if graph is None:
             graph = CSRGraph.convert(edge_index, x.size(0), transposed=True)
@@ -109,6 +119,9 @@ class SGConv(_AGPConv):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        check_integer('in_channels', in_channels, -1)
+        check_integer('out_channels', out_channels, 1)
+        check_integer('K', K, 0)
         measure = sgc(K, self_loops=add_self_loops)
         super().__init__(measure, eps, seed, cached, **kwargs)
         self.in_channels = in_channels
@@ -127,6 +140,9 @@ class SGConv(_AGPConv):
         """Propagates and transforms :obj:`x`."""
         z = self._cached_x
         if z is None:
+            wanted = self.lin.in_channels
+            width = 'in_channels' if wanted < 1 else wanted
+            check_tensor('x', x, REAL, ('num_nodes', width))
             z = self._propagate(x, edge_index)
             if self.cached:
                 self._cached_x = z
@@ -184,6 +200,7 @@ class APPNP(_AGPConv):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        check_integer('K', K, 0)
         measure = appnp(alpha, levels=K, self_loops=add_self_loops)
         super().__init__(measure, eps, seed, cached, **kwargs)
         self.K = K

@@ -7,6 +7,14 @@ from torch_geometric.nn import GCN
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_finite,
+    check_integer,
+    check_non_negative,
+    check_positive,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.partition import (
     partition_losses,
     round_partition,
@@ -44,6 +52,14 @@ class ShardPartitioner(torch.nn.Module):
         num_layers: int = 2,
     ) -> None:
         super().__init__()
+        for name, value in (
+            ('in_channels', in_channels),
+            ('num_shards', num_shards),
+            ('hidden_channels', hidden_channels),
+            ('num_layers', num_layers),
+        ):
+            check_integer(name, value, 1)
+        self.in_channels = in_channels
         self.gnn = GCN(
             in_channels, hidden_channels, num_layers, norm='batch_norm'
         )
@@ -63,6 +79,9 @@ class ShardPartitioner(torch.nn.Module):
             x (Tensor): the features of the training nodes.
             edge_index (Tensor): the training graph.
         """
+        check_tensor('x', x, None, ('num_nodes', self.in_channels))
+        shape = (2, 'num_edges')
+        check_tensor('edge_index', edge_index, torch.int64, shape)
         scale = x.square().mean().sqrt()
         x = x / scale.clamp(min=torch.finfo(x.dtype).tiny)
         return self.lin(self.norm(self.gnn(x, edge_index)).relu()).softmax(-1)
@@ -133,8 +152,14 @@ def learned_partition(
         TypeError, ValueError: as
             :func:`pyg_trust.functional.shard_limits`; if a node has no label.
     """
+    _check_graph(x, edge_index, y)
     shard_limits(x.size(0), num_shards, slack)
-    _check_labels(x, y)
+    check_finite('time_weight', time_weight)
+    check_finite('sem_weight', sem_weight)
+    _check_training(hidden_channels, lr, weight_decay)
+    check_integer('max_epochs', max_epochs, 0)
+    check_integer('patience', patience, 1)
+    check_non_negative('tol', tol)
     seed = rng.resolve(seed)
     if num_shards == 1:
         return y.new_zeros(y.shape)
@@ -200,7 +225,9 @@ def partition_embedding(
     Raises:
         ValueError: if a node has no label.
     """
-    _check_labels(x, y)
+    _check_graph(x, edge_index, y)
+    _check_training(hidden_channels, lr, weight_decay)
+    check_integer('epochs', epochs, 0)
     with rng.forked(rng.resolve(seed)):
         model = GCN(
             x.size(1), hidden_channels, 2, int(y.max()) + 1, dropout=0.5
@@ -218,12 +245,20 @@ def partition_embedding(
         return model(x, edge_index)
 
 
-def _check_labels(x: Tensor, y: Tensor) -> None:
-    if y.shape != (x.size(0),) or y.dtype != torch.int64:
-        raise ValueError(
-            f"'y' needs to hold {x.size(0)} classes as int64, one per "
-            f'training node (got {y.dtype}, {list(y.shape)})'
-        )
+def _check_training(
+    hidden_channels: int, lr: float, weight_decay: float
+) -> None:
+    check_integer('hidden_channels', hidden_channels, 1)
+    check_positive('lr', lr)
+    check_non_negative('weight_decay', weight_decay)
+
+
+def _check_graph(x: Tensor, edge_index: Tensor, y: Tensor) -> None:
+    check_tensor('x', x, None, ('num_nodes', 'channels'), finite=True)
+    check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
+    what = 'the training nodes in their order'
+    check_range('edge_index', edge_index, x.size(0), what)
+    check_tensor('y', y, torch.int64, (x.size(0),))
     if y.numel() > 0 and int(y.min()) < 0:
         raise ValueError(
             "'y' needs to be non-negative: every training node needs a "

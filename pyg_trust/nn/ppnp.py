@@ -15,6 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing
 
+from pyg_trust._checks import (
+    REAL,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_nodes,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.policy import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
 
@@ -63,17 +72,9 @@ class PageRankDiffusion(MessagePassing):
         kwargs.setdefault('aggr', 'add')
         kwargs.setdefault('flow', 'target_to_source')
         super().__init__(**kwargs)
-        if K is not None and (isinstance(K, bool) or not isinstance(K, int)):
-            raise TypeError(
-                f"'K' needs to be an integer or None (got {type(K).__name__})"
-            )
-        if K is not None and K < 0:
-            raise ValueError(f"'K' needs to be non-negative (got {K})")
-        if normalization not in ('rw', 'sym'):
-            raise ValueError(
-                "'normalization' needs to be 'rw' or 'sym' "
-                f'(got {normalization!r})'
-            )
+        if K is not None:
+            check_integer('K', K, 0)
+        check_choice('normalization', normalization, ('rw', 'sym'))
         self.alpha = check_alpha(alpha)
         self.K = K
         self.normalization = normalization
@@ -91,6 +92,8 @@ class PageRankDiffusion(MessagePassing):
             edge_weight (Tensor, optional): with an ``edge_index``.
                 (default: :obj:`None`)
         """
+        shape = ('num_nodes', 'num_columns')
+        check_tensor('h', h, REAL, shape, finite=self.K is None)
         num_nodes = h.size(0)
         graph = CSRGraph.convert(graph, num_nodes, edge_weight)
         if self.add_self_loops:
@@ -150,6 +153,7 @@ class PPNP(PageRankDiffusion):
         K: int | None = None,
         **kwargs: Any,
     ) -> None:
+        check_instance('encoder', encoder, torch.nn.Module)
         super().__init__(alpha, K, **kwargs)
         self.encoder = encoder
         self.reset_parameters()
@@ -163,13 +167,17 @@ class PPNP(PageRankDiffusion):
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits before diffusion: ``[num_nodes, num_classes]``."""
+        check_instance('x', x, Tensor)
         return self.encoder(x)
 
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
         """The diffused logits: ``[num_nodes, num_classes]``."""
-        return self.diffuse(self.logits(x), edge_index, edge_weight)
+        check_instance('x', x, Tensor)
+        # Refused, if it is, before the encoder runs.
+        graph = CSRGraph.convert(edge_index, x.size(0), edge_weight)
+        return self.diffuse(self.logits(x), graph)
 
 
 class FeaturePropagation(PPNP):
@@ -199,6 +207,11 @@ class FeaturePropagation(PPNP):
         bias: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_integer('in_channels', in_channels, 1)
+        check_integer('out_channels', out_channels, 1)
+        check_alpha(alpha)
+        if K is not None:
+            check_integer('K', K, 0)
         encoder = torch.nn.Linear(in_channels, out_channels, bias=bias)
         super().__init__(encoder, alpha, K, **kwargs)
 
@@ -226,10 +239,7 @@ class LabelPropagation(PageRankDiffusion):
         **kwargs: Any,
     ) -> None:
         super().__init__(alpha, K, **kwargs)
-        if num_classes < 2:
-            raise ValueError(
-                f"'num_classes' needs to be at least 2 (got {num_classes})"
-            )
+        check_integer('num_classes', num_classes, 2)
         self.num_classes = num_classes
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -240,9 +250,11 @@ class LabelPropagation(PageRankDiffusion):
             mask (Tensor, optional): the labelled nodes, a mask or indices;
                 by default all. (default: :obj:`None`)
         """
+        check_tensor('y', y, torch.int64, ('num_nodes',))
         labelled = torch.arange(y.numel(), device=y.device)
         if mask is not None:
-            labelled = labelled[mask]
+            labelled = labelled[check_nodes('mask', mask, y.numel())]
+        check_range('y', y[labelled], self.num_classes, 'the classes')
         h = torch.zeros((y.numel(), self.num_classes), device=y.device)
         h[labelled] = F.one_hot(y[labelled], self.num_classes).to(h.dtype)
         return h

@@ -17,6 +17,14 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_non_negative,
+    check_positive,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.ragged import pointer
 
@@ -200,6 +208,8 @@ class LBAggregator(ShardAggregator):
         """The probabilities of the classes: ``[num_nodes, num_classes]``."""
         if self.weight is None:
             raise ValueError('the aggregator needs to be fitted first')
+        shape = (self.weight.numel(), 'num_nodes', 'num_classes')
+        check_tensor('outputs', outputs, None, shape)
         fused = aggregate.weighted_log_probability(outputs, self.weight)
         return fused.softmax(-1)
 
@@ -273,24 +283,15 @@ class AttentiveAggregator(ShardAggregator):
         weight_decay: float = 1e-5,
     ) -> None:
         super().__init__()
-        if fusion not in FUSIONS:
-            raise ValueError(
-                f"'fusion' needs to be one of {FUSIONS} (got {fusion!r})"
-            )
+        check_choice('fusion', fusion, FUSIONS)
         for name, value in (
             ('contra_weight', contra_weight),
             ('recon_weight', recon_weight),
             ('weight_decay', weight_decay),
         ):
-            if not 0 <= value < float('inf'):
-                raise ValueError(
-                    f"'{name}' needs to be non-negative (got {value})"
-                )
-        if not temperature > 0:
-            raise ValueError(
-                f"'temperature' needs to be positive (got {temperature})"
-            )
-        _check_positive('hidden_channels', hidden_channels)
+            check_non_negative(name, value)
+        check_positive('temperature', temperature)
+        check_integer('hidden_channels', hidden_channels, 1)
         _check_training(epochs, batch_size, lr)
         self.fusion = fusion
         self.contra_weight = contra_weight
@@ -365,6 +366,8 @@ class AttentiveAggregator(ShardAggregator):
         # What is fused, and the scores of the sub-models.
         if self.weight is None:
             raise ValueError('the aggregator needs to be fitted first')
+        shape = (self.weight.size(0), 'num_nodes', self.weight.size(1))
+        check_tensor('outputs', outputs, None, shape)
         score, hidden = aggregate.attention(
             outputs, self.weight, self.bias, self.vector
         )
@@ -419,6 +422,8 @@ class AttentiveAggregator(ShardAggregator):
         Args:
             fused (Tensor): what :meth:`fused` returns.
         """
+        width = 'channels' if self.head is None else self.head.in_features
+        check_tensor('fused', fused, None, ('num_nodes', width))
         return fused if self.head is None else self.head(fused)
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -522,10 +527,7 @@ def make_aggregator(
                 f'not with a {type(name).__name__}'
             )
         return name
-    if name not in AGGREGATORS:
-        raise ValueError(
-            f"'name' needs to be one of {list(AGGREGATORS)} (got {name!r})"
-        )
+    check_choice('name', name, AGGREGATORS)
     cls, given = AGGREGATORS[name]
     return cls(**{**given, **kwargs})
 
@@ -552,12 +554,9 @@ def _check(
     shard: Tensor | None,
     num_classes: int | None,
 ) -> Examples:
-    if outputs.dim() != 3 or not outputs.is_floating_point():
-        raise ValueError(
-            "'outputs' needs to be floating point, of the shape [num_shards, "
-            f'num_nodes, channels] (got {outputs.dtype}, '
-            f'{list(outputs.shape)})'
-        )
+    check_tensor(
+        'outputs', outputs, None, ('num_shards', 'num_nodes', 'channels')
+    )
     outputs = outputs.detach()
     if not bool(outputs.isfinite().all()):
         bad = (~outputs.isfinite()).nonzero()[0]
@@ -570,23 +569,15 @@ def _check(
     if shard is not None:
         named['shard'] = shard
     for name, value in named.items():
-        if value.dtype != torch.int64:
-            raise TypeError(f"'{name}' needs to be int64 (got {value.dtype})")
-        if value.dim() != 1 or (name != 'index' and len(value) != num_nodes):
-            raise ValueError(
-                f"'{name}' needs to have one dimension"
-                f'{"" if name == "index" else f" of {num_nodes}, the nodes"} '
-                f'(got the shape {list(value.shape)})'
-            )
+        size = 'num' if name == 'index' else num_nodes
+        check_tensor(name, value, torch.int64, (size,))
     if index.numel() == 0:
         raise ValueError("'index' needs to name a node (got none)")
-    if int(index.min()) < 0 or int(index.max()) >= num_nodes:
-        raise ValueError(
-            f"'index' needs to be in [0, {num_nodes}) "
-            f'(got {int(index.min())} to {int(index.max())})'
-        )
+    check_range('index', index, num_nodes, 'the nodes')
     if index.unique().numel() < index.numel():
         raise ValueError("'index' needs to name each node once")
+    if num_classes is not None:
+        check_integer('num_classes', num_classes, 1)
     classes = outputs.size(2) if num_classes is None else num_classes
     low, high = int(y[index].min()), int(y[index].max())
     if low < 0 or high >= classes:
@@ -594,13 +585,9 @@ def _check(
             f"'y' needs to be in [0, {classes}) at every node of 'index' "
             f'(got {low} to {high})'
         )
-    if edge_index is not None and edge_index.numel() > 0:
-        low, high = int(edge_index.min()), int(edge_index.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"'edge_index' needs to be in [0, {num_nodes}) "
-                f'(got {low} to {high})'
-            )
+    if edge_index is not None:
+        check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
+        check_range('edge_index', edge_index, num_nodes, 'the nodes')
     return Examples(outputs, y, index, edge_index, shard, classes)
 
 
@@ -614,17 +601,7 @@ def _check_logits(aggregator: ShardAggregator, examples: Examples) -> None:
         )
 
 
-def _check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(value).__name__})"
-        )
-    if value < 1:
-        raise ValueError(f"'{name}' needs to be at least 1 (got {value})")
-
-
 def _check_training(epochs: int, batch_size: int, lr: float) -> None:
-    _check_positive('epochs', epochs)
-    _check_positive('batch_size', batch_size)
-    if not 0 < lr < float('inf'):
-        raise ValueError(f"'lr' needs to be positive (got {lr})")
+    check_integer('epochs', epochs, 1)
+    check_integer('batch_size', batch_size, 1)
+    check_positive('lr', lr)

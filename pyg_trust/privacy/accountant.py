@@ -1,12 +1,18 @@
 """Opacus accountants of sampling without replacement, replace-one."""
 
-import math
 from typing import Any
 
 import numpy as np
 from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_positive,
+)
 from pyg_trust.functional.dp import (
     METHODS,
     ORDERS,
@@ -22,7 +28,6 @@ from pyg_trust.functional.dp import (
     rdp_fdp,
     wor_epsilon,
 )
-from pyg_trust.functional.measures import check_number
 
 RELATION = 'replace-one-feature-row'
 SAMPLING = 'uniform-without-replacement'
@@ -79,11 +84,7 @@ class WORAccountant(IAccountant):
         Args:
             epsilon (float): positive and finite.
         """
-        if not 0 < check_number('epsilon', epsilon) < math.inf:
-            raise ValueError(
-                f"'epsilon' needs to be positive and finite (got {epsilon})"
-            )
-        self.pure_epsilon += float(epsilon)
+        self.pure_epsilon += check_positive('epsilon', epsilon)
 
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
         r"""The :math:`\epsilon` of all steps so far.
@@ -119,7 +120,7 @@ class WORAccountant(IAccountant):
             noise_multiplier (float): of the steps to come.
             sample_rate (float): of the steps to come.
         """
-        if epsilon <= self.pure_epsilon:
+        if check_non_negative('epsilon', epsilon) <= self.pure_epsilon:
             return 0
         return max_steps(
             epsilon - self.pure_epsilon,
@@ -166,6 +167,8 @@ class WORAccountant(IAccountant):
             destination (dict, optional): what to write to.
                 (default: :obj:`None`)
         """
+        if destination is not None:
+            check_instance('destination', destination, dict)
         state = super().state_dict(destination)
         state['relation'] = RELATION
         state['sampling'] = SAMPLING
@@ -193,7 +196,7 @@ class WORAccountant(IAccountant):
         """
         expected = self._constants()
         for name in (*expected, 'history', 'pure_epsilon'):
-            if not state_dict or name not in state_dict:
+            if not isinstance(state_dict, dict) or name not in state_dict:
                 raise ValueError(f"the state needs an entry '{name}'")
         for name, value in expected.items():
             if state_dict[name] != value:
@@ -277,6 +280,7 @@ class FDPAccountant(WORAccountant):
         return FDP
 
     def _lam(self, noise_multiplier: float) -> float:
+        check_number('noise_multiplier', noise_multiplier)
         return lam_from_opacus(noise_multiplier / self.terms)
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
@@ -293,7 +297,8 @@ class FDPAccountant(WORAccountant):
         )
 
     def _check_rate(self, sample_rate: float) -> None:
-        if sample_rate != self.batch_size / self.num_nodes:
+        rate = check_number('sample_rate', sample_rate)
+        if rate != self.batch_size / self.num_nodes:
             raise ValueError(
                 "'sample_rate' needs to be "
                 f'{self.batch_size / self.num_nodes} (got {sample_rate})'
@@ -328,6 +333,7 @@ class FDPAccountant(WORAccountant):
             noise_multiplier (float): of the steps to come.
             sample_rate (float): of the steps to come.
         """
+        check_non_negative('epsilon', epsilon)
         self._check_rate(sample_rate)
         each = self._rdp(noise_multiplier)
         before = sum(
@@ -427,12 +433,7 @@ def _checked(line: Any) -> tuple[float, float, int]:
     noise, rate, steps = line
     lam_from_opacus(noise)
     check_q(rate, 'sample_rate')
-    if isinstance(steps, bool) or not isinstance(steps, int):
-        raise TypeError(
-            f"'steps' needs to be an integer (got {type(steps).__name__})"
-        )
-    if steps < 1:
-        raise ValueError(f"'steps' needs to be at least 1 (got {steps})")
+    check_integer('steps', steps, 1)
     return float(noise), float(rate), steps
 
 

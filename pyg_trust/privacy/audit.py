@@ -31,9 +31,14 @@ from torch_geometric.nn import GINConv
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_callable,
+    check_integer,
+    check_non_negative,
+    check_number,
+)
 from pyg_trust.functional.dp import check_delta
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.loader.step_batches import check_positive
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.report import Report, provenance
 
@@ -118,14 +123,18 @@ def empirical_epsilon(
             scores of a kind.
     """
     delta = check_delta(delta)
-    if not 0 < confidence < 1:
-        raise ValueError(
-            f"'confidence' needs to be in (0, 1) (got {confidence})"
-        )
+    _check_confidence(confidence)
+    if claim is not None:
+        check_non_negative('claim', claim)
     generator = np.random.default_rng(rng.resolve(seed))
     halves: list[list[np.ndarray]] = []
     for name, scores in (('without', without), ('with_', with_)):
-        values = np.asarray(scores, dtype=np.float64)
+        try:
+            values = np.asarray(scores, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"'{name}' needs to hold numbers (got {scores!r})"
+            ) from None
         if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
             raise ValueError(
                 f"'{name}' needs to hold at least four scores (got shape "
@@ -169,6 +178,13 @@ def empirical_epsilon(
     )
 
 
+def _check_confidence(confidence: float) -> None:
+    if not 0 < check_number('confidence', confidence) < 1:
+        raise ValueError(
+            f"'confidence' needs to be in (0, 1) (got {confidence})"
+        )
+
+
 def _rates(
     true: np.ndarray, n1: int, false: np.ndarray, n0: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -208,8 +224,8 @@ def canary_graph(num_canaries: int, size: int = 3) -> Data:
         Data: the graph, with features of zero; ``train_mask`` has the
         centres, node ``i`` is the centre of star ``i``.
     """
-    check_positive('num_canaries', num_canaries)
-    check_positive('size', size)
+    check_integer('num_canaries', num_canaries, 1)
+    check_integer('size', size, 1)
     centre = torch.arange(num_canaries).repeat_interleave(size - 1)
     leaf = torch.arange(num_canaries, num_canaries * size)
     pairs = torch.stack([centre, leaf])
@@ -264,7 +280,17 @@ def audit_training(
     Returns:
         AuditReport: the bound, beside the engine's claim.
     """
-    check_positive('steps', steps)
+    check_callable('attach', attach)
+    for name, count in (
+        ('num_canaries', num_canaries),
+        ('size', size),
+        ('steps', steps),
+    ):
+        check_integer(name, count, 1)
+    if batch_size is not None:
+        check_integer('batch_size', batch_size, 1, num_canaries)
+    check_delta(delta)
+    _check_confidence(confidence)
     seed = rng.resolve(seed)
     data = canary_graph(num_canaries, size)
     coin = torch.rand(num_canaries, generator=rng.generator(seed)) < 0.5

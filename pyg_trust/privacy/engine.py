@@ -16,8 +16,13 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_number,
+)
 from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
-from pyg_trust.functional.measures import check_number
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.loader.step_batches import check_positive
@@ -254,11 +259,9 @@ class PrivacyEngine:
                 "'seed' needs to be None in 'secure_mode', which has none "
                 f'(got {seed})'
             )
-        if accountant not in ACCOUNTANTS:
-            raise ValueError(
-                f"'accountant' needs to be one of {ACCOUNTANTS} (got "
-                f'{accountant!r})'
-            )
+        check_choice('accountant', accountant, ACCOUNTANTS)
+        if ledger is not None:
+            check_instance('ledger', ledger, str, Path)
         self._kind = accountant
         self._accountant: WORAccountant | None = None
         self._data = ''
@@ -271,6 +274,7 @@ class PrivacyEngine:
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
+        self._target: tuple[float, float] | tuple[None, None] = (None, None)
 
     def _seeded(self, *items: int) -> SeededNoise:
         return SeededNoise(rng.derive(self._seed, _NOISE, *items))
@@ -345,62 +349,24 @@ class PrivacyEngine:
         self._check_free(module, optimizer, data_loader)
         lam = check_number('noise_multiplier', noise_multiplier)
         check_lam(lam / (2 * data_loader.terms))
-        max_grad_norm = _positive('max_grad_norm', max_grad_norm)
-        if loss_reduction not in REDUCTIONS:
-            raise ValueError(
-                f"'loss_reduction' needs to be one of {REDUCTIONS} (got "
-                f'{loss_reduction!r})'
-            )
-        if max_physical_batch_size is not None:
-            check_positive('max_physical_batch_size', max_physical_batch_size)
-        if (target_epsilon is None) != (target_delta is None):
-            raise ValueError(
-                "'target_epsilon' and 'target_delta' need to be given "
-                f'together (got {target_epsilon} and {target_delta})'
-            )
-        if target_epsilon is not None and target_delta is not None:
-            target_epsilon = _positive('target_epsilon', target_epsilon)
-            target_delta = check_delta(target_delta)
-            self._open(data_loader).get_epsilon(target_delta)
-        check_layers(module)
-        parameters = check_parameters(module, optimizer)
-        gradients = SubgraphGradients(module, method)
-        step = PrivateStep(
-            gradients,
-            parameters,
-            max_grad_norm,
-            loss_reduction,
-            data_loader.subgraphs_per_batch,
-            self._add_noise,
+        step = self._prepare(
+            module,
+            optimizer,
+            data_loader,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            max_physical_batch_size=max_physical_batch_size,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            method=method,
+            forward=forward,
+            criterion=criterion,
         )
-        self._probe(step, data_loader, forward, criterion)
         self._open(data_loader)
-
-        training = PrivateTraining(
-            PrivateModule(module, step),
-            PrivateOptimizer(optimizer, step),
-            PrivateLoader(
-                data_loader,
-                step,
-                lambda: self.steps,
-                self._allowed,
-                data_loader.check_batch,
-            ),
-        )
-
-        # From here on nothing is refused, and nothing can be interrupted but
-        # between two lines.
-        self._loader = data_loader
-        self._noise_multiplier = float(noise_multiplier)
-        self._max_grad_norm = max_grad_norm
-        self._loss_reduction = loss_reduction
-        self._target = target_epsilon, target_delta
-        batches = data_loader.batch_sampler
-        batches.chunk_size = max_physical_batch_size
-        if isinstance(self._noise, SecureNoise):
-            batches.choose = self._noise.choose
-        self._training = training
-        return training
+        if target_epsilon is not None and target_delta is not None:
+            self._target = float(target_epsilon), float(target_delta)
+        data_loader.batch_sampler.chunk_size = max_physical_batch_size
+        return self._attach(step, optimizer, data_loader, noise_multiplier)
 
     def make_private_with_epsilon(
         self,
@@ -455,22 +421,99 @@ class PrivacyEngine:
             steps = epochs * data_loader.batch_sampler.num_steps
         check_positive('steps', steps)
         target_epsilon = _positive('target_epsilon', target_epsilon)
-        noise = self._open(data_loader).noise_multiplier_for(
-            target_epsilon,
-            check_delta(target_delta),
-            sample_rate=self._highest_rate(data_loader, steps),
-            steps=steps,
-        )
-        return self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=noise,
+        step = self._prepare(
+            module,
+            optimizer,
+            data_loader,
             max_grad_norm=max_grad_norm,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
             **kwargs,
         )
+        noise = self._open(data_loader).noise_multiplier_for(
+            target_epsilon,
+            target_delta,
+            sample_rate=self._highest_rate(data_loader, steps),
+            steps=steps,
+        )
+        self._target = target_epsilon, float(target_delta)
+        data_loader.batch_sampler.chunk_size = kwargs.get(
+            'max_physical_batch_size'
+        )
+        return self._attach(step, optimizer, data_loader, noise)
+
+    def _prepare(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: StepLoader,
+        *,
+        max_grad_norm: float,
+        loss_reduction: str = 'mean',
+        max_physical_batch_size: int | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        method: str = 'auto',
+        forward: Forward | None = None,
+        criterion: Criterion | None = None,
+    ) -> PrivateStep:
+        # All that can be refused before the account is opened.
+        max_grad_norm = _positive('max_grad_norm', max_grad_norm)
+        check_choice('loss_reduction', loss_reduction, REDUCTIONS)
+        if max_physical_batch_size is not None:
+            check_positive('max_physical_batch_size', max_physical_batch_size)
+        if (target_epsilon is None) != (target_delta is None):
+            raise ValueError(
+                "'target_epsilon' and 'target_delta' need to be given "
+                f'together (got {target_epsilon} and {target_delta})'
+            )
+        for name, value in (('forward', forward), ('criterion', criterion)):
+            if value is not None:
+                check_callable(name, value)
+        account = self._account(data_loader)
+        if target_epsilon is not None and target_delta is not None:
+            _positive('target_epsilon', target_epsilon)
+            account.get_epsilon(check_delta(target_delta))
+        check_layers(module)
+        step = PrivateStep(
+            SubgraphGradients(module, method),
+            check_parameters(module, optimizer),
+            max_grad_norm,
+            loss_reduction,
+            data_loader.subgraphs_per_batch,
+            self._add_noise,
+        )
+        self._probe(step, data_loader, forward, criterion)
+        return step
+
+    def _attach(
+        self,
+        step: PrivateStep,
+        optimizer: torch.optim.Optimizer,
+        data_loader: StepLoader,
+        noise_multiplier: float,
+    ) -> PrivateTraining:
+        training = PrivateTraining(
+            PrivateModule(step.module, step),
+            PrivateOptimizer(optimizer, step),
+            PrivateLoader(
+                data_loader,
+                step,
+                lambda: self.steps,
+                self._allowed,
+                data_loader.check_batch,
+            ),
+        )
+        # From here on nothing is refused, and nothing can be interrupted but
+        # between two lines.
+        self._loader = data_loader
+        self._noise_multiplier = float(noise_multiplier)
+        self._max_grad_norm = step.max_grad_norm
+        self._loss_reduction = step.loss_reduction
+        if isinstance(self._noise, SecureNoise):
+            data_loader.batch_sampler.choose = self._noise.choose
+        self._training = training
+        return training
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
@@ -686,18 +729,28 @@ class PrivacyEngine:
             ValueError: unless exactly one of the three is given, or a number
                 is out of range.
         """
+        check_instance('public', public, bool)
+        check_instance('insist', insist, bool)
         if (epsilon is not None) + public + insist != 1:
             raise ValueError(
                 "one of 'epsilon' (a private estimate), 'public' and 'insist' "
                 'needs to be given: a percentile of private gradients is not '
                 f'private (got {epsilon}, {public} and {insist})'
             )
+        if not isinstance(bounds, Sequence) or len(bounds) != 2:
+            raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
         low, high = (_positive('bounds', bound) for bound in bounds)
+        check_number('percentile', percentile)
         if not low < high or not 0 < percentile < 100:
             raise ValueError(
                 "'bounds' needs to be increasing and 'percentile' in (0, 100) "
                 f'(got {bounds} and {percentile})'
             )
+        check_instance('module', module, nn.Module)
+        check_instance('data_loader', data_loader, StepLoader)
+        check_callable('criterion', criterion)
+        if forward is not None:
+            check_callable('forward', forward)
         check_layers(module)
         if epsilon is not None:
             epsilon = _positive('epsilon', epsilon)
@@ -767,8 +820,8 @@ class PrivacyEngine:
             raise RuntimeError('call make_private first')
         return self._training
 
-    def _open(self, loader: StepLoader) -> WORAccountant:
-        # The account for a loader: what the ledger says, or a new one.
+    def _account(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader, or a new one that is nobody's yet.
         if self._accountant is not None:
             if public_fingerprint(loader) != self._data:
                 raise ValueError(
@@ -780,13 +833,17 @@ class PrivacyEngine:
                 f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
                 f'no other (got {self._kind!r} for a {type(loader).__name__})'
             )
-        accountant: WORAccountant
         if isinstance(loader, EgoLoader):
-            accountant = FDPAccountant(
+            return FDPAccountant(
                 loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
             )
-        else:
-            accountant = create_accountant(self._kind)
+        return create_accountant(self._kind)
+
+    def _open(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader: what the ledger says, or a new one.
+        accountant = self._account(loader)
+        if self._accountant is not None:
+            return accountant
         data = public_fingerprint(loader)
         ledger = None
         try:
@@ -869,10 +926,20 @@ class PrivacyEngine:
                 changed then.
         """
         model, optimizer, _ = self._attached()
-        names = ('steps', 'setting', 'accountant', 'model', 'optimizer')
+        names = ('format', *_ENTRIES)
         for name in names:
             if not isinstance(state, dict) or name not in state:
                 raise ValueError(f"the state needs an entry '{name}'")
+        if state['format'] != 1:
+            raise ValueError(
+                f"the state's 'format' needs to be 1 (got {state['format']})"
+            )
+        for name in ('setting', 'accountant', 'model', 'optimizer'):
+            if not isinstance(state[name], dict):
+                raise ValueError(
+                    f"the state's '{name}' needs to be a dictionary (got "
+                    f'{type(state[name]).__name__})'
+                )
         _compare('setting', state['setting'], self._setting())
         theirs = create_like(self.accountant)
         theirs.load_state_dict(state['accountant'])
@@ -1009,6 +1076,9 @@ class PrivacyEngine:
                 'for a release, and keep the seeds secret'
             )
         return (*lines, *self._leaks)
+
+
+_ENTRIES = ('steps', 'setting', 'accountant', 'model', 'optimizer')
 
 
 def public_fingerprint(loader: Any) -> str:

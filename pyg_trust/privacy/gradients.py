@@ -27,8 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+)
 from pyg_trust.functional.dp import clip_factors
-from pyg_trust.functional.measures import check_number
 from pyg_trust.privacy import bookkeeping, fallbacks
 from pyg_trust.privacy.bookkeeping import Recorder
 from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in
@@ -135,19 +140,8 @@ class SubgraphGradients:
                 "'module' needs to be the module itself (got one that "
                 'torch.compile made, which does not show what it does)'
             )
-        if method not in METHODS:
-            raise ValueError(
-                f"'method' needs to be one of {METHODS} (got {method!r})"
-            )
-        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-            raise TypeError(
-                "'chunk_size' needs to be an integer "
-                f'(got {type(chunk_size).__name__})'
-            )
-        if chunk_size < 1:
-            raise ValueError(
-                f"'chunk_size' needs to be at least 1 (got {chunk_size})"
-            )
+        check_choice('method', method, METHODS)
+        check_integer('chunk_size', chunk_size, 1)
         self.module = module
         self.method = method
         self.chunk_size = chunk_size
@@ -394,11 +388,12 @@ class Tape:
         grad_output: Tensor | Sequence[Tensor],
         output_owner: Tensor | Sequence[Tensor] | None,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        outputs, grads = _as_list(output), _as_list(grad_output)
+        outputs = _as_list('output', output)
+        grads = _as_list('grad_output', grad_output)
         owners = (
             [self._owner] * len(outputs)
             if output_owner is None
-            else _as_list(output_owner)
+            else _as_list('output_owner', output_owner)
         )
         for name, values in (
             ('grad_output', grads),
@@ -414,6 +409,11 @@ class Tape:
                 raise ValueError(
                     f"'grad_output' needs to have the shape "
                     f"{list(out.shape)} of 'output' (got {list(grad.shape)})"
+                )
+            if grad.dtype != out.dtype:
+                raise TypeError(
+                    f"'grad_output' needs to be {out.dtype}, as 'output' "
+                    f'(got {grad.dtype})'
                 )
             rows = out.size(0) if out.dim() else None
             if owner.dim() != 1 or owner.numel() != rows:
@@ -641,15 +641,7 @@ def check_owner(
         num_subgraphs (int): how many subgraphs there are.
         name (str): what :obj:`owner` is called. (default: :obj:`'owner'`)
     """
-    if isinstance(num_subgraphs, bool) or not isinstance(num_subgraphs, int):
-        raise TypeError(
-            "'num_subgraphs' needs to be an integer "
-            f'(got {type(num_subgraphs).__name__})'
-        )
-    if num_subgraphs < 1:
-        raise ValueError(
-            f"'num_subgraphs' needs to be at least 1 (got {num_subgraphs})"
-        )
+    check_integer('num_subgraphs', num_subgraphs, 1)
     if not isinstance(owner, Tensor) or owner.dtype != torch.int64:
         kind = owner.dtype if isinstance(owner, Tensor) else type(owner)
         raise TypeError(f"'{name}' needs to be an int64 tensor (got {kind})")
@@ -678,5 +670,13 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
     return max_grad_norm
 
 
-def _as_list(value: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else list(value)
+def _as_list(name: str, value: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    values = [value] if isinstance(value, Tensor) else value
+    if not isinstance(values, Sequence):
+        raise TypeError(
+            f"'{name}' needs to be a tensor or a list of tensors "
+            f'(got {type(value).__name__})'
+        )
+    for entry in values:
+        check_instance(name, entry, Tensor)
+    return list(values)

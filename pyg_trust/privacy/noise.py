@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
+from pyg_trust._checks import check_callable, check_instance, check_integer
 
 Bytes = Callable[[int], bytes]
 
@@ -42,12 +43,14 @@ class SeededNoise:
 
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Standard Gaussians, float64, on the CPU."""
+        _check_shape(shape)
         return torch.randn(
             shape, generator=self._generator, dtype=torch.float64
         )
 
     def uniform(self, count: int) -> np.ndarray:
         """Uniform numbers in (0, 1)."""
+        check_integer('count', count, 0)
         drawn = torch.rand(
             count, generator=self._generator, dtype=torch.float64
         )
@@ -81,15 +84,18 @@ class SecureNoise:
     secure = True
 
     def __init__(self, source: Bytes = os.urandom) -> None:
+        check_callable('source', source)
         self._source = source
 
     def uniform(self, count: int) -> np.ndarray:
         r"""Uniform numbers on the grid :math:`2^{-53} \{1, ..., 2^{53}\}`."""
+        check_integer('count', count, 0)
         word = np.frombuffer(self._source(8 * count), dtype=np.uint64)
         return ((word >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
 
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Standard Gaussians, float64, on the CPU."""
+        _check_shape(shape)
         count = math.prod(shape)
         out = np.empty(count)
         for start in range(0, count, _PIECE):
@@ -115,9 +121,17 @@ class SecureNoise:
         Returns:
             ndarray: int64, ``[size]``, in no particular order.
         """
+        check_integer('count', count, 1)
+        check_integer('size', size, 0, count)
         while True:
             word = np.frombuffer(self._source(8 * count), dtype=np.uint64)
             order = np.argsort(word, kind='stable')
             ranked = word[order]
             if not (ranked[1:] == ranked[:-1]).any():
                 return order[:size]
+
+
+def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:
+    check_instance('shape', shape, tuple)
+    for size in shape:
+        check_integer('shape', size, 0)

@@ -12,6 +12,12 @@ from torch_geometric.sampler import (
 )
 
 from pyg_trust import ops, rng
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.walks import (
     DisjointWalks,
     disjoint_walks,
@@ -99,6 +105,7 @@ class DisjointWalkSampler(BaseSampler):
         Args:
             number (int): which one. (default: :obj:`0`)
         """
+        check_integer('number', number, 0)
         if self._last is None or self._last[0] != number:
             walks = disjoint_walks(
                 self.graph,
@@ -124,7 +131,13 @@ class DisjointWalkSampler(BaseSampler):
             input_id (Tensor, optional): int64, ``[num_subgraphs]``: what
                 their roots are called outside. (default: :obj:`None`)
         """
+        check_instance('walks', walks, DisjointWalks)
+        check_range(
+            'walks.node', walks.node, self.graph.num_nodes, 'the nodes'
+        )
         count = walks.num_subgraphs
+        if input_id is not None:
+            check_tensor('input_id', input_id, torch.int64, (count,))
         owner = self._count(count).repeat_interleave(walks.ptr.diff())
         first = torch.zeros_like(owner, dtype=torch.bool)
         first[walks.ptr[:-1]] = True
@@ -138,6 +151,8 @@ class DisjointWalkSampler(BaseSampler):
         edge = offset + self._count(offset.numel())
         row = self._count(node.numel()).repeat_interleave(degree)
         known, place = node.sort()
+        if bool((known.diff() == 0).any()):
+            raise ValueError("'walks' needs to be disjoint")
         other = self.graph.col[edge]
         found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
         col = place[found]
@@ -161,6 +176,7 @@ class DisjointWalkSampler(BaseSampler):
         Raises:
             ValueError: if one of them is no root of it, or is repeated.
         """
+        check_instance('inputs', inputs, NodeSamplerInput)
         walks = self.partition()
         # Loaders hand over indices on the CPU.
         node = inputs.node.to(self.graph.device)

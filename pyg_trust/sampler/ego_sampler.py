@@ -11,6 +11,7 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
+from pyg_trust._checks import check_instance, check_range, check_tensor
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.functional.walks import max_size, root_index
 from pyg_trust.graph import CSRGraph
@@ -85,6 +86,8 @@ class EgoSampler(BaseSampler):
         Args:
             index (Tensor): int64: positions in ``roots``.
         """
+        check_tensor('index', index, torch.int64, ('num_roots',))
+        check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes
         rowptr, col = self.graph.receivers(self.along)
         # A copy of a node is named by its root's place in the batch and it.
@@ -129,6 +132,10 @@ class EgoSampler(BaseSampler):
         Raises:
             ValueError: if one of them is no root.
         """
+        check_instance('inputs', inputs, NodeSamplerInput)
+        node, n = inputs.node, self.graph.num_nodes
+        check_tensor('inputs.node', node, torch.int64, ('num_roots',))
+        check_range('inputs.node', node, n, 'the nodes')
         place = torch.full((self.graph.num_nodes,), -1)
         place[self.roots] = torch.arange(self.roots.numel())
         index = place[inputs.node]

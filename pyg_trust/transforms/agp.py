@@ -6,6 +6,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
+from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.functional.measures import Measure, make_measure
 from pyg_trust.functional.propagation import propagate, variance_bound
 from pyg_trust.graph import CSRGraph
@@ -24,11 +25,14 @@ class MeasureTransform(BaseTransform):
     ) -> None:
         self.measure = measure
         self.arguments = arguments
-        self.eps = eps
+        if measure != 'katz':  # which depends on the graph
+            make_measure(measure, None, **arguments)
+        self.eps = check_non_negative('eps', eps)
         self.seed = None if seed is None else rng.resolve(seed)
 
     def make_measure(self, graph: CSRGraph) -> Measure:
         """The measure for :obj:`graph`."""
+        check_instance('graph', graph, CSRGraph)
         return make_measure(self.measure, graph, **self.arguments)
 
     def __repr__(self) -> str:
@@ -126,6 +130,9 @@ class AGP(MeasureTransform):
             levels=levels,
             tol=tol,
         )
+        check_instance('attr', attr, str)
+        if out is not None:
+            check_instance('out', out, str)
         self.force_push = force_push
         self.attr = attr
         self.out = attr if out is None else out

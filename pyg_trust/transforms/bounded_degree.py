@@ -6,6 +6,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
+from pyg_trust._checks import check_integer, check_range, check_tensor
 
 
 @functional_transform('bounded_degree')
@@ -38,15 +39,9 @@ class BoundedDegree(BaseTransform):
     def __init__(
         self, K: int, along: bool = True, seed: int | None = None
     ) -> None:
-        if isinstance(K, bool) or not isinstance(K, int):
-            raise TypeError(
-                f"'K' needs to be an integer (got {type(K).__name__})"
-            )
-        if K < 1:
-            raise ValueError(f"'K' needs to be at least 1 (got {K})")
-        self.K = K
+        self.K = check_integer('K', K, 1)
         self.along = along
-        self.seed = seed
+        self.seed = None if seed is None else rng.resolve(seed)
 
     def forward(self, data: Data) -> Data:
         """Returns the graph with fewer edges."""
@@ -57,6 +52,9 @@ class BoundedDegree(BaseTransform):
             )
         if data.edge_index is None:
             raise ValueError("'data' needs to have an 'edge_index'")
+        shape, n = (2, 'num_edges'), int(data.num_nodes or 0)
+        check_tensor('edge_index', data.edge_index, torch.int64, shape)
+        check_range('edge_index', data.edge_index, n, 'the nodes')
         edge_index = data.edge_index.cpu()
         sender = edge_index[0 if self.along else 1]
         loop = edge_index[0] == edge_index[1]

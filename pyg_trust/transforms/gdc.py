@@ -5,6 +5,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 
+from pyg_trust._checks import check_choice, check_integer, check_non_negative
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import METHODS, query
 from pyg_trust.graph import CSRGraph
@@ -84,15 +85,15 @@ class GDC(MeasureTransform):
         method: str = 'sample',
         seed: int | None = None,
     ) -> None:
+        check_non_negative('threshold', threshold)
+        if top_k is not None:
+            check_integer('top_k', top_k, 1)
         if top_k is None and threshold == 0:
             raise ValueError(
                 "one of 'top_k' and 'threshold' is needed to make the "
                 'diffusion matrix sparse (got neither)'
             )
-        if method not in METHODS:
-            raise ValueError(
-                f"'method' needs to be one of {METHODS} (got {method!r})"
-            )
+        check_choice('method', method, METHODS)
         if normalization not in NORMALIZATIONS:
             raise ValueError(
                 f"'normalization' needs to be one of {NORMALIZATIONS} "

@@ -1,6 +1,6 @@
 """Graph scattering and graph Fourier embeddings as PyG transforms."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -51,19 +52,10 @@ class GraphEmbedding(BaseTransform):
         sparse: bool,
         dtype: torch.dtype | None,
     ) -> None:
-        if max_degree is not None and (
-            isinstance(max_degree, bool)
-            or not isinstance(max_degree, int)
-            or max_degree < 1
-        ):
-            raise ValueError(
-                "'max_degree' needs to be a positive integer or None "
-                f'(got {max_degree!r})'
-            )
-        if dtype not in (None, torch.float32, torch.float64):
-            raise TypeError(
-                f"'dtype' needs to be float32 or float64 (got {dtype})"
-            )
+        if max_degree is not None:
+            check_integer('max_degree', max_degree, 1)
+        check_instance('attr', attr, str)
+        _check_dtype(dtype)
         self.max_degree = max_degree
         self.clip = clip
         self.attr = attr
@@ -102,7 +94,13 @@ class GraphEmbedding(BaseTransform):
             ValueError: on missing features, features outside
                 :math:`[-1, 1]`, or graphs that the embedding refuses.
         """
+        _check_dtype(dtype)
         if not isinstance(data, Data | HeteroData):
+            if not isinstance(data, Iterable) or isinstance(data, Tensor):
+                raise TypeError(
+                    "'data' needs to hold homogeneous "
+                    f'torch_geometric.data.Data (got {type(data).__name__})'
+                )
             data = list(data)
             if not data:
                 raise ValueError("'data' needs to hold at least one graph")
@@ -250,7 +248,7 @@ class GraphScattering(GraphEmbedding):
             return self.max_degree + 1
         if num_features is None:
             raise ValueError("'num_features' is needed without 'max_degree'")
-        return num_features
+        return check_integer('num_features', num_features, 1)
 
     def _embed(
         self,
@@ -312,6 +310,8 @@ class GFT(GraphEmbedding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(max_degree, clip, attr, False, dtype)
+        if num_bands is not None:
+            check_integer('num_bands', num_bands, 1)
         self.num_bands = num_bands
 
     def _embed(
@@ -360,6 +360,10 @@ def graph_signal(
     Raises:
         ValueError: if there are no features, or some outside :math:`[-1, 1]`.
     """
+    check_instance('data', data, Data)
+    if graph is not None:
+        check_instance('graph', graph, CSRGraph)
+    _check_dtype(dtype)
     if max_degree is not None:
         graph = CSRGraph.from_data(data) if graph is None else graph
         n = graph.num_nodes
@@ -376,7 +380,9 @@ def graph_signal(
             "'data' needs to have features 'x', or 'max_degree' to be given "
             'to use one-hot degrees'
         )
-    x = x.view(-1, 1) if x.dim() == 1 else x
+    x = x.view(-1, 1) if isinstance(x, Tensor) and x.dim() == 1 else x
+    n = data.num_nodes
+    check_tensor('x', x, None, (n, 'num_features'))
     x = x if dtype is None else x.to(dtype)
     if clip:
         return x.clamp(-1, 1)
@@ -388,6 +394,13 @@ def graph_signal(
             'clip=True'
         )
     return x
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype not in (None, torch.float32, torch.float64):
+        raise TypeError(
+            f"'dtype' needs to be float32 or float64 (got {dtype})"
+        )
 
 
 def _only(data: Any, keys: list[str]) -> Data:

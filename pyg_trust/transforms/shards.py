@@ -11,6 +11,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
+from pyg_trust._checks import check_choice, check_instance
 from pyg_trust.functional import partition
 from pyg_trust.nn.partitioner import learned_partition, partition_embedding
 
@@ -88,10 +89,7 @@ class Shards(BaseTransform):
         progress_bar: bool = False,
         **kwargs: Any,
     ) -> None:
-        if method not in METHODS:
-            raise ValueError(
-                f"'method' needs to be one of {list(METHODS)} (got {method!r})"
-            )
+        check_choice('method', method, METHODS)
         taken = inspect.signature(METHODS[method]).parameters.values()
         known = [p.name for p in taken if p.kind is p.KEYWORD_ONLY]
         known = [name for name in known if name != 'progress_bar']
@@ -103,6 +101,8 @@ class Shards(BaseTransform):
                 )
         if embedding is not None and method != 'bekm':
             raise ValueError(f"method '{method}' takes no 'embedding'")
+        if embedding is not None:
+            check_instance('embedding', embedding, str)
         partition.check_shards(num_shards, num_shards)
         self.num_shards = num_shards
         self.method = method
@@ -179,6 +179,7 @@ def training_nodes(data: Data) -> Tensor:
     Raises:
         ValueError: if there is no such mask, or it has another shape.
     """
+    check_instance('data', data, Data)
     mask = _needed(data, 'train_mask')
     if mask.dtype != torch.bool or mask.shape != (data.num_nodes,):
         raise ValueError(

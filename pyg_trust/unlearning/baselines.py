@@ -18,9 +18,11 @@ from torch_geometric.nn import GIN, global_mean_pool
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import check_instance, check_integer, check_positive
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms.graph_scattering import graph_signal
+from pyg_trust.unlearning.scattering import check_graphs, graph_labels
 
 
 class GINClassifier:
@@ -50,6 +52,12 @@ class GINClassifier:
         epochs: int = 500,
         seed: int | None = None,
     ) -> None:
+        if max_degree is not None:
+            check_integer('max_degree', max_degree, 1)
+        check_integer('hidden_channels', hidden_channels, 1)
+        check_integer('num_layers', num_layers, 1)
+        check_positive('lr', lr)
+        check_integer('epochs', epochs, 0)
         self.max_degree = max_degree
         self.hidden_channels = hidden_channels
         self.num_layers = num_layers
@@ -69,7 +77,7 @@ class GINClassifier:
             progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
         """
-        graphs = [data.clone() for data in graphs]
+        graphs = [data.clone() for data in check_graphs(graphs)]
         self._train(dict(enumerate(graphs)), progress_bar)
         return self
 
@@ -83,6 +91,7 @@ class GINClassifier:
             progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
         """
+        check_instance('request', request, RemovalRequest)
         graphs = {} if self._fitted is None else dict(self._fitted[0])
         for i, part in request.parts.items():
             if i not in graphs:
@@ -94,6 +103,8 @@ class GINClassifier:
                 del graphs[i]
             else:
                 graphs[i] = remove_from_data(graphs[i], part)
+        if not graphs:
+            raise ValueError('the request would leave no graph to train on')
         self._train(graphs, progress_bar)
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
@@ -104,9 +115,10 @@ class GINClassifier:
         """
         if self._fitted is None:
             raise ValueError('the classifier needs to be fitted first')
+        inputs = self._batch(check_graphs(graphs))
         _, net = self._fitted
         with torch.no_grad():
-            return self._logits(net, *self._batch(list(graphs))).argmax(1)
+            return self._logits(net, *inputs).argmax(1)
 
     def score(self, graphs: Sequence[Data]) -> float:
         """The share of graphs that are classified as their ``y``.
@@ -114,7 +126,7 @@ class GINClassifier:
         Args:
             graphs (list[Data]): the graphs.
         """
-        y = torch.tensor([int(data.y) for data in graphs])
+        y = graph_labels(graphs)
         return float((self.predict(graphs) == y).double().mean())
 
     def _batch(self, graphs: list[Data]) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +158,7 @@ class GINClassifier:
     def _train(self, graphs: dict[int, Data], progress_bar: bool) -> None:
         listed = list(graphs.values())
         inputs = self._batch(listed)
-        y = torch.tensor([int(data.y) for data in listed])
+        y = graph_labels(listed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             gin = GIN(

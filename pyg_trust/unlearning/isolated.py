@@ -54,6 +54,12 @@ from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_non_negative,
+    check_positive,
+)
 from pyg_trust.graph import quiet_sparse, sparse_rows
 
 TRAINERS = ('stacked', 'sequential', 'process')
@@ -92,29 +98,10 @@ class Recipe:
     sparse_x: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int):
-            raise TypeError(
-                "'epochs' needs to be an integer "
-                f'(got {type(self.epochs).__name__})'
-            )
-        if self.epochs < 1:
-            raise ValueError(
-                f"'epochs' needs to be at least 1 (got {self.epochs})"
-            )
-        if not 0 < self.lr < math.inf:
-            raise ValueError(
-                f"'lr' needs to be positive and finite (got {self.lr})"
-            )
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(
-                "'weight_decay' needs to be non-negative and finite "
-                f'(got {self.weight_decay})'
-            )
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"'optimizer' needs to be one of {tuple(OPTIMIZERS)} "
-                f'(got {self.optimizer!r})'
-            )
+        check_integer('epochs', self.epochs, 1)
+        check_positive('lr', self.lr)
+        check_non_negative('weight_decay', self.weight_decay)
+        check_choice('optimizer', self.optimizer, OPTIMIZERS)
 
 
 class Shard(NamedTuple):

@@ -6,6 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_trust._checks import (
+    check_choice,
+    check_nodes,
+    check_number,
+    check_tensor,
+)
 from pyg_trust.functional.attacks import auc_interval
 from pyg_trust.report import Report, provenance
 
@@ -78,24 +84,20 @@ def membership_inference(
         ValueError: if a node is in both groups, a group has fewer than two
             nodes, or an argument is out of range.
     """
-    if attack not in ATTACKS:
-        raise ValueError(
-            f"'attack' needs to be one of {ATTACKS} (got {attack!r})"
-        )
+    check_choice('attack', attack, ATTACKS)
+    if not 0 < check_number('level', level) < 1:
+        raise ValueError(f"'level' needs to be in (0, 1) (got {level})")
+    shape = ('num_nodes', 'num_classes')
+    check_tensor('probability', probability, None, shape, finite=True)
+    check_tensor('y', y, torch.int64, probability.shape[:1])
     num_nodes, num_classes = probability.shape
     groups = {}
     for name, nodes in (('members', members), ('others', others)):
-        if nodes.dtype == torch.bool:
-            nodes = nodes.nonzero().view(-1)
+        nodes = check_nodes(name, nodes, num_nodes)
         if nodes.numel() < 2:
             raise ValueError(
                 f"'{name}' needs to name at least two nodes "
                 f'(got {nodes.numel()})'
-            )
-        if int(nodes.min()) < 0 or int(nodes.max()) >= num_nodes:
-            raise ValueError(
-                f"'{name}' needs to be in [0, {num_nodes}) "
-                f'(got {int(nodes.min())} to {int(nodes.max())})'
             )
         if nodes.unique().numel() < nodes.numel():
             raise ValueError(f"'{name}' needs to name each node once")

@@ -10,7 +10,7 @@ classifier follows by a Newton step whose error is accounted for
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,12 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust import files, rng
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_positive,
+    check_tensor,
+)
 from pyg_trust.functional.newton import (
     LOSSES,
     Residual,
@@ -281,21 +287,16 @@ class ScatteringClassifier:
                 "'transform' needs to be a GraphScattering or GFT "
                 f'(got {type(transform).__name__})'
             )
-        for name, number in (('lam', lam), ('tol', tol)):
-            if not 0 < number < math.inf:
-                raise ValueError(
-                    f"'{name}' needs to be positive and finite (got {number})"
-                )
+        check_positive('lam', lam)
+        check_positive('tol', tol)
+        self.budget = removal_budget(epsilon, delta, noise_std)
         for name, choice, choices in (
             ('loss', loss, LOSSES),
             ('mode', mode, MODES),
             ('accounting', accounting, ACCOUNTINGS),
             ('on_exceed', on_exceed, ON_EXCEED),
         ):
-            if choice not in choices:
-                raise ValueError(
-                    f"'{name}' needs to be one of {choices} (got {choice!r})"
-                )
+            check_choice(name, choice, choices)
         self.transform = transform
         self.lam = float(lam)
         self.noise_std = float(noise_std)
@@ -306,7 +307,6 @@ class ScatteringClassifier:
         self.accounting = accounting
         self.on_exceed = on_exceed
         self.tol = float(tol)
-        self.budget = removal_budget(epsilon, delta, noise_std)
         self._empty = RemovalLedger(self.budget)
         self._first_seed = rng.resolve(seed)
         self._model: _Model | None = None
@@ -330,8 +330,9 @@ class ScatteringClassifier:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes.
         """
+        listed = check_graphs(graphs)
         kept: dict[int, Data] = {}
-        for data in tqdm(graphs, disable=not progress_bar, desc='graphs'):
+        for data in tqdm(listed, disable=not progress_bar, desc='graphs'):
             kept[len(kept)] = self._copy(len(kept), data)
         classes = tuple(sorted({int(data.y) for data in kept.values()}))
         if len(classes) < 2:
@@ -432,7 +433,7 @@ class ScatteringClassifier:
             progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
         """
-        y = torch.tensor([int(data.y) for data in graphs])
+        y = graph_labels(graphs)
         found = self.predict(graphs, progress_bar=progress_bar)
         return float((found == y).double().mean())
 
@@ -681,6 +682,15 @@ class ScatteringClassifier:
                 together, or the state's ledger does not continue the present
                 one.
         """
+        try:
+            self._model = self._unpacked(state, progress_bar)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                "'state' needs to be what state_dict() returns "
+                f'({type(error).__name__}: {error})'
+            ) from error
+
+    def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> _Model:
         if state['config'] != self._config():
             raise ValueError(
                 'the state was saved with other arguments (got '
@@ -692,7 +702,7 @@ class ScatteringClassifier:
             i: Data.from_dict(dict(data))
             for i, data in state['graphs'].items()
         }
-        seed = rng.resolve(state['seed'])
+        seed = check_integer('seed', state['seed'], 0)
         prints = {
             i: fingerprint(str(seed), data) for i, data in graphs.items()
         }
@@ -709,29 +719,23 @@ class ScatteringClassifier:
                 f"'B' and 'W' of the state need to have the shape {shape} "
                 f'(got {tuple(B.shape)} and {tuple(W.shape)})'
             )
+        for name, value in (('B', B), ('W', W)):
+            what = f'{name} of the state'
+            check_tensor(what, value, torch.float64, shape, finite=True)
+        draws = check_integer('draws', state['draws'], 1)
         model = _Model(
-            seed,
-            classes,
-            ledger,
-            graphs,
-            prints,
-            Z,
-            K,
-            Y,
-            B,
-            W,
-            state['draws'],
+            seed, classes, ledger, graphs, prints, Z, K, Y, B, W, draws
         )
         if ledger.entries:
             measured, upper = self._residual(model)
             # The embeddings are computed anew, and round differently.
-            if measured > ledger.spent + 2 * (upper - measured):
+            if not measured <= ledger.spent + 2 * (upper - measured):
                 raise ValueError(
                     'the weights of the state are not those of its ledger: '
                     f'their residual is {measured:.6g}, not at most '
                     f'{ledger.spent:.6g}'
                 )
-        self._model = model
+        return model
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file, whole or not at all.
@@ -801,13 +805,7 @@ class ScatteringClassifier:
                 "'graphs' need to be homogeneous torch_geometric.data.Data "
                 f'(got {type(data).__name__} at {i})'
             )
-        y = data.get('y')
-        if not isinstance(y, Tensor):
-            y = torch.tensor([] if y is None else y)
-        if y.numel() != 1 or y.is_floating_point():
-            raise ValueError(
-                f"graph {i} needs to have one integer label 'y' (got {y})"
-            )
+        y = _label(i, data)
         graph = CSRGraph.from_data(data).to('cpu')
         edge_index, edge_weight = graph.to_edge_index()
         kept = Data(
@@ -1048,6 +1046,52 @@ class ScatteringClassifier:
             'mode': self.mode,
             'tol': self.tol,
         }
+
+
+def check_graphs(graphs: Any) -> list[Data]:
+    """Checks a list of graphs, and returns it as one.
+
+    Args:
+        graphs (list[Data]): the graphs, at least one.
+    """
+    if not isinstance(graphs, Iterable) or isinstance(graphs, str | Data):
+        raise TypeError(
+            "'graphs' needs to be a list of torch_geometric.data.Data "
+            f'(got {type(graphs).__name__})'
+        )
+    listed = list(graphs)
+    for i, data in enumerate(listed):
+        if not isinstance(data, Data):
+            raise TypeError(
+                "'graphs' needs to hold homogeneous "
+                f'torch_geometric.data.Data (got {type(data).__name__} at '
+                f'{i})'
+            )
+    if not listed:
+        raise ValueError("'graphs' needs to hold at least one graph")
+    return listed
+
+
+def graph_labels(graphs: Any) -> Tensor:
+    """The labels of graphs: int64, ``[num_graphs]``.
+
+    Args:
+        graphs (list[Data]): the graphs, with one integer ``y`` each.
+    """
+    return torch.tensor(
+        [int(_label(i, data)) for i, data in enumerate(check_graphs(graphs))]
+    )
+
+
+def _label(i: int, data: Data) -> Tensor:
+    y = data.get('y')
+    if not isinstance(y, Tensor):
+        y = torch.tensor([] if y is None else y)
+    if y.numel() != 1 or y.is_floating_point():
+        raise ValueError(
+            f"graph {i} needs to have one integer label 'y' (got {y})"
+        )
+    return y
 
 
 def _tensors(name: str, value: Tensor) -> list[tuple[str, Tensor]]:

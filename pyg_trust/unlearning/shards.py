@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust import rng
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
 from pyg_trust.functional.partition import (
     check_partition,
     check_shards,
@@ -361,32 +368,18 @@ class ShardedUnlearner:
         folder: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
-        if not callable(model_factory):
-            raise TypeError(
-                "'model_factory' needs to be callable "
-                f'(got {type(model_factory).__name__})'
-            )
+        check_callable('model_factory', model_factory)
         check_shards(num_shards, num_shards)
-        if trainer not in TRAINERS:
-            raise ValueError(
-                f"'trainer' needs to be one of {TRAINERS} (got {trainer!r})"
-            )
+        check_choice('trainer', trainer, TRAINERS)
         for name, value in (
             ('aggregator_nodes', aggregator_nodes),
             ('num_classes', num_classes),
             ('num_workers', num_workers),
         ):
-            if value is None and name != 'aggregator_nodes':
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(
-                    f"'{name}' needs to be an integer "
-                    f'(got {type(value).__name__})'
-                )
-            if value < 1:
-                raise ValueError(
-                    f"'{name}' needs to be at least 1 (got {value})"
-                )
+            if value is not None or name == 'aggregator_nodes':
+                check_integer(name, cast(int, value), 1)
+        if folder is not None:
+            check_instance('folder', folder, str, Path)
         self.model_factory = model_factory
         self.num_shards = num_shards
         self.aggregator_nodes = aggregator_nodes
@@ -397,9 +390,9 @@ class ShardedUnlearner:
         self.num_workers = num_workers
         self.folder = None if folder is None else Path(folder)
         self._aggregator = copy.deepcopy(make_aggregator(aggregator))
-        self._first_seed = rng.resolve(seed)
         self._state: _State | None = None
         self._given = self._checked(partition)
+        self._first_seed = rng.resolve(seed)
 
     # Training and prediction ################################################
 
@@ -494,12 +487,13 @@ class ShardedUnlearner:
             )
         outputs = state.outputs
         if data is not None:
+            self._check_other(data)
             outputs = self._outputs(data, state.checkpoints, progress_bar)
         with single_thread():
             probability = state.aggregator(outputs)
         if nodes is None:
             return probability
-        names = torch.as_tensor(nodes, dtype=torch.int64).view(-1)
+        names = _names('nodes', nodes)
         return probability[_rows(state.data.n_id, names)]
 
     @property
@@ -542,6 +536,7 @@ class ShardedUnlearner:
         Args:
             shard (int): which one.
         """
+        check_integer('shard', shard, 0, self.num_shards - 1)
         weights = self._fitted.checkpoints[shard].weights
         return {name: value.clone() for name, value in weights.items()}
 
@@ -724,17 +719,21 @@ class ShardedUnlearner:
             ValueError: on an unknown shard or trainer.
         """
         state = self._fitted
-        which = tuple(range(self.num_shards) if shards is None else shards)
+        if shards is None:
+            shards = range(self.num_shards)
+        if not isinstance(shards, Iterable):
+            raise TypeError(
+                "'shards' needs to be a list of integers "
+                f'(got {type(shards).__name__})'
+            )
+        which = tuple(shards)
         for shard in which:
-            if not 0 <= shard < self.num_shards:
+            if not 0 <= check_integer('shards', shard) < self.num_shards:
                 raise ValueError(
                     f"'shards' needs to be in [0, {self.num_shards}) "
                     f'(got {shard})'
                 )
-        if trainer not in TRAINERS:
-            raise ValueError(
-                f"'trainer' needs to be one of {TRAINERS} (got {trainer!r})"
-            )
+        check_choice('trainer', trainer, TRAINERS)
         trained, _ = self._train(state.data, which, trainer, progress_bar)
         differing = tuple(
             shard
@@ -913,7 +912,7 @@ class ShardedUnlearner:
     def _checked(self, partition: Any) -> Any:
         # As given, but nothing that somebody else could change.
         if isinstance(partition, str):
-            self._shards(partition)
+            Shards(self.num_shards, partition, seed=0)
             return partition
         if isinstance(partition, Shards):
             if partition.num_shards != self.num_shards:
@@ -930,7 +929,7 @@ class ShardedUnlearner:
                     f"'partition' needs to name {self.num_shards} shards "
                     f'(got {len(partition)})'
                 )
-            return [torch.as_tensor(names).clone() for names in partition]
+            return [_names('partition', names) for names in partition]
         raise TypeError(
             "'partition' needs to be the name of a method, a Shards, a tensor "
             f'or a list of tensors (got {type(partition).__name__})'
@@ -1010,6 +1009,13 @@ class ShardedUnlearner:
                 )
             kept.n_id = n_id.cpu().clone()
         return kept
+
+    def _check_other(self, data: Data) -> None:
+        # Another graph for the same models.
+        check_instance('data', data, Data)
+        width = self._fitted.data.x.size(1)
+        check_tensor('data.x', data.get('x'), None, (data.num_nodes, width))
+        CSRGraph.from_data(data, duplicates='keep')
 
     def _count_classes(self, data: Data) -> int:
         largest = int(data.y[data.train_mask].max()) + 1
@@ -1249,7 +1255,7 @@ class ShardedUnlearner:
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
-        # With a seed, though nothing is drawn: a default one would be.
+        # Nothing is shuffled: without a seed, one would be drawn.
         loader = ShardLoader(data, num_shards=self.num_shards, seed=0)
         return {shard: loader.dataset[shard] for shard in shards}
 
@@ -1376,6 +1382,15 @@ class ShardedUnlearner:
         }
 
     def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> _State:
+        try:
+            return self._unpack(packed, progress_bar)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                "'state' needs to be what state_dict() returns "
+                f'({type(error).__name__}: {error})'
+            ) from error
+
+    def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> _State:
         if packed['config'] != self._config():
             raise ValueError(
                 'the state was saved with other arguments (got '
@@ -1400,7 +1415,10 @@ class ShardedUnlearner:
         )
         # One with the seed of the state.
         other = copy.copy(self)
-        other._state, other._first_seed = None, rng.resolve(packed['seed'])
+        other._state, other._first_seed = (
+            None,
+            check_integer('seed', packed['seed'], 0),
+        )
         parts = other._parts(data, range(self.num_shards))
         for shard, part in parts.items():
             if other._key(shard, part) != checkpoints[shard].key:
@@ -1421,24 +1439,27 @@ class ShardedUnlearner:
                 "the state is not that of 'model_factory' and 'aggregator': "
                 f'{error}'
             ) from None
-        given = self._given
+        fresh, given = packed['fresh'], self._given
+        check_instance('fresh', fresh, bool)
         if packed['partition'] != _plain(given) and self._state is not None:
             given = self._state.partition
         return _State(
             seed=other._first_seed,
             partition=given,
             data=data,
-            num_classes=packed['num_classes'],
+            num_classes=check_integer('num_classes', packed['num_classes']),
             checkpoints=checkpoints,
             outputs=outputs,
             aggregator=aggregator.eval(),
             ledger=ledger,
             queue=tuple(RemovalRequest(**part) for part in packed['queue']),
-            fresh=packed['fresh'],
+            fresh=fresh,
             work=_Work(*packed['work']),
         )
 
     def _store(self, folder: str | Path | None) -> ShardStore:
+        if folder is not None:
+            check_instance('folder', folder, str, Path)
         folder = self.folder if folder is None else Path(folder)
         if folder is None:
             raise ValueError(
@@ -1542,6 +1563,21 @@ def _as_shard(part: Data, seed: int) -> Shard:
     return Shard(
         seed, part.x, part.y, part.edge_index, part.get('edge_weight')
     )
+
+
+def _names(name: str, values: Any) -> Tensor:
+    # A copy, of integers.
+    try:
+        names = torch.as_tensor(values).clone().view(-1)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"'{name}' needs to hold integers (got {values!r})"
+        ) from None
+    whole = not (names.is_floating_point() or names.is_complex())
+    # An empty list makes a tensor of floats.
+    if names.numel() > 0 and (names.dtype == torch.bool or not whole):
+        raise TypeError(f"'{name}' needs to hold integers (got {names.dtype})")
+    return names.long()
 
 
 def _rows(n_id: Tensor, names: Tensor) -> Tensor:

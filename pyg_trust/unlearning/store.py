@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pyg_trust import files
+from pyg_trust._checks import check_instance
 
 MANIFEST = 'manifest.json'
 _FORMAT = 1
@@ -28,6 +29,7 @@ class ShardStore:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        check_instance('folder', folder, str, Path)
         self.folder = Path(folder)
 
     def manifest(self) -> dict[str, Any] | None:
@@ -60,6 +62,16 @@ class ShardStore:
         Returns:
             dict: the new manifest.
         """
+        check_instance('parts', parts, dict)
+        for name in parts:
+            check_instance('parts', name, str)
+        check_instance('plain', plain, dict)
+        try:
+            json.dumps(plain)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"'plain' needs to hold plain values ({error})"
+            ) from None
         self.folder.mkdir(parents=True, exist_ok=True)
         entries: dict[str, dict[str, str]] = {}
         for name, value in parts.items():

@@ -155,7 +155,7 @@ def test_repr_and_lazy_channels():
         ),
         (TypeError, "'graph'", lambda: APPNP(2, 0.1)(X, Ellipsis)),
         (ValueError, "'alpha'", lambda: APPNP(2, 1.5)),
-        (ValueError, "'levels'", lambda: SGConv(6, 3, K=-1)),
+        (ValueError, "'K'", lambda: SGConv(6, 3, K=-1)),
         (ValueError, "'eps'", lambda: SGConv(6, 3, eps=-1)(X, GRAPH)),
         (TypeError, "'seed'", lambda: SGConv(6, 3, seed='x')),
     ],

@@ -290,7 +290,7 @@ def test_another_number_of_shards_is_refused():
     data = make()
     for name in LEARNING:
         fitted = make_aggregator(name, epochs=1).fit(*data, seed=0)
-        with pytest.raises(ValueError, match="'weight' needs"):
+        with pytest.raises(ValueError, match="'outputs' needs"):
             fitted(data[0][1:])
 
 
@@ -298,7 +298,7 @@ def test_another_number_of_shards_is_refused():
     ('error', 'match', 'change'),
     [
         (ValueError, "'outputs'", {'outputs': torch.rand(4, 3)}),
-        (ValueError, "'outputs'", {'outputs': torch.ones(2, 4, 3).long()}),
+        (TypeError, "'outputs'", {'outputs': torch.ones(2, 4, 3).long()}),
         (
             ValueError,
             'finite.*nan from shard 1',

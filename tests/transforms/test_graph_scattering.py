@@ -127,7 +127,7 @@ def test_paths():
         ({'wavelet': 'haar'}, ValueError),
         ({'low_pass': 'max'}, ValueError),
         ({'max_degree': 0}, ValueError),
-        ({'max_degree': True}, ValueError),
+        ({'max_degree': True}, TypeError),
         ({'dtype': torch.int64}, TypeError),
     ],
 )

@@ -206,7 +206,7 @@ def test_labels_are_needed(method):
     with pytest.raises(ValueError, match="'y' needs to be non-negative"):
         Shards(2, method)(data)
     data.y = data.y.float()
-    with pytest.raises(ValueError, match=r"'y' needs.*torch\.float32"):
+    with pytest.raises(TypeError, match=r"'y' needs.*torch\.float32"):
         Shards(2, method)(data)
     del data.y
     with pytest.raises(ValueError, match="tensor 'y'"):

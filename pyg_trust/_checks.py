@@ -1,0 +1,176 @@
+"""Checks of arguments, in one wording: what came, and what is needed.
+
+Each raises before anything is done, ``TypeError`` for what is no such thing
+and ``ValueError`` for one that does not fit.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+REAL = (torch.float32, torch.float64)
+
+
+def check_number(name: str, value: float) -> float:
+    """Returns :obj:`value` as a float.
+
+    Raises:
+        TypeError: if it is no number.
+    """
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.number
+    ):
+        raise TypeError(
+            f"'{name}' needs to be a number (got {type(value).__name__})"
+        )
+    return float(value)
+
+
+def check_finite(name: str, value: float) -> float:
+    """Returns a number that is finite as a float."""
+    if not math.isfinite(check_number(name, value)):
+        raise ValueError(f"'{name}' needs to be finite (got {value})")
+    return float(value)
+
+
+def check_positive(name: str, value: float) -> float:
+    """Returns a number that is positive and finite as a float."""
+    if not 0 < check_number(name, value) < math.inf:
+        raise ValueError(
+            f"'{name}' needs to be positive and finite (got {value})"
+        )
+    return float(value)
+
+
+def check_non_negative(name: str, value: float) -> float:
+    """Returns a number that is at least zero and finite as a float."""
+    if not 0 <= check_number(name, value) < math.inf:
+        raise ValueError(
+            f"'{name}' needs to be non-negative and finite (got {value})"
+        )
+    return float(value)
+
+
+def check_integer(
+    name: str,
+    value: int,
+    low: int | None = None,
+    high: int | None = None,
+    *,
+    numpy: bool = False,
+) -> int:
+    """Returns an integer from :obj:`low` to :obj:`high`, no bool, as one.
+
+    Those of numpy are only for who goes on with what is returned: JSON and
+    the kernels take none.
+    """
+    kind = int | np.integer if numpy else int
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(
+            f"'{name}' needs to be an integer (got {type(value).__name__})"
+        )
+    if low is not None and value < low:
+        raise ValueError(f"'{name}' needs to be at least {low} (got {value})")
+    if high is not None and value > high:
+        raise ValueError(f"'{name}' needs to be at most {high} (got {value})")
+    return int(value)
+
+
+def check_choice(name: str, value: str, options: Iterable[str]) -> None:
+    """Refuses what is none of some names."""
+    options = tuple(options)
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(
+            f"'{name}' needs to be one of {options} (got {value!r})"
+        )
+
+
+def check_instance(name: str, value: Any, *kinds: type) -> None:
+    """Refuses an object of another class."""
+    if not isinstance(value, kinds):
+        wanted = ' or '.join(kind.__name__ for kind in kinds)
+        article = 'an' if wanted[0] in 'AEIO' else 'a'
+        raise TypeError(
+            f"'{name}' needs to be {article} {wanted} "
+            f'(got {type(value).__name__})'
+        )
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Refuses what cannot be called."""
+    if not callable(value):
+        raise TypeError(
+            f"'{name}' needs to be callable (got {type(value).__name__})"
+        )
+
+
+def check_tensor(
+    name: str,
+    value: Tensor,
+    dtype: torch.dtype | tuple[torch.dtype, ...] | None,
+    shape: tuple[int | str, ...],
+    *,
+    finite: bool = False,
+) -> None:
+    """Checks a tensor's dtype and shape, and its entries if asked.
+
+    Args:
+        name (str): of the argument.
+        value (Tensor): what came.
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): what will
+            do; :obj:`None` for any floating point.
+        shape (tuple[int | str, ...]): a dimension of any size by its name.
+        finite (bool): whether NaN and infinity are refused.
+            (default: :obj:`False`)
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"'{name}' needs to be a tensor (got {type(value).__name__})"
+        )
+    if dtype is None:
+        if not value.is_floating_point():
+            raise TypeError(
+                f"'{name}' needs to be floating point (got {value.dtype})"
+            )
+    else:
+        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+        if value.dtype not in dtypes:
+            wanted = ' or '.join(str(d).removeprefix('torch.') for d in dtypes)
+            raise TypeError(
+                f"'{name}' needs to be {wanted} (got {value.dtype})"
+            )
+    if value.dim() != len(shape) or any(
+        isinstance(wanted, int) and size != wanted
+        for size, wanted in zip(value.shape, shape, strict=True)
+    ):
+        raise ValueError(
+            f"'{name}' needs to have the shape [{', '.join(map(str, shape))}] "
+            f'(got {list(value.shape)})'
+        )
+    if finite and not bool(value.isfinite().all()):
+        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
+
+
+def check_range(name: str, value: Tensor, size: int, what: str) -> None:
+    """Refuses an integer tensor with an entry outside of [0, size)."""
+    if value.numel() > 0:
+        low, high = int(value.min()), int(value.max())
+        if low < 0 or high >= size:
+            raise ValueError(
+                f"'{name}' needs to be in [0, {size}), {what} "
+                f'(got {low} to {high})'
+            )
+
+
+def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
+    """Returns nodes as indices, of int64 indices or a bool mask."""
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        check_tensor(name, value, torch.bool, (num_nodes,))
+        return value.nonzero().view(-1)
+    check_tensor(name, value, torch.int64, ('num',))
+    check_range(name, value, num_nodes, 'the nodes')
+    return value

@@ -1,0 +1,671 @@
+"""Bad inputs of ops, graphs, ledgers and what else stands below."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bad_functional import (
+    COUNT,
+    EPS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RESULT,
+    SHARE,
+    N,
+    directed,
+    perturbations,
+    policy,
+    reward,
+)
+from bad_inputs import (
+    FLAG,
+    PATH,
+    Row,
+    any_graph,
+    anything,
+    choice,
+    csr,
+    data,
+    edge_indices,
+    either,
+    instance,
+    integer,
+    number,
+    tensor,
+    undirected,
+    values,
+)
+from bad_table import EXEMPT, FOLDER, entry
+from torch_geometric.data import Data
+
+from pyg_trust import (
+    files,
+    report,
+    rng,
+)
+from pyg_trust import functional as F
+from pyg_trust.ledger import PrivacyLedger, RemovalLedger
+from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.report import Guarantee, TrustReport
+
+# The kernels' arguments: types and shapes are checked, entries are not. Who
+# calls them by hand answers for indices.
+RAW = tensor(finite=False)
+WIDE = tensor(columns=True, finite=False)
+DTYPE = values(3, None, 'float32', torch.int64, float)
+
+
+def push_arguments() -> dict[str, Any]:
+    graph = csr()
+    one = torch.ones(N)
+    return {
+        'graph': graph.push_graph(1.0),
+        'send': one,
+        'ratio': torch.tensor([0.8], dtype=torch.float64),
+        'keep': torch.tensor([0.2, 1.0], dtype=torch.float64),
+        'seed': 1,
+    }
+
+
+PUSH = {
+    'graph': instance(),
+    'send': RAW,
+    'ratio': tensor(finite=False),
+    'keep': RAW,
+    'seed': integer(0),
+    'first': integer(0),
+    'deterministic': FLAG,
+}
+PUSH_NAMES = {'ratio': "'(ratio|keep)'"}
+
+
+def receivers() -> tuple[torch.Tensor, torch.Tensor]:
+    return csr().receivers()
+
+
+entry(
+    'ops.has_kernel',
+    lambda: {'device_type': 'cpu'},
+    device_type=values(3, None, ['cpu']),
+)
+entry(
+    'ops.propagate',
+    lambda: {
+        'rowptr': receivers()[0],
+        'col': receivers()[1],
+        'x': torch.ones(N, 2),
+        'recv': torch.ones(N),
+        'send': torch.ones(N),
+        'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
+    },
+    names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},
+    rowptr=RAW,
+    col=tensor(rows=False, finite=False),
+    x=RAW,
+    recv=RAW,
+    send=RAW,
+    weights=tensor(rows=False, empty=True, finite=False),
+    half=FLAG,
+)
+entry(
+    'ops.push',
+    lambda: {
+        **push_arguments(),
+        'receivers': receivers(),
+        'recv': torch.ones(N),
+        'x': torch.ones(N, 2),
+        'eps': torch.full((2,), 0.1),
+    },
+    Row(
+        'rows',
+        {'receivers': (receivers()[0][:-1], receivers()[1])},
+        "'rowptr'",
+    ),
+    Row(
+        'columns',
+        {'receivers': (receivers()[0], receivers()[1][:-1])},
+        "'col'",
+    ),
+    names=PUSH_NAMES,
+    receivers=values(3, None, 'r', (1,), [torch.tensor([0])]),
+    recv=RAW,
+    x=RAW,
+    eps=RAW,
+    pull_above=values('a', None, np.nan, -1.0, [1]),
+    **PUSH,
+)
+entry('ops.block_size', lambda: {'dtype': torch.float32}, dtype=DTYPE)
+entry(
+    'ops.push_sparse',
+    lambda: {
+        **push_arguments(),
+        'ptr': torch.tensor([0, 1, 2]),
+        'node': torch.tensor([0, 3]),
+        'value': torch.ones(2),
+        'eps': torch.full((2,), 0.1),
+        'prune': torch.zeros(2),
+    },
+    names={
+        **PUSH_NAMES,
+        'ptr': "'(ptr|eps)'",
+        'node': "'(node|value|ptr)'",
+        'value': "'(value|send|scale)'",
+    },
+    ptr=RAW,
+    node=RAW,
+    value=RAW,
+    eps=RAW,
+    prune=RAW,
+    top_k=integer(),
+    threshold=values('a', None, np.nan, -1.0, [1]),
+    **PUSH,
+)
+entry(
+    'ops.disjoint_walks',
+    lambda: {
+        'rowptr': receivers()[0],
+        'col': receivers()[1],
+        'roots': torch.arange(N),
+        'walk_length': 2,
+        'restarts': 1,
+        'seed': 1,
+    },
+    rowptr=tensor(rows=False, finite=False),
+    col=tensor(rows=False, finite=False),
+    roots=tensor(rows=False, finite=False),
+    walk_length=integer(0),
+    restarts=COUNT,
+    seed=integer(0),
+)
+
+
+def threat_of(made: F.Perturbations) -> Any:
+    return made._threat
+
+
+def solver_arguments() -> dict[str, Any]:
+    return {
+        'reward': reward(),
+        'start': reward(),
+        'goal': torch.full((2,), 1e-9, dtype=torch.float64),
+        'follow': 0.8,
+    }
+
+
+FOLLOW = number(0, 1, closed='low')
+THREAT = threat_of(perturbations())
+
+
+def cut_threat(field: str) -> Any:
+    return THREAT._replace(**{field: getattr(THREAT, field)[:-1]})
+
+
+entry(
+    'ops.policy_iteration',
+    lambda: {
+        **solver_arguments(),
+        'threat': THREAT,
+        'rounding': 1e-12,
+        'max_iter': 9,
+        'bonus': reward(),
+        'visit_cost': reward(),
+        'step_cost': reward(),
+    },
+    *(
+        Row(
+            field,
+            {
+                'threat': THREAT._replace(
+                    **{field: getattr(THREAT, field)[:-1]}
+                )
+            },
+            f"'({field}|rowptr|col|removable|budget)'",
+        )
+        for field in ('rowptr', 'col', 'removable', 'budget', 'add_ptr')
+    ),
+    names={'reward': "'(reward|start|bonus)'"},
+    threat=instance(),
+    reward=WIDE,
+    start=WIDE,
+    goal=RAW,
+    rounding=NOT_NEGATIVE,
+    follow=FOLLOW,
+    max_iter=COUNT,
+    bonus=tensor(columns=True, none=True, finite=False),
+    visit_cost=tensor(columns=True, none=True, finite=False),
+    step_cost=tensor(columns=True, none=True, finite=False),
+)
+entry(
+    'ops.policy_solve',
+    lambda: {
+        **solver_arguments(),
+        'rowptr': THREAT.rowptr,
+        'col': THREAT.col,
+        'flips': policy().flipped,
+    },
+    names={'rowptr': "'(rowptr|col|reward)'", 'col': "'(rowptr|col)'"},
+    rowptr=RAW,
+    col=tensor(rows=False, finite=False),
+    flips=instance(),
+    reward=WIDE,
+    start=WIDE,
+    goal=RAW,
+    follow=FOLLOW,
+    back=FLAG,
+)
+for name in ('PushGraph', 'PolicyThreat', 'PolicyFlips'):
+    EXEMPT[f'ops.{name}'] = 'a bundle of tensors, checked where it is used'
+
+entry(
+    'graph.CSRGraph',
+    lambda: {
+        'rowptr': torch.tensor([0, 1, 2]),
+        'col': torch.tensor([1, 0]),
+        'weight': torch.ones(2),
+        'perm': torch.tensor([0, 1]),
+    },
+    Row('falling', {'rowptr': torch.tensor([0, 3, 2])}, "'rowptr'"),
+    Row('empty', {'rowptr': torch.tensor([0])}, "'rowptr'"),
+    Row(
+        'not sorted',
+        {'rowptr': torch.tensor([0, 2, 2]), 'col': torch.tensor([1, 0])},
+        "'col'",
+    ),
+    names={'col': "'(col|rowptr)'"},
+    rowptr=tensor(rows=False, low=0, high=2),
+    col=tensor(low=0, high=1),
+    weight=tensor(none=True),
+    perm=tensor(none=True),
+)
+EDGE_WEIGHT = tensor(none=True)
+NUM_NODES = integer(N, none=True)
+entry(
+    'graph.CSRGraph.from_edge_index',
+    lambda: {
+        'edge_index': undirected(),
+        'num_nodes': N,
+        'edge_weight': torch.ones(14),
+    },
+    Row('twice', {'edge_index': undirected()[:, [0] * 14]}, "'edge_index'"),
+    Row('no number', {'num_nodes': None}, "'num_nodes'"),
+    names={'num_nodes': "'(num_nodes|edge_index)'"},
+    edge_index=edge_indices(N),
+    num_nodes=integer(N),
+    edge_weight=EDGE_WEIGHT,
+    duplicates=choice(),
+)
+entry(
+    'graph.CSRGraph.from_torch_sparse',
+    lambda: {'adj': csr().to_torch_sparse(), 'weighted': False},
+    Row('weights', {'adj': 2 * csr().to_torch_sparse()}, "'adj'"),
+    names={'adj': "'(adj|num_nodes|edge_weight)'"},
+    adj=values(
+        3,
+        None,
+        'adj',
+        torch.ones(N, N),
+        torch.ones(3, N).to_sparse(),
+        torch.ones(0, 0).to_sparse(),
+        torch.full((2, 2), torch.nan).to_sparse(),
+    ),
+    weighted=FLAG,
+    transposed=FLAG,
+)
+entry(
+    'graph.CSRGraph.from_sparse_tensor',
+    lambda: {'adj': csr().to_sparse_tensor(), 'weighted': False},
+    needs='torch_sparse',
+    adj=values(3, None, 'adj', torch.ones(N, N)),
+    weighted=FLAG,
+    transposed=FLAG,
+)
+
+
+def plain_data() -> Data:
+    return Data(
+        x=torch.arange(12.0).view(N, 2),
+        edge_index=undirected(),
+        y=torch.tensor([0, 1, 0, 1, 0, 1]),
+        num_nodes=N,
+    )
+
+
+DATA = data()
+DATA_NAMES = {'data': "'(data|edge_index|data.edge_index|num_nodes)'"}
+entry(
+    'graph.CSRGraph.from_data',
+    lambda: {'data': plain_data()},
+    names=DATA_NAMES,
+    data=DATA,
+    duplicates=choice(),
+)
+entry(
+    'graph.CSRGraph.convert',
+    lambda: {
+        'graph': undirected(),
+        'num_nodes': N,
+        'edge_weight': torch.ones(14),
+    },
+    Row('weights twice', {'graph': csr()}, "'edge_weight'"),
+    Row(
+        'another number',
+        {'graph': csr(), 'edge_weight': None, 'num_nodes': 9},
+        "'num_nodes'",
+    ),
+    names={
+        'graph': "'(graph|edge_index|edge_weight|data)'",
+        'num_nodes': "'(num_nodes|edge_index)'",
+    },
+    graph=any_graph(),
+    num_nodes=integer(N),
+    edge_weight=EDGE_WEIGHT,
+    transposed=FLAG,
+    duplicates=choice(),
+)
+FLOATS = values(3, 'float32', float, torch.float)
+entry(
+    'graph.CSRGraph.to_torch_sparse',
+    lambda: (csr(), {}),
+    layout=values(3, None, 'csr', torch.strided),
+    dtype=values(3, 'float32', [torch.float32]),
+)
+entry(
+    'graph.CSRGraph.to',
+    lambda: (csr(), {'device': 'cpu'}),
+    device=values(3.5, None, ['cpu'], 'no such device'),
+)
+entry('graph.CSRGraph.receivers', lambda: (csr(), {}), along=FLAG)
+entry(
+    'graph.CSRGraph.push_graph',
+    lambda: (csr(), {'a': 1.0}),
+    a=number(),
+    dtype=values(3, None, 'float32', torch.int64),
+    along=FLAG,
+)
+entry(
+    'graph.CSRGraph.degree_power',
+    lambda: (csr(), {'exponent': 0.5, 'dtype': torch.float32}),
+    exponent=number(),
+    dtype=values(3, None, 'float32', torch.int64),
+)
+entry(
+    'graph.sparse_rows',
+    lambda: {
+        'ptr': torch.tensor([0, 1, 2]),
+        'index': torch.tensor([0, 1]),
+        'value': torch.ones(2),
+        'size': (2, 2),
+    },
+    names={'size': "'(ptr|size)'", 'index': "'(index|value)'"},
+    ptr=tensor(finite=False),
+    index=RAW,
+    value=values([1.0], None, 'a', torch.ones(3), torch.ones(())),
+    size=values(3, None, (2,), (3, 2), (2, -1), ('a', 2)),
+    layout=values(3, None, 'csr', torch.strided),
+)
+
+
+def removal_ledger() -> RemovalLedger:
+    made = RemovalLedger(1.0)
+    made.record('fit', 0.1)
+    return made
+
+
+NAMES = values(3, 'names', [1], (1,))
+entry('ledger.RemovalLedger', lambda: {'budget': 1.0}, budget=NOT_NEGATIVE)
+entry(
+    'ledger.RemovalLedger.count',
+    lambda: (removal_ledger(), {'action': 'fit'}),
+    action=choice(),
+)
+entry(
+    'ledger.RemovalLedger.record',
+    lambda: (
+        removal_ledger(),
+        {'action': 'step', 'spent': 0.2, 'request': {}, 'data': ''},
+    ),
+    Row('a second fit', {'action': 'fit'}, "'fit'"),
+    Row('falling', {'spent': 0.05}, "'spent'"),
+    Row('not plain', {'request': {'a': object()}}, "'request'"),
+    Row('too much', {'spent': 2.0}, 'budget'),
+    action=choice(),
+    spent=NOT_NEGATIVE,
+    request=NAMES,
+    data=values(3, None, ['a']),
+)
+
+
+def changed_state(**fields: Any) -> dict[str, Any]:
+    state = removal_ledger().state_dict()
+    state.update(fields)
+    return state
+
+
+STATE = (
+    {'budget': 1.0},
+    changed_state(budget=2.0),
+    changed_state(entries=3),
+    changed_state(entries=[3]),
+    changed_state(entries=[{}]),
+    changed_state(entries=[]),
+)
+entry(
+    'ledger.RemovalLedger.load_state_dict',
+    lambda: (removal_ledger(), {'state': removal_ledger().state_dict()}),
+    names={'state': "state|'fit'"},
+    state=values(3, None, 'state', {}, *STATE),
+)
+entry(
+    'ledger.fingerprint',
+    lambda: {'salt': 'salt', 'data': plain_data()},
+    salt=values(3, None, ['a']),
+    data=data(edges=False),
+)
+entry(
+    'ledger.fingerprints',
+    lambda: {'prints': {0: 'a', 1: 'b'}},
+    prints=values(3, None, 'prints', [1], {0: 1}, {'a': 'b'}),
+)
+
+
+def temporary(name: str = 'file') -> Path:
+    return Path(tempfile.mkdtemp(dir=FOLDER)) / name
+
+
+def privacy_ledger() -> PrivacyLedger:
+    return PrivacyLedger(temporary(), {'mechanism': 'a'})
+
+
+entry(
+    'ledger.PrivacyLedger',
+    lambda: {'path': temporary(), 'header': {'mechanism': 'a'}},
+    path=PATH,
+    header=values(3, None, 'a', [1], {'a': object()}),
+)
+entry(
+    'ledger.PrivacyLedger.record',
+    lambda: (
+        privacy_ledger(),
+        {'noise_multiplier': 1.0, 'sample_rate': 0.5},
+    ),
+    noise_multiplier=POSITIVE,
+    sample_rate=SHARE,
+)
+entry(
+    'ledger.PrivacyLedger.record_pure',
+    lambda: (privacy_ledger(), {'epsilon': 0.5}),
+    epsilon=POSITIVE,
+)
+EXEMPT['ledger.LedgerEntry'] = RESULT
+
+entry(
+    'files.write',
+    lambda: {'path': temporary(), 'content': b'a'},
+    path=PATH,
+    content=values(3, None, 'text', ['a']),
+)
+entry('files.sync_folder', lambda: {'folder': temporary().parent}, folder=PATH)
+entry(
+    'files.save',
+    lambda: {'path': temporary(), 'state': {'a': 1}},
+    path=PATH,
+    state=anything('what torch.save takes is for torch to say'),
+)
+
+
+def saved() -> Path:
+    path = temporary()
+    files.save(path, {'a': 1})
+    return path
+
+
+entry('files.load', lambda: {'path': saved()}, path=PATH)
+
+entry('rng.resolve', lambda: {'seed': 3})
+
+
+class Spread:
+    """What takes any number of arguments, with these as one list."""
+
+    def derive(self, seed: Any, items: Any) -> int:
+        return rng.derive(seed, *items)
+
+    def of(self, reports: Any) -> Any:
+        return TrustReport.of(*reports)
+
+    def fingerprint(self, parts: Any) -> str:
+        return report.fingerprint(*parts)
+
+
+entry(
+    'rng.derive',
+    lambda: (Spread(), {'seed': 3, 'items': [1, 2]}),
+    seed=integer(0),
+    items=values(['a'], [0.5], [True], [-1], [None]),
+)
+entry(
+    'rng.derive_each',
+    lambda: {'seed': 3, 'items': torch.tensor([1, 2])},
+    seed=integer(0),
+    items=values(3, None, [1], torch.tensor([0.5]), torch.tensor([True])),
+)
+entry('rng.forked', lambda: {'seed': 3}, seed=integer(0))
+entry('rng.generator', lambda: {'seed': 3})
+
+
+ITEMS = values(
+    'a', [0.5], [True], [-1], None, torch.tensor([0.5]), 1.5, [[1]], ['a']
+)
+PER_GRAPH = either(ITEMS, values({'a': [1]}, {-1: [1]}, {0: 'a'}, {0: None}))
+entry(
+    'removal.RemovalRequest',
+    lambda: {'graphs': [7], 'nodes': [1], 'features': [2], 'edges': [(3, 4)]},
+    Row(
+        'nothing',
+        {'graphs': [], 'nodes': [], 'features': [], 'edges': []},
+        'name something',
+    ),
+    graphs=ITEMS,
+    nodes=PER_GRAPH,
+    features=PER_GRAPH,
+    edges=values(
+        3,
+        None,
+        'a',
+        [1],
+        [(1,)],
+        [(1, 2, 3)],
+        [(1, -2)],
+        [(1, 0.5)],
+        torch.tensor([1, 2]),
+        torch.tensor([[0.5], [1.0]]),
+        {'a': [(1, 2)]},
+    ),
+)
+entry(
+    'removal.RemovalRequest.batch',
+    lambda: {'requests': [RemovalRequest(graphs=[1])]},
+    requests=values(3, None, 'a', [1], [None]),
+    names={'requests': "'requests'|name something"},
+)
+entry(
+    'removal.remove_from_data',
+    lambda: {'data': plain_data(), 'part': Part(nodes=(0,))},
+    Row('unknown', {'part': Part(nodes=(9,))}, 'node 9'),
+    Row('an edge', {'part': Part(edges=((0, 3),))}, 'edge 0'),
+    Row('everything', {'part': Part(nodes=tuple(range(N)))}, 'no node'),
+    Row('whole', {'part': Part(whole=True)}, "'part'"),
+    names=DATA_NAMES,
+    data=DATA,
+    part=instance(),
+    mode=choice(),
+)
+EXEMPT['removal.Part'] = 'what RemovalRequest makes of its arguments'
+
+entry(
+    'report.Guarantee',
+    lambda: {'procedure': 'a', 'promise': 'b', 'assumptions': ()},
+    Row('budgets', {'spent': {'a': 1.0}}, "'spent'"),
+    procedure=values('', 3, None),
+    promise=values('', 3, None),
+    assumptions=values(3, None, 'one', [3]),
+    not_covered=values(3, None, 'one', [3]),
+    spent=values(3, None, {'a': 'b'}),
+    budget=values(3, None, {'a': 'b'}),
+    data=values(3, None),
+    origin=values(3, None),
+)
+
+
+def trust_report() -> TrustReport:
+    return TrustReport.of(Guarantee('a', 'b', ()))
+
+
+entry(
+    'report.TrustReport',
+    lambda: {'guarantees': trust_report().guarantees},
+    guarantees=values(3, None, 'a', (), (3,)),
+)
+entry(
+    'report.TrustReport.of',
+    lambda: (Spread(), {'reports': [trust_report().guarantees[0]]}),
+    reports=values([], [3], ['a'], [None]),
+)
+entry(
+    'report.fingerprint',
+    lambda: (Spread(), {'parts': ['a', 1.0, None, torch.ones(2)]}),
+    parts=values([object()], [[1]], [{}]),
+)
+entry(
+    'report.TrustReport.save',
+    lambda: (trust_report(), {'path': temporary()}),
+    path=PATH,
+)
+
+entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
+entry(
+    'testing.dense_operator',
+    lambda: {'graph': csr(), 'measure': F.ppr(0.2)},
+)
+entry(
+    'utils.local_cluster',
+    lambda: {'graph': undirected(), 'seeds': 0, 'num_nodes': N},
+    Row('directed', {'graph': directed(), 'num_nodes': None}, "'graph'"),
+    graph=any_graph(),
+    seeds=either(
+        values('a', None, 0.5, True, -1, N),
+        values(torch.tensor([0.5]), torch.tensor([0, 0]), torch.tensor([N])),
+    ),
+    measure=instance(none=True),
+    eps=EPS,
+    method=choice(),
+    max_size=integer(1, none=True),
+    num_nodes=integer(N),
+    names={
+        'num_nodes': "'(num_nodes|edge_index)'",
+        'graph': "'(graph|edge_index|data)'",
+    },
+)
+EXEMPT['utils.LocalCluster'] = RESULT

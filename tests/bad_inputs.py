@@ -1,0 +1,563 @@
+"""Bad inputs: what is public, which values are bad, what a refusal leaves.
+
+A *kind* says what an argument may be; from a value that works it makes values
+that do not. :func:`entry_points` finds what is public, :func:`leaves` lists
+all that a refused call could have changed.
+"""
+
+import functools
+import importlib
+import inspect
+import math
+import os
+import pkgutil
+import random
+import re
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+import pyg_trust
+from pyg_trust.graph import CSRGraph
+
+PACKAGE = str(Path(pyg_trust.__file__).parent) + os.sep
+Bad = tuple[str, Any]
+Kind = Callable[[Any], Iterable[Bad]]
+
+
+# What is public ##############################################################
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """The exports of every package, and all of the modules beside them."""
+    for info in pkgutil.iter_modules(pyg_trust.__path__, 'pyg_trust.'):
+        short = info.name.rpartition('.')[2]
+        if short.startswith('_'):
+            continue
+        module = importlib.import_module(info.name)
+        names = getattr(module, '__all__', None)
+        if names is None:
+            names = [
+                name
+                for name, value in vars(module).items()
+                if not name.startswith('_')
+                and getattr(value, '__module__', '') == info.name
+            ]
+        for name in names:
+            yield f'{short}.{name}', getattr(module, name)
+
+
+def entry_points() -> dict[str, Callable[..., Any]]:
+    """All functions, constructors and methods that take an argument."""
+    found = {}
+    for name, value in public_names():
+        if inspect.isclass(value):
+            made = [(name, value)]
+            for attribute, method in _methods(value):
+                made.append((f'{name}.{attribute}', method))
+        elif inspect.isroutine(value):
+            made = [(name, value)]
+        else:
+            continue
+        for key, function in made:
+            if parameters(function):
+                found[key] = function
+    return found
+
+
+def _methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    # An inherited method counts where it was written, if that is public.
+    public = {value for _, value in public_names() if inspect.isclass(value)}
+    seen = set()
+    for base in owner.__mro__:
+        if not base.__module__.startswith('pyg_trust'):
+            continue
+        for attribute, value in vars(base).items():
+            special = attribute in ('__call__', '__getitem__')
+            if attribute in seen or (
+                attribute.startswith('_') and not special
+            ):
+                continue
+            seen.add(attribute)
+            if base is not owner and base in public:
+                continue
+            if isinstance(value, classmethod | staticmethod):
+                yield attribute, getattr(owner, attribute)
+            elif inspect.isfunction(value) and _is_ours(value):
+                yield attribute, functools.partial(value, None)
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    # PyG writes methods into the classes of its layers.
+    code = inspect.unwrap(function).__code__
+    return code.co_filename.startswith(PACKAGE)
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of what a caller passes, without `**kwargs`."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return []
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind != inspect.Parameter.VAR_KEYWORD
+    ]
+
+
+# Kinds #######################################################################
+
+
+class Limits(NamedTuple):
+    """Which numbers are good."""
+
+    integral: bool
+    low: float | None
+    high: float | None
+    closed: str
+    none: bool
+
+    def allow(self, value: Any) -> bool:
+        """Whether a value is good; for random ones."""
+        if value is None:
+            return self.none
+        kind = int if self.integral else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
+            return False
+        if self.low is not None and not self.low <= value:
+            return False
+        if self.high is not None and not value <= self.high:
+            return False
+        ends = {'low': self.low, 'high': self.high}
+        return all(
+            value != end or side in self.closed for side, end in ends.items()
+        )
+
+
+def integer(
+    low: int | None = None, high: int | None = None, *, none: bool = False
+) -> Kind:
+    """An integer in `[low, high]`."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        yield 'a string', 'three'
+        yield 'a bool', True
+        yield 'a fraction', 1.5
+        yield 'NaN', math.nan
+        yield 'a list', [1]
+        if not none:
+            yield 'None', None
+        if low is not None:
+            yield 'too small', low - 1
+        if high is not None:
+            yield 'too large', high + 1
+
+    bad.limits = Limits(True, low, high, 'low high', none)
+    return bad
+
+
+def number(
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    closed: str = '',
+    none: bool = False,
+) -> Kind:
+    """A number in an interval, open but at the ends named in `closed`."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        yield 'a string', 'half'
+        yield 'a bool', True
+        yield 'a list', [0.5]
+        yield 'a complex number', 0.5j
+        yield 'NaN', math.nan
+        if not none:
+            yield 'None', None
+        if 'high' not in closed or high < math.inf:
+            yield 'infinity', math.inf
+        yield 'minus infinity', -math.inf
+        if low > -math.inf:
+            yield 'below', low - 0.25
+            if 'low' not in closed:
+                yield 'the lower end', low
+        if high < math.inf:
+            yield 'above', high + 0.25
+            if 'high' not in closed:
+                yield 'the upper end', high
+
+    bad.limits = Limits(False, low, high, closed, none)
+    return bad
+
+
+def choice(*, none: bool = False) -> Kind:
+    """One of some names."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        yield 'an unknown name', 'no such name'
+        yield 'a number', 3
+        yield 'a list', ['no such name']
+        if not none:
+            yield 'None', None
+
+    return bad
+
+
+def tensor(
+    *,
+    rows: bool = True,
+    columns: bool = False,
+    low: float | None = None,
+    high: float | None = None,
+    finite: bool = True,
+    none: bool = False,
+    empty: bool = False,
+    dtypes: tuple[torch.dtype, ...] = (),
+    numbers: bool = False,
+    batched: bool = False,
+) -> Kind:
+    """A tensor like the one that works.
+
+    Args:
+        rows: whether the number of rows is given by other arguments.
+        columns: whether that of columns is.
+        low: the smallest entry.
+        high: the largest entry.
+        finite: whether NaN and infinity are refused.
+        none: whether None is good.
+        empty: whether an empty one is bad.
+        dtypes: other bad ones than the usual.
+        numbers: whether lists and numpy arrays are good too.
+        batched: whether more dimensions are good.
+    """
+
+    def bad(value: Tensor) -> Iterator[Bad]:
+        if not numbers:
+            yield 'a list', value.tolist()
+        yield 'a string', 'tensor'
+        yield 'an object', object()
+        if not none:
+            yield 'None', None
+        kinds = dtypes or (
+            (torch.int64, torch.bool, torch.complex64)
+            if value.is_floating_point()
+            else (torch.float32, torch.bool)
+            if value.dtype != torch.bool
+            else (torch.float32, torch.int64)
+        )
+        for dtype in kinds:
+            yield f'{dtype}', value.to(dtype)
+        if not batched:
+            yield 'two dimensions more', value[..., None, None]
+        if value.dim() > 0 and value.numel() > 0:
+            yield 'no dimension', value.flatten()[0]
+        if rows:
+            yield 'a row less', value[:-1]
+            yield 'a row more', torch.cat([value, value[-1:]])
+        if columns:
+            yield 'a column less', value[..., :-1]
+        if empty:
+            yield 'no entry', value[..., :0]
+        changed = []
+        if value.is_floating_point() and finite:
+            changed += [('NaN', math.nan), ('infinity', math.inf)]
+        if low is not None:
+            changed.append(('an entry too small', low - 1))
+        if high is not None:
+            changed.append(('an entry too large', high + 1))
+        for label, entry in changed:
+            made = value.detach().clone()
+            made.view(-1)[-1] = entry
+            yield label, made
+
+    return bad
+
+
+def instance(*, none: bool = False, maybe: tuple[type, ...] = ()) -> Kind:
+    """An object of a class of its own."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        for label, wrong in (
+            ('a number', 3),
+            ('a string', 'no such thing'),
+            ('an object', object()),
+            ('a dictionary', {'a': 1}),
+            ('a tensor', torch.tensor([0.5])),
+        ):
+            if not isinstance(wrong, maybe):
+                yield label, wrong
+        if not none:
+            yield 'None', None
+
+    return bad
+
+
+def any_graph(*, none: bool = False) -> Kind:
+    """What :meth:`CSRGraph.convert` takes."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        yield 'a number', 3
+        yield 'a string', 'graph'
+        yield 'a list', [[0, 1], [1, 0]]
+        yield 'a heterogeneous graph', HeteroData()
+        yield 'floating point', torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        yield 'three rows', torch.zeros((3, 2), dtype=torch.int64)
+        yield 'a negative node', torch.tensor([[0, -1], [-1, 0]])
+        yield 'no node', Data(edge_index=torch.zeros(2, 0).long(), num_nodes=0)
+        if not none:
+            yield 'None', None
+
+    return bad
+
+
+def data(*, edges: bool = True, empty: bool = False) -> Kind:
+    """A homogeneous graph as PyG's Data, with nodes unless `empty`."""
+
+    def bad(value: Data) -> Iterator[Bad]:
+        yield 'None', None
+        yield 'a number', 3
+        yield 'a dictionary', {'x': value.x, 'edge_index': value.edge_index}
+        yield 'an edge_index', value.edge_index
+        yield 'a heterogeneous graph', HeteroData()
+        if edges:
+            none = value.edge_index[:, :0]
+            nobody = Data(x=value.x[:0], edge_index=none, num_nodes=0)
+            if not empty:
+                yield 'no node', nobody
+            for label, made in edge_indices(value.num_nodes)(value.edge_index):
+                if made is None or isinstance(made, Tensor):
+                    other = value.clone()
+                    other.num_nodes = value.num_nodes
+                    other.edge_index = made
+                    yield f'edge_index: {label}', other
+
+    return bad
+
+
+def edge_indices(
+    num_nodes: int | None = None, *, none: bool = False, entries: bool = True
+) -> Kind:
+    """int64, `[2, num_edges]`, of so many nodes, if entries are looked at."""
+
+    def bad(value: Tensor) -> Iterator[Bad]:
+        yield 'a list', value.tolist()
+        yield 'a string', 'edges'
+        if not none:
+            yield 'None', None
+        yield 'floating point', value.double()
+        yield 'one row', value[:1]
+        yield 'three rows', value[[0, 1, 1]]
+        yield 'one dimension', value.view(-1)
+        if not entries:
+            return
+        negative, large = value.clone(), value.clone()
+        negative[0, 0] = -1
+        yield 'a negative node', negative
+        if num_nodes is not None:
+            large[1, 0] = num_nodes
+            yield 'an unknown node', large
+
+    return bad
+
+
+def sequence(*bad_items: Any) -> Kind:
+    """A sequence of some things; `bad_items` replace its last."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        yield 'a number', 3
+        yield 'None', None
+        for item in bad_items:
+            yield f'with {item!r}', [*value[:-1], item]
+
+    return bad
+
+
+def either(*kinds: Kind) -> Kind:
+    """The bad values of several kinds."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        for kind in kinds:
+            yield from kind(value)
+
+    return bad
+
+
+def values(*bad_values: Any) -> Kind:
+    """Just these."""
+
+    def bad(value: Any) -> Iterator[Bad]:
+        for wrong in bad_values:
+            label = 'a tensor' if isinstance(wrong, Tensor) else repr(wrong)
+            yield label[:60], wrong
+
+    return bad
+
+
+def anything(why: str) -> Kind:
+    """No value is bad, and why."""
+    assert why
+    return lambda value: ()
+
+
+FLAG = anything('any truth value will do, as everywhere in Python')
+FUNCTION = instance()
+PATH = values(3, 1.5, None, ['a'])
+SEED = either(integer(0, 2**63 - 1, none=True))
+DEVICE = values(3.5, ['cpu'])
+
+
+# What a refused call leaves ##################################################
+
+
+# Attributes that hold what was computed from the others.
+KEPT = {
+    ('CSRGraph', '_cache'),
+    ('DisjointWalkSampler', '_last'),
+    ('DisjointWalkLoader', '_subgraph'),
+    ('DisjointWalkLoader', '_num_subgraphs'),
+}
+
+
+def leaves(value: Any) -> dict[str, Any]:
+    """All that a call could change, by its path from what it was given."""
+    made: dict[str, Any] = {}
+    _add(made, 'given', value, {})
+    _add(made, 'torch', torch.get_rng_state(), {})
+    _, key, position, *_ = np.random.get_state()
+    made['numpy'] = (key.tobytes(), position)
+    made['random'] = hash(random.getstate())
+    return made
+
+
+def _add(
+    made: dict[str, Any], path: str, value: Any, seen: dict[int, Any]
+) -> None:
+    if isinstance(value, int | float | str | bytes | type(None) | complex):
+        made[path] = repr(value)
+        return
+    if id(value) in seen:
+        return
+    seen[id(value)] = value  # kept alive, so that no other has its id
+    made[path] = type(value)
+    if isinstance(value, Tensor):
+        made[path] = _content(value)
+        if value.is_leaf and value.grad is not None:
+            made[f'{path}.grad'] = _content(value.grad)
+    elif isinstance(value, np.ndarray):
+        made[path] = (value.dtype, value.shape, value.tobytes())
+    elif isinstance(value, torch.Generator):
+        made[path] = value.get_state().numpy().tobytes()
+    elif isinstance(value, Path):
+        files = [value, *value.rglob('*')] if value.exists() else []
+        for file in sorted(files):
+            if file.is_file():
+                made[f'{path}/{file.name}'] = file.read_bytes()
+    elif isinstance(value, Data):
+        _add(made, path, value.to_dict(), seen)
+    elif isinstance(value, torch.optim.Optimizer):
+        _add(made, path, value.state_dict(), seen)
+    elif isinstance(value, dict):
+        made[path] = tuple(map(repr, value))
+        for key, entry in value.items():
+            _add(made, f'{path}[{key!r}]', entry, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        made[path] = len(value)
+        for place, entry in enumerate(value):
+            _add(made, f'{path}[{place}]', entry, seen)
+    elif isinstance(value, types.MethodType):
+        _add(made, path, value.__self__, seen)
+    elif not isinstance(value, type | types.ModuleType | types.FunctionType):
+        _add_attributes(made, path, value, seen)
+
+
+def _add_attributes(
+    made: dict[str, Any], path: str, value: Any, seen: dict[int, Any]
+) -> None:
+    names = dict(getattr(value, '__dict__', {}))
+    for base in type(value).__mro__:
+        slots = vars(base).get('__slots__', ())
+        for slot in [slots] if isinstance(slots, str) else slots:
+            if hasattr(value, slot):
+                names[slot] = getattr(value, slot)
+    for name, entry in names.items():
+        # What is computed once and kept says nothing new.
+        kept = getattr(type(value), name, None)
+        if (type(value).__name__, name) not in KEPT and not isinstance(
+            kept, functools.cached_property
+        ):
+            _add(made, f'{path}.{name}', entry, seen)
+
+
+def _content(value: Tensor) -> tuple:
+    if value.layout == torch.sparse_csr:
+        parts = [value.crow_indices(), value.col_indices(), value.values()]
+    elif value.layout == torch.strided:
+        parts = [value]
+    else:
+        return (value.layout, value.shape)
+    raw = [
+        part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if part.numel() > 0
+        else b''
+        for part in parts
+    ]
+    return (value.dtype, tuple(value.shape), value.requires_grad, *raw)
+
+
+# Refusals ####################################################################
+
+
+SAYS = 'need|got|can|give|not|no |set by|take|choose|instead|leave|with|has'
+
+
+class Row(NamedTuple):
+    """A bad call: which arguments change, and what the error names."""
+
+    label: str
+    changes: dict[str, Any]
+    names: str
+
+
+def complaint(error: BaseException, names: str) -> str | None:
+    """What is wrong with a refusal, if anything."""
+    said = f'{type(error).__name__}: {error}'.replace('\n', ' ')[:160]
+    ours = type(error).__module__.startswith('pyg_trust')
+    if type(error) not in (TypeError, ValueError) and not ours:
+        return f'another error ({said})'
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    if not frame.filename.startswith(PACKAGE):
+        return f'not from the package ({said})'
+    if not ours and not re.search(SAYS, str(error)):
+        return f'does not say what it needs ({said})'
+    return None
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Where two snapshots differ."""
+    return [
+        path
+        for path in before.keys() | after.keys()
+        if path not in before
+        or path not in after
+        or before[path] != after[path]
+    ]
+
+
+def undirected(num_nodes: int = 6) -> Tensor:
+    """A cycle with a chord."""
+    row = torch.arange(num_nodes)
+    pairs = torch.stack([row, row.roll(-1)])
+    pairs = torch.cat([pairs, torch.tensor([[0], [2]])], 1)
+    return torch.cat([pairs, pairs.flip(0)], 1)
+
+
+def csr(num_nodes: int = 6) -> CSRGraph:
+    """The same as a :class:`CSRGraph`."""
+    return CSRGraph.from_edge_index(undirected(num_nodes), num_nodes)

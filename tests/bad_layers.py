@@ -1,0 +1,929 @@
+"""Bad inputs of layers, transforms, loaders and certificates."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from bad_functional import (
+    COUNT,
+    EDGES,
+    EPS,
+    LOGITS,
+    MASK,
+    NOT_NEGATIVE,
+    OUTPUTS,
+    POSITIVE,
+    RESULT,
+    ROOTS,
+    SHARE,
+    SLACK,
+    TWICE,
+    UNIT,
+    WAVELET,
+    J,
+    N,
+    rand,
+    shard,
+)
+from bad_ground import DATA, DATA_NAMES, EDGE_WEIGHT, plain_data
+from bad_inputs import (
+    FLAG,
+    Row,
+    any_graph,
+    choice,
+    csr,
+    data,
+    edge_indices,
+    either,
+    instance,
+    integer,
+    number,
+    tensor,
+    undirected,
+    values,
+)
+from bad_table import EXEMPT, entry
+from torch_geometric.data import Data
+from torch_geometric.sampler import NodeSamplerInput
+
+from pyg_trust import (
+    certificates,
+    loader,
+    nn,
+    sampler,
+    transforms,
+)
+from pyg_trust import functional as F
+
+# Layers ######################################################################
+
+CHANNELS = integer(1)
+EDGE_GRAPH = {
+    'edge_index': "'(graph|edge_index|data)'",
+    'graph': "'(graph|edge_index)'",
+}
+entry(
+    'nn.SGConv',
+    lambda: {'in_channels': 2, 'out_channels': 3},
+    in_channels=integer(-1),
+    out_channels=CHANNELS,
+    K=integer(0),
+    cached=FLAG,
+    add_self_loops=FLAG,
+    bias=FLAG,
+    eps=EPS,
+)
+entry(
+    'nn.SGConv.forward',
+    lambda: (
+        nn.SGConv(2, 3, eps=0.0),
+        {'x': torch.ones(N, 2), 'edge_index': undirected()},
+    ),
+    Row('directed', {'edge_index': undirected()[:, :7]}, "'graph'"),
+    names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
+    x=tensor(rows=False, columns=True, dtypes=(torch.int64, torch.bool)),
+    edge_index=any_graph(),
+)
+entry(
+    'nn.APPNP',
+    lambda: {'K': 2, 'alpha': 0.2},
+    K=integer(0),
+    alpha=SHARE,
+    cached=FLAG,
+    add_self_loops=FLAG,
+    eps=EPS,
+)
+entry(
+    'nn.APPNP.forward',
+    lambda: (
+        nn.APPNP(2, 0.2, eps=0.0),
+        {'x': torch.ones(N, 2), 'edge_index': undirected()},
+    ),
+    names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
+    x=tensor(rows=False, dtypes=(torch.int64, torch.bool)),
+    edge_index=any_graph(),
+)
+STEPS = integer(0, none=True)
+entry(
+    'nn.PageRankDiffusion',
+    lambda: {},
+    K=STEPS,
+    normalization=choice(),
+    add_self_loops=FLAG,
+)
+entry(
+    'nn.PageRankDiffusion.diffuse',
+    lambda: (
+        nn.PageRankDiffusion(),
+        {
+            'h': torch.ones(N, 2),
+            'graph': undirected(),
+            'edge_weight': torch.ones(14),
+        },
+    ),
+    names={**EDGE_GRAPH, 'h': "'(h|edge_index)'"},
+    h=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float16)),
+    graph=values(3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1),
+    edge_weight=EDGE_WEIGHT,
+)
+EXEMPT['nn.PageRankDiffusion.message'] = 'called by MessagePassing alone'
+entry(
+    'nn.PPNP',
+    lambda: {'encoder': torch.nn.Linear(2, 3)},
+    encoder=instance(),
+    K=STEPS,
+)
+ENCODED = values(3, None, 'x', [[1.0]])
+entry(
+    'nn.PPNP.logits',
+    lambda: (nn.PPNP(torch.nn.Linear(2, 3)), {'x': torch.ones(N, 2)}),
+    x=ENCODED,
+)
+entry(
+    'nn.PPNP.forward',
+    lambda: (
+        nn.PPNP(torch.nn.Linear(2, 3)),
+        {
+            'x': torch.ones(N, 2),
+            'edge_index': undirected(),
+            'edge_weight': torch.ones(14),
+        },
+    ),
+    names=EDGE_GRAPH,
+    x=ENCODED,
+    edge_index=values(
+        3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1
+    ),
+    edge_weight=EDGE_WEIGHT,
+)
+entry(
+    'nn.FeaturePropagation',
+    lambda: {'in_channels': 2, 'out_channels': 3},
+    in_channels=CHANNELS,
+    out_channels=CHANNELS,
+    K=STEPS,
+    bias=FLAG,
+)
+entry(
+    'nn.LabelPropagation',
+    lambda: {'num_classes': 3},
+    num_classes=integer(2),
+    K=STEPS,
+)
+LABELS = tensor(rows=False, low=0, high=2, dtypes=(torch.float32,))
+LABELLED = either(
+    values(3, 'a', [0]),
+    values(torch.tensor([N]), torch.tensor([-1]), torch.ones(3).bool()),
+    values(torch.tensor([0.5]), torch.ones(N, N).bool()),
+)
+entry(
+    'nn.LabelPropagation.logits',
+    lambda: (
+        nn.LabelPropagation(3),
+        {'y': torch.tensor([0, 1, 2, 0, 1, 2])},
+    ),
+    y=LABELS,
+    mask=LABELLED,
+)
+entry(
+    'nn.LabelPropagation.forward',
+    lambda: (
+        nn.LabelPropagation(3),
+        {
+            'y': torch.tensor([0, 1, 2, 0, 1, 2]),
+            'edge_index': undirected(),
+            'edge_weight': torch.ones(14),
+        },
+    ),
+    names=EDGE_GRAPH,
+    y=LABELS,
+    edge_index=values(
+        3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1
+    ),
+    mask=LABELLED,
+    edge_weight=EDGE_WEIGHT,
+)
+
+
+def examples() -> dict[str, Any]:
+    return {
+        'outputs': torch.linspace(-1, 1, 36).view(3, N, 2),
+        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+        'index': torch.tensor([0, 1, 2, 3]),
+        'edge_index': undirected(),
+        'shard': torch.tensor([0, 1, 2, 0, -1, -1]),
+        'num_classes': 2,
+        'seed': 0,
+    }
+
+
+LEARN = {'epochs': COUNT, 'batch_size': COUNT, 'lr': POSITIVE}
+entry(
+    'nn.ShardAggregator.fit',
+    lambda: (nn.AttentiveAggregator(epochs=1, recon_weight=0.1), examples()),
+    Row('no edges', {'edge_index': None}, "'edge_index'"),
+    Row('no shards', {'shard': None}, "'shard'"),
+    Row('twice', {'index': torch.tensor([0, 0])}, "'index'"),
+    names={'outputs': "'(outputs|y)'", 'num_classes': "'(num_classes|y)'"},
+    outputs=tensor(rows=False),
+    y=tensor(rows=True),
+    index=tensor(rows=False, low=0, high=N - 1, empty=True),
+    edge_index=edge_indices(N, none=True),
+    shard=tensor(none=True),
+    num_classes=integer(2, none=True),
+)
+for name in ('MeanAggregator', 'MajorityAggregator'):
+    entry(
+        f'nn.{name}.forward',
+        lambda name=name: (getattr(nn, name)(), {'outputs': rand(3, N, 2)}),
+        outputs=OUTPUTS,
+    )
+
+
+def fitted(**arguments: Any) -> Any:
+    if not arguments:
+        return nn.LBAggregator(epochs=1).fit(**examples())
+    return nn.AttentiveAggregator(**arguments).fit(**examples())
+
+
+FITTED = tensor(rows=True, finite=False)
+entry('nn.LBAggregator', lambda: {}, **LEARN)
+entry(
+    'nn.LBAggregator.forward',
+    lambda: (fitted(), {'outputs': examples()['outputs']}),
+    outputs=FITTED,
+)
+entry(
+    'nn.AttentiveAggregator',
+    lambda: {},
+    fusion=choice(),
+    contra_weight=NOT_NEGATIVE,
+    recon_weight=NOT_NEGATIVE,
+    temperature=POSITIVE,
+    hidden_channels=CHANNELS,
+    weight_decay=NOT_NEGATIVE,
+    **LEARN,
+)
+entry(
+    'nn.AttentiveAggregator.fused',
+    lambda: (
+        fitted(epochs=1),
+        {
+            'outputs': examples()['outputs'],
+            'mask': torch.ones((N, 3), dtype=torch.bool),
+        },
+    ),
+    outputs=tensor(columns=True, finite=False),
+    mask=tensor(columns=True, none=True),
+)
+entry(
+    'nn.AttentiveAggregator.classify',
+    lambda: (fitted(epochs=1), {'fused': torch.ones(N, 64)}),
+    fused=tensor(rows=False, columns=True, finite=False),
+)
+entry(
+    'nn.AttentiveAggregator.forward',
+    lambda: (fitted(epochs=1), {'outputs': examples()['outputs']}),
+    outputs=tensor(columns=True, finite=False),
+)
+EXEMPT['nn.ShardAggregator.forward'] = 'abstract'
+for name in ('ShardAggregator', 'MeanAggregator', 'MajorityAggregator'):
+    EXEMPT[f'nn.{name}'] = 'takes no arguments, as torch.nn.Module'
+entry(
+    'nn.make_aggregator',
+    lambda: {'name': 'lbaggr', 'epochs': 3},
+    Row('foreign', {'alpha': 1}, 'alpha'),
+    Row('of another', {'name': nn.MeanAggregator()}, "'epochs'"),
+    Row('bad', {'epochs': 0}, "'epochs'"),
+    name=choice(),
+)
+entry(
+    'nn.ShardPartitioner',
+    lambda: {'in_channels': 2, 'num_shards': 3},
+    in_channels=CHANNELS,
+    num_shards=COUNT,
+    hidden_channels=CHANNELS,
+    num_layers=COUNT,
+)
+entry(
+    'nn.ShardPartitioner.forward',
+    lambda: (
+        nn.ShardPartitioner(2, 3).eval(),
+        {'x': torch.ones(N, 2), 'edge_index': undirected()},
+    ),
+    x=tensor(rows=False, columns=True, finite=False),
+    edge_index=edge_indices(entries=False),
+)
+LEARNED = {
+    'x': tensor(rows=True, dtypes=(torch.int64, torch.bool)),
+    'edge_index': EDGES,
+    'y': tensor(low=0),
+    'hidden_channels': CHANNELS,
+    'lr': POSITIVE,
+    'weight_decay': NOT_NEGATIVE,
+}
+
+
+def classified() -> dict[str, Any]:
+    return {
+        'x': torch.linspace(-1, 1, 12).view(N, 2),
+        'edge_index': undirected(),
+        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+    }
+
+
+entry(
+    'nn.learned_partition',
+    lambda: {**classified(), 'num_shards': 2, 'max_epochs': 2},
+    names={'x': "'(x|y|edge_index)'"},
+    num_shards=integer(1, N),
+    time_weight=number(),
+    sem_weight=number(),
+    max_epochs=integer(0),
+    patience=COUNT,
+    tol=NOT_NEGATIVE,
+    slack=SLACK,
+    **LEARNED,
+)
+entry(
+    'nn.partition_embedding',
+    lambda: {**classified(), 'epochs': 2},
+    names={'x': "'(x|y|edge_index)'"},
+    epochs=integer(0),
+    **LEARNED,
+)
+
+# Transforms ##################################################################
+
+MEASURE = {
+    'measure': choice(),
+    'alpha': number(0, 1, closed='high', none=True),
+    't': number(0, none=True),
+    'beta': number(0, none=True),
+    'levels': integer(0, none=True),
+    'tol': number(0, 1, none=True),
+    'eps': EPS,
+}
+MEASURE_ROWS = (
+    Row('no alpha', {'alpha': None}, "'alpha'"),
+    Row('none taken', {'measure': F.ppr(0.2)}, "'alpha'"),
+)
+NAME = values(3, None, ['x'])
+MAYBE_NAME = values(3, ['x'])
+entry(
+    'transforms.AGP',
+    lambda: {'measure': 'appnp', 'alpha': 0.2},
+    *MEASURE_ROWS,
+    force_push=FLAG,
+    attr=NAME,
+    out=MAYBE_NAME,
+    **MEASURE,
+)
+
+
+def agp() -> Any:
+    return transforms.AGP('appnp', alpha=0.2, levels=2)
+
+
+def changed_data(**attributes: Any) -> Data:
+    made = plain_data()
+    made.update(attributes)
+    return made
+
+
+FEATURE_ROWS = (
+    Row('no features', {'data': changed_data(x=None)}, "'x'"),
+    Row('integers', {'data': changed_data(x=torch.ones(N, 2).long())}, "'x'"),
+    Row('NaN', {'data': changed_data(x=torch.full((N, 2), np.nan))}, "'x'"),
+)
+entry(
+    'transforms.AGP.forward',
+    lambda: (agp(), {'data': plain_data()}),
+    *FEATURE_ROWS,
+    Row(
+        'directed',
+        {'data': changed_data(edge_index=undirected()[:, :7])},
+        "'graph'",
+    ),
+    names=DATA_NAMES,
+    data=DATA,
+)
+entry(
+    'transforms.AGP.guarantee',
+    lambda: (agp(), {'data': plain_data()}),
+    *FEATURE_ROWS,
+    names=DATA_NAMES,
+    data=DATA,
+)
+for name, make in (
+    ('AGP', agp),
+    ('GDC', lambda: transforms.GDC('appnp', alpha=0.2, top_k=2)),
+):
+    entry(
+        f'transforms.{name}.make_measure',
+        lambda make=make: (make(), {'graph': csr()}),
+    )
+entry(
+    'transforms.GDC',
+    lambda: {'measure': 'appnp', 'alpha': 0.2, 'top_k': 2},
+    *MEASURE_ROWS,
+    Row('dense', {'top_k': None}, "'top_k'"),
+    top_k=integer(1),
+    threshold=NOT_NEGATIVE,
+    normalization=choice(none=True),
+    method=choice(),
+    **MEASURE,
+)
+entry(
+    'transforms.GDC.forward',
+    lambda: (
+        transforms.GDC('appnp', alpha=0.2, top_k=2),
+        {'data': plain_data()},
+    ),
+    Row(
+        'edge attributes',
+        {'data': changed_data(edge_attr=torch.ones(14, 1))},
+        "'edge_attr'",
+    ),
+    names=DATA_NAMES,
+    data=DATA,
+)
+entry('transforms.BoundedDegree', lambda: {'K': 2}, K=COUNT, along=FLAG)
+entry(
+    'transforms.BoundedDegree.forward',
+    lambda: (transforms.BoundedDegree(2), {'data': plain_data()}),
+    names=DATA_NAMES,
+    data=data(empty=True),
+)
+EMBEDDING = {
+    'max_degree': integer(1, none=True),
+    'clip': FLAG,
+    'attr': NAME,
+    'dtype': values(3, 'float32', torch.int64, float, torch.float16),
+}
+EXEMPT['transforms.GraphEmbedding'] = 'abstract'
+entry(
+    'transforms.GraphScattering',
+    lambda: {'J': 2, 'Q': 2, 'L': 2},
+    J=J,
+    Q=J,
+    L=J,
+    wavelet=WAVELET,
+    low_pass=choice(),
+    linear=FLAG,
+    sparse=FLAG,
+    **EMBEDDING,
+)
+
+
+def scattering(**arguments: Any) -> Any:
+    return transforms.GraphScattering(J=2, Q=2, L=2, **arguments)
+
+
+WIDTH = integer(1)
+for name, more in (
+    ('num_coefficients', {}),
+    ('path', {'index': 0}),
+    ('paths', {}),
+):
+    entry(
+        f'transforms.GraphScattering.{name}',
+        lambda more=more: (scattering(), {**more, 'num_features': 2}),
+        num_features=WIDTH,
+        **({'index': integer(0, 11)} if more else {}),
+    )
+entry(
+    'transforms.GFT', lambda: {}, num_bands=integer(1, none=True), **EMBEDDING
+)
+
+
+def unit_data() -> Data:
+    return changed_data(x=torch.linspace(-1, 1, 12).view(N, 2))
+
+
+UNIT_ROWS = (
+    *FEATURE_ROWS,
+    Row('too large', {'data': plain_data()}, "'x'"),
+)
+entry(
+    'transforms.GraphEmbedding.forward',
+    lambda: (scattering(), {'data': unit_data()}),
+    *UNIT_ROWS,
+    names=DATA_NAMES,
+    data=DATA,
+)
+entry(
+    'transforms.GraphEmbedding.embed',
+    lambda: (scattering(), {'data': unit_data()}),
+    *UNIT_ROWS,
+    Row('a list', {'data': [unit_data(), 3]}, "'data'"),
+    Row('none', {'data': []}, "'data'"),
+    names=DATA_NAMES,
+    data=DATA,
+    dtype=EMBEDDING['dtype'],
+    sparse=FLAG,
+)
+entry(
+    'transforms.GraphEmbedding.signal',
+    lambda: (scattering(), {'data': unit_data()}),
+    *UNIT_ROWS,
+    names=DATA_NAMES,
+    data=data(edges=False),
+    graph=instance(none=True),
+    dtype=EMBEDDING['dtype'],
+)
+entry(
+    'transforms.Shards',
+    lambda: {'num_shards': 2, 'method': 'bekm', 'embedding': 'z'},
+    Row('foreign', {'alpha': 1}, "'alpha'"),
+    Row('no embedding', {'method': 'hash'}, "'embedding'"),
+    num_shards=COUNT,
+    method=choice(),
+    embedding=MAYBE_NAME,
+)
+
+
+def masked_data(**attributes: Any) -> Data:
+    mask = torch.tensor([True, True, True, True, False, False])
+    return changed_data(**{'train_mask': mask, **attributes})
+
+
+entry(
+    'transforms.Shards.forward',
+    lambda: (
+        transforms.Shards(2, 'blpa', seed=0),
+        {'data': masked_data()},
+    ),
+    Row('no mask', {'data': plain_data()}, "'train_mask'"),
+    Row(
+        'a short mask',
+        {'data': masked_data(train_mask=torch.ones(2).bool())},
+        "'train_mask'",
+    ),
+    Row(
+        'too few',
+        {'data': masked_data(train_mask=torch.arange(N) < 1)},
+        "'num_shards'",
+    ),
+    names=DATA_NAMES,
+    data=data(),
+)
+
+# Samplers and loaders ########################################################
+
+WALK = {
+    'walk_length': integer(0),
+    'restarts': COUNT,
+    'roots': ROOTS,
+    'along': FLAG,
+}
+entry(
+    'sampler.DisjointWalkSampler',
+    lambda: {
+        'data': plain_data(),
+        'walk_length': 2,
+        'roots': torch.tensor([0, 2]),
+    },
+    TWICE,
+    MASK,
+    names=DATA_NAMES,
+    data=DATA,
+    **WALK,
+)
+
+
+def walk_sampler() -> Any:
+    return sampler.DisjointWalkSampler(plain_data(), 2, seed=0)
+
+
+def ego_sampler() -> Any:
+    return sampler.EgoSampler(plain_data(), 1)
+
+
+entry(
+    'sampler.DisjointWalkSampler.partition',
+    lambda: (walk_sampler(), {}),
+    number=integer(0),
+)
+entry(
+    'sampler.DisjointWalkSampler.sample_walks',
+    lambda: (walk_sampler(), {'walks': walk_sampler().partition()}),
+    Row(
+        'an unknown node',
+        {'walks': F.DisjointWalks(torch.tensor([0, 1]), torch.tensor([N]))},
+        "'walks",
+    ),
+    Row(
+        'twice',
+        {'walks': F.DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
+        "'walks",
+    ),
+    walks=instance(),
+    input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
+)
+NODES = either(
+    instance(),
+    values(
+        NodeSamplerInput(None, torch.tensor([N])),
+        NodeSamplerInput(None, torch.tensor([-1])),
+        NodeSamplerInput(None, torch.tensor([0.5])),
+    ),
+)
+for name, make in (('DisjointWalk', walk_sampler), ('Ego', ego_sampler)):
+    entry(
+        f'sampler.{name}Sampler.sample_from_nodes',
+        lambda make=make: (
+            make(),
+            {
+                'inputs': NodeSamplerInput(
+                    None,
+                    walk_sampler().partition().roots[:1],
+                )
+            },
+        ),
+        names={'inputs': "'(inputs|roots)'"},
+        inputs=NODES,
+    )
+    EXEMPT[f'sampler.{name}Sampler.sample_from_edges'] = 'refuses everything'
+entry(
+    'sampler.EgoSampler',
+    lambda: {
+        'data': plain_data(),
+        'num_hops': 2,
+        'roots': torch.tensor([0, 2]),
+    },
+    TWICE,
+    MASK,
+    names=DATA_NAMES,
+    data=DATA,
+    num_hops=integer(0),
+    roots=ROOTS,
+    along=FLAG,
+)
+entry(
+    'sampler.EgoSampler.sample_roots',
+    lambda: (ego_sampler(), {'index': torch.tensor([0, 1])}),
+    index=tensor(rows=False, low=0, high=N - 1),
+)
+OPTIONS = {
+    'input_nodes': ROOTS,
+    'num_steps': integer(1, none=True),
+    'along': FLAG,
+}
+OWN = Row('choosing batches', {'shuffle': True}, "'shuffle'")
+entry(
+    'loader.DisjointWalkLoader',
+    lambda: {
+        'data': plain_data(),
+        'batch_size': 1,
+        'walk_length': 2,
+        'input_nodes': torch.tensor([0, 2]),
+    },
+    OWN,
+    Row('too many', {'batch_size': 99, 'seed': 0}, "'batch_size'"),
+    names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
+    data=DATA,
+    batch_size=COUNT,
+    walk_length=integer(0),
+    restarts=COUNT,
+    resample_every=integer(1, none=True),
+    **OPTIONS,
+)
+
+
+def walk_loader() -> Any:
+    return loader.DisjointWalkLoader(plain_data(), 1, 2, seed=0)
+
+
+def ego_loader() -> Any:
+    return loader.EgoLoader(plain_data(), 2, 1, 3, seed=0)
+
+
+entry(
+    'loader.EgoLoader',
+    lambda: {
+        'data': plain_data(),
+        'batch_size': 2,
+        'num_hops': 1,
+        'max_degree': 3,
+        'input_nodes': torch.tensor([0, 2]),
+    },
+    OWN,
+    Row('degrees', {'max_degree': 2}, "'data'"),
+    names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
+    data=DATA,
+    batch_size=integer(1, 2),
+    num_hops=integer(0),
+    max_degree=COUNT,
+    **OPTIONS,
+)
+STEP = integer(0)
+for name, make in (('DisjointWalk', walk_loader), ('Ego', ego_loader)):
+    entry(
+        f'loader.{name}Loader.num_subgraphs_at',
+        lambda make=make: (make(), {'step': 0}),
+        step=STEP,
+    )
+    entry(
+        f'loader.{name}Loader.check_batch',
+        lambda make=make: (
+            make(),
+            {'batch': next(iter(make())), 'step': 0},
+        ),
+        Row('another batch', {'batch': plain_data()}, 'batch'),
+        names={'batch': "a batch|'transform'"},
+        batch=data(edges=False),
+        step=STEP,
+        count=integer(1, none=True),
+    )
+    EXEMPT[f'loader.{name}Loader.collate_fn'] = 'called by DataLoader alone'
+entry(
+    'loader.DisjointWalkLoader.draw',
+    lambda: (walk_loader(), {'step': 0}),
+    step=STEP,
+)
+entry(
+    'loader.StepLoader.sample_rate_at',
+    lambda: (walk_loader(), {'step': 0}),
+    step=STEP,
+)
+EXEMPT['loader.StepLoader'] = 'abstract'
+EXEMPT['loader.StepLoader.num_subgraphs_at'] = 'abstract'
+EXEMPT['loader.StepLoader.check_batch'] = 'abstract'
+EXEMPT['loader.StepLoader.check_kwargs'] = 'what the loaders refuse it by'
+entry(
+    'loader.ShardLoader',
+    lambda: {'data': plain_data(), 'shard': shard(), 'num_shards': 3},
+    Row('an empty shard', {'num_shards': 4}, "'shard'"),
+    Row('none', {'shard': None}, "'shard'"),
+    Row('own', {'collate_fn': print}, "'collate_fn'"),
+    Row('outside', {'shard': torch.full((N,), -1)}, "'shard'"),
+    names=DATA_NAMES,
+    data=DATA,
+    shard=tensor(high=2),
+    num_shards=integer(1, none=True),
+    batch_size=COUNT,
+)
+
+# Certificates ################################################################
+
+
+def threat() -> Any:
+    return certificates.ThreatModel(csr(), local_budget=1)
+
+
+def certificate() -> Any:
+    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
+    return certificates.certify(logits, threat())
+
+
+EXEMPT['certificates.Certificate'] = RESULT
+entry(
+    'certificates.Certificate.certified_accuracy',
+    lambda: (certificate(), {'labels': torch.zeros(N).long()}),
+    labels=tensor(),
+)
+CERTIFICATE = certificate()
+BROKEN = int(CERTIFICATE.targets[CERTIFICATE.broken][0])
+ROBUST = int(CERTIFICATE.targets[CERTIFICATE.robust][0])
+entry(
+    'certificates.Certificate.witness',
+    lambda: (certificate(), {'node': BROKEN}),
+    Row('no witness', {'node': ROBUST}, 'has no witness'),
+    names={'node': 'node'},
+    node=integer(0, N - 1),
+)
+entry(
+    'certificates.RobustLoss',
+    lambda: {'threat': threat()},
+    Row(
+        'a global budget',
+        {'threat': certificates.ThreatModel(csr(), global_budget=1)},
+        "'threat'",
+    ),
+    threat=instance(),
+    kind=choice(),
+    margin=number(),
+    tol=UNIT,
+)
+TRAINED = tensor(rows=True)
+entry(
+    'certificates.RobustLoss.forward',
+    lambda: (
+        certificates.RobustLoss(threat(), kind='cem'),
+        {
+            'logits': rand(N, 2),
+            'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+            'index': torch.tensor([0, 3]),
+            'diffused': rand(N, 2),
+        },
+    ),
+    logits=LOGITS,
+    y=tensor(low=None),
+    index=either(
+        LABELLED,
+        tensor(
+            rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)
+        ),
+    ),
+    diffused=tensor(columns=True, none=True, finite=False),
+)
+entry(
+    'certificates.ThreatModel',
+    lambda: {
+        'graph': undirected(),
+        'fragile': torch.tensor([[0, 0], [1, 3]]),
+        'fixed': torch.tensor([[1], [2]]),
+        'local_budget': torch.ones(N).long(),
+        'global_budget': 3,
+        'num_nodes': N,
+    },
+    Row('two budgets', {'strength': 3}, "'strength'"),
+    Row('both', {'fixed': torch.tensor([[0], [1]])}, "'fixed'"),
+    Row('no edge', {'fixed': torch.tensor([[0], [3]])}, "'fixed'"),
+    Row('twice', {'fragile': torch.tensor([[0, 0], [1, 1]])}, "'fragile'"),
+    names={
+        'graph': "'(graph|edge_index|data)'",
+        'num_nodes': "'(num_nodes|edge_index)'",
+        'strength': "'strength'",
+    },
+    graph=any_graph(),
+    fragile=either(
+        choice(),
+        values(
+            torch.tensor([[0.5], [1.0]]),
+            torch.tensor([0, 1]),
+            torch.tensor([[0], [N]]),
+        ),
+    ),
+    fixed=either(
+        choice(none=True),
+        values(
+            torch.tensor([[0.5], [1.0]]),
+            torch.tensor([0, 1]),
+            torch.tensor([[0], [N]]),
+        ),
+    ),
+    local_budget=either(
+        integer(0, none=True), values(-torch.ones(N).long(), torch.ones(N))
+    ),
+    strength=integer(none=True),
+    global_budget=integer(0, none=True),
+    num_nodes=integer(N),
+)
+entry(
+    'certificates.certify',
+    lambda: {
+        'logits': rand(N, 2),
+        'threat': threat(),
+        'targets': torch.tensor([0, 3]),
+        'reference': torch.zeros(N).long(),
+    },
+    Row(
+        'exact',
+        {
+            'threat': certificates.ThreatModel(csr(), global_budget=2),
+            'method': 'exact',
+        },
+        "'method'",
+    ),
+    logits=LOGITS,
+    threat=instance(),
+    targets=tensor(
+        rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)
+    ),
+    reference=tensor(low=0, high=1, none=True),
+    method=choice(),
+    cost=choice(),
+    sign_only=FLAG,
+    tolerance=values('a', None, np.nan, -1.0, True, [0.5]),
+)
+entry(
+    'certificates.neighborhood_purity',
+    lambda: {'graph': csr(), 'labels': shard()},
+    labels=tensor(),
+    hops=COUNT,
+)
+AXES = values(3, 'axes')
+LABEL = values(3, ['a'])
+entry(
+    'certificates.plot_certified_ratio',
+    lambda: {'budgets': [1], 'certificates': [CERTIFICATE]},
+    needs='matplotlib',
+    budgets=values(3, None, [1, 2], ['a'], [-1]),
+    certificates=values(3, None, [], ['a']),
+    label=LABEL,
+    ax=AXES,
+)
+entry(
+    'certificates.plot_purity',
+    lambda: {
+        'certificate': CERTIFICATE,
+        'purity': torch.ones(N, dtype=torch.float64),
+    },
+    needs='matplotlib',
+    certificate=instance(),
+    purity=tensor(finite=False),
+    label=LABEL,
+    ax=AXES,
+)

@@ -1,0 +1,899 @@
+"""Bad inputs of private training and unlearning."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bad_functional import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RESULT,
+    SHARE,
+    UNIT,
+    N,
+    rand,
+)
+from bad_ground import DATA, DATA_NAMES, saved, temporary
+from bad_inputs import (
+    FLAG,
+    FUNCTION,
+    PATH,
+    Row,
+    anything,
+    choice,
+    data,
+    either,
+    instance,
+    integer,
+    number,
+    tensor,
+    undirected,
+    values,
+)
+from bad_layers import CHANNELS, changed_data, scattering, walk_loader
+from bad_table import EXEMPT, entry
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCNConv
+
+from pyg_trust import (
+    loader,
+    privacy,
+    transforms,
+    unlearning,
+)
+from pyg_trust.removal import RemovalRequest
+
+# Privacy #####################################################################
+
+SPENT = {
+    'noise_multiplier': number(0),
+    'sample_rate': SHARE,
+}
+NOISE_NAMES = {'noise_multiplier': "'(noise_multiplier|lam)'"}
+
+
+def accountant() -> Any:
+    made = privacy.RDPAccountant()
+    made.step(noise_multiplier=2.0, sample_rate=0.5)
+    return made
+
+
+def fdp_accountant() -> Any:
+    return privacy.FDPAccountant(100, 10, 3)
+
+
+entry(
+    'privacy.WORAccountant.step',
+    lambda: (accountant(), {'noise_multiplier': 2.0, 'sample_rate': 0.5}),
+    names=NOISE_NAMES,
+    **SPENT,
+)
+entry(
+    'privacy.WORAccountant.spend_pure',
+    lambda: (accountant(), {'epsilon': 0.5}),
+    epsilon=POSITIVE,
+)
+entry(
+    'privacy.WORAccountant.get_epsilon',
+    lambda: (accountant(), {'delta': 1e-5}),
+    Row('more', {'alphas': [2.0]}, "'delta'"),
+    args=anything('a row above refuses whatever comes'),
+)
+BUDGETED = {'epsilon': 5.0, 'delta': 1e-5}
+AFTER = {'epsilon': number(), 'steps': COUNT}
+entry(
+    'privacy.WORAccountant.remaining_steps',
+    lambda: (
+        accountant(),
+        {**BUDGETED, 'noise_multiplier': 4.0, 'sample_rate': 0.5},
+    ),
+    names=NOISE_NAMES,
+    epsilon=NOT_NEGATIVE,
+    **SPENT,
+)
+entry(
+    'privacy.WORAccountant.noise_multiplier_for',
+    lambda: (accountant(), {**BUDGETED, 'sample_rate': 0.5, 'steps': 2}),
+    epsilon=POSITIVE,
+    sample_rate=SHARE,
+    steps=COUNT,
+)
+DESTINATION = values(3, 'state', [1])
+entry(
+    'privacy.WORAccountant.state_dict',
+    lambda: (accountant(), {}),
+    destination=DESTINATION,
+)
+
+
+def damaged(value: dict[str, Any]) -> Any:
+    """The states that something is wrong with."""
+    yield 'a number', 3
+    yield 'a list', [value]
+    yield 'an empty dictionary', {}
+    yield 'None', None
+    for key in value:
+        rest = {k: v for k, v in value.items() if k != key}
+        yield f'without {key!r}', rest
+        yield f'another {key!r}', {**rest, key: object()}
+        yield f'no {key!r}', {**rest, key: None}
+
+
+entry(
+    'privacy.WORAccountant.load_state_dict',
+    lambda: (accountant(), {'state_dict': accountant().state_dict()}),
+    Row(
+        'turned back',
+        {'state_dict': privacy.RDPAccountant().state_dict()},
+        'state',
+    ),
+    names={'state_dict': 'state|pure_epsilon'},
+    state_dict=damaged,
+)
+entry(
+    'privacy.FDPAccountant',
+    lambda: {'num_nodes': 100, 'batch_size': 10, 'terms': 3},
+    names={'batch_size': "'(batch_size|m)'", 'num_nodes': "'(num_nodes|m)'"},
+    num_nodes=COUNT,
+    batch_size=integer(1, 100),
+    terms=integer(1, 100),
+)
+RATE = values('a', None, True, np.nan, 0.0, 0.2, [0.1])
+entry(
+    'privacy.FDPAccountant.step',
+    lambda: (fdp_accountant(), {'noise_multiplier': 6.0, 'sample_rate': 0.1}),
+    names=NOISE_NAMES,
+    noise_multiplier=number(0),
+    sample_rate=RATE,
+)
+entry(
+    'privacy.FDPAccountant.remaining_steps',
+    lambda: (
+        fdp_accountant(),
+        {**BUDGETED, 'noise_multiplier': 60.0, 'sample_rate': 0.1},
+    ),
+    names=NOISE_NAMES,
+    epsilon=NOT_NEGATIVE,
+    noise_multiplier=number(0),
+    sample_rate=RATE,
+)
+entry(
+    'privacy.FDPAccountant.noise_multiplier_for',
+    lambda: (fdp_accountant(), {**BUDGETED, 'sample_rate': 0.1, 'steps': 2}),
+    epsilon=POSITIVE,
+    sample_rate=RATE,
+    steps=COUNT,
+)
+entry(
+    'privacy.FDPAccountant.state_dict',
+    lambda: (fdp_accountant(), {}),
+    destination=DESTINATION,
+)
+entry('privacy.create_accountant', lambda: {}, mechanism=choice())
+SCORES = either(
+    values(3, None, 'a', [1.0, 2.0], ['a'] * 4, [[1.0]] * 4),
+    values([np.nan] * 4, torch.tensor([1.0])),
+)
+entry(
+    'privacy.empirical_epsilon',
+    lambda: {'without': rand(8), 'with_': rand(8), 'delta': 0.05},
+    without=SCORES,
+    with_=SCORES,
+    claim=number(0, closed='low', none=True),
+    confidence=UNIT,
+)
+entry(
+    'privacy.canary_graph',
+    lambda: {'num_canaries': 4},
+    num_canaries=COUNT,
+    size=COUNT,
+)
+
+
+def attach(module: Any, optimizer: Any, data_loader: Any) -> Any:
+    engine = privacy.PrivacyEngine(seed=0)
+    return engine, engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=data_loader,
+        noise_multiplier=4.0,
+        max_grad_norm=1.0,
+        loss_reduction='sum',
+    )
+
+
+entry(
+    'privacy.audit_training',
+    lambda: {'attach': attach, 'num_canaries': 16, 'seed': 0},
+    attach=FUNCTION,
+    num_canaries=COUNT,
+    size=COUNT,
+    batch_size=integer(1, 16, none=True),
+    steps=COUNT,
+    confidence=UNIT,
+)
+
+
+class Net(torch.nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(2, 2)
+
+    def forward(
+        self, x: torch.Tensor, edge_index: torch.Tensor
+    ) -> torch.Tensor:
+        return self.conv(x, edge_index)
+
+
+def training() -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Net()
+    return {
+        'module': net,
+        'optimizer': torch.optim.SGD(net.parameters(), lr=0.1),
+        'data_loader': walk_loader(),
+    }
+
+
+def criterion(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(out, target)
+
+
+def private(engine: Any, **arguments: Any) -> Any:
+    return engine.make_private(
+        **training(), noise_multiplier=4.0, max_grad_norm=1.0, **arguments
+    )
+
+
+def attached(**arguments: Any) -> Any:
+    made = privacy.PrivacyEngine(seed=0)
+    private(made, **arguments)
+    return made
+
+
+def batchnorm() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+
+
+PARTS = {
+    'module': instance(),
+    'optimizer': instance(),
+    'data_loader': instance(),
+    'max_grad_norm': POSITIVE,
+}
+PARTS_ROWS = (
+    Row('layers', {'module': batchnorm()}, 'BatchNorm|module|optimizer'),
+    Row(
+        'other parameters',
+        {'optimizer': torch.optim.SGD(Net().parameters(), lr=0.1)},
+        "'optimizer'",
+    ),
+    Row(
+        'propagated',
+        {
+            'data_loader': loader.DisjointWalkLoader(
+                changed_data(propagated=('x',)), 1, 2, seed=0
+            )
+        },
+        "'data_loader'",
+    ),
+)
+entry(
+    'privacy.PrivacyEngine',
+    lambda: {},
+    Row('a seed', {'secure_mode': True, 'seed': 1}, "'seed'"),
+    accountant=choice(),
+    secure_mode=FLAG,
+    ledger=values(3, ['a']),
+)
+entry(
+    'privacy.PrivacyEngine.make_private',
+    lambda: (
+        privacy.PrivacyEngine('rdp_wor', seed=0, ledger=temporary()),
+        {
+            **training(),
+            'noise_multiplier': 4.0,
+            'max_grad_norm': 1.0,
+            'target_epsilon': 5.0,
+            'target_delta': 1e-3,
+        },
+    ),
+    *PARTS_ROWS,
+    Row('no delta', {'target_delta': None}, "'target_delta'"),
+    Row('no epsilon', {'target_epsilon': None}, "'target_epsilon'"),
+    names={
+        **NOISE_NAMES,
+        'target_epsilon': "'target_epsilon'",
+        'target_delta': "'(target_)?delta'",
+    },
+    noise_multiplier=number(0),
+    loss_reduction=choice(),
+    max_physical_batch_size=integer(1, none=True),
+    target_epsilon=POSITIVE,
+    target_delta=UNIT,
+    method=choice(),
+    forward=instance(none=True),
+    criterion=instance(none=True),
+    **PARTS,
+)
+entry(
+    'privacy.PrivacyEngine.make_private_with_epsilon',
+    lambda: (
+        privacy.PrivacyEngine('rdp_wor', seed=0, ledger=temporary()),
+        {
+            **training(),
+            'target_epsilon': 5.0,
+            'target_delta': 1e-3,
+            'max_grad_norm': 1.0,
+            'steps': 2,
+        },
+    ),
+    *PARTS_ROWS,
+    Row('both', {'epochs': 2}, "'steps'"),
+    Row('noise', {'noise_multiplier': 2.0}, "'noise_multiplier'"),
+    names={'target_delta': "'(target_)?delta'"},
+    target_epsilon=POSITIVE,
+    target_delta=UNIT,
+    steps=COUNT,
+    epochs=values('a', 1.5, True),
+    **PARTS,
+)
+entry(
+    'privacy.PrivacyEngine.get_epsilon',
+    lambda: (attached(), {'delta': 1e-3}),
+)
+entry(
+    'privacy.PrivacyEngine.estimate_max_grad_norm',
+    lambda: (
+        privacy.PrivacyEngine(seed=0, ledger=temporary()),
+        {
+            'module': Net(),
+            'data_loader': walk_loader(),
+            'criterion': criterion,
+            'epsilon': 1.0,
+        },
+    ),
+    Row('two ways', {'public': True}, "'public'"),
+    Row('no way', {'epsilon': None}, "'epsilon'"),
+    module=PARTS['module'],
+    data_loader=PARTS['data_loader'],
+    criterion=FUNCTION,
+    percentile=number(0, 100),
+    epsilon=number(0, none=False),
+    bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
+    public=values('yes', None),
+    insist=values('yes', None),
+    forward=instance(none=True),
+)
+entry(
+    'privacy.PrivacyEngine.load_state_dict',
+    lambda: (attached(), {'state': attached().state_dict()}),
+    names={'state': 'state'},
+    state=damaged,
+    rewind=FLAG,
+)
+entry(
+    'privacy.PrivacyEngine.report',
+    lambda: (attached(), {'delta': 1e-3}),
+    Row('no target', {'delta': None}, "'delta'"),
+    delta=UNIT,
+)
+for name in ('AuditReport', 'PrivacyReport', 'ClippedSum', 'PrivateTraining'):
+    EXEMPT[f'privacy.{name}'] = RESULT
+for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader'):
+    EXEMPT[f'privacy.{name}'] = 'made by the engine alone'
+EXEMPT['privacy.Tape'] = 'made by SubgraphGradients.record'
+entry(
+    'privacy.PrivateOptimizer.step',
+    lambda: (fresh_optimizer(), {}),
+    closure=values(3, print),
+)
+
+
+def fresh_optimizer() -> Any:
+    # Ready for a step.
+    _, optimizer, batches = (made := attached())._training
+    batch = next(iter(batches))
+    out = made._training.model(batch.x, batch.edge_index)
+    out[: batch.batch_size].sum().backward()
+    return optimizer
+
+
+EXEMPT['privacy.PrivateOptimizer.add_param_group'] = 'refuses everything'
+entry(
+    'privacy.PrivateOptimizer.zero_grad',
+    lambda: (attached()._training.optimizer, {}),
+    set_to_none=FLAG,
+)
+for name in ('forward', 'state_dict', 'load_state_dict'):
+    EXEMPT[f'privacy.PrivateModule.{name}'] = 'that of the model inside'
+EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
+    'that of the optimizer inside, with its errors'
+)
+entry('privacy.SeededNoise', lambda: {})
+SHAPE = values(3.5, None, 'a', (1.5,), (-1,), (True,))
+for name, extra in (('SeededNoise', {'seed': 0}), ('SecureNoise', {})):
+    entry(
+        f'privacy.{name}.normal',
+        lambda name=name, extra=extra: (
+            getattr(privacy, name)(**extra),
+            {'shape': (2, 3)},
+        ),
+        shape=SHAPE,
+    )
+    entry(
+        f'privacy.{name}.uniform',
+        lambda name=name, extra=extra: (
+            getattr(privacy, name)(**extra),
+            {'count': 3},
+        ),
+        count=integer(0),
+    )
+entry('privacy.SecureNoise', lambda: {}, source=FUNCTION)
+entry(
+    'privacy.SecureNoise.choose',
+    lambda: (privacy.SecureNoise(), {'count': 5, 'size': 2}),
+    count=COUNT,
+    size=integer(0, 5),
+)
+OWNER = tensor(rows=False, low=0, high=1)
+
+
+def gradients() -> Any:
+    return privacy.SubgraphGradients(Net())
+
+
+def owner() -> torch.Tensor:
+    return torch.tensor([0, 0, 0, 1, 1, 1])
+
+
+entry(
+    'privacy.SubgraphGradients',
+    lambda: {'module': Net()},
+    module=instance(),
+    method=choice(),
+    chunk_size=COUNT,
+)
+entry(
+    'privacy.SubgraphGradients.record',
+    lambda: (gradients(), {'owner': owner(), 'num_subgraphs': 2}),
+    owner=OWNER,
+    num_subgraphs=COUNT,
+)
+
+
+def apart() -> torch.Tensor:
+    return torch.tensor([[0, 1, 3, 4], [1, 2, 4, 5]])
+
+
+class Checked:
+    """The check, with what the module is called with."""
+
+    def __init__(self) -> None:
+        self.gradients = gradients()
+
+    def check(self, owner: Any, num_subgraphs: Any) -> str:
+        return self.gradients.check(
+            owner, num_subgraphs, torch.ones(N, 2), apart()
+        )
+
+
+entry(
+    'privacy.SubgraphGradients.check',
+    lambda: (Checked(), {'owner': owner(), 'num_subgraphs': 2}),
+    owner=OWNER,
+    num_subgraphs=COUNT,
+    args=anything('what the module takes'),
+)
+
+
+def tape() -> Any:
+    made = gradients()
+    with made.record(owner(), 2) as recorded:
+        out = made.module(torch.ones(N, 2), apart())
+    return recorded, out
+
+
+def taped() -> Any:
+    recorded, out = tape()
+    return (
+        recorded,
+        {
+            'output': out,
+            'grad_output': torch.ones_like(out),
+            'max_grad_norm': 1.0,
+            'output_owner': owner(),
+        },
+    )
+
+
+entry(
+    'privacy.Tape.clipped_sum',
+    taped,
+    Row('no gradient', {'output': torch.ones(N, 2)}, "'output'"),
+    names={'output': "'(output|grad_output)'"},
+    output=values(3, None, 'a', [3]),
+    grad_output=tensor(columns=True, finite=False),
+    max_grad_norm=number(0, math.inf, closed='high'),
+    output_owner=tensor(low=0, high=1, none=True),
+)
+
+# Unlearning ##################################################################
+
+
+def graphs(count: int = 6) -> list[Data]:
+    made = []
+    for number_ in range(count):
+        x = torch.linspace(-1, 1, 12).view(N, 2).roll(number_, 0)
+        x = x * (1 if number_ % 2 else -0.5)
+        made.append(
+            Data(
+                x=x,
+                edge_index=undirected(),
+                y=torch.tensor([number_ % 2]),
+                num_nodes=N,
+            )
+        )
+    return made
+
+
+def classifier(**arguments: Any) -> Any:
+    return unlearning.ScatteringClassifier(
+        scattering(), lam=0.1, seed=0, **arguments
+    )
+
+
+def fitted_classifier(**arguments: Any) -> Any:
+    return classifier(**arguments).fit(graphs())
+
+
+def gin(**arguments: Any) -> Any:
+    return unlearning.GINClassifier(
+        hidden_channels=4, num_layers=1, epochs=1, seed=0, **arguments
+    )
+
+
+def classifier_state(**changes: Any) -> dict[str, Any]:
+    state = fitted_classifier().state_dict()
+    for name, value in changes.items():
+        if isinstance(value, float):
+            value = torch.full_like(state[name], value)
+        state[name] = value
+    return state
+
+
+TRAINING_GRAPHS = values(
+    3, None, 'a', [], [3], graphs()[:1], [*graphs(), None], [HeteroData()] * 2
+)
+GRAPHS = values(3, None, 'a', [], [3], [*graphs(), None], [HeteroData()])
+UNLABELLED = [Data(x=g.x, edge_index=g.edge_index) for g in graphs()]
+LABEL_ROW = Row('no labels', {'graphs': UNLABELLED}, "graph 0|'y'|'graphs'")
+GRAPH_NAMES = {'graphs': "'(graphs|data)'"}
+REQUESTS = (
+    instance(),
+    values(RemovalRequest(graphs=[99]), RemovalRequest(nodes={0: [99]})),
+)
+REQUEST_NAMES = {'request': "'request'|graph 99|node 99"}
+entry(
+    'unlearning.GINClassifier',
+    lambda: {},
+    max_degree=integer(1, none=True),
+    hidden_channels=CHANNELS,
+    num_layers=COUNT,
+    lr=POSITIVE,
+    epochs=integer(0),
+)
+entry(
+    'unlearning.GINClassifier.fit',
+    lambda: (gin(), {'graphs': graphs()}),
+    LABEL_ROW,
+    names=GRAPH_NAMES,
+    graphs=values(3, None, 'a', [], [3], [*graphs(), None], [HeteroData()]),
+)
+entry(
+    'unlearning.GINClassifier.remove',
+    lambda: (
+        gin().fit(graphs()),
+        {'request': RemovalRequest(graphs=[1])},
+    ),
+    Row(
+        'everything',
+        {'request': RemovalRequest(graphs=list(range(6)))},
+        'no graph',
+    ),
+    names=REQUEST_NAMES,
+    request=either(*REQUESTS),
+)
+for name in ('predict', 'score'):
+    rows = (LABEL_ROW,) if name == 'score' else ()
+    entry(
+        f'unlearning.GINClassifier.{name}',
+        lambda: (gin().fit(graphs()), {'graphs': graphs()}),
+        *rows,
+        names=GRAPH_NAMES,
+        graphs=GRAPHS,
+    )
+entry(
+    'unlearning.ScatteringClassifier',
+    lambda: {'transform': scattering()},
+    transform=instance(),
+    lam=POSITIVE,
+    noise_std=NOT_NEGATIVE,
+    epsilon=number(0, 1, closed='high'),
+    loss=choice(),
+    mode=choice(),
+    accounting=choice(),
+    on_exceed=choice(),
+    tol=POSITIVE,
+)
+entry(
+    'unlearning.ScatteringClassifier.fit',
+    lambda: (classifier(), {'graphs': graphs()}),
+    LABEL_ROW,
+    names=GRAPH_NAMES,
+    graphs=TRAINING_GRAPHS,
+)
+for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+    rows = (LABEL_ROW,) if name == 'score' else ()
+    entry(
+        f'unlearning.ScatteringClassifier.{name}',
+        lambda: (fitted_classifier(), {'graphs': graphs()}),
+        *rows,
+        names=GRAPH_NAMES,
+        graphs=GRAPHS,
+    )
+entry(
+    'unlearning.ScatteringClassifier.remove',
+    lambda: (
+        fitted_classifier(),
+        {'request': RemovalRequest(nodes={0: [1]})},
+    ),
+    Row(
+        'a class',
+        {'request': RemovalRequest(graphs=[0, 2, 4])},
+        'a class without',
+    ),
+    Row(
+        'a graph',
+        {'request': RemovalRequest(nodes={0: list(range(N))})},
+        'no node',
+    ),
+    names=REQUEST_NAMES,
+    request=either(*REQUESTS),
+)
+entry(
+    'unlearning.ScatteringClassifier.load_state_dict',
+    lambda: (
+        fitted_classifier(),
+        {'state': fitted_classifier().state_dict()},
+    ),
+    Row('NaN', {'state': classifier_state(W=np.nan)}, 'state'),
+    Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
+    Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
+    names={'state': 'state'},
+    state=damaged,
+)
+entry(
+    'unlearning.ScatteringClassifier.save',
+    lambda: (fitted_classifier(), {'path': temporary()}),
+    path=PATH,
+)
+
+
+def saved_classifier() -> Path:
+    path = temporary()
+    fitted_classifier().save(path)
+    return path
+
+
+entry(
+    'unlearning.ScatteringClassifier.load',
+    lambda: (fitted_classifier(), {'path': saved_classifier()}),
+    Row('another file', {'path': saved()}, 'state'),
+    path=PATH,
+)
+for name in (
+    'MembershipReport',
+    'ShardPlan',
+    'ShardRemovalReport',
+    'ShardReport',
+    'ShardVerifyReport',
+    'UnlearnReport',
+    'VerifyReport',
+):
+    EXEMPT[f'unlearning.{name}'] = RESULT
+entry(
+    'unlearning.membership_inference',
+    lambda: {
+        'probability': rand(N, 2),
+        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+        'members': torch.tensor([0, 1, 2]),
+        'others': torch.tensor([3, 4, 5]),
+    },
+    Row('both', {'others': torch.tensor([2, 3])}, "'members'"),
+    Row('twice', {'others': torch.tensor([3, 3])}, "'others'"),
+    names={'probability': "'(probability|y|members|others)'"},
+    probability=tensor(),
+    y=tensor(low=0, high=1),
+    members=tensor(
+        rows=False, low=0, high=N - 1, empty=True, dtypes=(torch.float32,)
+    ),
+    others=tensor(
+        rows=False, low=0, high=N - 1, empty=True, dtypes=(torch.float32,)
+    ),
+    attack=choice(),
+    level=UNIT,
+)
+entry(
+    'unlearning.ShardStore',
+    lambda: {'folder': temporary()},
+    folder=PATH,
+)
+entry(
+    'unlearning.ShardStore.write',
+    lambda: (
+        unlearning.ShardStore(temporary()),
+        {'parts': {'a': torch.ones(2)}, 'plain': {'b': 1}},
+    ),
+    parts=values(3, None, 'a', [1], {3: 1}),
+    plain=values(3, None, 'a', [1], {'a': object()}),
+)
+
+
+def train_data() -> Data:
+    made = changed_data(
+        x=torch.linspace(-1, 1, 12).view(N, 2),
+        train_mask=torch.ones(N, dtype=torch.bool),
+    )
+    return made
+
+
+def unlearner(**arguments: Any) -> Any:
+    given = {
+        'partition': torch.tensor([0, 0, 0, 1, 1, 1]),
+        'aggregator': 'mean',
+        'epochs': 1,
+        'trainer': 'sequential',
+        'seed': 0,
+        **arguments,
+    }
+    return unlearning.ShardedUnlearner(Net, 2, **given)
+
+
+def fitted_unlearner(**arguments: Any) -> Any:
+    return unlearner(**arguments).fit(train_data())
+
+
+PARTITIONS = either(
+    choice(none=True),
+    values(
+        ['a', 'b'], [torch.tensor([0])], transforms.Shards(3), [[0.5], [1.0]]
+    ),
+)
+entry(
+    'unlearning.ShardedUnlearner',
+    lambda: {'model_factory': Net, 'num_shards': 2},
+    Row('no partition', {'partition': None}, "'partition'"),
+    names={
+        'aggregator': "'(aggregator|name)'",
+        'partition': "'(partition|method)'",
+    },
+    model_factory=FUNCTION,
+    num_shards=COUNT,
+    partition=PARTITIONS,
+    aggregator=choice(),
+    aggregator_nodes=COUNT,
+    num_classes=integer(1, none=True),
+    epochs=COUNT,
+    lr=POSITIVE,
+    weight_decay=NOT_NEGATIVE,
+    optimizer=choice(),
+    sparse_x=FLAG,
+    sparse_adj=FLAG,
+    trainer=choice(),
+    num_workers=integer(1, none=True),
+    folder=values(3, ['a']),
+)
+FIT_ROWS = tuple(
+    Row(
+        label,
+        {'data': changed_data(**{**train_data().to_dict(), **change})},
+        names,
+    )
+    for label, change, names in (
+        ('no mask', {'train_mask': None}, "'train_mask'"),
+        ('no features', {'x': None}, "'x'"),
+        ('NaN', {'x': torch.full((N, 2), np.nan)}, "'x'"),
+        ('no labels', {'y': None}, "'y'"),
+        ('a negative label', {'y': -torch.ones(N).long()}, "'y'"),
+        ('names', {'n_id': torch.zeros(N).long()}, "'n_id'"),
+        ('names of floats', {'n_id': torch.rand(N)}, "'n_id'"),
+    )
+)
+entry(
+    'unlearning.ShardedUnlearner.fit',
+    lambda: (unlearner(), {'data': train_data()}),
+    *FIT_ROWS,
+    names=DATA_NAMES,
+    data=DATA,
+)
+for name in ('predict', 'predict_proba'):
+    entry(
+        f'unlearning.ShardedUnlearner.{name}',
+        lambda: (fitted_unlearner(), {}),
+        Row('both', {'data': train_data(), 'nodes': [0]}, "'nodes'"),
+        *(
+            Row(f'data: {label}', {'data': bad}, "'(data|x|edge_index)'")
+            for label, bad in (
+                *data()(train_data()),
+                ('no features', changed_data(x=None)),
+                ('a column less', changed_data(x=torch.ones(N, 1))),
+            )
+            if bad is not None
+        ),
+        data=anything('rows above'),
+        nodes=values('a', [0.5], [-1], [N], torch.tensor([0.5]), [True]),
+        names={'nodes': "'nodes'|node"},
+    )
+entry(
+    'unlearning.ShardedUnlearner.shard_state',
+    lambda: (fitted_unlearner(), {'shard': 1}),
+    shard=integer(0, 1),
+)
+for name in ('plan', 'remove', 'enqueue'):
+    entry(
+        f'unlearning.ShardedUnlearner.{name}',
+        lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
+        Row(
+            'a shard',
+            {'request': RemovalRequest(nodes=[0, 1, 2])},
+            'leave shard 0',
+        ),
+        Row(
+            'a class',
+            {'request': RemovalRequest(nodes=[0, 2, 4])},
+            'leave class 0',
+        ),
+        names=REQUEST_NAMES,
+        request=either(instance(none=name == 'plan'), *REQUESTS[1:]),
+    )
+entry(
+    'unlearning.ShardedUnlearner.repartition',
+    lambda: (fitted_unlearner(), {'partition': [[0, 1, 2], [3, 4, 5]]}),
+    Row('no method', {'partition': None}, "'partition'"),
+    names={'partition': "'(partition|method)'"},
+    partition=PARTITIONS,
+)
+entry(
+    'unlearning.ShardedUnlearner.verify',
+    lambda: (fitted_unlearner(), {'shards': [0]}),
+    shards=values(3, 'a', [2], [-1], [0.5], [True], ['a']),
+    trainer=choice(),
+)
+entry(
+    'unlearning.ShardedUnlearner.load_state_dict',
+    lambda: (fitted_unlearner(), {'state': fitted_unlearner().state_dict()}),
+    names={'state': 'state'},
+    state=damaged,
+)
+FOLDERS = values(3, 1.5, ['a'])
+
+
+def with_folder() -> Any:
+    made, folder = fitted_unlearner(), temporary()
+    made.save(folder)
+    return made, {'folder': folder}
+
+
+for name in ('save', 'load', 'purge'):
+    entry(
+        f'unlearning.ShardedUnlearner.{name}',
+        with_folder,
+        Row('no folder', {'folder': None}, "'folder'"),
+        folder=FOLDERS,
+    )

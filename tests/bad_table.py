@@ -1,0 +1,71 @@
+"""The table of bad inputs: its entries, and what they share."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bad_inputs import (
+    FLAG,
+    SEED,
+    Kind,
+    Row,
+    instance,
+    integer,
+    number,
+)
+
+FOLDER = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+
+
+class Entry(NamedTuple):
+    make: Callable[[], Any]
+    kinds: dict[str, Kind]
+    rows: tuple[Row, ...]
+    names: dict[str, str]
+    needs: str | None
+
+
+TABLE: dict[str, Entry] = {}
+# Not in the table, and why.
+EXEMPT: dict[str, str] = {}
+
+# What an argument of this name is, wherever an entry says nothing else.
+NAMED: dict[str, Kind] = {
+    'graph': instance(),
+    'measure': instance(),
+    'seed': SEED,
+    'progress_bar': FLAG,
+    'alpha': number(0, 1),
+    'delta': number(0, 1),
+    'levels': integer(0, none=True),
+    'tol': number(0, 1),
+}
+
+
+def entry(
+    key: str,
+    make: Callable[[], Any],
+    *rows: Row,
+    names: dict[str, str] | None = None,
+    needs: str | None = None,
+    **kinds: Kind,
+) -> None:
+    """Adds an entry.
+
+    Args:
+        key: as :func:`entry_points` has it.
+        make: makes the arguments, by name; of a method, the object too.
+        rows: what several arguments together make bad.
+        names: by argument, what the error names if not the argument.
+        needs: the package without which it cannot be called.
+        kinds: by argument.
+    """
+    assert key not in TABLE, key
+    TABLE[key] = Entry(make, kinds, rows, names or {}, needs)
+
+
+def kind_of(key: str, name: str) -> Kind | None:
+    return TABLE[key].kinds.get(name, NAMED.get(name))
