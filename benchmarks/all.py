@@ -3,8 +3,10 @@
     python3 dev.py bench all -- --data DATA
 
 DATA holds the real graphs, as the options of the single benchmarks say; what
-needs one that is not there is left out, and RESULTS.md says so. With --only,
-the sections of the other benchmarks stay as they are.
+needs one that is not there is left out, and RESULTS.md says so. Long benchmarks
+are divided into runs, a section each. With --only, which takes benchmarks
+('push') or runs ('push --only wide --sizes 1m'), the other sections stay as
+they are.
 """
 
 import argparse
@@ -36,6 +38,16 @@ DATA = {
     'sharding': ('--root', '.'),
     'unlearning': ('--root', 'TU'),
 }
+# The runs of long benchmarks.
+RUNS = {
+    'push': [
+        f'--only {part} --sizes {size}'
+        for part in ('single', 'topk', 'wide', 'memory', 'threads')
+        for size in ('200k', '1m')
+    ]
+    + ['--only scale'],
+}
+LARGE = ('1m', 'scale')  # what --quick leaves out
 
 HEAD = """# Results
 
@@ -88,22 +100,36 @@ def main() -> None:
         '--data', type=Path, help='the folder of CitationFull, MUSAE, TU, ...'
     )
     parser.add_argument('--quick', action='store_true', help='small graphs')
-    parser.add_argument('--only', nargs='*', help='names of benchmarks')
+    parser.add_argument('--only', nargs='*', help='benchmarks or runs')
     parser.add_argument('--out', type=Path, default=HERE / 'RESULTS.md')
     args = parser.parse_args()
 
     found = sorted(file.stem for file in HERE.glob('*.py'))
-    names = args.only or [name for name in found if name not in NOT_RUN]
-    sections = read(args.out) if args.only else {}
+    runs = [
+        f'{name} {part}'.strip()
+        for name in found
+        if name not in NOT_RUN
+        for part in RUNS.get(name, [''])
+    ]
+    if args.quick:
+        runs = [which for which in runs if not which.endswith(LARGE)]
+    sections = {}
+    if args.only:
+        sections = read(args.out)
+        runs = [
+            which for which in runs if {which, which.split()[0]} & {*args.only}
+        ]
     failed = []
-    for name in names:
+    for which in runs:
+        name, *arguments = which.split()
         text = (HERE / f'{name}.py').read_text()
-        arguments = ['--quick'] if args.quick and "'--quick'" in text else []
+        if args.quick and "'--quick'" in text:
+            arguments.append('--quick')
         shown = arguments.copy()
         if name in DATA:
             option, folder = DATA[name]
             if args.data is None:
-                sections.setdefault(name, 'Not run: needs `--data`.')
+                sections.setdefault(which, 'Not run: needs `--data`.')
                 write(args.out, sections)
                 continue
             arguments += [option, str(args.data / folder)]
@@ -123,9 +149,9 @@ def main() -> None:
             mark = 'met' if met else '**missed**'
             lines.append(f'| {what} | {reached:.4g} | {target} | {mark} |')
         if code != 0:
-            failed.append(name)
+            failed.append(which)
             lines += ['', f'It stopped early, with exit code {code}.']
-        sections[name] = '\n'.join(lines)
+        sections[which] = '\n'.join(lines)
         write(args.out, sections)
     if failed:
         sys.exit(f'failed: {", ".join(failed)}')

@@ -363,6 +363,7 @@ class PrivacyEngine:
             criterion=criterion,
         )
         self._open(data_loader)
+        self._target = None, None  # not one of an interrupted call
         if target_epsilon is not None and target_delta is not None:
             self._target = float(target_epsilon), float(target_delta)
         data_loader.batch_sampler.chunk_size = max_physical_batch_size
