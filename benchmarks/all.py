@@ -3,10 +3,10 @@
     python3 dev.py bench all -- --data DATA
 
 DATA holds the real graphs, as the options of the single benchmarks say; what
-needs one that is not there is left out, and RESULTS.md says so. Long benchmarks
-are divided into runs, a section each. With --only, which takes benchmarks
-('push') or runs ('push --only wide --sizes 1m'), the other sections stay as
-they are.
+needs one that is not there is left out, and RESULTS.md says so. A long
+benchmark is divided into runs, a section each. With --only, which takes
+benchmarks ('push') or runs ('push --only wide --sizes 1m'), the other sections
+stay as they are.
 """
 
 import argparse
