@@ -804,6 +804,7 @@ entry(
     threat=instance(),
     kind=choice(),
     margin=number(),
+    pseudo_weight=NOT_NEGATIVE,
     tol=UNIT,
 )
 TRAINED = tensor(rows=True)
@@ -814,9 +815,15 @@ entry(
         {
             'logits': rand(N, 2),
             'y': torch.tensor([0, 1, 0, 1, 0, 1]),
-            'index': torch.tensor([0, 3]),
+            'index': torch.tensor([2, 3]),
             'diffused': rand(N, 2),
+            'pseudo': torch.tensor([0, -1, -1, 0, -1, 1]),
         },
+    ),
+    Row(
+        'no unlabelled node',
+        {'pseudo': torch.tensor([-1, -1, 0, 1, -1, -1])},
+        "'pseudo'",
     ),
     logits=LOGITS,
     y=tensor(low=None),
@@ -827,6 +834,7 @@ entry(
         ),
     ),
     diffused=tensor(columns=True, none=True, finite=False),
+    pseudo=tensor(low=-1, high=1, none=True),
 )
 entry(
     'certificates.ThreatModel',

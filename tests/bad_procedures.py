@@ -869,6 +869,8 @@ entry(
     names={'partition': "'(partition|method)'"},
     partition=PARTITIONS,
 )
+for name in ('ShardedUnlearner.flush', 'ScatteringClassifier.verify'):
+    EXEMPT[f'unlearning.{name}'] = 'takes a flag alone'
 entry(
     'unlearning.ShardedUnlearner.verify',
     lambda: (fitted_unlearner(), {'shards': [0]}),
