@@ -40,6 +40,7 @@ DATA = {
 }
 # The runs of long benchmarks.
 RUNS = {
+    'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
     'push': [
         f'--only {part} --sizes {size}'
         for part in ('single', 'topk', 'wide', 'memory', 'threads')
