@@ -24,7 +24,7 @@ SPEAKS = {
     ('graph.py', 'warnings.catch_warnings'),
     ('graph.py', 'warnings.filterwarnings'),
 }
-SPEECH = re.compile(r'(print|warn|warnings|logging|sys\.std(out|err))\b(?!_)')
+SPEECH = re.compile(r'(print|warn|warnings|logging|sys\.std(out|err))\b')
 
 
 def called(tree):
