@@ -47,6 +47,8 @@ RUNS = {
         for size in ('200k', '1m')
     ]
     + ['--only scale'],
+    'sharding': ['--what accuracy --datasets Cora']
+    + [f'--what cost --datasets {name}' for name in ('Cora', 'facebook')],
 }
 LARGE = ('1m', 'scale')  # what --quick leaves out
 

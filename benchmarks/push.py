@@ -235,7 +235,7 @@ def wide_rows(
         methods['exact, 4 levels'] = partial(F.propagate, graph, x, cut)
     for eps in (1e-7, 1e-6, 1e-5, 1e-4):
         methods[f'auto {eps:g}'] = partial(ours, eps=eps, seed=0)
-    for eps in (7e-8, 1e-7, 1e-6):
+    for eps in (7e-8, 1.5e-7, 1e-6):
         methods[f'pushed {eps:g}'] = partial(
             ours, eps=eps, seed=0, force_push=True
         )
