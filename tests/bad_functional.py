@@ -348,6 +348,17 @@ entry(
     max_iter=COUNT,
 )
 entry(
+    'functional.refine_pagerank_bounds',
+    lambda: {
+        name: value
+        for name, value in budget_arguments().items()
+        if name not in ('reward', 'cost')
+    },
+    names={'targets': "'(targets|upper)'"},
+    **{k: v for k, v in BUDGET.items() if k not in ('reward', 'cost')},
+    tol=POSITIVE,
+)
+entry(
     'functional.linear_program',
     lambda: {
         'perturbations': perturbations(),

@@ -895,6 +895,7 @@ entry(
         },
         "'method'",
     ),
+    Row('refine', {'refine': 1, 'cost': 'visits'}, "'refine'"),
     logits=LOGITS,
     threat=instance(),
     targets=tensor(
@@ -904,6 +905,7 @@ entry(
     method=choice(),
     cost=choice(),
     sign_only=FLAG,
+    refine=integer(0),
     tolerance=values('a', None, np.nan, -1.0, True, [0.5]),
 )
 entry(

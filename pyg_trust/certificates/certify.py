@@ -21,6 +21,7 @@ from pyg_trust.functional.budget import (
     dual_bound,
     linear_program,
     pagerank_bounds,
+    refine_pagerank_bounds,
     single_flip_margins,
 )
 from pyg_trust.functional.policy import (
@@ -190,6 +191,7 @@ def certify(
     method: str = 'dual',
     cost: str = 'pagerank',
     sign_only: bool = False,
+    refine: int = 0,
     tolerance: float = 1e-9,
     progress_bar: bool = False,
 ) -> Certificate:
@@ -230,6 +232,11 @@ def certify(
             (default: :obj:`'pagerank'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
+        refine (int): how often targets that are still unknown are tried
+            again with upper bounds of PageRank under the global budget
+            (:func:`~pyg_trust.functional.refine_pagerank_bounds`), for the
+            dual with the cost :obj:`'pagerank'`: seconds for each.
+            (default: :obj:`0`)
         tolerance (float): margins within this of zero are unknown.
             (default: :obj:`1e-9`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
@@ -265,6 +272,12 @@ def certify(
             f"'tolerance' needs to be non-negative (got {tolerance})"
         )
     _check_method(method, cost, threat.global_budget)
+    check_integer('refine', refine, 0)
+    if refine > 0 and (method, cost) != ('dual', 'pagerank'):
+        raise ValueError(
+            "'refine' needs the method 'dual' and the cost 'pagerank' "
+            f'(got {method!r} and {cost!r})'
+        )
     logits = logits.detach().cpu().double()
     predicted = diffuse(threat.graph, logits, alpha).argmax(1)
     held = predicted if reference is None else reference
@@ -287,7 +300,7 @@ def certify(
     else:
         used = method
         problem.solve_local(witnesses=False)
-        problem.solve_global(method, cost, sign_only)
+        problem.solve_global(method, cost, sign_only, refine)
     status = torch.full_like(nodes, UNKNOWN, dtype=torch.int8)
     lower, upper = problem.lower.amin(1), problem.upper
     status[lower > tolerance] = ROBUST
@@ -325,6 +338,7 @@ def certify(
             method=method,
             cost=cost,
             sign_only=sign_only,
+            refine=refine,
             tolerance=tolerance,
         ),
     )
@@ -398,7 +412,9 @@ class _Problem:
             self.witness_of[k] = len(self.witnesses)
             self.witnesses.append(flip[:, :0] if flip[0] < 0 else flip)
 
-    def solve_global(self, method: str, cost: str, sign_only: bool) -> None:
+    def solve_global(
+        self, method: str, cost: str, sign_only: bool, refine: int
+    ) -> None:
         """The dual bound where it is wanted, attacks where it is negative."""
         if method == 'lp':
             cost = 'visits'
@@ -412,8 +428,35 @@ class _Problem:
             cost=cost,
             progress_bar=self.progress_bar,
         )
+        self.try_columns(which, open_, bounds, method, cost, sign_only)
+        for _ in range(refine):
+            unsure = self.lower[which].amin(1) <= self.tolerance
+            unsure &= self.upper[which] >= -self.tolerance
+            which, bounds = which[unsure], bounds[unsure]
+            assert self.budget is not None
+            bounds = refine_pagerank_bounds(
+                self.perturbations,
+                self.targets[which],
+                bounds,
+                self.budget,
+                self.alpha,
+                progress_bar=self.progress_bar,
+            )
+            open_ = open_ & (self.lower <= self.tolerance)
+            self.try_columns(which, open_, bounds, method, cost, sign_only)
+
+    def try_columns(
+        self,
+        which: Tensor,
+        open_: Tensor,
+        bounds: Tensor,
+        method: str,
+        cost: str,
+        sign_only: bool,
+    ) -> None:
+        """Bounds and attacks of the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
-        total = int(open_.sum())
+        total = int(open_[which].sum())
         with tqdm(
             total=total, disable=not self.progress_bar, desc='targets, classes'
         ) as bar:

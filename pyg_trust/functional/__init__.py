@@ -18,6 +18,7 @@ from pyg_trust.functional.budget import (
     dual_bound,
     linear_program,
     pagerank_bounds,
+    refine_pagerank_bounds,
     single_flip_margins,
 )
 from pyg_trust.functional.clustering import (
@@ -216,6 +217,7 @@ __all__ = [
     'rdp_wor',
     'rdp_wor_profile',
     'reconstruction_loss',
+    'refine_pagerank_bounds',
     'removal_budget',
     'robust_margins',
     'round_partition',

@@ -92,6 +92,8 @@ def test_local_certificates_are_exact(scenario, seed):
         {},
         {'cost': 'visits'},
         {'sign_only': True},
+        {'refine': 1},
+        {'sign_only': True, 'refine': 2},
         {'method': 'exact'},
         {'method': 'lp'},
     ],
@@ -132,6 +134,21 @@ def test_every_status_occurs_under_a_global_budget():
         )
         seen |= set(certify(logits, threat).status.tolist())
     assert seen == {ROBUST, UNKNOWN, BROKEN}
+
+
+def test_refining_certifies_more():
+    more = 0
+    for seed in range(40, 55):
+        adj, logits, _, budget = problem(seed, 'both')
+        threat = ThreatModel(
+            csr(adj), 'both', local_budget=budget, global_budget=1
+        )
+        plain = certify(logits, threat)
+        made = certify(logits, threat, refine=2)
+        assert not bool((plain.robust & ~made.robust).any())
+        assert not bool((plain.broken & ~made.broken).any())
+        more += made.num_robust - plain.num_robust
+    assert more > 0
 
 
 def test_a_tie_is_unknown():
@@ -403,6 +420,8 @@ def test_no_node_that_one_flip_breaks_is_certified(shared, cost):
         ({'method': 'sdp'}, ValueError, "'method'"),
         ({'method': 'exact'}, ValueError, 'at most one'),
         ({'cost': 'edges'}, ValueError, "'cost'"),
+        ({'refine': -1}, ValueError, "'refine'"),
+        ({'refine': 1, 'cost': 'visits'}, ValueError, "'refine'"),
         ({'tolerance': -1.0}, ValueError, "'tolerance'"),
     ],
 )

@@ -20,6 +20,7 @@ from pyg_trust.functional import (
     linear_program,
     pagerank_bounds,
     policy_value,
+    refine_pagerank_bounds,
     single_flip_margins,
 )
 from pyg_trust.graph import CSRGraph
@@ -67,6 +68,40 @@ def test_upper_bounds_are_the_exact_maxima(cost, kind, seed):
     active = made.active
     assert bool((upper[:, active] >= most[:, active]).all())
     assert torch.allclose(upper[:, active], most[:, active], rtol=0, atol=2e-8)
+
+
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(8))
+def test_refined_bounds_hold_and_prove_no_less(kind, seed):
+    adj, logits, fragile, budget, made = problem(seed, kind)
+    active = made.active
+    reward, targets, pairs = columns(logits, NODES.tolist())
+    for global_budget in (1, 2, 3):
+        graphs = admissible(adj, fragile, budget, global_budget)
+        most = pagerank(graphs, ALPHA).amax(0)
+        expected = worst_margins(graphs, logits, ALPHA)
+        used = clip_budget(made, global_budget)
+        bounds = [pagerank_bounds(used, NODES, ALPHA)]
+        for _ in range(2):
+            bounds.append(
+                refine_pagerank_bounds(
+                    used, NODES, bounds[-1], global_budget, ALPHA
+                )
+            )
+            assert bool((bounds[-1][:, active] >= most[:, active]).all())
+            assert bool((bounds[-1] <= bounds[-2]).all())
+        found = [
+            dual_bound(
+                used, reward, targets, upper[targets], global_budget, ALPHA
+            ).bound
+            for upper in bounds
+        ]
+        lower = -found[-1].view(5, 6)
+        for k, (c1, c2) in enumerate(pairs):
+            assert bool((lower[:, k] <= expected[c1, c2]).all())
+        assert bool((found[-1] <= found[0] + 1e-8).all())
+        if kind == 'both' and global_budget == 1:
+            assert float((found[0] - found[-1]).max()) > 1e-3
 
 
 @pytest.mark.parametrize('cost', ['pagerank', 'visits'])
