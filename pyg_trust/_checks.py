@@ -151,8 +151,16 @@ def check_tensor(
             f"'{name}' needs to have the shape [{', '.join(map(str, shape))}] "
             f'(got {list(value.shape)})'
         )
-    if finite and not bool(value.isfinite().all()):
+    if finite and not is_finite(value):
         raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether no entry is NaN or infinite.
+
+    The sum is the cheaper question; it may overflow, so it is not the last.
+    """
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 def check_range(name: str, value: Tensor, size: int, what: str) -> None:

@@ -339,11 +339,16 @@ BUDGET = {
 }
 entry(
     'functional.dual_bound',
-    lambda: {**budget_arguments(), 'start': reward()},
+    lambda: {
+        **budget_arguments(),
+        'start': reward(),
+        'clean': torch.zeros(2).double(),
+    },
     names={'targets': "'(targets|reward)'"},
     **BUDGET,
     sign_only=FLAG,
     start=tensor(columns=True, none=True),
+    clean=tensor(none=True),
     tol=POSITIVE,
     max_iter=COUNT,
 )

@@ -370,6 +370,7 @@ class _Problem:
         self.witnesses: list[Tensor] = []
         self.witness_of = torch.full(shape[:1], -1)
         self.worst: WorstCase | None = None
+        self.clean = diffuse(threat.graph, logits, alpha)[targets]
 
     def solve_local(self, *, witnesses: bool = True) -> None:
         """The exact worst case under local budgets, for all nodes."""
@@ -506,6 +507,7 @@ class _Columns:
                 cost=cost,
                 sign_only=sign_only,
                 start=start,
+                clean=self.clean(),
             )
             made, multiplier = found.bound, found.multiplier
             bar.update(self.k.numel())
@@ -536,6 +538,13 @@ class _Columns:
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)
         return multiplier
+
+    def clean(self) -> Tensor:
+        """What the attacker has without a flip."""
+        clean = self.problem.clean[self.k]
+        here = torch.arange(self.k.numel())
+        held = self.problem.reference[self.k]
+        return clean[here, self.against] - clean[here, held]
 
     def attack(self, multiplier: Tensor, cost: str) -> None:
         problem = self.problem

@@ -203,6 +203,7 @@ def dual_bound(
     cost: str = 'pagerank',
     sign_only: bool = False,
     start: Tensor | None = None,
+    clean: Tensor | None = None,
     tol: float = 1e-9,
     max_iter: int = 60,
     progress_bar: bool = False,
@@ -231,6 +232,9 @@ def dual_bound(
             (default: :obj:`False`)
         start (Tensor, optional): a guess of :math:`V^{(0)}`.
             (default: :obj:`None`)
+        clean (Tensor, optional): a guess of :math:`\pi(u)^{\top} r` in the
+            graph as it is, float64, ``[num_columns]``. Neither guess can make
+            the bound wrong. (default: :obj:`None`)
         tol (float): stop within this of the relaxation's optimum, relative to
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
@@ -244,6 +248,8 @@ def dual_bound(
     _check_problem(perturbations, reward, targets, upper, global_budget, cost)
     if start is not None:
         check_tensor('start', start, torch.float64, reward.shape, finite=True)
+    if clean is not None:
+        check_tensor('clean', clean, torch.float64, targets.shape, finite=True)
     check_positive('tol', tol)
     check_integer('max_iter', max_iter, 1)
     count = targets.numel()
@@ -262,7 +268,11 @@ def dual_bound(
             cost,
         )
         search.run(
-            None if start is None else start[block], sign_only, tol, max_iter
+            None if start is None else start[block],
+            None if clean is None else clean[block],
+            sign_only,
+            tol,
+            max_iter,
         )
         bound[block] = search.bound
         optimum[block] = search.predicted()
@@ -324,6 +334,13 @@ def refine_pagerank_bounds(
     made = upper.clone()
     active = perturbations.active
     blocks = list(perturbations.column_blocks(active.numel()))
+    clean = _pagerank(
+        perturbations.clean_policy(targets.numel()),
+        targets,
+        alpha,
+        None,
+        torch.full(targets.shape, 1e-12, dtype=torch.float64),
+    )
     which = [(k, block) for k in range(targets.numel()) for block in blocks]
     for k, block in tqdm(which, disable=not progress_bar, desc='PageRank'):
         row = active[block]
@@ -336,6 +353,7 @@ def refine_pagerank_bounds(
             upper[k].expand(row.numel(), n),
             global_budget,
             alpha,
+            clean=clean[k, row],
             tol=tol,
         )
         # A row that is never reached has a bound of zero, and no price.
@@ -377,6 +395,7 @@ class _DualSearch:
     def run(
         self,
         start: Tensor | None,
+        clean: Tensor | None,
         sign_only: bool,
         tol: float,
         max_iter: int,
@@ -385,11 +404,14 @@ class _DualSearch:
         value = self.reward / self.alpha if start is None else start.clone()
         trial = torch.zeros_like(self.multiplier)
         live = torch.arange(self.targets.numel())
-        clean = self.perturbations.clean_policy(live.numel())
         # A sign needs less exact lines than a tight bound.
         self.care, self.coarse = (1e2, 1e-6) if sign_only else (1e4, 1e-10)
-        sure = torch.full_like(scale, 1e-6 if sign_only else 1e-9)
-        self.cheap = torch.stack(self.line(clean, live, sure))
+        if clean is None:
+            policy = self.perturbations.clean_policy(live.numel())
+            sure = torch.full_like(scale, 1e-6 if sign_only else 1e-9)
+            self.cheap = torch.stack(self.line(policy, live, sure))
+        else:
+            self.cheap = torch.stack([clean, torch.zeros_like(clean)])
         precision = torch.full_like(scale, 1e-4)
         for _ in range(max_iter):
             found = self.solve(live, trial[live], value[live], precision[live])

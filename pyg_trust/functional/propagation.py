@@ -79,6 +79,7 @@ from pyg_trust._checks import (
     check_integer,
     check_non_negative,
     check_number,
+    is_finite,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -761,18 +762,13 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f"'x' needs to be on the graph's device, {graph.device} "
             f'(got {x.device})'
         )
-    if not _is_finite(x):
+    if not is_finite(x):
         raise ValueError("'x' needs to be finite (got NaN or infinity)")
 
 
 def _check_overflow(z: Tensor, measure: Measure) -> None:
-    if not _is_finite(z.detach()):
+    if not is_finite(z.detach()):
         raise ValueError(
             f"'measure' {measure} overflows {z.dtype} on this graph, as the "
             "powers of its operator grow: use float64 or a smaller 'shrink'"
         )
-
-
-def _is_finite(x: Tensor) -> bool:
-    # The sum is the cheaper question; it may overflow, so it is not the last.
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())

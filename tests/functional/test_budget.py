@@ -116,7 +116,8 @@ def test_no_admissible_graph_exceeds_the_bound(cost, clip, kind, seed):
         used = clip_budget(made, global_budget) if clip else made
         upper = pagerank_bounds(used, NODES, ALPHA, cost=cost)
         reward, targets, pairs = columns(logits, NODES.tolist())
-        for sign_only in (False, True):
+        guess = reward[:, 0]  # a wrong one
+        for sign_only, clean in ((False, None), (True, None), (True, guess)):
             found = dual_bound(
                 used,
                 reward,
@@ -126,6 +127,7 @@ def test_no_admissible_graph_exceeds_the_bound(cost, clip, kind, seed):
                 ALPHA,
                 cost=cost,
                 sign_only=sign_only,
+                clean=clean,
             )
             lower = -found.bound.view(5, 6)
             for k, (c1, c2) in enumerate(pairs):
