@@ -414,6 +414,9 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from procedures import PROCEDURES, same
 
+# A shell may have started the tests with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 procedure = PROCEDURES[sys.argv[2]]
 torch.set_num_threads(1)
 from pathlib import Path
