@@ -275,13 +275,13 @@ def wide_rows(
     )
     if measure.name == 'appnp' and label.startswith('sbm'):
         pushed = [
-            speedup(name)
+            (off[name][0], seconds[name])
             for name in methods
-            if name.startswith('pushed') and off[name][0] <= 0.15
+            if name.startswith('pushed')
         ]
         result(
-            f'{label}: always pushed at relF <= 0.15, x torch',
-            max(pushed, default=math.nan),
+            f'{label}: always pushed at relF 0.15, x torch',
+            seconds['torch CSR'] / between(pushed, 0.15),
             1.5,
         )
 
@@ -514,26 +514,35 @@ def fastest(
     prefix: str,
     target: float,
 ) -> float:
-    """The milliseconds of a way at a max|e|, between two of its settings.
-
-    Interpolated, as the error at one setting is one of a few samples: a grid
-    alone would compare settings on two sides of the target.
-    """
-    points = sorted(
+    """The milliseconds of a way at a max|e|."""
+    points = [
         (off[1], ms)
         for name, (ms, off) in results.items()
         if name.startswith(prefix)
-    )
-    good = [(error, ms) for error, ms in points if error <= target]
+    ]
+    if prefix == 'torch':  # there are no half levels
+        good = [ms for error, ms in points if error <= target]
+        return min(good, default=math.nan)
+    return between(points, target)
+
+
+def between(points: list[tuple[float, float]], target: float) -> float:
+    """The time at an error, of pairs of an error and a time.
+
+    Interpolated, as an error is one of a few samples: a grid of settings
+    alone would compare two of them on different sides of the target.
+    """
+    points = sorted(points)
+    good = [(error, time_) for error, time_ in points if error <= target]
+    worse = [(error, time_) for error, time_ in points if error > target]
     if not good:
         return math.nan
-    best = min(ms for _, ms in good)
-    worse = [(error, ms) for error, ms in points if error > target]
-    if prefix == 'torch' or not worse:  # no half levels
+    best = min(time_ for _, time_ in good)
+    if not worse:
         return best
-    (e0, ms0), (e1, ms1) = good[-1], worse[0]
+    (e0, t0), (e1, t1) = good[-1], worse[0]
     share = math.log(target / e0) / math.log(e1 / e0)
-    return min(best, ms0 ** (1 - share) * ms1**share)
+    return min(best, t0 ** (1 - share) * t1**share)
 
 
 def to_dense(result: Any, n: int) -> Tensor:
