@@ -287,7 +287,7 @@ def refine_pagerank_bounds(
     global_budget: int,
     alpha: float,
     *,
-    tol: float = 1e-6,
+    tol: float = 1e-4,
     progress_bar: bool = False,
 ) -> Tensor:
     r"""Upper bounds of PageRank under the global budget as well.
@@ -316,8 +316,8 @@ def refine_pagerank_bounds(
             as :func:`pagerank_bounds` or this function makes them.
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        tol (float): stop within this of the relaxation's optimum.
-            (default: :obj:`1e-6`)
+        tol (float): stop within this of the relaxation's optimum; what is
+            smaller stays as it is. (default: :obj:`1e-4`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
@@ -333,7 +333,6 @@ def refine_pagerank_bounds(
     check_positive('tol', tol)
     made = upper.clone()
     active = perturbations.active
-    blocks = list(perturbations.column_blocks(active.numel()))
     clean = _pagerank(
         perturbations.clean_policy(targets.numel()),
         targets,
@@ -341,24 +340,29 @@ def refine_pagerank_bounds(
         None,
         torch.full(targets.shape, 1e-12, dtype=torch.float64),
     )
-    which = [(k, block) for k in range(targets.numel()) for block in blocks]
-    for k, block in tqdm(which, disable=not progress_bar, desc='PageRank'):
+    blocks = list(perturbations.column_blocks(active.numel()))
+    for block in tqdm(blocks, disable=not progress_bar, desc='PageRank'):
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
-        found = dual_bound(
-            perturbations,
-            unit,
-            targets[k].expand(row.numel()),
-            upper[k].expand(row.numel(), n),
-            global_budget,
-            alpha,
-            clean=clean[k, row],
-            tol=tol,
-        )
-        # A row that is never reached has a bound of zero, and no price.
-        bound = found.bound.clamp(min=torch.finfo(torch.float64).eps)
-        made[k, row] = bound.minimum(upper[k, row])
+        # Without a price it is the same for all targets.
+        start = policy_iteration(perturbations, unit, alpha, tol=tol).value
+        for k in range(targets.numel()):
+            some = (upper[k, row] > tol).nonzero().view(-1)
+            found = dual_bound(
+                perturbations,
+                unit[some],
+                targets[k].expand(some.numel()),
+                upper[k].expand(some.numel(), n),
+                global_budget,
+                alpha,
+                start=start[some],
+                clean=clean[k, row[some]],
+                tol=tol,
+            )
+            # A row that is never reached has a bound of zero, and no price.
+            bound = found.bound.clamp(min=torch.finfo(torch.float64).eps)
+            made[k, row[some]] = bound.minimum(upper[k, row[some]])
     return made
 
 
