@@ -43,7 +43,12 @@ RUNS = {
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
     'push': [
         f'--only {part} --sizes {size}'
-        for part in ('single', 'topk', 'wide', 'memory', 'threads')
+        for part in ('single', 'topk', 'memory', 'threads')
+        for size in ('200k', '1m')
+    ]
+    + [
+        f'--only wide --graphs {graph} --sizes {size}'
+        for graph in ('sbm', 'pl')
         for size in ('200k', '1m')
     ]
     + ['--only scale'],
