@@ -532,6 +532,9 @@ class Spread:
     def derive(self, seed: Any, items: Any) -> int:
         return rng.derive(seed, *items)
 
+    def stream(self, seed: Any, items: Any) -> Any:
+        return rng.stream(seed, *items)
+
     def of(self, reports: Any) -> Any:
         return TrustReport.of(*reports)
 
@@ -553,6 +556,16 @@ entry(
 )
 entry('rng.forked', lambda: {'seed': 3}, seed=integer(0))
 entry('rng.generator', lambda: {'seed': 3})
+entry('rng.resolve_secret', lambda: {'seed': 3})
+
+
+entry(
+    'rng.stream',
+    lambda: (Spread(), {'seed': 3, 'items': [1, 2]}),
+    seed=integer(0),
+    items=values(['a'], [0.5], [True], [-1], [None]),
+)
+entry('noise.source', lambda: {'seed': 3})
 
 
 ITEMS = values(

@@ -20,7 +20,6 @@ from pyg_trust.privacy.engine import (
     PrivateTraining,
 )
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
-from pyg_trust.privacy.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.private import (
     PrivateLoader,
     PrivateModule,
@@ -39,8 +38,6 @@ __all__ = [
     'PrivateOptimizer',
     'PrivateTraining',
     'RDPAccountant',
-    'SecureNoise',
-    'SeededNoise',
     'SubgraphGradients',
     'Tape',
     'WORAccountant',

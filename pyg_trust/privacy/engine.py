@@ -26,6 +26,7 @@ from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.loader.step_batches import check_positive
+from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
@@ -36,7 +37,6 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.private import (
     REDUCTIONS,
     PrivateLoader,
