@@ -195,7 +195,8 @@ class Wheels:
         if any(build.poll() is None for build in self.builds):
             say('waiting for torch-scatter and torch-sparse')
         for last in (False, True):
-            if any([build.wait() for build in self.builds]):
+            codes = [build.wait() for build in self.builds]
+            if any(codes):
                 stop('torch-scatter or torch-sparse does not build')
             found = sorted(Path(self.folder.name).glob('*.whl'))
             self.env.pip('install', '--force-reinstall', '--no-deps', *found)
