@@ -235,7 +235,7 @@ class PrivacyEngine:
             :class:`~pyg_trust.loader.EgoLoader`. (default: :obj:`'pld_wor'`)
         secure_mode (bool): whether noise and the choice of batches come from
             the operating system's cryptographic generator
-            (:class:`~pyg_trust.privacy.SecureNoise`). Use it for anything
+            (:class:`~pyg_trust.noise.SecureNoise`). Use it for anything
             that is released. (default: :obj:`False`)
         seed (int, optional): of the noise, to repeat an experiment; it has to
             be kept secret. Not for :obj:`secure_mode`. A process that goes on
