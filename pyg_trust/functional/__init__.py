@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.accounting import (
+    calibrate_fdp,
+    calibrate_lam,
+    fdp_epsilon,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon,
+    wor_epsilon_pld,
+    wor_epsilon_rdp,
+)
 from pyg_trust.functional.aggregate import (
     attention,
     fuse,
@@ -26,30 +36,6 @@ from pyg_trust.functional.clustering import (
     sweep_cut,
     uniform_signal,
 )
-from pyg_trust.functional.dp import (
-    calibrate_fdp,
-    calibrate_lam,
-    clip_factors,
-    fdp_epsilon,
-    fdp_sensitivity,
-    fdp_terms,
-    gaussian_profile,
-    lam_from_opacus,
-    lam_to_opacus,
-    max_steps,
-    private_quantile,
-    rdp_coupled,
-    rdp_epsilon,
-    rdp_fdp,
-    rdp_gaussian,
-    rdp_wang,
-    rdp_wor,
-    rdp_wor_profile,
-    wor_epsilon,
-    wor_epsilon_pld,
-    wor_epsilon_rdp,
-    wor_profile,
-)
 from pyg_trust.functional.measures import (
     Measure,
     appnp,
@@ -62,6 +48,22 @@ from pyg_trust.functional.measures import (
     sgc,
     single_target,
     transition,
+)
+from pyg_trust.functional.mechanisms import (
+    clip_factors,
+    fdp_sensitivity,
+    fdp_terms,
+    gaussian_profile,
+    lam_from_opacus,
+    lam_to_opacus,
+    private_quantile,
+    rdp_coupled,
+    rdp_fdp,
+    rdp_gaussian,
+    rdp_wang,
+    rdp_wor,
+    rdp_wor_profile,
+    wor_profile,
 )
 from pyg_trust.functional.newton import (
     feature_removal_bound,
