@@ -26,6 +26,7 @@ from pyg_trust.functional.clustering import (
     sweep_cut,
     uniform_signal,
 )
+from pyg_trust.functional.diffusion import diffuse, diffusion_error
 from pyg_trust.functional.dp import (
     calibrate_fdp,
     calibrate_lam,
@@ -89,12 +90,10 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
+from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.policy import (
     Optimum,
-    Perturbations,
-    Policy,
     WorstCase,
-    diffuse,
     policy_iteration,
     policy_value,
     robust_margins,
@@ -159,6 +158,7 @@ __all__ = [
     'clip_budget',
     'clip_factors',
     'diffuse',
+    'diffusion_error',
     'disjoint_walks',
     'dual_bound',
     'eps_for',
