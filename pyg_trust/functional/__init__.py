@@ -19,7 +19,10 @@ from pyg_trust.functional.aggregate import (
     reconstruction_loss,
     weighted_log_probability,
 )
-from pyg_trust.functional.attacks import AUC, auc_interval
+from pyg_trust.functional.attacks import (
+    AUC,
+    auc_interval,
+)
 from pyg_trust.functional.budget import (
     BudgetBound,
     SingleFlip,
@@ -35,6 +38,10 @@ from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
     uniform_signal,
+)
+from pyg_trust.functional.diffusion import (
+    diffuse,
+    diffusion_error,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -91,12 +98,13 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
-from pyg_trust.functional.policy import (
-    Optimum,
+from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
+)
+from pyg_trust.functional.policy import (
+    Optimum,
     WorstCase,
-    diffuse,
     policy_iteration,
     policy_value,
     robust_margins,
@@ -161,6 +169,7 @@ __all__ = [
     'clip_budget',
     'clip_factors',
     'diffuse',
+    'diffusion_error',
     'disjoint_walks',
     'dual_bound',
     'eps_for',
