@@ -213,8 +213,9 @@ class RemovalRequest:
             arcs = given.pop('directed_edges', ())
             if arcs:
                 requests.append(cls(edges={i: arcs}, directed=True))
-            if given:
-                requests.append(cls(**{k: {i: v} for k, v in given.items()}))
+            asked: dict[str, Any] = {k: {i: v} for k, v in given.items()}
+            if asked:
+                requests.append(cls(**asked))
         return cls.batch(requests)
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
@@ -309,17 +310,24 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
             rows = _find('node', names, place).view(-1, 2)
             return (rows[:, 0] * n + rows[:, 1]).tolist()
 
-        one, back = keys(part.edges), keys([e[::-1] for e in part.edges])
+        one, back = keys(part.edges), keys([(v, u) for u, v in part.edges])
         arcs = keys(part.directed_edges)
-        for edge, *found in [
-            *zip(part.edges, one, back, strict=True),
-            *zip(part.directed_edges, arcs, strict=True),
-        ]:
-            if there.isdisjoint(found):
-                raise ValueError(
-                    f'edge {edge[0]} -> {edge[1]} is not there: it never was, '
-                    'or was removed before'
-                )
+        missing = [
+            edge
+            for edge, *found in zip(part.edges, one, back, strict=True)
+            if there.isdisjoint(found)
+        ]
+        missing += [
+            edge
+            for edge, found in zip(part.directed_edges, arcs, strict=True)
+            if found not in there
+        ]
+        if missing:
+            u, v = missing[0]
+            raise ValueError(
+                f'edge {u} -> {v} is not there: it never was, or was removed '
+                'before'
+            )
         wanted = torch.tensor([*one, *back, *arcs])
         out = _keep_edges(out, ~torch.isin(key, wanted))
 
