@@ -35,6 +35,9 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 
+_HELD = ('edge_index', 'edge_weight', 'x', 'x_removed', 'n_id', 'y', 'shard')
+
+
 class BudgetExceededError(RuntimeError):
     """Something would spend more than the budget; nothing was changed."""
 
@@ -297,7 +300,7 @@ def content(data: Data, *context: str | int | float) -> str:
     """
     check_instance('data', data, Data)
     parts: list[Tensor | str | float] = [*context]
-    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
+    for key in _HELD:
         value = data.get(key)
         if value is not None:
             parts += [key, value]
