@@ -5,11 +5,8 @@ from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
 )
-from pyg_trust.unlearning.scattering import (
-    ScatteringClassifier,
-    UnlearnReport,
-    VerifyReport,
-)
+from pyg_trust.unlearning.scattering import ScatteringClassifier
+from pyg_trust.unlearning.scattering_reports import UnlearnReport, VerifyReport
 from pyg_trust.unlearning.shards import (
     ShardedUnlearner,
     ShardPlan,
