@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -230,8 +231,13 @@ def fingerprint(salt: str, data: Data) -> str:
     parts: list[Tensor | str] = [salt]
     for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
         value = data.get(key)
-        if value is not None:
-            parts += [key, value]
+        if value is None:
+            continue
+        parts.append(key)
+        if value.layout == torch.sparse_csr:
+            parts += [value.crow_indices(), value.col_indices()]
+            value = value.values()
+        parts.append(value)
     return report.fingerprint(*parts)
 
 

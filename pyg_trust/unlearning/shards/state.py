@@ -17,6 +17,7 @@ from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import named_items
+from pyg_trust.unlearning.shards.products import select_rows
 from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
 
@@ -35,7 +36,6 @@ class Work(NamedTuple):
     shards: tuple[int, ...]
     seconds: dict[str, float]
     trainer: str
-    note: str
 
 
 class State(NamedTuple):
@@ -68,7 +68,6 @@ class Stateful:
 
     num_shards: int
     aggregator_nodes: int
-    sparse_adj: bool
     recipe: Recipe
     folder: Path | None
     _aggregator: ShardAggregator
@@ -194,7 +193,7 @@ class Stateful:
         prints = {i: made.key for i, made in enumerate(checkpoints)}
         # What the keys cover needs no second reading.
         rest = copy.copy(data)
-        rest.x = data.x[data.shard < 0]
+        rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
         prints[-1] = fingerprint(str(self._seed), rest)
         return fingerprints(prints)
 
@@ -204,7 +203,6 @@ class Stateful:
             'num_shards': self.num_shards,
             'aggregator': plain_settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
-            'sparse_adj': self.sparse_adj,
         }
 
     def _packed(self, state: State) -> dict[str, Any]:
@@ -361,7 +359,12 @@ class Stateful:
             found += [
                 f'features of node {name}'
                 for name in part.get('features', [])
-                if name in there and bool(data.x[row[name]].any())
+                if name in there
+                and bool(
+                    select_rows(data.x, torch.tensor([row[name]]))
+                    .to_dense()
+                    .any()
+                )
             ]
             found += [
                 f'edge {u} -> {v}'
@@ -370,8 +373,12 @@ class Stateful:
             ]
         tensors: dict[str, Tensor] = {'outputs': state.outputs}
         for key, value in data.to_dict().items():
-            if isinstance(value, Tensor):
-                tensors[f'{key} of the graph'] = value
+            if not isinstance(value, Tensor):
+                continue
+            tensors[f'{key} of the graph'] = value
+            if value.layout == torch.sparse_csr:
+                tensors[f'{key} of the graph'] = value.values()
+                tensors[f'columns of {key}'] = value.col_indices()
         for shard, made in enumerate(state.checkpoints):
             tensors[f'n_id of shard {shard}'] = made.n_id
             for name, value in made.weights.items():
@@ -410,13 +417,6 @@ class Stateful:
         progress_bar: bool = False,
     ) -> Tensor:
         raise NotImplementedError
-
-
-def equal_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Whether two states are equal, bit for bit."""
-    return one.keys() == two.keys() and all(
-        torch.equal(one[name], two[name]) for name in one
-    )
 
 
 def plain_partition(partition: Any) -> dict[str, Any]:
