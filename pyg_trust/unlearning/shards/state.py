@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
+from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, fingerprint, fingerprints
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
@@ -81,7 +82,8 @@ class Stateful:
         It contains the remaining data and the seed, which salts the hashes.
         Destroy older states after a removal: they hold what was removed.
         """
-        return self._packed(self._fitted)
+        # Copies: nobody is to reach what is in force.
+        return copy.deepcopy(self._packed(self._fitted))
 
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
@@ -213,7 +215,7 @@ class Stateful:
             'num_classes': state.num_classes,
             'fresh': state.fresh,
             'work': [*state.work],
-            'data': state.data.to_dict(),
+            'data': plain_data(state.data),
             'checkpoints': {
                 shard: made._asdict()
                 for shard, made in enumerate(state.checkpoints)
@@ -250,7 +252,7 @@ class Stateful:
         if self._state is not None:
             ledger = self._state.ledger.copy()
         ledger.load_state_dict(packed['ledger'])
-        data = Data.from_dict(dict(packed['data']))
+        data = from_plain_data(packed['data'])
         checkpoints = tuple(
             Checkpoint(**packed['checkpoints'][shard])
             for shard in range(self.num_shards)
@@ -417,6 +419,29 @@ class Stateful:
         progress_bar: bool = False,
     ) -> Tensor:
         raise NotImplementedError
+
+
+def plain_data(data: Data) -> dict[str, Any]:
+    """A graph as a dictionary of dense tensors."""
+    plain = data.to_dict()
+    x = data.x
+    if x.layout == torch.sparse_csr:
+        plain['x'] = (
+            x.crow_indices(),
+            x.col_indices(),
+            x.values(),
+            list(x.shape),
+        )
+    return plain
+
+
+def from_plain_data(plain: dict[str, Any]) -> Data:
+    """The inverse of :func:`plain_data`."""
+    data = Data.from_dict(dict(plain))
+    if not isinstance(data.x, Tensor):
+        ptr, index, value, shape = data.x
+        data.x = sparse_rows(ptr, index, value, (shape[0], shape[1]))
+    return data
 
 
 def plain_partition(partition: Any) -> dict[str, Any]:

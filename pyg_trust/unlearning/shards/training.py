@@ -452,6 +452,9 @@ def train_alone(
                     grad = turned(grad).reshape(-1)
                 block.grad = grad
             optimizer.step()
+    # As they lie in memory in any other model.
+    for leaf in leaves:
+        leaf.data = leaf.detach().contiguous()
     return snapshot(module)
 
 

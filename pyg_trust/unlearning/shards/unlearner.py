@@ -351,9 +351,10 @@ class ShardedUnlearner(Stateful):
     @property
     def data(self) -> Data:
         """The present graph, with ``n_id`` and ``shard``, as a copy."""
-        data = self._fitted.data.clone()
-        data.x = data.x.to_dense()
-        return data
+        kept = self._fitted.data
+        made = without_features(kept).clone()
+        made.x = kept.x.to_dense().clone()
+        return made
 
     @property
     def n_id(self) -> Tensor:
