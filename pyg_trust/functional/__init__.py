@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.accounting import (
+    calibrate_fdp,
+    calibrate_lam,
+    fdp_epsilon,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon,
+    wor_epsilon_pld,
+    wor_epsilon_rdp,
+)
 from pyg_trust.functional.aggregate import (
     attention,
     fuse,
@@ -9,7 +19,10 @@ from pyg_trust.functional.aggregate import (
     reconstruction_loss,
     weighted_log_probability,
 )
-from pyg_trust.functional.attacks import AUC, auc_interval
+from pyg_trust.functional.attacks import (
+    AUC,
+    auc_interval,
+)
 from pyg_trust.functional.budget import (
     BudgetBound,
     SingleFlip,
@@ -26,29 +39,9 @@ from pyg_trust.functional.clustering import (
     sweep_cut,
     uniform_signal,
 )
-from pyg_trust.functional.dp import (
-    calibrate_fdp,
-    calibrate_lam,
-    clip_factors,
-    fdp_epsilon,
-    fdp_sensitivity,
-    fdp_terms,
-    gaussian_profile,
-    lam_from_opacus,
-    lam_to_opacus,
-    max_steps,
-    private_quantile,
-    rdp_coupled,
-    rdp_epsilon,
-    rdp_fdp,
-    rdp_gaussian,
-    rdp_wang,
-    rdp_wor,
-    rdp_wor_profile,
-    wor_epsilon,
-    wor_epsilon_pld,
-    wor_epsilon_rdp,
-    wor_profile,
+from pyg_trust.functional.diffusion import (
+    diffuse,
+    diffusion_error,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -62,6 +55,22 @@ from pyg_trust.functional.measures import (
     sgc,
     single_target,
     transition,
+)
+from pyg_trust.functional.mechanisms import (
+    clip_factors,
+    fdp_sensitivity,
+    fdp_terms,
+    gaussian_profile,
+    lam_from_opacus,
+    lam_to_opacus,
+    private_quantile,
+    rdp_coupled,
+    rdp_fdp,
+    rdp_gaussian,
+    rdp_wang,
+    rdp_wor,
+    rdp_wor_profile,
+    wor_profile,
 )
 from pyg_trust.functional.newton import (
     feature_removal_bound,
@@ -89,12 +98,13 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
-from pyg_trust.functional.policy import (
-    Optimum,
+from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
+)
+from pyg_trust.functional.policy import (
+    Optimum,
     WorstCase,
-    diffuse,
     policy_iteration,
     policy_value,
     robust_margins,
@@ -159,6 +169,7 @@ __all__ = [
     'clip_budget',
     'clip_factors',
     'diffuse',
+    'diffusion_error',
     'disjoint_walks',
     'dual_bound',
     'eps_for',
