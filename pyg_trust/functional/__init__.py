@@ -73,12 +73,15 @@ from pyg_trust.functional.mechanisms import (
     wor_profile,
 )
 from pyg_trust.functional.newton import (
+    compose_shifts,
     feature_removal_bound,
+    gaussian_budget,
     hessian_solve,
     minimize,
     node_removal_bound,
     paper_bound,
     removal_budget,
+    shift_epsilon,
     tight_bound,
 )
 from pyg_trust.functional.partition import (
@@ -168,6 +171,7 @@ __all__ = [
     'check_walks',
     'clip_budget',
     'clip_factors',
+    'compose_shifts',
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
@@ -180,6 +184,7 @@ __all__ = [
     'frame_bound',
     'frame_bounds',
     'fuse',
+    'gaussian_budget',
     'gaussian_profile',
     'graph_fourier',
     'hash_partition',
@@ -237,6 +242,7 @@ __all__ = [
     'sgc',
     'shard_limits',
     'shard_sizes',
+    'shift_epsilon',
     'single_flip_margins',
     'single_target',
     'sweep_cut',
