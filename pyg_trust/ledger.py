@@ -247,12 +247,22 @@ def fingerprint(salt: str, data: Data) -> str:
     """
     check_instance('salt', salt, str)
     check_instance('data', data, Data)
-    parts: list[Tensor | str] = [salt]
-    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
+    return report.fingerprint(salt, *_tensors(data))
+
+
+def _tensors(data: Data) -> list[Tensor | str]:
+    # What a graph holds, sparse features as their rows.
+    parts: list[Tensor | str] = []
+    for key in _HELD:
         value = data.get(key)
-        if value is not None:
-            parts += [key, value]
-    return report.fingerprint(*parts)
+        if value is None:
+            continue
+        parts.append(key)
+        if value.layout == torch.sparse_csr:
+            parts += [value.crow_indices(), value.col_indices()]
+            value = value.values()
+        parts.append(value)
+    return parts
 
 
 def fingerprints(prints: dict[int, str]) -> str:
@@ -299,12 +309,7 @@ def content(data: Data, *context: str | int | float) -> str:
         *context (str or int or float): what else belongs to the item.
     """
     check_instance('data', data, Data)
-    parts: list[Tensor | str | float] = [*context]
-    for key in _HELD:
-        value = data.get(key)
-        if value is not None:
-            parts += [key, value]
-    return report.fingerprint(*parts)
+    return report.fingerprint(*context, *_tensors(data))
 
 
 class Seals:
