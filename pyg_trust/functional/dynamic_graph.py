@@ -22,6 +22,11 @@ class Journal:
     def __init__(self) -> None:
         self._back: list[Callable[[], object]] = []
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to take back."""
+        return not self._back
+
     def note(self, back: Callable[[], object]) -> None:
         """Notes a way back; call it *before* the step that it takes back.
 

@@ -57,6 +57,7 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.ragged import ranges
 
 # From so much of all edges on, a level is computed as a whole.
 WHOLE_ABOVE = 1 / 3
@@ -285,3 +286,186 @@ class LevelState(_State):
             self.send,
             out=out,
         )
+
+
+class SeriesState(_State):
+    r"""Features of the infinite series, to an error that is known.
+
+    .. math::
+        z = \alpha (I - (1 - \alpha) P)^{-1} x, \qquad a + b = 1,
+
+    on an undirected graph. :meth:`rows` are *not* a function of the present
+    data: what is left below the threshold depends on what was there before.
+    Use :meth:`solve` for what is served and for what certifies. Memory:
+    :math:`3 N d` numbers.
+
+    Args:
+        graph (DynamicGraph): undirected, made for :obj:`measure`.
+        x (Tensor): float64, ``[num_nodes, num_columns]``; copied.
+        measure (Measure): :math:`a` and :math:`b`; its weights play no part.
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        theta (float): rows are pushed while :math:`\lVert R_v \rVert_2 >
+            \theta \sqrt{d_v}`.
+    """
+
+    def __init__(
+        self,
+        graph: DynamicGraph,
+        x: Tensor,
+        measure: Measure,
+        alpha: float,
+        theta: float,
+    ) -> None:
+        if abs(measure.a + measure.b - 1) > 1e-12 or not graph.undirected:
+            raise ValueError(
+                "'measure' needs a + b = 1 and an undirected graph for an "
+                f'infinite series (got {measure})'
+            )
+        super().__init__(graph, x, measure)
+        self.alpha = alpha
+        self.theta = theta
+        self._interrupted = False
+        self.z = torch.zeros_like(self.x)
+        self.residue = alpha * self.x
+        self.limit = self._limit(graph.degree)
+        self._push(torch.arange(graph.num_nodes))
+        self.commit()
+
+    @property
+    def error_bound(self) -> float:
+        r"""A bound of :math:`\lVert z - \hat z \rVert_F`, from :math:`R`."""
+        self._settle()
+        degree = self.graph.degree.clamp(min=1).double()
+        power = degree ** (self.measure.a - 0.5)
+        size = float((power.unsqueeze(1) * self.residue).norm())
+        return size * float((1 / power).max()) / self.alpha
+
+    def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
+        """Recomputes the residual where an edit changed it, and pushes.
+
+        Args:
+            edit (Edit): what changed.
+            x (Tensor, optional): the new features of ``edit.features``; zeros
+                by default. (default: :obj:`None`)
+        """
+        self._settle()
+        self._take(edit, x)
+        structure, graph = edit.structure, self.graph
+        self.journal.rows(self.limit, structure)
+        self.limit[structure] = self._limit(graph.degree[structure])
+        gone = structure[~graph.alive[structure]]
+        self.journal.rows(self.z, gone)
+        self.z[gone] = 0
+        both = torch.cat([structure, edit.features])
+        nodes = graph.receivers(structure, both)
+        self.journal.rows(self.residue, nodes)
+        self.residue[nodes] = self._residue(nodes)
+        pushed, work = self._push(nodes)
+        nodes = torch.cat([nodes, pushed]).unique()
+        return Touched(nodes, nodes.numel(), work)
+
+    def rows(self, nodes: Tensor | None = None) -> Tensor:
+        r"""Rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
+
+        Args:
+            nodes (Tensor, optional): int64; all by default.
+                (default: :obj:`None`)
+        """
+        return self.z.clone() if nodes is None else self.z[nodes]
+
+    def solve(
+        self, signal: Tensor, tail: float, adjoint: bool = False
+    ) -> Tensor:
+        r"""The series of other signals on the graph as it is, cut off.
+
+        By :math:`\sum_{i < L} \alpha (1 - \alpha)^i P^i u` with the smallest
+        :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
+        the norm of :attr:`error_bound` what is missing is at most
+        :obj:`tail` of the signal.
+
+        Args:
+            signal (Tensor): float64, ``[num_nodes, num_columns]``.
+            tail (float): in :math:`(0, 1)`.
+            adjoint (bool): whether :math:`P` is transposed.
+                (default: :obj:`False`)
+        """
+        follow, graph = 1 - self.alpha, self.graph
+        recv, send, rows = self.recv, self.send, graph.receiving
+        if adjoint:
+            recv, send, rows = send, recv, graph.sending
+        count = 1
+        if follow > 0:
+            count = max(1, math.ceil(math.log(tail) / math.log(follow)))
+        z = self.alpha * signal
+        sent = send.unsqueeze(1) * signal
+        other = torch.empty_like(sent)
+        for level in range(1, count):
+            weight = self.alpha * follow**level
+            ops.pull_rows(
+                rows, None, sent, recv, send, out=other, z=z, weight=weight
+            )
+            sent, other = other, sent
+        return z
+
+    @property
+    def spread(self) -> float:
+        r"""The condition :math:`\max_{uv} (d_u / d_v)^{|a - 1/2|}`.
+
+        In the Frobenius norm the series grows nothing by more than this.
+        """
+        degree = self.graph.degree.clamp(min=1).double()
+        power = degree ** (self.measure.a - 0.5)
+        return float(power.max() / power.min())
+
+    def grow(self, count: int) -> None:
+        """Makes room for nodes that were added to the graph, features 0.
+
+        Args:
+            count (int): how many; tell :meth:`update` of them afterwards.
+        """
+        for name in ('x', 'z', 'residue', 'recv', 'send'):
+            self._grow_rows(name, count)
+        self._grow_rows('limit', count, self.theta)
+
+    def _limit(self, degree: Tensor) -> Tensor:
+        return self.theta * degree.clamp(min=1).double().sqrt()
+
+    def _residue(self, nodes: Tensor) -> Tensor:
+        follow = torch.zeros((nodes.numel(), self.x.size(1))).to(self.x)
+        rows = self.graph.receiving
+        local = rows.length[nodes]
+        # The rows that these read, sent.
+        at = ranges(rows.start[nodes], local)
+        sender = rows.col[at].long()
+        place = torch.arange(nodes.numel()).repeat_interleave(local)
+        sent = self.send[sender].unsqueeze(1) * self.z[sender]
+        follow.index_add_(0, place, sent)
+        follow *= (1 - self.alpha) * self.recv[nodes].unsqueeze(1)
+        return self.alpha * self.x[nodes] + follow - self.z[nodes]
+
+    def _settle(self) -> None:
+        # Whatever the estimate is, this is its residual.
+        if self._interrupted:
+            nodes = torch.arange(self.graph.num_nodes)
+            self.residue.copy_(self._residue(nodes))
+            self._interrupted = False
+
+    def _push(self, seeds: Tensor) -> tuple[Tensor, int]:
+        # An interrupt before the way back is noted leaves an estimate that is
+        # not the old one, and of which the residual is not known.
+        self._interrupted = True
+        nodes, z, residue, count = ops.push_rows(
+            self.graph.sending,
+            seeds,
+            self.recv,
+            self.send,
+            self.limit,
+            1 - self.alpha,
+            self.z,
+            self.residue,
+        )
+        state, left = self.z, self.residue
+        self.journal.note(lambda: state.index_copy_(0, nodes, z))
+        self.journal.note(lambda: left.index_copy_(0, nodes, residue))
+        self._interrupted = False
+        return nodes, count

@@ -5,6 +5,12 @@ from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
 )
+from pyg_trust.unlearning.node import NodeClassifier
+from pyg_trust.unlearning.node_report import (
+    NodePlan,
+    NodeUnlearnReport,
+    NodeVerifyReport,
+)
 from pyg_trust.unlearning.scattering import (
     ScatteringClassifier,
     UnlearnReport,
@@ -22,6 +28,10 @@ from pyg_trust.unlearning.store import ShardStore
 __all__ = [
     'GINClassifier',
     'MembershipReport',
+    'NodeClassifier',
+    'NodePlan',
+    'NodeUnlearnReport',
+    'NodeVerifyReport',
     'ScatteringClassifier',
     'ShardPlan',
     'ShardRemovalReport',
