@@ -64,12 +64,15 @@ from pyg_trust.functional.measures import (
     transition,
 )
 from pyg_trust.functional.newton import (
+    compose_shifts,
     feature_removal_bound,
+    gaussian_budget,
     hessian_solve,
     minimize,
     node_removal_bound,
     paper_bound,
     removal_budget,
+    shift_epsilon,
     tight_bound,
 )
 from pyg_trust.functional.partition import (
@@ -158,6 +161,7 @@ __all__ = [
     'check_walks',
     'clip_budget',
     'clip_factors',
+    'compose_shifts',
     'diffuse',
     'disjoint_walks',
     'dual_bound',
@@ -169,6 +173,7 @@ __all__ = [
     'frame_bound',
     'frame_bounds',
     'fuse',
+    'gaussian_budget',
     'gaussian_profile',
     'graph_fourier',
     'hash_partition',
@@ -226,6 +231,7 @@ __all__ = [
     'sgc',
     'shard_limits',
     'shard_sizes',
+    'shift_epsilon',
     'single_flip_margins',
     'single_target',
     'sweep_cut',
