@@ -818,7 +818,6 @@ def push_rows(
     )
 
 
-
 @torch.library.register_fake('pyg_trust::propagate')
 def _(
     rowptr: Tensor,
@@ -984,7 +983,7 @@ def _(
     row: Tensor,
     target: Tensor,
     insert: bool,
-) -> int:
+) -> torch.SymInt:
     return torch.library.get_ctx().new_dynamic_size(min=-1)
 
 
@@ -1000,7 +999,7 @@ def _(
     follow: float,
     z: Tensor,
     residue: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, Tensor, torch.SymInt]:
     context = torch.library.get_ctx()
     size = context.new_dynamic_size()
     return (

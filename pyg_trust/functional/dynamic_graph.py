@@ -199,9 +199,7 @@ class DynamicGraph:
         found[loop] = self.own_loop[row[loop]]
         return found
 
-    def remove(
-        self, nodes: Tensor, edges: Tensor, journal: Journal
-    ) -> Tensor:
+    def remove(self, nodes: Tensor, edges: Tensor, journal: Journal) -> Tensor:
         """Takes nodes, with all their edges, and edges away.
 
         Args:

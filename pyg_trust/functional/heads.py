@@ -148,7 +148,7 @@ def hidden(
 
 
 class Factor(NamedTuple):
-    """A factored Hessian, of whatever time: *frozen*.
+    r"""A factored Hessian, of whatever time: *frozen*.
 
     It was made of rows that may be gone by now. No certificate depends on it,
     but it is secret, and has to be made anew to be rid of them.
@@ -156,8 +156,8 @@ class Factor(NamedTuple):
     Args:
         kind (str): ``'classes'``: a Hessian for every output; ``'shared'``:
             one for all; ``'joint'``: one of all outputs together;
-            ``'majoriser'``: :math:`\\frac12 Z^\\top Z + \\mu` across classes
-            and :math:`\\mu` along their sum.
+            ``'majoriser'``: :math:`\frac12 Z^\top Z + \mu` across classes
+            and :math:`\mu` along their sum.
         lower (Tensor): Cholesky factors.
         mu (float): of the Hessian.
     """

@@ -520,9 +520,7 @@ class NodeClassifier:
         """
         model = self._fitted
         model.data.compact()
-        problem = model.data.problem(
-            PART * self._limit(model.data), model.B
-        )
+        problem = model.data.problem(PART * self._limit(model.data), model.B)
         gradient = problem.gradient(model.W)
         factor = problem.factor(model.W)
         self._model = model._replace(
@@ -768,7 +766,10 @@ class NodeClassifier:
             secure=self._seed is None,
             assumptions=self._assumptions(),
             data=seals.root,
-            origin=provenance(**self._config(), seed=self._seed),
+            origin=provenance(
+                **{**self._config(), 'measure': str(self.measure)},
+                seed=self._seed,
+            ),
         )
 
     def _limit(self, data: NodeState) -> float:
@@ -787,9 +788,7 @@ class NodeClassifier:
 
     def _bound(self, model: _Model) -> float:
         # The residual that the ledger allows.
-        return (
-            model.ledger.spent / self.budget * self._limit(model.data)
-        )
+        return model.ledger.spent / self.budget * self._limit(model.data)
 
     def _epsilon(self, spent: float) -> float:
         if self.noise == 'objective':
@@ -803,7 +802,7 @@ class NodeClassifier:
         return shift_epsilon(compose_shifts(shifts), self.delta)
 
     def _assumptions(self) -> tuple[str, ...]:
-        made = OUTPUT if self.noise == 'output' else OBJECTIVE
+        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
         if self.encoder is not None:
             made += ('the encoder never saw the data, as the user declared',)
         return made
@@ -947,7 +946,7 @@ def _part(request: Any) -> Part:
 def _names(data: NodeState, part: Part) -> Tensor:
     # Of all nodes of which something held has changed.
     found = {*part.nodes, *part.features, *part.labels}
-    for edge in part.edges:
+    for edge in part.arcs:
         found.update(edge)
     structure = data.structure
     return torch.cat(
@@ -981,9 +980,7 @@ def _named(model: _Model) -> tuple[str, ...]:
     graph = data.graph
     for entry in model.ledger.entries:
         part = entry.request
-        found += [
-            f'node {v}' for v in part.get('nodes', []) if graph.alive[v]
-        ]
+        found += [f'node {v}' for v in part.get('nodes', []) if graph.alive[v]]
         found += [
             f'the feature row of node {v}'
             for v in part.get('features', [])
@@ -994,8 +991,10 @@ def _named(model: _Model) -> tuple[str, ...]:
             for v in part.get('labels', [])
             if int(data.place[v]) >= 0
         ]
-        edges = torch.tensor(part.get('edges', []), dtype=torch.int64)
-        edges = edges.view(-1, 2).t()
+        both = part.get('edges', [])
+        pairs = [*both, *(pair[::-1] for pair in both)]
+        pairs += part.get('directed_edges', [])
+        edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
         found += [
             f'edge {u} -> {v}'
             for u, v in edges[:, graph.has_edges(edges)].t().tolist()

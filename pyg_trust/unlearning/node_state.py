@@ -1,6 +1,7 @@
 """What a node classifier holds of its data, edited with a way back."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ BLOCK = 64
 
 
 class Settings(NamedTuple):
-    """What does not depend on the data.
+    r"""What does not depend on the data.
 
     Args:
         measure (Measure): of the features.
@@ -38,7 +39,7 @@ class Settings(NamedTuple):
         theta (float, optional): the threshold of pushes; :obj:`None` for
             exact features.
         head (str): of :mod:`~pyg_trust.functional.heads`.
-        lam (float): :math:`\\lambda`.
+        lam (float): :math:`\lambda`.
     """
 
     measure: Measure
@@ -121,8 +122,11 @@ class ColumnProblem(NamedTuple):
         levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
         degree = int(state.graph.degree.max()) + 8
         tail += UNIT * (levels * degree + x.size(1) + 8)
-        missing = grow * tail * size * (
-            GAMMA_1[head] * grow * float(signal.norm()) + float(G.norm())
+        missing = (
+            grow
+            * tail
+            * size
+            * (GAMMA_1[head] * grow * float(signal.norm()) + float(G.norm()))
         )
         missing += hidden(x, spread, W, head, drift)
         return Gradient(value, Residual(measured, measured + missing))
@@ -220,7 +224,7 @@ class NodeState:
 
     @property
     def mu(self) -> float:
-        r""":math:`\\lambda n`, of the training nodes that there are."""
+        r""":math:`\lambda n`, of the training nodes that there are."""
         return self.settings.lam * self.num_train
 
     @property
@@ -285,12 +289,7 @@ class NodeState:
         for node in part.labels:
             there('node', node, alive)
             there('the training label of node', node, labelled)
-        edges = _edges(part)
-        for u, v in edges[:, ~self.graph.has_edges(edges)].t().tolist()[:1]:
-            raise ValueError(
-                f'edge {u} -> {v} is not there: it never was, or was removed '
-                'before'
-            )
+        self._check_edges(part)
         left = self.y.clone()
         left[self._dropped(part)] = -1
         count = left[left >= 0].bincount(minlength=len(self.classes))
@@ -319,7 +318,9 @@ class NodeState:
             sorted({*part.nodes, *part.features}), dtype=torch.int64
         )
         before = self.mu
-        structure = self.graph.remove(nodes, _edges(part), self.journal)
+        arcs = _edges(part.arcs)
+        arcs = arcs[:, self.graph.has_edges(arcs)]
+        structure = self.graph.remove(nodes, arcs, self.journal)
         self.structure = structure
         self.journal.rows(self.featureless, changed)
         self.featureless[changed] = True
@@ -371,6 +372,27 @@ class NodeState:
         }
         vars(self).update(parts)
 
+    def _check_edges(self, part: Part) -> None:
+        graph = self.graph
+        if part.directed_edges and graph.undirected:
+            u, v = part.directed_edges[0]
+            raise ValueError(
+                f"'directed' needs a directed graph (got {u} -> {v} of an "
+                'undirected one, which it would make directed)'
+            )
+        edges = _edges(part.edges)
+        # Either direction will do.
+        there = graph.has_edges(edges) | graph.has_edges(edges.flip(0))
+        arcs = _edges(part.directed_edges)
+        missing = torch.cat(
+            [edges[:, ~there], arcs[:, ~graph.has_edges(arcs)]], dim=1
+        )
+        for u, v in missing.t().tolist()[:1]:
+            raise ValueError(
+                f'edge {u} -> {v} is not there: it never was, or was removed '
+                'before'
+            )
+
     def _dropped(self, part: Part) -> Tensor:
         rows = self.place[[*part.nodes, *part.labels]]
         return rows[rows >= 0]
@@ -408,9 +430,7 @@ class NodeState:
         ids = graph.alive.nonzero().view(-1)
         place = torch.full((graph.num_nodes,), -1)
         place[ids] = torch.arange(ids.numel())
-        made = CSRGraph.from_edge_index(
-            place[graph.edge_index()], ids.numel()
-        )
+        made = CSRGraph.from_edge_index(place[graph.edge_index()], ids.numel())
         y = torch.full((graph.num_nodes,), -1)
         there = self.names >= 0
         y[self.names[there]] = self.y[there]
@@ -439,13 +459,13 @@ class NodeState:
                 found.append(f'{name} has a row of a removed node')
         if bool(levels.x[self.featureless].any()):
             found.append('x has a feature row that was removed')
-        for name, rows in (
+        for name, lists in (
             ('neighbours', self.graph.out),
             ('in-neighbours', self.graph.into),
         ):
-            if bool(torch.isin(rows.view.col, gone.int()).any()):
+            if bool(torch.isin(lists.view.col, gone.int()).any()):
                 found.append(f'{name} name a removed node')
-            arrays[name] = rows.view.col
+            arrays[name] = lists.view.col
         empty = self.names < 0
         arrays |= {'names': self.names, 'y': self.y, 'Y': self.Y}
         if self.Z is not None:
@@ -508,9 +528,8 @@ class NodeState:
         }
 
 
-def _edges(part: Part) -> Tensor:
-    edges = torch.tensor(part.edges, dtype=torch.int64)
-    return edges.view(-1, 2).t()
+def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
 
 
 def _moved(old: Gradient, value: Tensor, hidden: float) -> Gradient:
