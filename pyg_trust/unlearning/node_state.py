@@ -152,7 +152,6 @@ class ColumnProblem(NamedTuple):
     @property
     def _estimate(self) -> Objective:
         Z = self.state.rows(self.train)
-        Z[(self.Y == 0).all(1)] = 0
         return Objective(Z, self.Y, self.mu, self.head)
 
 
@@ -246,10 +245,9 @@ class NodeState:
         if self.Z is not None:
             return Objective(self.Z, self.Y, self.mu, head, B)
         assert isinstance(self.levels, SeriesState)
-        train = self.names.clamp(min=0)
-        return ColumnProblem(
-            self.levels, train, self.Y, self.mu, head, goal, B
-        )
+        there = self.names >= 0
+        train, Y = self.names[there], self.Y[there]
+        return ColumnProblem(self.levels, train, Y, self.mu, head, goal, B)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
         """The margins of nodes, at the exact features of the graph now.

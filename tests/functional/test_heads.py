@@ -178,9 +178,7 @@ def test_softmax_reaches_what_newton_reaches(monkeypatch, limit):
     start = torch.zeros((5, 4), dtype=torch.float64)
     found = H.refine(objective, start, 1e-9, 30)
     assert found.gradient.norm.upper <= 1e-9
-    again = H.refine(
-        objective, found.W + 0.1, 1e-9, 30, factor=found.factor
-    )
+    again = H.refine(objective, found.W + 0.1, 1e-9, 30, factor=found.factor)
     assert again.gradient.norm.upper <= 1e-9
     torch.testing.assert_close(again.W, found.W, rtol=0, atol=1e-7)
 
@@ -210,9 +208,7 @@ def test_rows_with_targets_of_zero_do_not_count(head):
     Y[::2], Z[::2] = 0, 0
     some = objective._replace(Y=Y, Z=Z)
     rest = objective._replace(Y=Y[1::2], Z=Z[1::2])
-    torch.testing.assert_close(
-        some.gradient(W).value, rest.gradient(W).value
-    )
+    torch.testing.assert_close(some.gradient(W).value, rest.gradient(W).value)
     torch.testing.assert_close(some.factor(W).lower, rest.factor(W).lower)
     y = torch.tensor([0, -1, 3])
     assert not H.targets(y, 4, head)[1].any()
@@ -265,9 +261,7 @@ def test_what_an_error_of_the_features_adds_is_bounded(head):
         G = H.slopes(objective.Z @ W, objective.Y, head)
         exact = objective._replace(Z=objective.Z + E)
         gap = exact.gradient(W).value - objective.gradient(W).value
-        bound = H.feature_error_bound(
-            float(E.norm()), G, W, objective.Z, head
-        )
+        bound = H.feature_error_bound(float(E.norm()), G, W, objective.Z, head)
         assert float(gap.norm()) <= bound
 
 

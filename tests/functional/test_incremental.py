@@ -91,7 +91,10 @@ class Model:
             assert torch.equal(mine[ids], other)
         public = propagate(graph, self.x[ids], self.measure)
         torch.testing.assert_close(
-            z[ids], public, rtol=0, atol=1e-13 * (1 + float(self.x.abs().max()))
+            z[ids],
+            public,
+            rtol=0,
+            atol=1e-13 * (1 + float(self.x.abs().max())),
         )
 
 
@@ -156,13 +159,15 @@ def test_two_hundred_requests_leave_the_bits_of_a_fresh_computation(name):
     n = 120
     edge_index = random_graph(n, 200, 0, loops, directed)
     x = torch.randn((n, 5), generator=torch.Generator().manual_seed(1))
-    model = Model(
-        edge_index, x if name == 'float32' else x.double(), measure
-    )
+    model = Model(edge_index, x if name == 'float32' else x.double(), measure)
     if name == 'float32':
-        model.check = lambda: torch.equal(
-            model.state.rows()[model.scratch()[1]], model.scratch()[0].rows()
-        ) or pytest.fail('rows differ')
+        model.check = lambda: (
+            torch.equal(
+                model.state.rows()[model.scratch()[1]],
+                model.scratch()[0].rows(),
+            )
+            or pytest.fail('rows differ')
+        )
     random = torch.Generator().manual_seed(2)
 
     def draw(count):
@@ -506,7 +511,10 @@ def test_an_interrupted_push_leaves_a_residual_that_is_true(monkeypatch):
 
 def test_series_need_a_plus_b_one_and_an_undirected_graph():
     path = torch.tensor([[0, 1], [1, 2]])
-    for edge_index, b in ((path, 0.5), (torch.cat([path, path.flip(0)], 1), 1)):
+    for edge_index, b in (
+        (path, 0.5),
+        (torch.cat([path, path.flip(0)], 1), 1),
+    ):
         graph = DynamicGraph(CSRGraph.from_edge_index(edge_index, 3), False)
         with pytest.raises(ValueError, match='infinite series'):
             SeriesState(
