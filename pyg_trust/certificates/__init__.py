@@ -1,12 +1,13 @@
-"""Robustness certificates for models that are linear in PageRank."""
+"""Robustness certificates: predictions that no attacker can change."""
 
-from pyg_trust.certificates.certify import (
+from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
     UNKNOWN,
     Certificate,
-    certify,
 )
+from pyg_trust.certificates.certify import certifies, certify
+from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.losses import RobustLoss
 from pyg_trust.certificates.plots import (
     neighborhood_purity,
@@ -22,7 +23,9 @@ __all__ = [
     'Certificate',
     'RobustLoss',
     'ThreatModel',
+    'certifies',
     'certify',
+    'certify_pagerank',
     'neighborhood_purity',
     'plot_certified_ratio',
     'plot_purity',

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.certificates.certify import Certificate
+from pyg_trust.certificates.certificate import Certificate
 from pyg_trust.graph import CSRGraph
 
 

@@ -27,6 +27,7 @@ from pyg_trust.functional.clustering import (
     uniform_signal,
 )
 from pyg_trust.functional.confidence import clopper_pearson
+from pyg_trust.functional.diffusion import diffuse, diffusion_error
 from pyg_trust.functional.dp import (
     calibrate_fdp,
     calibrate_lam,
@@ -90,12 +91,10 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
+from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.policy import (
     Optimum,
-    Perturbations,
-    Policy,
     WorstCase,
-    diffuse,
     policy_iteration,
     policy_value,
     robust_margins,
@@ -186,6 +185,7 @@ __all__ = [
     'clopper_pearson',
     'collective_votes',
     'diffuse',
+    'diffusion_error',
     'disjoint_walks',
     'dual_bound',
     'eps_for',
