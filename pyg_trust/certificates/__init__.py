@@ -14,18 +14,28 @@ from pyg_trust.certificates.plots import (
     plot_certified_ratio,
     plot_purity,
 )
+from pyg_trust.certificates.smoothed import (
+    SmoothedCertificate,
+    SmoothedClassifier,
+    certify_smoothed,
+)
 from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.transforms.flip_bits import BitFlips
 
 __all__ = [
     'BROKEN',
     'ROBUST',
     'UNKNOWN',
+    'BitFlips',
     'Certificate',
     'RobustLoss',
+    'SmoothedCertificate',
+    'SmoothedClassifier',
     'ThreatModel',
     'certifies',
     'certify',
     'certify_pagerank',
+    'certify_smoothed',
     'neighborhood_purity',
     'plot_certified_ratio',
     'plot_purity',

@@ -8,12 +8,21 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 
-_QUESTIONS = frozenset(
-    'size dim numel ndimension __len__ is_floating_point is_complex '
-    'get_device stride storage_offset is_contiguous'.split()
+_QUESTIONS = (
+    'size',
+    'dim',
+    'numel',
+    'ndimension',
+    '__len__',
+    'is_floating_point',
+    'is_complex',
+    'get_device',
+    'stride',
+    'storage_offset',
+    'is_contiguous',
 )
-_SAME = frozenset('contiguous clone detach requires_grad_ float to'.split())
-_MATMUL = frozenset('mm matmul __matmul__ __rmatmul__ _sparse_mm'.split())
+_SAME = ('contiguous', 'clone', 'detach', 'requires_grad_', 'float', 'to')
+_MATMUL = ('mm', 'matmul', '__matmul__', '__rmatmul__', '_sparse_mm')
 
 
 class LinearFeatures(Tensor):
@@ -37,6 +46,7 @@ class LinearFeatures(Tensor):
     def __new__(
         cls, product: Product, shape: tuple[int, int], like: Tensor
     ) -> 'LinearFeatures':
+        """Makes one; a tensor is made here, not in ``__init__``."""
         made = like.new_full((1, 1), torch.nan).expand(shape).as_subclass(cls)
         made.product = product
         return made
@@ -88,7 +98,7 @@ def _linear(
 
 def _combined(cls: Any, name: str, args: tuple, kwargs: dict) -> Any:
     one = args[0]
-    two = args[1] if len(args) > 1 else None
+    two: Any = args[1] if len(args) > 1 else None
     if name in _MATMUL:
         if name == '__rmatmul__':
             one, two = two, one

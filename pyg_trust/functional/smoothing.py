@@ -205,14 +205,16 @@ def joint_regions(*kinds: FlipRegions) -> FlipRegions:
     """
     if not kinds:
         raise ValueError("'kinds' can't be empty")
-    for regions in kinds:
-        check_instance('kinds', regions, FlipRegions)
-    clean, perturbed, ratio = (part.numpy() for part in kinds[0])
+    for part in kinds:
+        check_instance('kinds', part, FlipRegions)
     if len(kinds) == 1:
         return kinds[0]
+    clean: np.ndarray = kinds[0].clean.numpy()
+    perturbed: np.ndarray = kinds[0].perturbed.numpy()
+    ratio: np.ndarray = kinds[0].log_ratio.numpy()
     for other in kinds[1:]:
-        clean = np.outer(clean, other.clean).ravel()
-        perturbed = np.outer(perturbed, other.perturbed).ravel()
+        clean = np.outer(clean, other.clean.numpy()).ravel()
+        perturbed = np.outer(perturbed, other.perturbed.numpy()).ravel()
         with np.errstate(invalid='ignore'):
             ratio = np.add.outer(ratio, other.log_ratio.numpy()).ravel()
         # Infinities of both signs meet where neither input ever goes.
@@ -233,8 +235,7 @@ def _fill(
     # under x; `free`: regions without mass under x are taken along.
     used = np.concatenate([[0.0], np.cumsum(clean)])
     gained = np.concatenate([[0.0], np.cumsum(perturbed)])
-    side = 'right' if free else 'left'
-    at = np.searchsorted(used, p, side=side) - 1
+    at = np.searchsorted(used, p, side='right' if free else 'left') - 1
     at = np.clip(at, 0, clean.size - 1)
     with np.errstate(divide='ignore', invalid='ignore'):
         share = np.where(clean[at] > 0, (p - used[at]) / clean[at], 0.0)

@@ -10,7 +10,7 @@ tight: some :math:`M + 1` votes do change the class, or tie.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -289,12 +289,10 @@ def group_probability_bound(
     if not 0 <= check_number('p', p) <= 1:
         raise ValueError(f"'p' needs to be in [0, 1] (got {p})")
     check_integer('rows', rows, 0)
-    curve = []
+    curve: list[list[float]] = []
     for name, value in (('epsilon', epsilon), ('delta', delta)):
-        points = list(value) if isinstance(value, list | tuple) else [value]
-        for point in points:
-            check_non_negative(name, point)  # type: ignore[arg-type]
-        curve.append(points)
+        given: Any = value if isinstance(value, list | tuple) else [value]
+        curve.append([check_non_negative(name, point) for point in given])
     if len(curve[0]) != len(curve[1]) or not curve[0]:
         raise ValueError(
             "'epsilon' and 'delta' need to have the same length "

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_instance
@@ -80,7 +82,7 @@ class NoisyCopies:
         self.data, self.noise = data, noise
         self.num_nodes = int(data.num_nodes)
         self.edges = self.features = None
-        cells = {kind: (0, 0) for kind in KINDS}
+        cells = dict.fromkeys(KINDS, (0, 0))
         if 'edges' in noise.noisy:
             graph = _graph(data, noise)
             self.edges = (graph.rowptr, graph.col.int())
@@ -133,6 +135,73 @@ class NoisyCopies:
             rng.derive(seed, _FEATURES),
             first,
             count,
+        )
+
+
+@functional_transform('flip_bits')
+class FlipBits(BaseTransform):
+    r"""Flips edges and binary features at random (functional name:
+    :obj:`flip_bits`).
+
+    The noise of `"Efficient Robustness Certificates for Discrete Data"
+    <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
+    2020): a model whose certificates will be made with
+    :class:`BitFlips` is best trained on graphs with
+    the same noise, a new one each epoch.
+
+    .. code-block:: python
+
+        flip = FlipBits(edges=(0.0, 0.6))
+        for epoch in range(200):
+            noisy = flip(data)
+            loss = criterion(model(noisy.x, noisy.edge_index)[mask], y[mask])
+
+    Args:
+        edges (tuple[float, float]): :math:`(p_+, p_-)` of the edges: one is
+            added with :math:`p_+` wherever there is none, and deleted with
+            :math:`p_-`. (default: :obj:`(0.0, 0.0)`)
+        features (tuple[float, float]): those of the entries of ``x``, all 0
+            or 1. (default: :obj:`(0.0, 0.0)`)
+        directed (bool): whether each direction of an edge flips by itself.
+            (default: :obj:`False`)
+        seed (int, optional): the seed, of one draw that every call repeats;
+            by default each call draws another from torch's generator.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: as :class:`BitFlips`.
+    """  # noqa: D205
+
+    def __init__(
+        self,
+        edges: tuple[float, float] = (0.0, 0.0),
+        features: tuple[float, float] = (0.0, 0.0),
+        directed: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self.noise = BitFlips(edges, features, directed)
+        self.seed = None if seed is None else rng.resolve(seed)
+
+    def forward(self, data: Data) -> Data:
+        """Returns a noisy graph."""
+        check_graph(data, self.noise)
+        copies = NoisyCopies(data, self.noise)
+        seed = rng.resolve(self.seed)
+        if copies.edges is not None:
+            data.num_nodes = copies.num_nodes
+            made = edge_index_of(*copies.draw_edges(seed, 0, 1))
+            data.edge_index = made.to(data.edge_index.device)
+        if copies.features is not None:
+            row, col = edge_index_of(*copies.draw_features(seed, 0, 1))
+            x = torch.zeros_like(data.x)
+            x[row.to(x.device), col.to(x.device)] = 1
+            data.x = x
+        return data
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(edges={self.noise.edges}, '
+            f'features={self.noise.features})'
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,13 +10,13 @@ from torch.nn import Module
 from torch_geometric.data import Batch, Data
 from tqdm import tqdm
 
-from pyg_trust.certificates.flips import (
+from pyg_trust.certificates.lazy import LinearFeatures
+from pyg_trust.graph import quiet_sparse, sparse_rows
+from pyg_trust.transforms.flip_bits import (
     BitFlips,
     NoisyCopies,
     edge_index_of,
 )
-from pyg_trust.certificates.lazy import LinearFeatures
-from pyg_trust.graph import quiet_sparse, sparse_rows
 
 # Bytes of the copies that go through the model together.
 _BYTES = 2**28
@@ -132,7 +132,9 @@ class Sampler:
             if features is not None:
                 ptr, col = _rows(*features, s * n, n)
                 copy.x = _dense(ptr, col, self.data.x)
-            made.append(copy if pipe.transform is None else pipe.transform(copy))
+            made.append(
+                copy if pipe.transform is None else pipe.transform(copy)
+            )
         batch = Batch.from_data_list(made).to(self.device)
         if pipe.forward is not None:
             return pipe.forward(batch)
@@ -218,7 +220,7 @@ class Sampler:
         n, data = self.copies.num_nodes, self.data
         widths = [p.size(0) for p in self.pipeline.model.parameters()]
         widest = max([1, *widths])
-        edges = data.edge_index.size(1)
+        edges = int(data.edge_index.size(1))
         zeros, ones = self.copies.cells['edges']
         plus, minus = self.copies.noise.edges
         if self.copies.edges is not None:
@@ -261,14 +263,18 @@ class Sampler:
         return ''
 
     def votes(
-        self, first: int, count: int, batch_size: int, bar: tqdm
+        self,
+        first: int,
+        count: int,
+        batch_size: int,
+        bar: tqdm,
+        plain: bool = False,
     ) -> Tensor:
         """How many copies vote for each class: ``[rows, C + 1]``.
 
         The last column has the votes of outputs that are not finite.
         """
         total: Tensor | None = None
-        plain = batch_size == 1
         for start in range(first, first + count, batch_size):
             number = min(batch_size, first + count - start)
             logits = self.logits(start, number, plain)
@@ -320,7 +326,7 @@ def _csr_of(x: Tensor) -> Tensor:
     ptr = torch.zeros(x.size(0) + 1, dtype=torch.int64)
     torch.cumsum(row.bincount(minlength=x.size(0)), 0, out=ptr[1:])
     value = x.detach().cpu()[row, col]
-    return sparse_rows(ptr.int(), col.int(), value, tuple(x.shape))
+    return sparse_rows(ptr.int(), col.int(), value, (x.size(0), x.size(1)))
 
 
 def _product(matrix: Tensor, weight: Tensor) -> Tensor:
