@@ -40,7 +40,7 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.isolated import (
+from pyg_trust.unlearning.shards.training import (
     Recipe,
     Shard,
     build,

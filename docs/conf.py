@@ -78,7 +78,9 @@ def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
     for at in range(len(names) - 1, 0, -1):
         module = sys.modules.get('.'.join(names[:at]))
         if names[0] == 'pyg_trust' and module is not None:
-            home = getattr(module, names[at]).__module__
+            home = getattr(
+                getattr(module, names[at], None), '__module__', names[0]
+            )
             target = '.'.join([home, *names[at:]])
             break
     found = [full for full in objects if f'.{full}'.endswith(f'.{target}')]

@@ -532,6 +532,9 @@ class Spread:
     def derive(self, seed: Any, items: Any) -> int:
         return rng.derive(seed, *items)
 
+    def stream(self, seed: Any, items: Any) -> Any:
+        return rng.stream(seed, *items)
+
     def of(self, reports: Any) -> Any:
         return TrustReport.of(*reports)
 
@@ -553,6 +556,16 @@ entry(
 )
 entry('rng.forked', lambda: {'seed': 3}, seed=integer(0))
 entry('rng.generator', lambda: {'seed': 3})
+entry('rng.resolve_secret', lambda: {'seed': 3})
+
+
+entry(
+    'rng.stream',
+    lambda: (Spread(), {'seed': 3, 'items': [1, 2]}),
+    seed=integer(0),
+    items=values(['a'], [0.5], [True], [-1], [None]),
+)
+entry('noise.source', lambda: {'seed': 3})
 
 
 ITEMS = values(
@@ -616,6 +629,11 @@ entry(
     budget=values(3, None, {'a': 'b'}),
     data=values(3, None),
     origin=values(3, None),
+    kind=choice(),
+    values=values(3, None),
+    history=values(3, None, {'a': [1.0]}),
+    checked=values(3, None, 'one', [3]),
+    model=values(3, None),
 )
 
 
@@ -627,6 +645,8 @@ entry(
     'report.TrustReport',
     lambda: {'guarantees': trust_report().guarantees},
     guarantees=values(3, None, 'a', (), (3,)),
+    created=values(3, None, 'now', '2026-01-01'),
+    schema_version=values(0, None, '1'),
 )
 entry(
     'report.TrustReport.of',
@@ -640,7 +660,20 @@ entry(
 )
 entry(
     'report.TrustReport.save',
-    lambda: (trust_report(), {'path': temporary()}),
+    lambda: (trust_report(), {'path': temporary('trust.json')}),
+    path=PATH,
+)
+
+
+def saved_report() -> Path:
+    path = temporary('trust.json')
+    trust_report().save(path)
+    return path
+
+
+entry(
+    'report.TrustReport.load',
+    lambda: (TrustReport, {'path': saved_report()}),
     path=PATH,
 )
 

@@ -26,7 +26,7 @@ from tqdm import tqdm
 import pyg_trust
 from pyg_trust import files
 from pyg_trust.ledger import PrivacyLedger
-from pyg_trust.unlearning import isolated
+from pyg_trust.unlearning.shards import training
 
 ROOT = os.path.dirname(pyg_trust.__file__)
 # Points of a procedure that are tried, and those at its end.
@@ -385,7 +385,7 @@ def test_a_checkpoint_is_loaded_or_not(tmp_path):
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 def test_nobody_waits_for_other_processes(monkeypatch):
     shards = [
-        isolated.Shard(i, data.x, data.y, data.edge_index)
+        training.Shard(i, data.x, data.y, data.edge_index)
         for i, data in enumerate([cycle(8), cycle(9)])
     ]
     started = []
@@ -394,12 +394,12 @@ def test_nobody_waits_for_other_processes(monkeypatch):
         started.extend(multiprocessing.active_children())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(isolated, 'as_completed', interrupted)
+    monkeypatch.setattr(training, 'as_completed', interrupted)
     with pytest.raises(KeyboardInterrupt):
-        isolated.train(
+        training.train(
             lambda: torch.nn.Identity(),
             shards,
-            isolated.Recipe(),
+            training.Recipe(),
             trainer='process',
             num_workers=1,
         )

@@ -11,6 +11,7 @@ from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.losses import RobustLoss
 from pyg_trust.certificates.plots import (
     neighborhood_purity,
+    plot_certified_grid,
     plot_certified_ratio,
     plot_purity,
 )
@@ -37,6 +38,7 @@ __all__ = [
     'certify_pagerank',
     'certify_smoothed',
     'neighborhood_purity',
+    'plot_certified_grid',
     'plot_certified_ratio',
     'plot_purity',
 ]

@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.accounting import (
+    calibrate_fdp,
+    calibrate_lam,
+    fdp_epsilon,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon,
+    wor_epsilon_pld,
+    wor_epsilon_rdp,
+)
 from pyg_trust.functional.aggregate import (
     attention,
     fuse,
@@ -9,7 +19,10 @@ from pyg_trust.functional.aggregate import (
     reconstruction_loss,
     weighted_log_probability,
 )
-from pyg_trust.functional.attacks import AUC, auc_interval
+from pyg_trust.functional.attacks import (
+    AUC,
+    auc_interval,
+)
 from pyg_trust.functional.budget import (
     BudgetBound,
     SingleFlip,
@@ -27,30 +40,9 @@ from pyg_trust.functional.clustering import (
     uniform_signal,
 )
 from pyg_trust.functional.confidence import clopper_pearson
-from pyg_trust.functional.diffusion import diffuse, diffusion_error
-from pyg_trust.functional.dp import (
-    calibrate_fdp,
-    calibrate_lam,
-    clip_factors,
-    fdp_epsilon,
-    fdp_sensitivity,
-    fdp_terms,
-    gaussian_profile,
-    lam_from_opacus,
-    lam_to_opacus,
-    max_steps,
-    private_quantile,
-    rdp_coupled,
-    rdp_epsilon,
-    rdp_fdp,
-    rdp_gaussian,
-    rdp_wang,
-    rdp_wor,
-    rdp_wor_profile,
-    wor_epsilon,
-    wor_epsilon_pld,
-    wor_epsilon_rdp,
-    wor_profile,
+from pyg_trust.functional.diffusion import (
+    diffuse,
+    diffusion_error,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -64,6 +56,22 @@ from pyg_trust.functional.measures import (
     sgc,
     single_target,
     transition,
+)
+from pyg_trust.functional.mechanisms import (
+    clip_factors,
+    fdp_sensitivity,
+    fdp_terms,
+    gaussian_profile,
+    lam_from_opacus,
+    lam_to_opacus,
+    private_quantile,
+    rdp_coupled,
+    rdp_fdp,
+    rdp_gaussian,
+    rdp_wang,
+    rdp_wor,
+    rdp_wor_profile,
+    wor_profile,
 )
 from pyg_trust.functional.newton import (
     feature_removal_bound,
@@ -91,7 +99,10 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
-from pyg_trust.functional.perturbations import Perturbations, Policy
+from pyg_trust.functional.perturbations import (
+    Perturbations,
+    Policy,
+)
 from pyg_trust.functional.policy import (
     Optimum,
     WorstCase,

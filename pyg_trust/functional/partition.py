@@ -300,7 +300,8 @@ def hash_partition(
         n_id (Tensor): int64, ``[num_nodes]``: names of the training nodes
             that they keep when others go.
         num_shards (int): the number of shards.
-        seed (int, optional): the key. (default: :obj:`None`)
+        seed (int, optional): the key; by default from the operating system.
+            (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -319,7 +320,7 @@ def hash_partition(
             f'(the smallest is {int(n_id.min())}, '
             f'{n_id.unique().numel()} of {n_id.numel()} are different)'
         )
-    shard = rng.derive_each(rng.resolve(seed), n_id) % num_shards
+    shard = rng.derive_each(rng.resolve_secret(seed), n_id) % num_shards
     if int(shard_sizes(shard, num_shards).min()) == 0:
         raise ValueError(
             f"'num_shards' needs to be smaller: {n_id.numel()} nodes leave "

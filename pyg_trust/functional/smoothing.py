@@ -171,14 +171,9 @@ def flip_regions(
     plus, minus = check_noise("p_plus' and 'p_minus", (p_plus, p_minus))
     if plus == minus == 0:
         ends = [1.0] if additions == deletions == 0 else [1.0, 0.0]
-        clean = torch.tensor(ends, dtype=torch.float64)
-        return FlipRegions(
-            clean,
-            clean.flip(0),
-            torch.tensor([0.0]).double()
-            if len(ends) == 1
-            else torch.tensor([math.inf, -math.inf]).double(),
-        )
+        ratio = [0.0] if len(ends) == 1 else [math.inf, -math.inf]
+        lone = torch.tensor(ends, dtype=torch.float64)
+        return FlipRegions(lone, lone.flip(0), torch.tensor(ratio).double())
     clean, perturbed = _regions(additions, deletions, plus, minus)
     return FlipRegions(
         torch.tensor(clean),

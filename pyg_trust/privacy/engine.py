@@ -4,16 +4,12 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -22,10 +18,15 @@ from pyg_trust._checks import (
     check_instance,
     check_number,
 )
-from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
+from pyg_trust.functional.mechanisms import (
+    check_delta,
+    check_lam,
+    private_quantile,
+)
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.loader.step_batches import check_positive
+from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
@@ -36,14 +37,11 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.noise import SecureNoise, SeededNoise
-from pyg_trust.privacy.private import (
-    REDUCTIONS,
-    PrivateLoader,
-    PrivateModule,
-    PrivateOptimizer,
-    PrivateStep,
-)
+from pyg_trust.privacy.norms import gradient_norms
+from pyg_trust.privacy.report import PrivacyReport, assumptions
+from pyg_trust.privacy.state import load as load_state
+from pyg_trust.privacy.state import public_fingerprint
+from pyg_trust.privacy.state import save as save_state
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -52,7 +50,14 @@ from pyg_trust.privacy.validation import (
     check_parameters,
     find_call,
 )
-from pyg_trust.report import Guarantee, Report, fingerprint, provenance
+from pyg_trust.privacy.wrappers import (
+    REDUCTIONS,
+    PrivateLoader,
+    PrivateModule,
+    PrivateOptimizer,
+    PrivateStep,
+)
+from pyg_trust.report import provenance
 
 _NOISE = 2
 _PROBED = 32
@@ -74,98 +79,6 @@ class PrivateTraining(NamedTuple):
     model: PrivateModule
     optimizer: PrivateOptimizer
     loader: PrivateLoader
-
-
-@dataclass(frozen=True)
-class PrivacyReport(Report):
-    r"""What was guaranteed, and under which assumptions.
-
-    Args:
-        epsilon (float): :math:`\epsilon` of everything so far.
-        delta (float): :math:`\delta`.
-        target_epsilon (float, optional): the budget, if there is one.
-        steps (int): the steps so far.
-        relation (str): which graphs are neighbours.
-        sampling (str): how the units of a step are drawn.
-        mechanism (str): the accountant.
-        unit (str): whose gradients are clipped.
-        batch_size (int): :math:`m`, the units of a step.
-        sample_rates (tuple): rates and number of steps with each.
-        max_grad_norm (float): :math:`C`.
-        units_per_row (int): how many units a row can be in.
-        sensitivity (float): how far replacing a row can move the sum.
-        noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        lam (float): :math:`\lambda = \sigma` over the sensitivity.
-        noise_std (float): :math:`\sigma`, of the noise on the sum.
-        secure_mode (bool): whether noise and batches are of a cryptographic
-            source.
-        assumptions (tuple): what the guarantee rests on and does not cover.
-        data (str): a fingerprint of what is public of the data.
-        provenance (dict): versions and arguments; no seeds, which are secret.
-    """
-
-    epsilon: float
-    delta: float
-    target_epsilon: float | None
-    steps: int
-    relation: str
-    sampling: str
-    mechanism: str
-    unit: str
-    batch_size: int
-    sample_rates: tuple[tuple[float, int], ...]
-    max_grad_norm: float
-    units_per_row: int
-    sensitivity: float
-    noise_multiplier: float
-    lam: float
-    noise_std: float
-    secure_mode: bool
-    assumptions: tuple[str, ...]
-    data: str
-    provenance: dict[str, Any]
-
-    def guarantee(self) -> Guarantee:
-        """What nobody can tell from the weights."""
-        limit = self.target_epsilon
-        return Guarantee(
-            procedure='private training',
-            promise=(
-                f'the weights after each of {self.steps} steps, all together, '
-                f'are ({self.epsilon:.4g}, {self.delta:g})-differentially '
-                "private in any one node's features"
-            ),
-            assumptions=self.assumptions,
-            not_covered=(
-                'edges, and which nodes there are',
-                'predictions, which read the features of neighbours',
-            ),
-            spent={'epsilon': self.epsilon},
-            budget={'epsilon': math.inf if limit is None else limit},
-            data=self.data,
-            origin=self.provenance,
-        )
-
-    def explain(self) -> str:
-        """The guarantee in words."""
-        rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
-        lines = [
-            f'The weights after each of {self.steps} steps, all together, are '
-            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
-            'whoever sees them can hardly tell whether a node had its '
-            'features or any others.',
-            f'Neighbours are graphs that differ by "{self.relation}". Each '
-            f'step draws {self.batch_size} units ({self.unit}), '
-            f'{self.sampling}, at a rate of {rates}; clips the gradient of '
-            f'each to {self.max_grad_norm:.4g}; sums; and adds Gaussian noise '
-            f'of the standard deviation {self.noise_std:.4g}, which is '
-            f'{self.lam:.4g} times the {self.sensitivity:.4g} by which '
-            'replacing a row can move the sum.',
-            f'Accounted for by {self.mechanism!r}. This holds if, and covers '
-            'only what follows:',
-            *(f'- {line}' for line in self.assumptions),
-        ]
-        return '\n'.join(lines)
 
 
 class PrivacyEngine:
@@ -235,7 +148,7 @@ class PrivacyEngine:
             :class:`~pyg_trust.loader.EgoLoader`. (default: :obj:`'pld_wor'`)
         secure_mode (bool): whether noise and the choice of batches come from
             the operating system's cryptographic generator
-            (:class:`~pyg_trust.privacy.SecureNoise`). Use it for anything
+            (:class:`~pyg_trust.noise.SecureNoise`). Use it for anything
             that is released. (default: :obj:`False`)
         seed (int, optional): of the noise, to repeat an experiment; it has to
             be kept secret. Not for :obj:`secure_mode`. A process that goes on
@@ -756,7 +669,7 @@ class PrivacyEngine:
         if epsilon is not None:
             epsilon = _positive('epsilon', epsilon)
             accountant = self._open(data_loader)
-        norms = self._norms(
+        norms = gradient_norms(
             module, data_loader, criterion, forward, progress_bar
         )
         if epsilon is not None:
@@ -784,37 +697,6 @@ class PrivacyEngine:
             )
         norms = np.nan_to_num(norms, nan=high, posinf=high)
         return float(np.percentile(np.clip(norms, low, high), percentile))
-
-    def _norms(
-        self,
-        module: nn.Module,
-        loader: StepLoader,
-        criterion: Criterion,
-        forward: Forward | None,
-        progress_bar: bool,
-    ) -> np.ndarray:
-        device = next(module.parameters()).device
-        found = []
-        parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-        for index in tqdm(parts, disable=not progress_bar, desc='norms'):
-            batch = loader(loader.batch_sampler.write(0, index))
-            owner, count = loader.check_batch(batch, 0, index.numel())
-            batch, owner = batch.to(device), owner.to(device)
-            call = find_call(module, batch, forward)
-            tape_of = SubgraphGradients(module).record(owner, count)
-            with torch.enable_grad(), tape_of as tape:
-                out = call(module, batch)
-            leaf = out.detach()[:count].requires_grad_()
-            with torch.enable_grad():
-                loss = criterion(leaf, batch.y[:count]) * count
-            grad = torch.zeros_like(out)
-            grad[:count] = torch.autograd.grad(loss, leaf)[0]
-            rows = owner
-            if out.size(0) != owner.numel():
-                rows = torch.arange(count, device=device)
-            clipped = tape.clipped_sum(out, grad, 1.0, output_owner=rows)
-            found.append(clipped.norms.double().cpu())
-        return torch.cat(found).numpy()
 
     def _attached(self) -> PrivateTraining:
         if self._training is None:
@@ -868,23 +750,6 @@ class PrivacyEngine:
             raise
         return accountant
 
-    def _setting(self) -> dict[str, Any]:
-        model = self._attached().model.module
-        return {
-            'noise_multiplier': self.noise_multiplier,
-            'max_grad_norm': self.max_grad_norm,
-            'loss_reduction': self.loss_reduction,
-            'target_epsilon': self.target_epsilon,
-            'target_delta': self.target_delta,
-            'secure_mode': self.secure_mode,
-            'sampler': self._loader.setting(),
-            'data': public_fingerprint(self._loader),
-            'parameters': {
-                name: [list(p.shape), str(p.dtype), p.requires_grad]
-                for name, p in model.named_parameters()
-            },
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Everything to go on with: weights, optimizer, account, setting.
 
@@ -893,18 +758,7 @@ class PrivacyEngine:
         there anything of the features: even a hash of them would tell which
         of two graphs was trained on.
         """
-        model, optimizer, _ = self._attached()
-        return {
-            'format': 1,
-            'steps': self.steps,
-            'setting': self._setting(),
-            'accountant': deepcopy(self.accountant.state_dict()),
-            'model': {
-                name: value.detach().clone()
-                for name, value in model.state_dict().items()
-            },
-            'optimizer': deepcopy(optimizer.state_dict()),
-        }
+        return save_state(self)
 
     def load_state_dict(
         self, state: dict[str, Any], *, rewind: bool = False
@@ -926,74 +780,7 @@ class PrivacyEngine:
                 or mechanism, or lies behind what was spent. Nothing is
                 changed then.
         """
-        model, optimizer, _ = self._attached()
-        names = ('format', *_ENTRIES)
-        for name in names:
-            if not isinstance(state, dict) or name not in state:
-                raise ValueError(f"the state needs an entry '{name}'")
-        if state['format'] != 1:
-            raise ValueError(
-                f"the state's 'format' needs to be 1 (got {state['format']})"
-            )
-        for name in ('setting', 'accountant', 'model', 'optimizer'):
-            if not isinstance(state[name], dict):
-                raise ValueError(
-                    f"the state's '{name}' needs to be a dictionary (got "
-                    f'{type(state[name]).__name__})'
-                )
-        _compare('setting', state['setting'], self._setting())
-        theirs = create_like(self.accountant)
-        theirs.load_state_dict(state['accountant'])
-        if len(theirs) != state['steps']:
-            raise ValueError(
-                f"the state's 'steps' needs to be {len(theirs)}, the length "
-                f'of its history (got {state["steps"]})'
-            )
-        if len(theirs) >= self.steps:
-            ahead = deepcopy(self.accountant)
-            ahead.load_state_dict(state['accountant'])
-        else:
-            # The account is ahead: does it go on from the state's?
-            theirs.load_state_dict(self.accountant.state_dict())
-            ahead = self.accountant
-            if not rewind:
-                raise ValueError(
-                    f"the state's {state['steps']} steps lie behind the "
-                    f"{self.steps} that were spent, and what was spent can't "
-                    "be taken back: load it with 'rewind=True' to go on from "
-                    'its weights with these on the account'
-                )
-        _compare(
-            'model',
-            {k: list(v.shape) for k, v in state['model'].items()},
-            {k: list(v.shape) for k, v in model.state_dict().items()},
-        )
-        before = deepcopy(optimizer.state_dict())
-        weights = deepcopy(model.state_dict())
-        try:
-            try:
-                optimizer.load_state_dict(deepcopy(state['optimizer']))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"the state's 'optimizer' does not fit: {error}"
-                ) from error
-            if self._ledger is not None:
-                for line in _after(ahead.history, self._ledger.steps):
-                    self._ledger.record(*line)
-                more = ahead.pure_epsilon - self._ledger.pure_epsilon
-                if more > 0:
-                    self._ledger.record_pure(more)
-            self.accountant.load_state_dict(ahead.state_dict())
-            self._limit = None
-            # Before there are weights that may have seen the present one.
-            self._fresh_noise()
-            self._training_step().reset()
-            model.load_state_dict(state['model'])
-        except BaseException:
-            # What was paid stays paid.
-            optimizer.load_state_dict(before)
-            model.load_state_dict(weights)
-            raise
+        load_state(self, state, rewind)
 
     def _training_step(self) -> PrivateStep:
         return self._attached().optimizer._step
@@ -1038,7 +825,7 @@ class PrivacyEngine:
             lam=self.noise_multiplier / (2 * terms),
             noise_std=self.noise_multiplier * self.max_grad_norm,
             secure_mode=self.secure_mode,
-            assumptions=self._assumptions(),
+            assumptions=assumptions(self.secure_mode, self._leaks),
             data=public_fingerprint(self._loader),
             provenance=provenance(
                 loss_reduction=self.loss_reduction,
@@ -1046,82 +833,6 @@ class PrivacyEngine:
                 ledger=self._ledger_path is not None,
             ),
         )
-
-    def _assumptions(self) -> tuple[str, ...]:
-        lines = [
-            'protected is one row of the features (with the label, if masks, '
-            'sampling and loss weights do not depend on labels); edges, the '
-            'presence of a node and who is a training node are not',
-            'predictions are not protected: to infer is to read the features '
-            'of neighbours',
-            'graph, training nodes and subgraphs were made without looking at '
-            'features; so were C, the noise, the number of steps and the '
-            'hyper-parameters (each run of a search is a release of its own)',
-            'no transform before or in the loader mixes the rows of several '
-            'nodes (row-wise scaling is fine; propagation, PCA and '
-            'standardisation are not)',
-            'the loss is one term per subgraph, of its own rows, averaged or '
-            'summed',
-            'released are weights, optimizer state and this report; training '
-            'losses, clipping rates, batches, seeds and stops that depend on '
-            'private data are not covered',
-        ]
-        if self.secure_mode:
-            lines.append(
-                'noise and batches are of a cryptographic generator, in '
-                'floating point: a defence against known attacks, not a proof'
-            )
-        else:
-            lines.append(
-                'noise and batches are of seeded generators: use secure_mode '
-                'for a release, and keep the seeds secret'
-            )
-        return (*lines, *self._leaks)
-
-
-_ENTRIES = ('steps', 'setting', 'accountant', 'model', 'optimizer')
-
-
-def public_fingerprint(loader: Any) -> str:
-    """A hash of what is public of a loader's data.
-
-    Nodes, edges, roots and what the features look like, not the features: a
-    hash of these in a file would tell two neighbouring graphs apart.
-    """
-    data: Data = loader.data
-    shape = None if data.x is None else [list(data.x.shape), str(data.x.dtype)]
-    return fingerprint(
-        data.edge_index, loader.input_nodes, data.num_nodes, repr(shape)
-    )
-
-
-def create_like(accountant: WORAccountant) -> WORAccountant:
-    """An accountant of the same kind that nothing was spent on."""
-    made = deepcopy(accountant)
-    made.history = []
-    return made
-
-
-def _after(
-    history: Sequence[tuple[float, float, int]], steps: int
-) -> list[tuple[float, float]]:
-    # The steps of a history after so many.
-    lines = [(z, q) for z, q, count in history for _ in range(count)]
-    return lines[steps:]
-
-
-def _compare(what: str, found: Any, expected: dict[str, Any]) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(
-            f"the state's '{what}' needs to be a dictionary (got "
-            f'{type(found).__name__})'
-        )
-    for name in (*expected, *found):
-        if found.get(name) != expected.get(name):
-            raise ValueError(
-                f"the state's '{what}' needs to have '{name}' = "
-                f'{expected.get(name)!r} (got {found.get(name)!r})'
-            )
 
 
 def _positive(name: str, value: float) -> float:

@@ -33,7 +33,7 @@ from pyg_trust._checks import (
     check_integer,
     check_number,
 )
-from pyg_trust.functional.dp import clip_factors
+from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.privacy import bookkeeping, fallbacks
 from pyg_trust.privacy.bookkeeping import Recorder
 from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from test_isolated import CHANNELS, CLASSES, MODELS, same
+from test_shard_training import CHANNELS, CLASSES, MODELS, same
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
@@ -15,8 +15,9 @@ from pyg_trust.functional.partition import hash_partition
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import Shards
-from pyg_trust.unlearning import ShardedUnlearner, isolated, shards, store
-from pyg_trust.unlearning.isolated import Recipe, Shard, train
+from pyg_trust.unlearning import ShardedUnlearner, shards, store
+from pyg_trust.unlearning.shards import training
+from pyg_trust.unlearning.shards.training import Recipe, Shard, train
 
 NODES, TRAIN, SHARDS = 70, 48, 4
 # Those of make_data() that the tests name.
@@ -104,7 +105,7 @@ def by_hand(data, shard, gone=(), featureless=()):
     """The subgraph of a shard of the original data, edge by edge."""
     train_nodes = data.train_mask.nonzero().view(-1)
     which = hash_partition(
-        train_nodes, SHARDS, seed=rng.derive(5, shards._PARTITION)
+        train_nodes, SHARDS, seed=rng.derive(5, shards.unlearner._PARTITION)
     )
     nodes = [
         v
@@ -120,7 +121,7 @@ def by_hand(data, shard, gone=(), featureless=()):
     x = data.x.clone()
     x[list(featureless)] = 0
     return Shard(
-        rng.derive(5, shards._SHARD, shard),
+        rng.derive(5, shards.unlearner._SHARD, shard),
         x[nodes],
         data.y[nodes],
         torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(),
@@ -702,7 +703,15 @@ class _Interrupt:
     def __init__(self, at, error):
         self.at, self.error, self.lines = at, error, 0
         self.files = {
-            module.__file__ for module in (shards, store, isolated, files)
+            module.__file__
+            for module in (
+                shards.unlearner,
+                shards.state,
+                shards.graph,
+                store,
+                training,
+                files,
+            )
         }
 
     def __call__(self, frame, event, arg):
@@ -816,13 +825,13 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
 @pytest.mark.parametrize(
     ('module', 'name'),
     [
-        (shards, 'train'),
-        (shards, 'evaluate'),
-        (shards, 'remove_from_data'),
-        (shards, 'fingerprint'),
-        (shards.RemovalLedger, 'record'),
-        (shards.ShardAggregator, 'fit'),
-        (shards.ShardStore, 'write'),
+        (shards.unlearner, 'train'),
+        (shards.unlearner, 'evaluate'),
+        (shards.unlearner, 'remove_from_data'),
+        (shards.state, 'fingerprint'),
+        (shards.state.RemovalLedger, 'record'),
+        (shards.unlearner.ShardAggregator, 'fit'),
+        (shards.state.ShardStore, 'write'),
     ],
 )
 def test_whatever_fails_nothing_has_changed(

@@ -1,9 +1,16 @@
 r"""Noise and secret choices: where the randomness of privacy comes from.
 
-Three streams play a part. Which subgraphs there are (the *partition*) may be
-public. Which of them a step draws (the *batch*) and the *noise* have to stay
-secret: whoever can predict either undoes amplification or the whole of the
-guarantee.
+Noise that protects somebody has to be unknown to everybody else. It comes from
+the operating system's generator (:class:`SecureNoise`) unless the user asks
+for a repeatable run with an explicit seed (:class:`SeededNoise`), and then
+every report says so first (:data:`SEEDED`): whoever knows or guesses the seed
+draws the same noise and subtracts it. No default generator of torch or numpy
+plays a part, so that ``seed_everything`` can't fix a secret.
+
+Of private training three streams are drawn. Which subgraphs there are (the
+*partition*) may be public. Which of them a step draws (the *batch*) and the
+*noise* have to stay secret: whoever can predict either undoes amplification
+or the whole of the guarantee.
 """
 
 import math
@@ -25,36 +32,53 @@ _SUMMED = 4
 _PIECE = 2**20
 
 
+#: How a report begins whose noise came from a seed.
+SEEDED = (
+    'not private and not certified: the noise comes from an explicit seed, '
+    'and whoever knows or guesses the seed can subtract it'
+)
+
+
 class SeededNoise:
     """Noise of a seed: for experiments that have to be repeated.
 
-    A seed has 63 bits and the generator (Mersenne Twister) can be predicted
-    from its output: what is trained with it is private only against somebody
-    who does not try either. Use :class:`SecureNoise` for a release.
+    It hides nothing from somebody who knows the seed or tries the likely
+    ones. Use :class:`SecureNoise` for a release.
 
     Args:
-        seed (int, optional): the seed. (default: :obj:`None`)
+        seed (int, optional): the seed, all bits of which matter.
+            (default: :obj:`None`)
     """
 
     secure = False
 
     def __init__(self, seed: int | None = None) -> None:
-        self._generator = rng.generator(seed)
+        self._stream = rng.stream(rng.resolve(seed))
 
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Standard Gaussians, float64, on the CPU."""
         _check_shape(shape)
-        return torch.randn(
-            shape, generator=self._generator, dtype=torch.float64
-        )
+        drawn = np.asarray(self._stream.standard_normal(tuple(shape)))
+        return torch.from_numpy(drawn)
 
     def uniform(self, count: int) -> np.ndarray:
         """Uniform numbers in (0, 1)."""
         check_integer('count', count, 0)
-        drawn = torch.rand(
-            count, generator=self._generator, dtype=torch.float64
-        )
-        return np.clip(drawn.numpy(), 2.0**-53, 1 - 2.0**-53)
+        return np.clip(self._stream.random(count), 2.0**-53, 1 - 2.0**-53)
+
+    def choose(self, count: int, size: int) -> np.ndarray:
+        """Draws :obj:`size` of :obj:`count` uniformly without replacement.
+
+        Args:
+            count (int): how many there are.
+            size (int): how many to choose.
+
+        Returns:
+            ndarray: int64, ``[size]``, in no particular order.
+        """
+        check_integer('count', count, 1)
+        check_integer('size', size, 0, count)
+        return self._stream.choice(count, size, replace=False)
 
 
 class SecureNoise:
@@ -129,6 +153,16 @@ class SecureNoise:
             ranked = word[order]
             if not (ranked[1:] == ranked[:-1]).any():
                 return order[:size]
+
+
+def source(seed: int | None = None) -> SecureNoise | SeededNoise:
+    """The noise of a procedure: the system's, or that of an explicit seed.
+
+    Args:
+        seed (int, optional): makes a run repeatable, and not private; its
+            report has to begin with :data:`SEEDED`. (default: :obj:`None`)
+    """
+    return SecureNoise() if seed is None else SeededNoise(seed)
 
 
 def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch_geometric.nn import APPNP, GAT, GCN, GIN, GraphSAGE
 
 from pyg_trust import rng
-from pyg_trust.unlearning import isolated
-from pyg_trust.unlearning.isolated import Features, Recipe, Shard, train
+from pyg_trust.unlearning.shards import training
+from pyg_trust.unlearning.shards.training import Features, Recipe, Shard, train
 
 CHANNELS, CLASSES = 13, 3
 
@@ -273,7 +273,7 @@ def test_alone_is_ordinary_training(optimizer, sparse_x):
 
     shard = make_shards(4, torch.float64)[3]
     recipe = Recipe(epochs=20, lr=0.05, optimizer=optimizer, sparse_x=sparse_x)
-    model = isolated.build(factory, shard)
+    model = training.build(factory, shard)
     kind = {'adam': 'Adam', 'adamw': 'AdamW', 'sgd': 'SGD'}[optimizer]
     optim = getattr(torch.optim, kind)(
         model.parameters(), lr=0.05, weight_decay=5e-4
@@ -320,7 +320,7 @@ def test_any_number_of_threads(threads):
 @pytest.mark.parametrize('p', [0.0, 0.25, 0.5, 1.0])
 def test_dropout_has_the_law_of_dropout(p):
     x = torch.full((400, 500), 2.0)
-    mode = isolated._Alone(x, None)
+    mode = training._Alone(x, None)
     mode.start([0])
     with mode:
         out = F.dropout(x, p)
@@ -344,7 +344,7 @@ def test_gradients_flow_through_what_is_padded():
     x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
 
     def padded(x):
-        with isolated._Alone(x, None):
+        with training._Alone(x, None):
             return torch.sigmoid(x) * F.elu(x, 0.5) + torch.exp(x)
 
     def plain(x):
