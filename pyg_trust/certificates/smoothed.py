@@ -1,7 +1,6 @@
 """Smoothing: certificates for any classifier of graphs or of nodes."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -416,7 +415,8 @@ def certify_smoothed(
             )
     level = alpha / index.numel() if per == 'all' else alpha
     _check_enough(looks, level, classes, threat)
-    key = _secret() if seed is None else rng.resolve(seed)
+    # Who knows the noise beforehand can choose a model that it flatters.
+    key = rng.resolve_secret(seed)
     pipeline = Pipeline(
         model, task == 'graphs', transform, forward, sparse_x, sparse_adj
     )
@@ -550,11 +550,6 @@ class _Run:
             )
         votes = torch.cat(made)
         return votes if rows is None else votes[rows]
-
-
-def _secret() -> int:
-    # Who knows the noise beforehand can choose a model that it flatters.
-    return int.from_bytes(os.urandom(8), 'big') >> 1
 
 
 def _bounds(
