@@ -7,12 +7,14 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.certify import certifies, certify
+from pyg_trust.certificates.divided import Divided, VoteCertificate
 from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.losses import RobustLoss
 from pyg_trust.certificates.plots import (
     neighborhood_purity,
     plot_certified_grid,
     plot_certified_ratio,
+    plot_certified_votes,
     plot_purity,
 )
 from pyg_trust.certificates.smoothed import (
@@ -29,10 +31,12 @@ __all__ = [
     'UNKNOWN',
     'BitFlips',
     'Certificate',
+    'Divided',
     'RobustLoss',
     'SmoothedCertificate',
     'SmoothedClassifier',
     'ThreatModel',
+    'VoteCertificate',
     'certifies',
     'certify',
     'certify_pagerank',
@@ -40,5 +44,6 @@ __all__ = [
     'neighborhood_purity',
     'plot_certified_grid',
     'plot_certified_ratio',
+    'plot_certified_votes',
     'plot_purity',
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.certificates.certificate import Certificate
+from pyg_trust.certificates.divided import VoteCertificate
 from pyg_trust.certificates.smoothed import SmoothedCertificate
 from pyg_trust.graph import CSRGraph
 
@@ -167,6 +168,42 @@ def plot_certified_grid(
     ax.figure.colorbar(image, ax=ax, label='share certified')
     ax.set_xlabel(f'deleted {kind}')
     ax.set_ylabel(f'added {kind}')
+    return ax
+
+
+def plot_certified_votes(
+    certificate: VoteCertificate,
+    labels: Tensor,
+    *,
+    label: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draws the certified accuracy against the number of changes.
+
+    Args:
+        certificate (VoteCertificate): its :obj:`baseline`, if there is one,
+            becomes a line at all numbers of changes.
+        labels (Tensor): the true classes of all targets: int64.
+        label (str, optional): the name of the curve. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
+            new figure. (default: :obj:`None`)
+
+    Returns:
+        matplotlib.axes.Axes: with one more curve.
+    """
+    check_instance('certificate', certificate, VoteCertificate)
+    check_tensor('labels', labels, torch.int64, ('num',))
+    _check_drawing(label, ax)
+    most = max(int(certificate.radius.max()), 0) + 1
+    shares = [
+        certificate.certified_accuracy(labels, k) for k in range(most + 1)
+    ]
+    ax = _axes(ax)
+    ax.step(range(most + 1), shares, where='mid', label=label)
+    if certificate.baseline is not None:
+        ax.axhline(certificate.baseline, color='gray', linestyle=':')
+    ax.set_xlabel(f'changes ({certificate.by})')
+    ax.set_ylabel('certified accuracy')
     return ax
 
 

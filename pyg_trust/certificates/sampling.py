@@ -59,6 +59,23 @@ def evaluating(model: Module) -> Iterator[None]:
             module.training = mode
 
 
+def check_uncached(model: Module) -> None:
+    """Refuses layers that keep the graph of their first call.
+
+    Args:
+        model (Module): the model.
+
+    Raises:
+        ValueError: if a layer has ``cached=True``.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, 'cached', False):
+            raise ValueError(
+                f"'model' can't have layers with cached=True (got '{name}'): "
+                'they would keep one graph for all others'
+            )
+
+
 class Sampler:
     """The logits of noisy copies of one graph.
 

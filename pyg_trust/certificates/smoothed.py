@@ -23,7 +23,12 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.certificates.certify import certifies
-from pyg_trust.certificates.sampling import Pipeline, Sampler, evaluating
+from pyg_trust.certificates.sampling import (
+    Pipeline,
+    Sampler,
+    check_uncached,
+    evaluating,
+)
 from pyg_trust.functional.confidence import clopper_pearson, look_level
 from pyg_trust.functional.smoothing import (
     certified,
@@ -677,12 +682,7 @@ def _check_model(
                         f"'{flag}' can't be combined with '{name}', which "
                         'takes dense features and an edge_index'
                     )
-    for name, module in model.named_modules():
-        if getattr(module, 'cached', False):
-            raise ValueError(
-                f"'model' can't have layers with cached=True (got '{name}'): "
-                'they would keep one graph for all copies'
-            )
+    check_uncached(model)
 
 
 def _checked_options(
