@@ -44,6 +44,17 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
       "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");
 
+  // `num_samples` noisy copies of a matrix of bits (rowptr, col), one below
+  // the other: every 0 becomes 1 with probability p_plus, every 1 becomes 0
+  // with p_minus, all by themselves. `cells`: 0 for all entries, 1 for those
+  // off the diagonal (a directed graph), 2 for pairs of an undirected graph;
+  // graphs come as blocks on a diagonal, and their self-loops stay. Copy s
+  // depends on (seed, first + s) alone. CPU only.
+  m.def(
+      "flip_bits(Tensor rowptr, Tensor col, int num_cols, float p_plus, "
+      "float p_minus, int cells, int seed, int first, int num_samples) "
+      "-> (Tensor, Tensor)");
+
   // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S| - step k],
   // every column by itself, from `start`: row i of the policy is row i of
   // (rowptr, col) after k flips, at most budget[i], of edges that are

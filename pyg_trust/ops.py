@@ -20,7 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+)
 
 
 def _load() -> None:
@@ -439,6 +444,85 @@ def disjoint_walks(
         walk_length,
         restarts,
         seed,
+    )
+
+
+CELLS = ('all', 'directed', 'undirected')
+
+
+def flip_bits(
+    rowptr: Tensor,
+    col: Tensor,
+    num_cols: int,
+    p_plus: float,
+    p_minus: float,
+    cells: str,
+    seed: int,
+    first: int = 0,
+    num_samples: int = 1,
+) -> tuple[Tensor, Tensor]:
+    r"""Draws noisy copies of a sparse matrix of bits, one below the other.
+
+    Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
+    :math:`p_-`, all independently: the exact product law, up to
+    :func:`pyg_trust.functional.smoothing.sampling_slack`. Copy :math:`s`
+    draws from the stream of ``(seed, first + s)``, whatever the batch and the
+    number of threads. Time and memory are those of the ones that come out,
+    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``, on the CPU.
+        col (Tensor): int32, ``[nnz]``: the ones, ascending in every row and
+            distinct.
+        num_cols (int): the number of columns.
+        p_plus (float): :math:`p_+`, in [0, 1).
+        p_minus (float): :math:`p_-`, in [0, 1).
+        cells (str): :obj:`'all'` entries of a matrix; of a square one,
+            :obj:`'directed'`: all off the diagonal, or :obj:`'undirected'`:
+            all pairs, where :obj:`col` lists both directions. Diagonals
+            stay, and copies of graphs are the blocks of a diagonal.
+        seed (int): the seed.
+        first (int): the number of the first copy. (default: :obj:`0`)
+        num_samples (int): how many. (default: :obj:`1`)
+
+    Returns:
+        tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_samples * num_rows +
+        1]``, and ``col``, int32, ascending in every row.
+
+    Example:
+        >>> rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([1, 0]).int()
+        >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
+        (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
+    """
+    check_choice('cells', cells, CELLS)
+    _check_seed(seed, first)
+    check_integer('num_cols', num_cols, 0, 2**31 - 1)
+    check_integer('num_samples', num_samples, 1)
+    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
+        if not 0 <= check_number(name, p) < 1:
+            raise ValueError(f"'{name}' needs to be in [0, 1) (got {p})")
+    n = _size(rowptr, 1) - 1
+    if cells != 'all':
+        if num_cols != n:
+            raise ValueError(
+                f"'num_cols' needs to be {n}, the number of nodes "
+                f'(got {num_cols})'
+            )
+        if num_samples * n >= 2**31:
+            raise ValueError(
+                "'num_samples' needs to be smaller: copies have fewer than "
+                f'2**31 nodes together (got {num_samples} of {n})'
+            )
+    return _ops.flip_bits(
+        _check_host('rowptr', rowptr, torch.int64, n + 1),
+        _check_host('col', col, torch.int32, _size(col)),
+        num_cols,
+        p_plus,
+        p_minus,
+        CELLS.index(cells),
+        seed,
+        first,
+        num_samples,
     )
 
 
@@ -899,6 +983,23 @@ def _(
         roots.new_empty(context.new_dynamic_size()),
         roots.new_empty(context.new_dynamic_size()),
     )
+
+
+@torch.library.register_fake('pyg_trust::flip_bits')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    num_cols: int,
+    p_plus: float,
+    p_minus: float,
+    cells: int,
+    seed: int,
+    first: int,
+    num_samples: int,
+) -> tuple[Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    size = (rowptr.numel() - 1) * num_samples + 1
+    return rowptr.new_empty(size), col.new_empty(context.new_dynamic_size())
 
 
 @torch.library.register_fake('pyg_trust::policy_iteration')
