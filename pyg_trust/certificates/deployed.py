@@ -151,7 +151,8 @@ class Deployed:
         _check_model(model)
         check_instance('data', data, Data)
         found = CSRGraph.convert(data).to('cpu')
-        if found.is_weighted and not bool((found.weight == 1).all()):
+        weight = found.weight
+        if weight is not None and bool(weight.ne(1).any()):
             raise ValueError(
                 "'data' needs to be unweighted: an edge is there or not (got "
                 "an 'edge_weight')"
