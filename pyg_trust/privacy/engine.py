@@ -213,6 +213,7 @@ class PrivacyEngine:
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -249,8 +250,11 @@ class PrivacyEngine:
                 isolation; by default ``model(batch.x, batch.edge_index)``.
                 (default: :obj:`None`)
             criterion (callable, optional): ``criterion(output, target)``, the
-                loss, to be tested. It is not used otherwise.
-                (default: :obj:`None`)
+                loss, to be tested before training starts. It is not used
+                otherwise. (default: :obj:`None`)
+            trust_loss (bool): whether to leave the loss that is
+                back-propagated unchecked; the report repeats it.
+                (default: :obj:`False`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -274,6 +278,7 @@ class PrivacyEngine:
             method=method,
             forward=forward,
             criterion=criterion,
+            trust_loss=trust_loss,
         )
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
@@ -370,6 +375,7 @@ class PrivacyEngine:
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
@@ -384,6 +390,7 @@ class PrivacyEngine:
         for name, value in (('forward', forward), ('criterion', criterion)):
             if value is not None:
                 check_callable(name, value)
+        check_instance('trust_loss', trust_loss, bool)
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             _positive('target_epsilon', target_epsilon)
@@ -396,6 +403,7 @@ class PrivacyEngine:
             loss_reduction,
             data_loader.subgraphs_per_batch,
             self._add_noise,
+            trust_loss,
         )
         self._probe(step, data_loader, forward, criterion)
         return step
@@ -825,7 +833,10 @@ class PrivacyEngine:
             lam=self.noise_multiplier / (2 * terms),
             noise_std=self.noise_multiplier * self.max_grad_norm,
             secure_mode=self.secure_mode,
-            assumptions=assumptions(self.secure_mode, self._leaks),
+            assumptions=assumptions(
+                self.secure_mode,
+                [*self._leaks, *self._training_step().notes()],
+            ),
             data=public_fingerprint(self._loader),
             provenance=provenance(
                 loss_reduction=self.loss_reduction,

@@ -193,7 +193,7 @@ class BatchCall:
             return value
         got = f'got a {type(value).__name__}'
         if isinstance(value, Tensor):
-            got = f'{got} of shape {list(value.shape)}'
+            got = f'got a Tensor of shape {list(value.shape)}'
         return self._refuse(got)
 
     @staticmethod
