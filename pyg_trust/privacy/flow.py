@@ -48,9 +48,10 @@ from pyg_trust.privacy.owners import (
 _STRUCTURE = ('batch', 'ptr', 'e_id', 'root', 'batch_size', 'num_nodes')
 _NAMES = ('n_id', 'input_id')
 _HINT = (
-    '. Each term has to be made of the rows of one subgraph and of constants: '
-    "take statistics of a batch out of the loss, or hand in 'trust_loss=True', "
-    'after which the report says that the loss was not checked'
+    '. Each term has to be made of the rows of one subgraph and of '
+    'constants: take statistics of a batch out of the loss, or hand in '
+    "'trust_loss=True', after which the report says that the loss was not "
+    'checked'
 )
 
 
@@ -160,7 +161,7 @@ class Followed(Tensor):
             return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Any,
@@ -213,7 +214,7 @@ _ESCAPES: frozenset[Any] = frozenset(
         Tensor.untyped_storage,
         Tensor.storage,
         Tensor.data_ptr,
-        Tensor.__cuda_array_interface__.__get__,  # type: ignore[attr-defined]
+        Tensor.__cuda_array_interface__.__get__,
     ]
 )
 
@@ -482,6 +483,8 @@ def _wrap(
             if id(value) in same:
                 return same[id(value)]
             memory = None
+            if value.layout != torch.strided:
+                _refuse('it is sparse')
             if value.layout == torch.strided and value.numel():
                 memory = memories.get(value.untyped_storage().data_ptr())
             return Followed(value, owner, watch, memory, why, is_name)

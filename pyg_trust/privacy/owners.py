@@ -276,9 +276,7 @@ def _reduction(
     func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
 ) -> Owner:
     dims = _dims(got)
-    if dims is None and base_name(func) == 'kthvalue':
-        dims = [-1]
-    elif dims is None and base_name(func) == 'mode':
+    if dims is None and base_name(func) in ('kthvalue', 'mode'):
         dims = [-1]
     return reduce(of(got['self']), dims, bool(got.get('keepdim', False)))
 
@@ -392,7 +390,7 @@ def _scatter(
             of_index = of_index.view(-1, *around).expand(shape)
     if of_index is not None:
         return join(own, reduce(join(given, of_index), [dim], keepdim=True))
-    if given is None:
+    if given is None or source is None:
         return own
     size = got['self'].shape
     part = tuple(slice(0, n) for n in place.shape)
@@ -479,6 +477,7 @@ def _index_put(
     first = indices[0]
     if (
         len(indices) == 1
+        and first is not None
         and first.dtype == torch.bool
         and of(first) is not None
     ):
