@@ -240,6 +240,7 @@ class PrivacyEngine(Single):
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -276,8 +277,11 @@ class PrivacyEngine(Single):
                 isolation; by default ``model(batch.x, batch.edge_index)``.
                 (default: :obj:`None`)
             criterion (callable, optional): ``criterion(output, target)``, the
-                loss, to be tested. It is not used otherwise.
-                (default: :obj:`None`)
+                loss, to be tested before training starts. It is not used
+                otherwise. (default: :obj:`None`)
+            trust_loss (bool): whether to leave the loss that is
+                back-propagated unchecked; the report repeats it.
+                (default: :obj:`False`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -301,6 +305,7 @@ class PrivacyEngine(Single):
             method=method,
             forward=forward,
             criterion=criterion,
+            trust_loss=trust_loss,
         )
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
@@ -402,6 +407,7 @@ class PrivacyEngine(Single):
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
@@ -416,6 +422,7 @@ class PrivacyEngine(Single):
         for name, value in (('forward', forward), ('criterion', criterion)):
             if value is not None:
                 check_callable(name, value)
+        check_instance('trust_loss', trust_loss, bool)
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             _positive('target_epsilon', target_epsilon)
@@ -428,6 +435,7 @@ class PrivacyEngine(Single):
             loss_reduction,
             data_loader.subgraphs_per_batch,
             self._add_noise,
+            trust_loss,
         )
         self._probe(step, data_loader, forward, criterion)
         return step
@@ -868,7 +876,11 @@ class PrivacyEngine(Single):
             assumptions=assumptions(
                 self.seeded,
                 self._ledger is not None,
-                [*self._leaks, *self._training_step().pins.notes()],
+                [
+                    *self._leaks,
+                    *self._training_step().pins.notes(),
+                    *self._training_step().notes(),
+                ],
             ),
             data=public_fingerprint(self._loader),
             provenance=provenance(
