@@ -266,7 +266,9 @@ def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
     """Rows, columns and values of a sparse CSR matrix, and its width."""
     check_instance('x', x, Tensor)
     if x.layout != torch.sparse_csr:
-        raise TypeError(f"'x' needs to be a sparse CSR tensor (got {x.layout})")
+        raise TypeError(
+            f"'x' needs to be a sparse CSR tensor (got {x.layout})"
+        )
     return (
         x.crow_indices().long().contiguous(),
         x.col_indices().long().contiguous(),

@@ -292,7 +292,7 @@ def test_propagate_equals_the_cpu(host, kind, name, columns, three_term):
     # A last bit of a sum may round to another float16.
     tolerance = {'double': 1e-14, 'float': 2e-6, 'half': 1e-3}[kind]
     if three_term:
-        tolerance *= 4
+        tolerance *= 20  # the powers of this operator grow
     assert close(one, wanted, tolerance)
     for order in (DOWN, SHUFFLED, THREADS):
         assert torch.equal(host.propagate(order, *call), one)

@@ -21,6 +21,7 @@ from pyg_trust.functional.budget import (
     refine_pagerank_bounds,
     single_flip_margins,
 )
+from pyg_trust.functional.chebyshev import Chebyshev, chebyshev
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
@@ -49,6 +50,13 @@ from pyg_trust.functional.dp import (
     wor_epsilon_pld,
     wor_epsilon_rdp,
     wor_profile,
+)
+from pyg_trust.functional.estimates import (
+    Plan,
+    eps_for,
+    plan,
+    propagate_median,
+    variance_bound,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -100,16 +108,8 @@ from pyg_trust.functional.policy import (
     robust_margins,
     worst_case_margins,
 )
-from pyg_trust.functional.propagation import (
-    Plan,
-    eps_for,
-    plan,
-    propagate,
-    propagate_median,
-    prune_bound,
-    query,
-    variance_bound,
-)
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.queries import prune_bound, query
 from pyg_trust.functional.scattering import (
     ScatteringPath,
     frame_bound,
@@ -134,6 +134,7 @@ from pyg_trust.functional.walks import (
 __all__ = [
     'AUC',
     'BudgetBound',
+    'Chebyshev',
     'DisjointWalks',
     'Measure',
     'Optimum',
@@ -154,6 +155,7 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'chebyshev',
     'check_partition',
     'check_walks',
     'clip_budget',
