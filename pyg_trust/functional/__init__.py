@@ -139,6 +139,7 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
 from pyg_trust.functional.smoothing import (
     FlipRegions,
     certified,
@@ -204,6 +205,7 @@ __all__ = [
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
+    'draw_runs',
     'dual_bound',
     'eps_for',
     'fdp_epsilon',
@@ -260,9 +262,11 @@ __all__ = [
     'query',
     'random_partition',
     'rdp_coupled',
+    'rdp_delta',
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_select',
     'rdp_wang',
     'rdp_wor',
     'rdp_wor_profile',
