@@ -147,6 +147,7 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
 from pyg_trust.functional.smoothing import (
     FlipRegions,
     certified,
@@ -214,6 +215,7 @@ __all__ = [
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
+    'draw_runs',
     'dual_bound',
     'eps_for',
     'fdp_epsilon',
@@ -270,9 +272,11 @@ __all__ = [
     'query',
     'random_partition',
     'rdp_coupled',
+    'rdp_delta',
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_select',
     'rdp_wang',
     'rdp_wor',
     'rdp_wor_profile',
