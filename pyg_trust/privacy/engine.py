@@ -38,6 +38,7 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.norms import gradient_norms
+from pyg_trust.privacy.pipeline import check_tables, check_transform
 from pyg_trust.privacy.report import PrivacyReport, assumptions
 from pyg_trust.privacy.state import load as load_state
 from pyg_trust.privacy.state import public_fingerprint
@@ -214,6 +215,7 @@ class PrivacyEngine:
         forward: Forward | None = None,
         criterion: Criterion | None = None,
         trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -255,6 +257,10 @@ class PrivacyEngine:
             trust_loss (bool): whether to leave the loss that is
                 back-propagated unchecked; the report repeats it.
                 (default: :obj:`False`)
+            public (Sequence[str]): buffers, frozen parameters and attributes
+                of the model that have a row per node of the graph and hold
+                nothing private; the report repeats them.
+                (default: :obj:`()`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -279,6 +285,7 @@ class PrivacyEngine:
             forward=forward,
             criterion=criterion,
             trust_loss=trust_loss,
+            public=public,
         )
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
@@ -376,6 +383,7 @@ class PrivacyEngine:
         forward: Forward | None = None,
         criterion: Criterion | None = None,
         trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
@@ -396,6 +404,7 @@ class PrivacyEngine:
             _positive('target_epsilon', target_epsilon)
             account.get_epsilon(check_delta(target_delta))
         check_layers(module)
+        check_tables(module, data_loader.data.num_nodes, public)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -404,6 +413,7 @@ class PrivacyEngine:
             data_loader.subgraphs_per_batch,
             self._add_noise,
             trust_loss,
+            public,
         )
         self._probe(step, data_loader, forward, criterion)
         return step
@@ -477,8 +487,10 @@ class PrivacyEngine:
     ) -> None:
         # The structure of some subgraphs; their features are not used.
         count = min(_PROBED, loader.subgraphs_per_batch)
-        batch = loader(loader.batch_sampler.write(0, torch.arange(count)))
+        index = loader.batch_sampler.write(0, torch.arange(count))
+        batch = loader(index)
         owner, count = loader.check_batch(batch, 0, count)
+        check_transform(loader.transform, loader.untransformed(index))
         device = step.parameters[0].device
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(step.module, batch, forward)
