@@ -26,6 +26,7 @@ from pyg_trust.functional.mechanisms import (
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.loader.step_batches import check_positive
+from pyg_trust.marks import are_propagated
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
@@ -469,7 +470,11 @@ class PrivacyEngine:
                 )
         if loader.batch_sampler.choose is not None:
             raise ValueError("'data_loader' is private already")
-        mixed = loader.data.get('propagated', ())
+        mixed = loader.data.get('propagated', ()) or [
+            name
+            for name, value in loader.data.to_dict().items()
+            if isinstance(value, Tensor) and are_propagated(value)
+        ]
         if mixed:
             raise ValueError(
                 "'data_loader' needs features that are a node's own (got "

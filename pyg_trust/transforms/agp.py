@@ -5,7 +5,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import rng
+from pyg_trust import marks, rng
 from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.functional.measures import Measure, make_measure
 from pyg_trust.functional.propagation import propagate, variance_bound
@@ -153,6 +153,7 @@ class AGP(MeasureTransform):
             seed=self.seed,
             force_push=self.force_push,
         )
+        marks.remember(x, data[self.out])
         before = data.get('propagated', ())
         data.propagated = tuple(dict.fromkeys((*before, self.out)))
         return data
