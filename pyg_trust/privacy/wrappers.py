@@ -15,15 +15,18 @@ gradient from elsewhere is refused, and only the accountants are of Opacus'
 kind.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from pyg_trust._checks import check_callable
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
 from pyg_trust.privacy.validation import (
     BatchCall,
@@ -79,6 +82,7 @@ class PrivateStep:
         self.add_noise = add_noise
         names = {p: n for n, p in self.module.named_parameters()}
         self._names = [names[p] for p in parameters]
+        self.pins = Pins(self.module, parameters)
         self._probed: set[str] = set()
         self._written: list[tuple[Tensor, int] | None]
         self._written = [None] * len(parameters)
@@ -158,6 +162,13 @@ class PrivateStep:
                     'done': '(got a call after the step of the last one)',
                 }.get(self._stage, '(got a second call)')
             )
+        self.pins.check_layers()
+        if torch.is_autocast_enabled(self._owner.device.type):
+            raise ValueError(
+                'in training, the model needs to be called without autocast: '
+                'gradients are clipped in the type of the parameters, and in '
+                'half of the bits they are larger than their norms say'
+            )
         call = BatchCall(self._batch, self._versions, args, kwargs)
         self._probe(call)
         before = buffer_versions(self.module)
@@ -200,6 +211,17 @@ class PrivateStep:
         check_names(self.module, call, batch, owner, self.public)
         check_gradients(self.gradients, call, batch, owner)
         self._probed.add(call.key)
+
+    def move(self, step: Callable[[], Any]) -> None:
+        """Moves the weights by an optimizer that has noisy gradients.
+
+        Args:
+            step (callable): takes a step.
+        """
+        # Interrupted, it has moved some: they are as noisy.
+        self.pins.release()
+        step()
+        self.pins.hold()
 
     def backward(self, grad: Tensor) -> None:
         """Clips and sums the gradients of the batch's subgraphs."""
@@ -262,12 +284,8 @@ class PrivateStep:
         return True
 
     def _check_parameters(self) -> None:
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        if {id(p) for p in trained} != {id(p) for p in self.parameters}:
-            raise ValueError(
-                "'module' needs to train the same parameters all the time: "
-                'freeze or add them before make_private'
-            )
+        self.pins.check_layers()
+        self.pins.check_values()
         written = dict(zip(self.parameters, self._written, strict=True))
         for name, parameter in self.module.named_parameters():
             grad, ours = parameter.grad, written.get(parameter)
@@ -308,7 +326,13 @@ class PrivateModule(nn.Module):
     """A model whose gradients leave through noise alone.
 
     In evaluation mode, or without gradients, it is the model. Attributes are
-    those of the model; so are the names in ``state_dict``.
+    those of the model; so are the names in ``state_dict``, also where it is a
+    part of another module.
+
+    A copy (``copy.deepcopy``, ``AveragedModel``) and what is pickled or saved
+    whole is the plain model with the weights of this moment: that, averages of
+    them, and whatever is computed of them alone cost no more privacy. Weights
+    that are loaded here are noted in the report.
 
     Args:
         module (torch.nn.Module): the model.
@@ -320,6 +344,14 @@ class PrivateModule(nn.Module):
         self.module = module
         self.training = module.training
         object.__setattr__(self, '_step', step)
+        self.register_load_state_dict_pre_hook(_rename)
+        self.register_load_state_dict_post_hook(_note)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self.module,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""
@@ -339,16 +371,55 @@ class PrivateModule(nn.Module):
         """The state of the model itself."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads the state of the model itself."""
-        return self.module.load_state_dict(*args, **kwargs)
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
 
 
-class PrivateOptimizer(torch.optim.Optimizer):
+def _rename(
+    module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
+    # Names are those of the model: put in that it is inside of another.
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f'{prefix}module.{name[len(prefix) :]}'] = state.pop(name)
+
+
+def _note(module: nn.Module, keys: Any) -> None:
+    assert isinstance(module, PrivateModule)
+    # And take it out where keys are reported.
+    for names in keys:
+        names[:] = [n.replace('module.', '', 1) for n in names]
+    module._step.pins.load()
+
+
+class Single:
+    """What there is once: a copy would spend the same budget again."""
+
+    #: What to do instead.
+    advice = ''
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._refuse('copied')
+
+    def __copy__(self) -> Any:
+        self._refuse('copied')
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._refuse('pickled')
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} can't be {what}, as two would spend one "
+            f'budget{self.advice}'
+        )
+
+
+class PrivateOptimizer(Single, torch.optim.Optimizer):
     """Takes a step with noisy gradients, once a whole batch has been seen.
 
     Everything else is that of the optimizer inside: schedulers, its state and
-    its parameter groups work as before.
+    its parameter groups work as before. It can't be copied or pickled, since
+    two would spend one budget: its ``state_dict`` can.
 
     Args:
         optimizer (torch.optim.Optimizer): the optimizer inside.
@@ -357,53 +428,80 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     # GradScaler skips steps on what the data are: let it find us.
     _step_supports_amp_scaling = True
+    advice = ': take its state_dict()'
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, step: PrivateStep
     ) -> None:
+        # For the hooks that torch hangs on optimizers; what it makes beside
+        # them is left to the optimizer inside.
+        self._made = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._step = step
+        self._made = True
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Adds noise and moves the parameters.
 
         After a part of a batch (``max_physical_batch_size``) it only ends
         this part.
 
         Args:
-            closure (callable, optional): refused.
+            closure (callable, optional): is called once, before, for the
+                forward and the backward pass of the batch.
+                (default: :obj:`None`)
+
+        Returns:
+            Any: what the closure returned.
 
         Raises:
             BudgetExceededError: if the step would exceed the budget; nothing
                 was spent then.
             RuntimeError: unless it follows one forward and one backward pass.
         """
+        loss = None
         if closure is not None:
-            raise TypeError(
-                "'closure' needs to be None: a step that sees the data more "
-                'than once is not accounted for'
-            )
+            check_callable('closure', closure)
+            with torch.enable_grad():
+                loss = closure()
         if self._step.finish():
-            self.optimizer.step()
+            self._step.move(self.optimizer.step)
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, which is always to set them to None."""
         self.optimizer.zero_grad(set_to_none=True)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """Those of the optimizer inside."""
         return self.optimizer.param_groups
 
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        if self._made:
+            self.optimizer.param_groups = value
+
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """That of the optimizer inside."""
         return self.optimizer.state
 
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._made:
+            self.optimizer.state = value
+
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """Those of the optimizer inside."""
         return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        if self._made:
+            self.optimizer.defaults = value
 
     def state_dict(self) -> Any:
         """That of the optimizer inside."""
@@ -415,6 +513,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Is refused: the parameters are those checked in the beginning."""
+        if not self._made:
+            return
         raise ValueError(
             'a private optimizer takes no more parameters: add them before '
             'make_private'
@@ -436,11 +536,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return f'{type(self).__name__}({self.optimizer})'
 
 
-class PrivateLoader:
+class PrivateLoader(Single):
     """Gives out the batches of a loader, and keeps track of them.
 
     It ends by itself, also in the midst of an epoch, before a step that would
-    exceed the budget; then it is empty.
+    exceed the budget; then it is empty. Whoever leaves an epoch and begins
+    another is given the batch again whose step was not taken.
 
     Args:
         loader (NodeLoader): the loader; its own iteration is not to be used
@@ -478,6 +579,7 @@ class PrivateLoader:
         for step in range(first, first + batches.num_steps):
             if not self._allowed(step):
                 return
+            batches.forget(self._position())
             if iterator is None:
                 iterator = iter(self.loader)
             for _ in range(chunks):
