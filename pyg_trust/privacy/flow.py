@@ -263,11 +263,13 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
             continue
         if value.size(0) == owner.numel() and batch.is_node_attr(name):
             out[name] = follow(value, owner, watch, name in _NAMES)
+        elif name in _NAMES and value.size(0) == count:
+            out[name] = follow(value, units, watch, True)
         elif isinstance(edges, Tensor) and batch.is_edge_attr(name):
             if edges.layout == torch.strided:
                 out[name] = follow(value, owner[edges[0]], watch)
         elif value.size(0) == count:
-            out[name] = follow(value, units, watch, name in _NAMES)
+            out[name] = follow(value, units, watch)
     return out
 
 
