@@ -303,3 +303,65 @@ def test_transforms_of_rows_and_of_subgraphs(private, transform):
     setup = private(loader={'transform': transform})
     setup.train()
     assert setup.engine.steps == len(setup.loader)
+
+
+# P9: subgraphs as wholes
+
+
+class Sorted(nn.Module):
+    """Layers that need the nodes of a graph to stand together."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.lin = nn.Linear(5, 4)
+        if kind == 'gps':
+            self.layer = pyg.GPSConv(
+                4, pyg.GCNConv(4, 4), heads=2, norm=None, dropout=0.0
+            )
+        elif kind == 'lstm':
+            self.layer = pyg.SAGEConv(4, 4, aggr='lstm')
+        elif kind == 'sort':
+            self.layer = pyg.SortAggregation(k=2)
+        self.out = nn.Linear(8 if kind == 'sort' else 4, 3)
+
+    def forward(self, x, edge_index, batch):
+        x = self.lin(x)
+        if self.kind == 'sort':
+            return self.out(self.layer(x, batch))
+        if self.kind == 'gps':
+            return self.out(self.layer(x, edge_index, batch))
+        return self.out(self.layer(x, edge_index))
+
+
+def as_graphs(model, batch):
+    return model(batch.x, batch.edge_index, batch.batch)
+
+
+@pytest.mark.parametrize('kind', ['gps', 'lstm', 'sort'])
+def test_layers_that_need_sorted_batches(private, kind):
+    setup = private(
+        net=Sorted(kind), forward=as_graphs, loader={'contiguous': True}
+    )
+    for batch in setup.loader:
+        assert bool((batch.batch.diff() >= 0).all())
+        out = as_graphs(setup.model, batch)
+        out = out if kind == 'sort' else out[batch.root_mask]
+        F.cross_entropy(out, batch.y[batch.root_mask]).backward()
+        setup.optimizer.step()
+    assert setup.engine.steps == len(setup.loader)
+
+
+def test_both_orders_train_the_same(private):
+    weights = []
+    for contiguous in (False, True):
+        setup = private(loader={'contiguous': contiguous})
+        for batch in setup.loader:
+            roots = torch.arange(batch.num_nodes) < batch.batch_size
+            if contiguous:
+                roots = batch.root_mask
+            out = setup.model(batch.x, batch.edge_index)[roots]
+            F.cross_entropy(out, batch.y[roots]).backward()
+            setup.optimizer.step()
+        weights.append(setup.net.second.lin.weight.detach())
+    torch.testing.assert_close(*weights)
