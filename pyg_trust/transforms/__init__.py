@@ -8,6 +8,7 @@ from pyg_trust.transforms.graph_scattering import (
     GraphEmbedding,
     GraphScattering,
 )
+from pyg_trust.transforms.propagated_features import PropagatedFeatures
 from pyg_trust.transforms.shards import Shards
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     'BoundedDegree',
     'GraphEmbedding',
     'GraphScattering',
+    'PropagatedFeatures',
     'Shards',
 ]
