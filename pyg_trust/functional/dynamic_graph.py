@@ -254,7 +254,9 @@ class DynamicGraph:
         for node in ends[~self._known(ends)].tolist()[:1]:
             raise ValueError(f'node {node} is not there{_GONE}')
         for u, v in edges[:, self.has_edges(edges)].t().tolist()[:1]:
-            raise ValueError(f'edge {u} -> {v} is there already')
+            raise ValueError(
+                f'edge {u} -> {v} is there already: an edge can be there once'
+            )
         loop = edges[0] == edges[1]
         journal.rows(self.own_loop, edges[0, loop])
         self.own_loop[edges[0, loop]] = True

@@ -96,7 +96,10 @@ class PropagatedFeatures:
             )
         dtypes = (torch.float32, torch.float64)
         if (alpha is None) != (theta is None):
-            raise ValueError("'alpha' and 'theta' go together")
+            raise ValueError(
+                "'alpha' and 'theta' need each other (got "
+                f'alpha={alpha} and theta={theta})'
+            )
         shape = (graph.num_nodes, 'num_columns')
         self._dtype = dtypes if theta is None else dtypes[1:]
         check_tensor('x', x, self._dtype, shape, finite=True)

@@ -33,7 +33,10 @@ def check(features, x, measure):
     )
     assert torch.equal(features.rows(ids), fresh.rows())
     torch.testing.assert_close(
-        features.rows(ids), propagate(graph, x[ids], measure), rtol=0, atol=1e-12
+        features.rows(ids),
+        propagate(graph, x[ids], measure),
+        rtol=0,
+        atol=1e-12,
     )
     assert features.stale_rows == 0
 
@@ -58,9 +61,7 @@ def test_features_follow_a_graph_that_grows_and_shrinks(measure, directed):
         kind = step % 5
         if kind == 0:
             u, v = (alive[draw(alive.numel())] for _ in range(2))
-            if u != v and not bool(
-                ((edges[0] == u) & (edges[1] == v)).any()
-            ):
+            if u != v and not bool(((edges[0] == u) & (edges[1] == v)).any()):
                 features.insert_edges(torch.tensor([[u], [v]]))
         elif kind == 1:
             features.remove_edges(edges[:, [draw(edges.size(1))]])
@@ -154,13 +155,11 @@ def test_an_edit_that_fails_changes_nothing(owner, name, late, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, name, fails)
+    new = torch.ones(1, 4).double(), torch.tensor([[50], [2]])
     with pytest.raises(KeyboardInterrupt):
-        if name == 'remove':
-            features.remove_nodes(torch.tensor([3]))
-        else:
-            features.insert_nodes(
-                torch.ones(1, 4).double(), torch.tensor([[50], [2]])
-            )
+        features.remove_nodes(torch.tensor([3])) if (
+            name == 'remove'
+        ) else features.insert_nodes(*new)
     monkeypatch.undo()
     assert features.num_nodes == 50
     assert torch.equal(features.graph.to_edge_index()[0], edges)
@@ -198,7 +197,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=message):
             call()
         assert torch.equal(features.rows(), before)
-    with pytest.raises(ValueError, match='go together'):
+    with pytest.raises(ValueError, match='need each other'):
         PropagatedFeatures(graph, x, sgc(2), alpha=0.2)
     with pytest.raises(ValueError, match='spectral radius'):
         PropagatedFeatures(graph, x, Measure(0, 0, (1,), spectral_radius=9.0))
