@@ -190,6 +190,8 @@ class DynamicGraph:
         """
         n = self.num_nodes
         row, col = edges
+        if row.numel() == 0:
+            return row == col
         inside = (edges >= 0).all(0) & (edges < n).all(0)
         source = row[inside].unique()
         there = torch.stack(self.out.entries(source))
