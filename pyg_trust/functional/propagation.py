@@ -403,7 +403,7 @@ def _largest(x: Tensor) -> Tensor:
     if x.layout == torch.sparse_csr:
         zeros = x.values().new_zeros(x.size(1))
         index = x.col_indices().long()
-        return zeros.index_reduce_(0, index, x.values().abs(), 'amax')
+        return zeros.scatter_reduce_(0, index, x.values().abs(), 'amax')
     if x.size(0) == 0:
         return x.new_zeros(x.size(1))
     low, high = x.aminmax(dim=0)

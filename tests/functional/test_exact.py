@@ -157,59 +157,55 @@ def test_float16_by_integers_is_that_of_numpy(tmp_path):
 BITS = """
 import sys, torch
 from pyg_trust import ops
-args = torch.load(sys.argv[1])
-torch.set_num_threads(int(sys.argv[2]))
-out = [ops.propagate(*args['graph'], x, d, d, args['weights'], *rest)
-       for x, d, rest in args['calls']]
-torch.save((ops.instruction_set(), out), sys.argv[3])
+graph, weights, calls = torch.load(sys.argv[1])
+out = [ops.propagate(*graph, x, d, d, weights, *rest) for x, d, rest in calls]
+torch.save((ops.instruction_set(), out), sys.argv[2])
 """
 
 
 def test_threads_and_instruction_sets_change_no_bit(tmp_path):
-    graph = random_graph(3000, 20000)
+    graph = random_graph(3000, 20000).receivers()
     weights = torch.tensor([0.3, 0.0, 0.2, 0.1, 0.4], dtype=torch.float64)
+    degrees = torch.from_numpy(np.random.default_rng(1).random(3000) / 5)
     calls = []
     for columns in (1, 3, 7, 16, 40, 64, 100):
         scale = torch.full((columns,), 2.0**9)
         for three_term in (False, True):
-            for dtype in (torch.float32, torch.float64):
-                d = torch.from_numpy(
-                    np.random.default_rng(1).random(3000) / 5
-                ).to(dtype)
-                x = signal(3000, columns, 2).to(dtype)
-                calls.append((x, d, (False, None, three_term)))
-                if dtype == torch.float32:
-                    calls.append((x, d, (True, scale, three_term)))
-                    few = torch.where(x > 1.5, x, 0).to_sparse_csr()
-                    calls.append((few, d, (True, scale, three_term)))
-    torch.save(
-        {'graph': graph.receivers(), 'weights': weights, 'calls': calls},
-        tmp_path / 'in.pt',
-    )
-    results = {}
-    for kind, threads in (
-        ('', 1),
-        ('', 2),
-        ('', 8),
-        ('avx2', 2),
-        ('default', 1),
-    ):
-        out = tmp_path / f'{kind}{threads}.pt'
-        env = dict(os.environ)
-        env.pop('ATEN_CPU_CAPABILITY', None)
-        if kind:
-            env['ATEN_CPU_CAPABILITY'] = kind
+            x = signal(3000, columns, 2, dtype=np.float64)
+            calls.append((x, degrees, (False, None, three_term)))
+            x, d = x.float(), degrees.float()
+            few = torch.where(x > 1.5, x, 0).to_sparse_csr()
+            calls.append((x, d, (False, None, three_term)))
+            calls.append((x, d, (True, scale, three_term)))
+            calls.append((few, d, (True, scale, three_term)))
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 8):
+            torch.set_num_threads(threads)
+            results.append(
+                [
+                    ops.propagate(*graph, x, d, d, weights, *rest)
+                    for x, d, rest in calls
+                ]
+            )
+    finally:
+        torch.set_num_threads(before)
+    given = tmp_path / 'in.pt'
+    torch.save((graph, weights, calls), given)
+    for kind in ('avx2', 'default'):
+        found = tmp_path / kind
+        command = [sys.executable, '-W', 'ignore', '-c', BITS]
         subprocess.run(
-            [sys.executable, '-W', 'ignore', '-c', BITS]
-            + [str(tmp_path / 'in.pt'), str(threads), str(out)],
-            env=env,
+            [*command, str(given), str(found)],
+            env={**os.environ, 'ATEN_CPU_CAPABILITY': kind},
             check=True,
         )
-        chosen, results[kind, threads] = torch.load(out)
-        if kind:
-            assert chosen in ('default', kind)
-    for other in results.values():
-        for one, another in zip(results['', 1], other, strict=True):
+        chosen, out = torch.load(found)
+        assert chosen in ('default', kind)
+        results.append(out)
+    for other in results[1:]:
+        for one, another in zip(results[0], other, strict=True):
             assert torch.equal(one, another)
 
 
