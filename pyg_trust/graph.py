@@ -765,8 +765,7 @@ class LastGraph:
 
     def clear(self) -> None:
         """Forgets it."""
-        self._of: tuple[weakref.ref[Tensor], int] | None = None
-        self._rest: tuple[Any, ...] = ()
+        self._of: tuple[weakref.ref[Tensor], int, int] | None = None
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
@@ -777,25 +776,34 @@ class LastGraph:
             num_nodes (int, optional): as in :meth:`CSRGraph.convert`.
                 (default: :obj:`None`)
         """
-        if (
-            not isinstance(graph, Tensor)
-            or graph.layout != torch.strided
-            or graph.is_inference()
-        ):
-            return CSRGraph.convert(graph, num_nodes, transposed=True)
         if self._of is not None and self._graph is not None:
-            reference, version = self._of
+            reference, version, nodes = self._of
             if (
                 reference() is graph
                 and version == graph._version
-                and self._rest == (num_nodes,)
+                and nodes == num_nodes
             ):
                 return self._graph
-        version = graph._version
-        made = CSRGraph.convert(graph, num_nodes, transposed=True)
-        self._of = (weakref.ref(graph), version)
-        self._rest, self._graph = (num_nodes,), made
-        return made
+        return CSRGraph.convert(graph, num_nodes, transposed=True)
+
+    def keep(self, made: CSRGraph, graph: Any, num_nodes: int) -> None:
+        """Keeps what :meth:`convert` made, once it has served.
+
+        Args:
+            made (CSRGraph): the graph.
+            graph (Any): what it was made of; only an ``edge_index`` is known
+                again.
+            num_nodes (int): its number of nodes.
+        """
+        check_instance('made', made, CSRGraph)
+        check_integer('num_nodes', num_nodes, 1)
+        if (
+            isinstance(graph, Tensor)
+            and graph.layout == torch.strided
+            and not graph.is_inference()
+        ):
+            self._of = (weakref.ref(graph), graph._version, num_nodes)
+            self._graph = made
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()

@@ -46,6 +46,7 @@ from pyg_trust import (
     rng,
 )
 from pyg_trust import functional as F
+from pyg_trust.graph import LastGraph
 from pyg_trust.ledger import PrivacyLedger, RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
@@ -99,7 +100,12 @@ entry(
         'recv': torch.ones(N),
         'send': torch.ones(N),
         'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
+        'half': True,
+        'scale': torch.ones(2),
+        'rows': torch.tensor([0, 2]),
     },
+    Row('half', {'x': torch.ones(N, 2).double()}, "'half'"),
+    Row('scale', {'half': False}, "'scale'"),
     names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},
     rowptr=RAW,
     col=tensor(rows=False, finite=False),
@@ -108,6 +114,14 @@ entry(
     send=RAW,
     weights=tensor(rows=False, empty=True, finite=False),
     half=FLAG,
+    scale=tensor(finite=False, none=True),
+    three_term=FLAG,
+    rows=tensor(rows=False, low=0, high=N - 1, none=True),
+)
+entry(
+    'ops.sparse_parts',
+    lambda: {'x': torch.eye(2).to_sparse_csr()},
+    x=values(3, None, 'x', torch.eye(2), torch.eye(2).to_sparse_coo()),
 )
 entry(
     'ops.push',
@@ -363,6 +377,26 @@ entry(
     edge_weight=EDGE_WEIGHT,
     transposed=FLAG,
     duplicates=choice(),
+)
+entry(
+    'graph.LastGraph.convert',
+    lambda: (LastGraph(), {'graph': undirected(), 'num_nodes': N}),
+    names={
+        'graph': "'(graph|edge_index|data)'",
+        'num_nodes': "'(num_nodes|edge_index)'",
+    },
+    graph=any_graph(),
+    num_nodes=integer(N),
+)
+entry(
+    'graph.LastGraph.keep',
+    lambda: (
+        LastGraph(),
+        {'made': csr(), 'graph': undirected(), 'num_nodes': N},
+    ),
+    made=instance(),
+    graph=anything('what is no edge_index is not kept'),
+    num_nodes=integer(1),
 )
 FLOATS = values(3, 'float32', float, torch.float)
 entry(

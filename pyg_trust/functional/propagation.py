@@ -234,6 +234,8 @@ def _eager(
     if rows is not None:
         rows = check_nodes('rows', rows, graph.num_nodes)
         _check_device('rows', rows, graph)
+    if how.check and how.eps != 0:
+        _check_finite(x)
     # Exact propagation leaves the generator alone.
     how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
     rest = (graph, measure, rows, how)
@@ -279,8 +281,8 @@ class _Propagate(torch.autograd.Function):
         rows: Tensor | None,
         how: How,
     ) -> Tensor:
-        if how.check and not is_finite(x):
-            raise ValueError("'x' needs to be finite (got NaN or infinity)")
+        if how.check:
+            _check_finite(x)
         signal = x
         if entries is not None:
             size = (graph.num_nodes, entries.width)
@@ -645,6 +647,11 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f'(got {list(x.shape)})'
         )
     _check_device('x', x, graph)
+
+
+def _check_finite(x: Tensor) -> None:
+    if not is_finite(x.values() if x.layout == torch.sparse_csr else x):
+        raise ValueError("'x' needs to be finite (got NaN or infinity)")
 
 
 def _check_overflow(z: Tensor, measure: Measure, half: bool = False) -> None:
