@@ -123,6 +123,33 @@ entry(
     lambda: {'x': torch.eye(2).to_sparse_csr()},
     x=values(3, None, 'x', torch.eye(2), torch.eye(2).to_sparse_coo()),
 )
+entry('ops.cost_nodes', lambda: {'num_nodes': N}, num_nodes=integer(1))
+entry(
+    'ops.pull',
+    lambda: {
+        **{
+            name: value
+            for name, value in push_arguments().items()
+            if name != 'seed'
+        },
+        'receivers': receivers(),
+        'recv': torch.ones(N),
+        'x': torch.ones(N, 2),
+        'eps': torch.full((2,), 0.1),
+        'pull_above': 1.0,
+    },
+    x=RAW,
+    eps=RAW,
+    recv=RAW,
+    receivers=values(3, None, receivers()[0], list(receivers())),
+    pull_above=values('a', None, np.nan, -1.0, True, [0.5]),
+    names={**PUSH_NAMES, 'x': "'(x|eps)'"},
+    **{
+        name: kind
+        for name, kind in PUSH.items()
+        if name not in ('seed', 'first', 'deterministic')
+    },
+)
 entry(
     'ops.push',
     lambda: {
@@ -411,12 +438,31 @@ entry(
     device=values(3.5, None, ['cpu'], 'no such device'),
 )
 entry('graph.CSRGraph.receivers', lambda: (csr(), {}), along=FLAG)
+entry('graph.CSRGraph.has_push_graph', lambda: (csr(), {}), along=FLAG)
+entry(
+    'graph.CSRGraph.ordered_receivers',
+    lambda: (csr().reorder(2), {}),
+    along=FLAG,
+)
+entry(
+    'graph.CSRGraph.reorder',
+    lambda: (csr(), {'parts': 2}),
+    parts=integer(1, N, none=True),
+    rounds=integer(1),
+)
+entry(
+    'graph.pick_rows',
+    lambda: {'rowptr': csr().rowptr, 'nodes': torch.tensor([0, 2])},
+    rowptr=tensor(rows=False, empty=True),
+    nodes=tensor(rows=False, low=0, high=N - 1),
+)
 entry(
     'graph.CSRGraph.push_graph',
-    lambda: (csr(), {'a': 1.0}),
+    lambda: (csr(), {'a': 1.0, 'nodes': torch.tensor([0, 2])}),
     a=number(),
     dtype=values(3, None, 'float32', torch.int64),
     along=FLAG,
+    nodes=either(tensor(rows=False, low=0, high=N - 1, none=True)),
 )
 entry(
     'graph.CSRGraph.degree_power',

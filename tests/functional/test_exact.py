@@ -535,3 +535,103 @@ def test_no_measure_is_taken_for_another():
         for measure in others
     }
     assert len(seen) == len(others)
+
+
+# The order that is kept ######################################################
+
+
+@pytest.mark.parametrize('name', ['random', 'directed', 'star', 'duplicate'])
+@pytest.mark.parametrize('parts', [1, 3, None])
+def test_an_order_that_is_kept_changes_no_bit(name, parts):
+    graph = make_graph(name)
+    n = graph.num_nodes
+    ordered = graph.reorder(parts)
+    assert torch.equal(ordered.order.sort().values, torch.arange(n))
+    x = signal(n, 9, zeros=0.5)
+    cases = [F.ppr(0.2), F.single_target(0.3), Measure(0.3, 0.9, (0.5, 0.5))]
+    if graph.is_undirected:
+        cases += [F.heat(2.0), F.appnp(0.1, levels=3)]
+    for measure in cases:
+        for kwargs in (
+            {},
+            {'half': True},
+            {'rows': torch.tensor([n - 1, 0, 0])},
+            {'eps': 1e-3, 'seed': 1},
+        ):
+            wanted = F.propagate(graph, x, measure, **kwargs)
+            got = F.propagate(ordered, x, measure, **kwargs)
+            assert torch.equal(got, wanted)
+            if 'eps' not in kwargs:
+                few = F.propagate(
+                    ordered, x.to_sparse_csr(), measure, **kwargs
+                )
+                assert torch.equal(few, wanted)
+        grads = []
+        for one in (graph, ordered, ordered.with_self_loops()):
+            leaf = x.clone().requires_grad_()
+            F.propagate(one, leaf, measure).square().sum().backward()
+            grads.append(leaf.grad)
+        assert torch.equal(grads[0], grads[1])
+    assert torch.equal(ordered.row, graph.row)
+    assert torch.equal(ordered.col, graph.col)
+
+
+def test_the_order_puts_communities_together():
+    # Two halves with random names and few edges between them.
+    numbers = np.random.default_rng(0)
+    side = torch.from_numpy(numbers.permutation(400) < 200)
+    one, two = side.nonzero().view(-1), (~side).nonzero().view(-1)
+    edges = [
+        half[torch.from_numpy(numbers.integers(0, 200, (2, 2000)))]
+        for half in (one, two)
+    ]
+    bridge = torch.stack([one[:20], two[:20]])
+    edges = torch.cat([*edges, bridge], 1)
+    graph = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), 400, duplicates='merge'
+    )
+    order = graph.reorder(2).order
+    first = side[order[:200]].double().mean()
+    assert min(first, 1 - first) < 0.05
+    again = graph.reorder(2).order
+    assert torch.equal(order, again)
+
+
+def test_orders_are_checked():
+    for parts, error in ((0, ValueError), (41, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="'parts'"):
+            GRAPH.reorder(parts)
+    with pytest.raises(ValueError, match='keeps no order'):
+        GRAPH.ordered_receivers()
+
+
+# Deciding before building ####################################################
+
+
+def test_dense_signals_build_no_layout_for_pushes():
+    graph = random_graph(3000, 30000)
+    x = signal(3000, 16)
+    measure = F.appnp(0.1, levels=10)
+    z = F.propagate(graph, x, measure, eps=1e-7, seed=0)
+    prepared = graph.with_self_loops()
+    assert not prepared.has_push_graph()
+    # As if it had been built: no level was pushed.
+    prepared.push_graph(0.5)
+    assert prepared.has_push_graph()
+    assert torch.equal(F.propagate(graph, x, measure, eps=1e-7, seed=0), z)
+
+
+@pytest.mark.parametrize('eps', [1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize('along', [True, False])
+def test_what_is_sampled_does_not_depend_on_what_was_built(eps, along):
+    numbers = np.random.default_rng(0)
+    edges = torch.from_numpy(numbers.integers(0, 5000, (2, 60000)))
+    fresh = CSRGraph.from_edge_index(edges, 5000, duplicates='merge')
+    warm = CSRGraph.from_edge_index(edges, 5000, duplicates='merge')
+    warm.push_graph(0.0, along=along)
+    x = signal(5000, 20, zeros=0.9)
+    for measure in (F.ppr(0.5), F.hkpr(3.0), F.transition(2)):
+        measure = replace(measure, along=along)
+        kwargs = {'eps': eps, 'seed': 3}
+        wanted = F.propagate(warm, x, measure, **kwargs)
+        assert torch.equal(F.propagate(fresh, x, measure, **kwargs), wanted)
