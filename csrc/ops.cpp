@@ -21,6 +21,12 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows) -> Tensor");
 
+  // The part of each node (int32) in a partition into parts of equal size with
+  // few edges between them.
+  m.def(
+      "partition_nodes(Tensor rowptr, Tensor col, int parts, int rounds) "
+      "-> Tensor");
+
   // Which kernels the CPU runs: 0 for those of every processor, 1 with AVX2
   // and F16C, 2 with AVX-512.
   m.def("instruction_set() -> int");
@@ -37,6 +43,15 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
       "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, int seed, "
       "int first, float pull_above, bool deterministic) -> (Tensor, Tensor)");
+
+  // `push` as long as it pushes nothing: else the number of levels pushed is
+  // -1, and the result nothing. Of (rowptr, col) only the rows that costs are
+  // estimated from are read.
+  m.def(
+      "pull(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
+      "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
+      "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, "
+      "float pull_above) -> (Tensor, Tensor)");
 
   // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
   // itself, with sparse rows (ptr, node, value) as the result: per row the

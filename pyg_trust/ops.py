@@ -377,6 +377,70 @@ def push(
     )
 
 
+def cost_nodes(num_nodes: int) -> Tensor:
+    """The nodes that :func:`push` estimates the cost of a level from.
+
+    Args:
+        num_nodes (int): of the graph.
+    """
+    step = check_integer('num_nodes', num_nodes, 1) // 1024 + 1
+    return torch.arange(step // 2, num_nodes, step)
+
+
+def pull(
+    graph: PushGraph,
+    receivers: tuple[Tensor, Tensor],
+    recv: Tensor,
+    send: Tensor,
+    x: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    pull_above: float,
+) -> Tensor | None:
+    """Is :func:`push` where that pushes nothing, else :obj:`None`.
+
+    On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
+
+    Args:
+        graph (PushGraph): as in :func:`push`.
+        receivers (tuple[Tensor, Tensor]): as in :func:`push`.
+        recv (Tensor): as in :func:`push`.
+        send (Tensor): as in :func:`push`.
+        x (Tensor): as in :func:`push`.
+        eps (Tensor): as in :func:`push`.
+        ratio (Tensor): as in :func:`push`.
+        keep (Tensor): as in :func:`push`.
+        pull_above (float): as in :func:`push`.
+    """
+    dtype = _value_dtype('x', x)
+    check = partial(_check, device=_HOST)
+    check_instance('graph', graph, PushGraph)
+    if not isinstance(receivers, tuple) or len(receivers) != 2:
+        raise TypeError(
+            "'receivers' needs to be a tuple of rowptr and col "
+            f'(got {type(receivers).__name__})'
+        )
+    if not check_number('pull_above', pull_above) >= 0:
+        raise ValueError(
+            f"'pull_above' needs to be at least 0 (got {pull_above})"
+        )
+    n = _size(graph.rowptr, 1) - 1
+    rowptr, col = receivers
+    z, pushed = _ops.pull(
+        *_check_graph(graph, dtype, check),
+        check('rowptr', rowptr, torch.int64, n + 1),
+        check('col', col, torch.int32, _size(col)),
+        check('recv', recv, dtype, n),
+        check('send', send, dtype, n),
+        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+        check('eps', eps, dtype, *x.shape[1:2]),
+        *_check_levels(ratio, keep),
+        pull_above,
+    )
+    return None if bool((pushed != 0).any()) else z
+
+
 def block_size(dtype: torch.dtype) -> int:
     """The number of columns that share what is sampled: a cache line's."""
     if dtype not in (torch.float32, torch.float64):
