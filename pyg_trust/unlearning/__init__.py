@@ -11,6 +11,7 @@ from pyg_trust.unlearning.scattering import (
     VerifyReport,
 )
 from pyg_trust.unlearning.shards import (
+    PoisonCertificate,
     ShardedUnlearner,
     ShardPlan,
     ShardRemovalReport,
@@ -22,6 +23,7 @@ from pyg_trust.unlearning.store import ShardStore
 __all__ = [
     'GINClassifier',
     'MembershipReport',
+    'PoisonCertificate',
     'ScatteringClassifier',
     'ShardPlan',
     'ShardRemovalReport',
