@@ -34,15 +34,28 @@ from pyg_trust.functional.budget import (
     refine_pagerank_bounds,
     single_flip_margins,
 )
+from pyg_trust.functional.chebyshev import (
+    Chebyshev,
+    chebyshev,
+)
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
     uniform_signal,
 )
-from pyg_trust.functional.confidence import clopper_pearson
+from pyg_trust.functional.confidence import (
+    clopper_pearson,
+)
 from pyg_trust.functional.diffusion import (
     diffuse,
     diffusion_error,
+)
+from pyg_trust.functional.estimates import (
+    Plan,
+    eps_for,
+    plan,
+    propagate_median,
+    variance_bound,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -74,12 +87,15 @@ from pyg_trust.functional.mechanisms import (
     wor_profile,
 )
 from pyg_trust.functional.newton import (
+    compose_shifts,
     feature_removal_bound,
+    gaussian_budget,
     hessian_solve,
     minimize,
     node_removal_bound,
     paper_bound,
     removal_budget,
+    shift_epsilon,
     tight_bound,
 )
 from pyg_trust.functional.partition import (
@@ -112,14 +128,11 @@ from pyg_trust.functional.policy import (
     worst_case_margins,
 )
 from pyg_trust.functional.propagation import (
-    Plan,
-    eps_for,
-    plan,
     propagate,
-    propagate_median,
+)
+from pyg_trust.functional.queries import (
     prune_bound,
     query,
-    variance_bound,
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -164,6 +177,7 @@ __all__ = [
     'AUC',
     'BudgetBound',
     'CertifiedVotes',
+    'Chebyshev',
     'CollectiveVotes',
     'DisjointWalks',
     'FlipRegions',
@@ -189,12 +203,14 @@ __all__ = [
     'certified',
     'certified_mean',
     'certified_votes',
+    'chebyshev',
     'check_partition',
     'check_walks',
     'clip_budget',
     'clip_factors',
     'clopper_pearson',
     'collective_votes',
+    'compose_shifts',
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
@@ -208,6 +224,7 @@ __all__ = [
     'frame_bound',
     'frame_bounds',
     'fuse',
+    'gaussian_budget',
     'gaussian_profile',
     'graph_fourier',
     'group_probability_bound',
@@ -269,6 +286,7 @@ __all__ = [
     'sgc',
     'shard_limits',
     'shard_sizes',
+    'shift_epsilon',
     'single_flip_margins',
     'single_target',
     'survives_votes',

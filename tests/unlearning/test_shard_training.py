@@ -1,16 +1,43 @@
 import copy
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.nn import APPNP, GAT, GCN, GIN, GraphSAGE
+from torch_geometric.nn import (
+    APPNP,
+    GAT,
+    GCN,
+    GIN,
+    GCN2Conv,
+    GCNConv,
+    GraphConv,
+    GraphSAGE,
+    PairNorm,
+    SGConv,
+)
 
 from pyg_trust import rng
 from pyg_trust.unlearning.shards import training
-from pyg_trust.unlearning.shards.training import Features, Recipe, Shard, train
+from pyg_trust.unlearning.shards.products import PreparedGraph
+from pyg_trust.unlearning.shards.training import (
+    Recipe,
+    Shard,
+    UnrepeatableModelError,
+    build,
+    check_model,
+    evaluate,
+    restore,
+    snapshot,
+    train,
+)
 
 CHANNELS, CLASSES = 13, 3
+EMPTY = PreparedGraph(
+    torch.empty(2, 0, dtype=torch.int64), None, 0, torch.float32
+)
 
 
 class APPNPNet(torch.nn.Module):
@@ -27,7 +54,7 @@ class APPNPNet(torch.nn.Module):
 
 
 class Batched(torch.nn.Module):
-    """Has buffers, which a stack can't share."""
+    """Has buffers."""
 
     def __init__(self):
         super().__init__()
@@ -36,28 +63,6 @@ class Batched(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.norm(self.lin(x))
-
-
-class Centred(torch.nn.Module):
-    """Looks at all nodes at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        return self.lin(x - x.mean(0))
-
-
-class Ranked(torch.nn.Module):
-    """Mixes nodes by operations that are shared one by one."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        return self.lin(x) * x[:1, :1]
 
 
 class Noisy(torch.nn.Module):
@@ -101,6 +106,62 @@ class Tied(torch.nn.Module):
         return self.two(self.same(self.one(x).relu()))
 
 
+class Wrapped(torch.nn.Module):
+    """One layer."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_weight=None):
+        if edge_weight is None or isinstance(self.conv, Writing):
+            return self.conv(x, edge_index)
+        return self.conv(x, edge_index, edge_weight)
+
+
+class Writing(torch.nn.Module):
+    """Changes in place what a propagation of constants returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SGConv(CHANNELS, CHANNELS)
+        self.conv.lin = torch.nn.Identity()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        first = self.conv(x, edge_index).mul_(2)
+        return self.lin(first + self.conv(x, edge_index))
+
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 8)
+        self.conv = GCN2Conv(8, 0.1)
+        self.two = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.one(x).relu()
+        return self.two(self.conv(x, x, edge_index, edge_weight))
+
+
+class Halved(torch.nn.Module):
+    """Its layers see other edges each, none of them the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = GCNConv(CHANNELS, 8)
+        self.two = GCNConv(8, CLASSES)
+        self.three = GCNConv(8, CLASSES)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.one(x, edge_index[:, ::2]).relu()
+        ones = torch.ones(edge_index.size(1), dtype=x.dtype)
+        return self.two(x, edge_index[:, 1::2]) + self.three(
+            x, edge_index, 3 * ones
+        )
+
+
 MODELS = {
     'GCN': lambda: GCN(CHANNELS, 16, 2, CLASSES, dropout=0.5),
     'SAGE': lambda: GraphSAGE(CHANNELS, 16, 2, CLASSES, dropout=0.5),
@@ -108,7 +169,7 @@ MODELS = {
     'APPNP': APPNPNet,
     'JKNet': lambda: GCN(CHANNELS, 16, 3, CLASSES, dropout=0.5, jk='max'),
 }
-STACKED = {
+EVERY = {
     **MODELS,
     'JK by concatenation': lambda: GCN(
         CHANNELS, 6, 3, CLASSES, act='elu', jk='cat'
@@ -119,42 +180,18 @@ STACKED = {
     'tied': Tied,
     'cached': lambda: GCN(CHANNELS, 8, 2, CLASSES, cached=True),
     'lazy and cached': lambda: GCN(-1, 8, 2, CLASSES, cached=True),
-}
-
-
-class Branching(torch.nn.Module):
-    """Does what the values of all nodes tell it."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        out = self.lin(x)
-        return out if bool((out < 5).all()) else 2 * out
-
-
-class Odd(torch.nn.Module):
-    """Fits the shape of one shard only."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-        self.rows = None
-
-    def forward(self, x, edge_index):
-        if self.rows is None:
-            self.rows = torch.ones_like(x)
-        return self.lin(x * self.rows)
-
-
-ALONE = {
-    'buffers': (Batched, 'buffers'),
-    'all nodes': (Centred, 'over all nodes'),
-    'first node': (Ranked, 'gradient'),
-    'branch': (Branching, 'not known'),
-    'noise': (Noisy, 'randn_like'),
-    'LSTM': (lambda: GCN(CHANNELS, 8, 2, CLASSES, jk='lstm'), 'not known'),
+    'GIN': lambda: GIN(CHANNELS, 8, 2, CLASSES, norm=None),
+    'GIN with BatchNorm': lambda: GIN(
+        CHANNELS, 8, 2, CLASSES, norm='batch_norm'
+    ),
+    'SAGE by sums': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='sum'),
+    'SAGE by maxima': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='max'),
+    'SGConv': lambda: Wrapped(SGConv(CHANNELS, CLASSES, K=2)),
+    'GraphConv': lambda: Wrapped(GraphConv(CHANNELS, CLASSES)),
+    'GCN2': Deep,
+    'PairNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm=PairNorm()),
+    'half of the edges': Halved,
+    'writes to what it is given': lambda: Wrapped(Writing()),
 }
 
 
@@ -189,19 +226,6 @@ def same(one, two):
     )
 
 
-@pytest.mark.parametrize('sparse_x', [False, True])
-@pytest.mark.parametrize('name', STACKED)
-def test_a_stack_gives_every_shard_its_own_bits(name, sparse_x):
-    shards = make_shards()
-    recipe = Recipe(epochs=4, sparse_x=sparse_x)
-    alone = train(STACKED[name], shards, recipe, trainer='sequential')
-    stack = train(STACKED[name], shards, recipe, trainer='stacked')
-    assert (stack.trainer, stack.note) == ('stacked', '')
-    assert same(alone.states, stack.states)
-    # It has learnt something, and not the same everywhere.
-    assert not same(stack.states[1:2], stack.states[2:3])
-
-
 def test_processes_give_every_shard_its_own_bits():
     # One model of each kind, by turns.
     def factory(turn=iter([*MODELS.values()] * 2)):  # noqa: B008
@@ -214,54 +238,231 @@ def test_processes_give_every_shard_its_own_bits():
     assert same(alone.states, apart.states)
 
 
-@pytest.mark.parametrize('name', ALONE)
-def test_what_can_not_be_stacked_is_trained_alone(name):
-    factory, reason = ALONE[name]
-    shards, recipe = make_shards()[1:4], Recipe(epochs=3)
-    alone = train(factory, shards, recipe, trainer='sequential')
-    stack = train(factory, shards, recipe, trainer='stacked')
-    assert stack.trainer == 'sequential'
-    assert reason in stack.note
-    assert same(alone.states, stack.states)
+def messy(weighted):
+    """Self-loops, edges twice, one direction alone, a node on its own."""
+    generator = torch.Generator().manual_seed(4)
+    edges = torch.randint(20, (2, 70), generator=generator)
+    edges = torch.cat([edges, edges[:, :9], torch.tensor([[3], [3]])], 1)
+    x = torch.rand(21, CHANNELS, generator=generator).double()
+    weight = torch.rand(edges.size(1), generator=generator).double()
+    return Shard(
+        seed=8,
+        x=x * (x > 0.6),
+        y=torch.randint(CLASSES, (21,), generator=generator),
+        edge_index=edges,
+        edge_weight=weight if weighted else None,
+    )
 
 
-def test_a_stack_that_fails_is_trained_alone():
+WEIGHTED = [
+    'GCN',
+    'APPNP',
+    'JKNet',
+    'lazy',
+    'cached',
+    'SGConv',
+    'GraphConv',
+    'GCN2',
+    'PairNorm',
+]
+
+
+@pytest.mark.parametrize(
+    ('name', 'weighted'),
+    [(name, False) for name in EVERY] + [(name, True) for name in WEIGHTED],
+)
+def test_prepared_products_are_those_of_plain_pyg(name, weighted):
+    shard = messy(weighted)
+
     def factory():
-        # Remembers the size of the graph that it saw first.
-        made = Odd()
-        made.rows = torch.ones(37, CHANNELS)
-        return made
+        model = EVERY[name]().double()
+        for module in model.modules():
+            # Its draws differ.
+            if isinstance(getattr(module, 'dropout', None), float):
+                module.dropout = 0.0
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if isinstance(model, APPNPNet):
+            model.forward = lambda x, e, w=None: model.propagate(
+                model.two(model.one(x).relu()), e, w
+            )
+        return model
 
-    shards, recipe = [make_shards()[1]] * 2, Recipe(epochs=2)
-    stack = train(factory, shards, recipe)
-    assert stack.trainer == 'sequential'
-    assert 'RuntimeError' in stack.note
-    alone = train(factory, shards, recipe, trainer='sequential')
-    assert same(alone.states, stack.states)
+    model = build(factory, shard)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=5e-4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        out = model(*shard.inputs)
+        F.cross_entropy(out, shard.y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        expected = model.eval()(*shard.inputs)
+    for sparse_x in (False, True):
+        for sparse_adj in (False, True):
+            recipe = Recipe(
+                epochs=4,
+                lr=0.1,
+                optimizer='sgd',
+                sparse_x=sparse_x,
+                sparse_adj=sparse_adj,
+            )
+            (state,) = train(factory, [shard], recipe).states
+            for key, value in model.state_dict().items():
+                torch.testing.assert_close(state[key], value)
+            fresh = build(factory, shard)
+            restore(fresh, state)
+            out = evaluate(fresh, shard, sparse_adj=sparse_adj)
+            torch.testing.assert_close(out, expected)
 
 
-def test_neighbours_in_a_stack_do_not_matter():
-    shards, recipe = make_shards(10), Recipe(epochs=3)
-    whole = train(MODELS['GAT'], shards, recipe).states
-    few = train(MODELS['GAT'], [shards[7], shards[1]], recipe).states
-    assert same(few, [whole[7], whole[1]])
+def test_what_was_prepared_ends_with_the_run():
+    shard, other = make_shards()[1], make_shards()[3]
+    for name in ('GCN', 'SAGE'):
+        model = build(MODELS[name], shard).eval()
+        with torch.no_grad():
+            expected = model(*other.inputs)
+        before = {k: dict(vars(m)) for k, m in model.named_modules()}
+        evaluate(model, shard)
+        after = {k: dict(vars(m)) for k, m in model.named_modules()}
+        assert str(before) == str(after)
+        with torch.no_grad():
+            assert torch.equal(model(*other.inputs), expected)
 
 
-def test_edge_weights_and_double_precision():
-    shards, recipe = make_shards(weighted=True), Recipe(epochs=3)
-    alone = train(MODELS['GCN'], shards, recipe, trainer='sequential')
-    stack = train(MODELS['GCN'], shards, recipe)
-    assert stack.trainer == 'stacked'
-    assert same(alone.states, stack.states)
+# Models that are no function of their data and seed ##########################
 
-    def double():
-        return MODELS['GCN']().double()
 
-    shards = make_shards(dtype=torch.float64)
-    alone = train(double, shards, recipe, trainer='sequential')
-    stack = train(double, shards, recipe)
-    assert stack.trainer == 'stacked'
-    assert same(alone.states, stack.states)
+class Linear(torch.nn.Module):
+    """The base of what follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.lin(x)
+
+
+class Counting(Linear):
+    steps = 0
+
+    def forward(self, x, edge_index):
+        if self.training:
+            self.steps += 1
+        return self.lin(x) * (1 + self.steps if self.training else 1)
+
+
+class Drawing(Linear):
+    def __init__(self):
+        super().__init__()
+        self.scale = float(np.random.rand()) + random.random()
+
+    def forward(self, x, edge_index):
+        noise = np.random.rand() + random.random() if self.training else 1
+        return self.lin(x) * self.scale * noise
+
+
+class Normed(Linear):
+    """Its statistics are no part of the state_dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('mean', torch.zeros(CLASSES), persistent=False)
+
+    def forward(self, x, edge_index):
+        out = self.lin(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + out.detach().mean(0)
+        return out - self.mean
+
+
+class Extra(Linear):
+    def get_extra_state(self):
+        return {'steps': 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Hidden(Linear):
+    """As Normed, without a buffer."""
+
+    mean = 0.0
+
+    def forward(self, x, edge_index):
+        out = self.lin(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + out.detach().mean(0)
+        return out - self.mean
+
+
+class Unseeded(Linear):
+    def __init__(self):
+        super().__init__()
+        scale = np.random.default_rng().normal()
+        self.lin.weight.data *= scale
+
+
+class UnseededForward(Linear):
+    def forward(self, x, edge_index):
+        return self.lin(x) * np.random.default_rng().normal()
+
+
+def shared(made=Linear()):  # noqa: B008
+    return made
+
+
+@pytest.mark.parametrize('model', [Counting, Drawing, Normed])
+def test_models_of_their_seed_give_the_same_bits(model):
+    shards, recipe = make_shards(3), Recipe(epochs=3)
+    one = train(model, shards, recipe).states
+    np.random.seed(1)
+    random.seed(1)
+    state = np.random.get_state()[1].tolist(), random.getstate()
+    assert same(one, train(model, shards, recipe).states)
+    # Whose generators these are does not notice.
+    assert np.random.get_state()[1].tolist() == state[0]
+    assert random.getstate() == state[1]
+    # Nor does it matter what was trained before.
+    assert same(one[2:], train(model, shards[2:], recipe).states)
+
+
+def test_a_buffer_outside_of_the_state_dict_is_kept():
+    shards, recipe = make_shards(2), Recipe(epochs=3)
+    module = build(Normed, shards[1])
+    state = training.train_alone(module, shards[1], recipe)
+    assert bool(state['mean'].any())
+    fresh = build(Normed, shards[1])
+    restore(fresh, state)
+    assert torch.equal(fresh.mean, module.mean)
+    assert same([snapshot(fresh)], [state])
+    check_model(Normed, shards[1], recipe)
+
+
+@pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        (Unseeded, 'models that differ'),
+        (UnseededForward, 'two trainings'),
+        (Hidden, 'register'),
+        (Extra, '_extra_state'),
+        (shared, 'a new model'),
+    ],
+)
+def test_models_that_are_no_function_of_data_and_seed(model, message):
+    with pytest.raises(ValueError, match=message):
+        check_model(model, make_shards()[1], Recipe())
+    if model is not Extra:
+        with pytest.raises(UnrepeatableModelError):
+            check_model(model, make_shards()[1], Recipe())
+
+
+def test_the_old_name_of_the_trainer():
+    shards, recipe = make_shards(2), Recipe(epochs=2)
+    with pytest.warns(DeprecationWarning, match='sequential'):
+        old = train(Linear, shards, recipe, trainer='stacked')
+    assert old.trainer == 'sequential'
+    assert same(old.states, train(Linear, shards, recipe).states)
 
 
 @pytest.mark.parametrize('optimizer', ['adam', 'adamw', 'sgd'])
@@ -320,8 +521,7 @@ def test_any_number_of_threads(threads):
 @pytest.mark.parametrize('p', [0.0, 0.25, 0.5, 1.0])
 def test_dropout_has_the_law_of_dropout(p):
     x = torch.full((400, 500), 2.0)
-    mode = training._Alone(x, None)
-    mode.start([0])
+    mode = training.PreparedMode(x, EMPTY, 0)
     with mode:
         out = F.dropout(x, p)
         off = F.dropout(x, p, training=False)
@@ -338,30 +538,6 @@ def test_dropout_has_the_law_of_dropout(p):
         # Rows and columns are kept alike, and independently.
         both = (kept[1:] & kept[:-1]).double().mean()
         assert abs(float(both) - (1 - p) ** 2) < 0.01
-
-
-def test_gradients_flow_through_what_is_padded():
-    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-
-    def padded(x):
-        with training._Alone(x, None):
-            return torch.sigmoid(x) * F.elu(x, 0.5) + torch.exp(x)
-
-    def plain(x):
-        return torch.sigmoid(x) * F.elu(x, 0.5) + torch.exp(x)
-
-    torch.testing.assert_close(padded(x), plain(x))
-    assert torch.autograd.gradcheck(padded, (x,))
-
-
-def test_sparse_features_are_the_features():
-    shards = make_shards()
-    x = torch.cat([shard.x for shard in shards])
-    sizes = [shard.x.size(0) for shard in shards]
-    features = Features.from_dense(x, sizes)
-    dense = torch.block_diag(*[shard.x for shard in shards])
-    assert torch.equal(features.matrix.to_dense(), dense)
-    assert torch.equal(features.transposed.to_dense(), dense.t())
 
 
 def test_models_and_shards_stay_as_they_were():
@@ -419,14 +595,3 @@ def test_models_that_can_not_be_sent():
             Recipe(),
             trainer='process',
         )
-
-
-def test_gin_says_why_it_is_not_stacked():
-    def factory():
-        return GIN(CHANNELS, 8, 2, CLASSES, norm=None)
-
-    shards, recipe = make_shards(3), Recipe(epochs=2)
-    stack = train(factory, shards, recipe)
-    alone = train(factory, shards, recipe, trainer='sequential')
-    assert same(alone.states, stack.states)
-    assert (stack.trainer == 'stacked') == (stack.note == '')

@@ -1,5 +1,6 @@
 """Graphs of an unlearner of shards: names, and what a request touches."""
 
+import copy
 from typing import Any
 
 import torch
@@ -10,18 +11,21 @@ from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import training_nodes
+from pyg_trust.unlearning.shards.products import rows_of_nonzeros
 from pyg_trust.unlearning.shards.training import Shard
 
 MASKS = ('train_mask', 'val_mask', 'test_mask')
 
 
-def copied(data: Data, num_shards: int) -> Data:
+def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
     """Copies of all that is kept of a graph."""
     if not isinstance(data, Data):
         raise TypeError(
             f"'data' needs to be a Data object (got {type(data).__name__})"
         )
     x, n = data.get('x'), int(data.num_nodes)
+    if isinstance(x, Tensor):
+        x = x.detach().cpu()
     if (
         not isinstance(x, Tensor)
         or x.dim() != 2
@@ -51,7 +55,9 @@ def copied(data: Data, num_shards: int) -> Data:
     # For its checks of the edges.
     CSRGraph.from_data(data, duplicates='keep')
     kept = Data(
-        x=x.detach().cpu().clone(memory_format=torch.contiguous_format),
+        x=rows_of_nonzeros(x)
+        if sparse_x
+        else x.clone(memory_format=torch.contiguous_format),
         edge_index=data.edge_index.cpu().clone(),
         y=y.cpu().clone(),
         n_id=torch.arange(n),
@@ -91,6 +97,14 @@ def count_classes(data: Data, num_classes: int | None) -> int:
             f'training node (got {largest - 1})'
         )
     return num_classes
+
+
+def without_features(data: Data) -> Data:
+    """The same graph with features of no width."""
+    light = copy.copy(data)
+    n = int(data.num_nodes)
+    light.x = torch.empty(n, 0, dtype=data.x.dtype)
+    return light
 
 
 def as_shard(part: Data, seed: int) -> Shard:

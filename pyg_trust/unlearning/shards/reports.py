@@ -58,7 +58,6 @@ class ShardRemovalReport(Report):
         seconds (dict): what training the shards, running all models on the
             present graph, and training the aggregator took.
         trainer (str): how the shards were trained in the end.
-        note (str): why not as asked, or nothing.
         exact (bool): whether the result is what training on the remaining
             data gives, the partition included.
         exactness (str): what that means for this partition.
@@ -74,7 +73,6 @@ class ShardRemovalReport(Report):
     aggregator_nodes: int
     seconds: dict[str, float]
     trainer: str
-    note: str
     exact: bool
     exactness: str
     assumptions: tuple[str, ...]
@@ -110,7 +108,6 @@ class ShardReport(Report):
         queued (int): how many requests wait.
         seconds (dict): what the last training took, by part.
         trainer (str): how the shards were trained last.
-        note (str): why not as asked, or nothing.
         assumptions (tuple[str, ...]): what the guarantee rests on.
         origin (dict): versions and settings.
     """
@@ -126,7 +123,6 @@ class ShardReport(Report):
     queued: int
     seconds: dict[str, float]
     trainer: str
-    note: str
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
 

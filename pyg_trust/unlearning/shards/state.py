@@ -12,11 +12,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
+from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, fingerprint, fingerprints
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import named_items
+from pyg_trust.unlearning.shards.products import select_rows
 from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
 
@@ -35,7 +37,6 @@ class Work(NamedTuple):
     shards: tuple[int, ...]
     seconds: dict[str, float]
     trainer: str
-    note: str
 
 
 class State(NamedTuple):
@@ -68,7 +69,6 @@ class Stateful:
 
     num_shards: int
     aggregator_nodes: int
-    sparse_adj: bool
     recipe: Recipe
     folder: Path | None
     _aggregator: ShardAggregator
@@ -82,7 +82,8 @@ class Stateful:
         It contains the remaining data and the seed, which salts the hashes.
         Destroy older states after a removal: they hold what was removed.
         """
-        return self._packed(self._fitted)
+        # Copies: nobody is to reach what is in force.
+        return copy.deepcopy(self._packed(self._fitted))
 
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
@@ -194,7 +195,7 @@ class Stateful:
         prints = {i: made.key for i, made in enumerate(checkpoints)}
         # What the keys cover needs no second reading.
         rest = copy.copy(data)
-        rest.x = data.x[data.shard < 0]
+        rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
         prints[-1] = fingerprint(str(self._seed), rest)
         return fingerprints(prints)
 
@@ -204,7 +205,6 @@ class Stateful:
             'num_shards': self.num_shards,
             'aggregator': plain_settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
-            'sparse_adj': self.sparse_adj,
         }
 
     def _packed(self, state: State) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Stateful:
             'num_classes': state.num_classes,
             'fresh': state.fresh,
             'work': [*state.work],
-            'data': state.data.to_dict(),
+            'data': plain_data(state.data),
             'checkpoints': {
                 shard: made._asdict()
                 for shard, made in enumerate(state.checkpoints)
@@ -252,7 +252,7 @@ class Stateful:
         if self._state is not None:
             ledger = self._state.ledger.copy()
         ledger.load_state_dict(packed['ledger'])
-        data = Data.from_dict(dict(packed['data']))
+        data = from_plain_data(packed['data'])
         checkpoints = tuple(
             Checkpoint(**packed['checkpoints'][shard])
             for shard in range(self.num_shards)
@@ -361,7 +361,12 @@ class Stateful:
             found += [
                 f'features of node {name}'
                 for name in part.get('features', [])
-                if name in there and bool(data.x[row[name]].any())
+                if name in there
+                and bool(
+                    select_rows(data.x, torch.tensor([row[name]]))
+                    .to_dense()
+                    .any()
+                )
             ]
             found += [
                 f'edge {u} -> {v}'
@@ -370,8 +375,12 @@ class Stateful:
             ]
         tensors: dict[str, Tensor] = {'outputs': state.outputs}
         for key, value in data.to_dict().items():
-            if isinstance(value, Tensor):
-                tensors[f'{key} of the graph'] = value
+            if not isinstance(value, Tensor):
+                continue
+            tensors[f'{key} of the graph'] = value
+            if value.layout == torch.sparse_csr:
+                tensors[f'{key} of the graph'] = value.values()
+                tensors[f'columns of {key}'] = value.col_indices()
         for shard, made in enumerate(state.checkpoints):
             tensors[f'n_id of shard {shard}'] = made.n_id
             for name, value in made.weights.items():
@@ -412,11 +421,27 @@ class Stateful:
         raise NotImplementedError
 
 
-def equal_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Whether two states are equal, bit for bit."""
-    return one.keys() == two.keys() and all(
-        torch.equal(one[name], two[name]) for name in one
-    )
+def plain_data(data: Data) -> dict[str, Any]:
+    """A graph as a dictionary of dense tensors."""
+    plain = data.to_dict()
+    x = data.x
+    if x.layout == torch.sparse_csr:
+        plain['x'] = (
+            x.crow_indices(),
+            x.col_indices(),
+            x.values(),
+            list(x.shape),
+        )
+    return plain
+
+
+def from_plain_data(plain: dict[str, Any]) -> Data:
+    """The inverse of :func:`plain_data`."""
+    data = Data.from_dict(dict(plain))
+    if not isinstance(data.x, Tensor):
+        ptr, index, value, shape = data.x
+        data.x = sparse_rows(ptr, index, value, (shape[0], shape[1]))
+    return data
 
 
 def plain_partition(partition: Any) -> dict[str, Any]:

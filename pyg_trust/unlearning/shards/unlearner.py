@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
-    check_choice,
     check_instance,
     check_integer,
     check_tensor,
@@ -49,10 +47,16 @@ from pyg_trust.unlearning.shards.graph import (
     named_items,
     rows_of,
     touched_shards,
+    without_features,
 )
+from pyg_trust.unlearning.shards.inference import evaluate_all
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
+)
+from pyg_trust.unlearning.shards.products import (
+    clear_rows,
+    select_rows,
 )
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
@@ -67,19 +71,16 @@ from pyg_trust.unlearning.shards.state import (
     Stateful,
     Work,
     described,
-    equal_tensors,
     plain_settings,
 )
 from pyg_trust.unlearning.shards.training import (
-    TRAINERS,
-    Features,
     Recipe,
     Trained,
-    build,
-    evaluate,
+    check_model,
+    check_trainer,
+    equal_tensors,
     single_thread,
     train,
-    transposed_adjacency,
 )
 from pyg_trust.unlearning.store import ShardStore
 
@@ -174,18 +175,18 @@ class ShardedUnlearner(Stateful):
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
             (default: :obj:`'adam'`)
-        sparse_x (bool): multiply features that are mostly zero as a sparse
-            matrix, in linear layers that take them as they come.
-            (default: :obj:`False`)
-        sparse_adj (bool): at inference, give models the graph as a transposed
-            sparse matrix, with which PyG's layers sum over neighbours in less
-            time and memory. Layers need to support it. (default: :obj:`False`)
-        trainer (str): :obj:`'stacked'` (all shards as one model, one after
-            the other where that is impossible), :obj:`'sequential'` or
-            :obj:`'process'` (for which scripts need the usual ``if __name__
-            == '__main__'``, and models a class that can be imported). All
-            give the same bits.
-            (default: :obj:`'stacked'`)
+        sparse_x (bool): keep features that are mostly zero as rows of
+            nonzeros, and multiply them so in linear layers that take them as
+            they come. (default: :obj:`False`)
+        sparse_adj (bool): multiply by the graph as a sparse matrix in the
+            layers that are known for it (:obj:`GCNConv`, :obj:`APPNP`,
+            :obj:`GCN2Conv`, :obj:`SGConv`, :obj:`SAGEConv`, :obj:`GINConv`
+            and :obj:`GraphConv`), in less time and memory; others sum over
+            the edge list as they are written. (default: :obj:`True`)
+        trainer (str): :obj:`'sequential'`, or :obj:`'process'` (for which
+            scripts need the usual ``if __name__ == '__main__'``, and models a
+            class that can be imported). Both give the same bits.
+            (default: :obj:`'sequential'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
         folder (str or Path, optional): where every new state is written
@@ -211,15 +212,15 @@ class ShardedUnlearner(Stateful):
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
-        sparse_adj: bool = False,
-        trainer: str = 'stacked',
+        sparse_adj: bool = True,
+        trainer: str = 'sequential',
         num_workers: int | None = None,
         folder: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
         check_callable('model_factory', model_factory)
         check_shards(num_shards, num_shards)
-        check_choice('trainer', trainer, TRAINERS)
+        trainer = check_trainer(trainer)
         for name, value in (
             ('aggregator_nodes', aggregator_nodes),
             ('num_classes', num_classes),
@@ -233,8 +234,14 @@ class ShardedUnlearner(Stateful):
         self.num_shards = num_shards
         self.aggregator_nodes = aggregator_nodes
         self.num_classes = num_classes
-        self.recipe = Recipe(epochs, lr, weight_decay, optimizer, sparse_x)
-        self.sparse_adj = bool(sparse_adj)
+        self.recipe = Recipe(
+            epochs,
+            lr,
+            weight_decay,
+            optimizer,
+            bool(sparse_x),
+            bool(sparse_adj),
+        )
         self.trainer = trainer
         self.num_workers = num_workers
         self.folder = None if folder is None else Path(folder)
@@ -276,7 +283,7 @@ class ShardedUnlearner(Stateful):
                 f"'folder' {self.folder} holds a state, whose removals a fit "
                 'would undo: load it, or take another folder'
             )
-        kept = copied(data, self.num_shards)
+        kept = copied(data, self.num_shards, self.recipe.sparse_x)
         num_classes = count_classes(kept, self.num_classes)
         ledger = RemovalLedger(0.0)
         new = self._fresh(
@@ -347,8 +354,11 @@ class ShardedUnlearner(Stateful):
 
     @property
     def data(self) -> Data:
-        """The present graph, with ``n_id`` and ``shard``."""
-        return copy.copy(self._fitted.data)
+        """The present graph, with ``n_id`` and ``shard``, as a copy."""
+        kept = self._fitted.data
+        made = without_features(kept).clone()
+        made.x = kept.x.to_dense().clone()
+        return made
 
     @property
     def n_id(self) -> Tensor:
@@ -408,9 +418,7 @@ class ShardedUnlearner(Stateful):
             self._check_queue(state, request)
             requests = [request]
         whole = RemovalRequest.batch(requests)
-        # Without the features: a plan should cost nothing to speak of.
-        light = copy.copy(state.data)
-        light.x = light.x[:, :0]
+        light = without_features(state.data)
         data, touched = self._without(light, whole)
         per_shard = dict.fromkeys(touched, 0)
         for part in requests:
@@ -468,8 +476,7 @@ class ShardedUnlearner(Stateful):
         state = self._fitted
         self._check_queue(state, request)
         queue = (*state.queue, request)
-        light = copy.copy(state.data)
-        light.x = light.x[:, :0]
+        light = without_features(state.data)
         self._without(light, RemovalRequest.batch(queue))
         self._commit(state._replace(queue=queue))
         return len(queue)
@@ -582,7 +589,7 @@ class ShardedUnlearner(Stateful):
                     f"'shards' needs to be in [0, {self.num_shards}) "
                     f'(got {shard})'
                 )
-        check_choice('trainer', trainer, TRAINERS)
+        trainer = check_trainer(trainer)
         trained, _ = self._train(state.data, which, trainer, progress_bar)
         differing = tuple(
             shard
@@ -636,7 +643,6 @@ class ShardedUnlearner(Stateful):
             queued=len(state.queue),
             seconds=state.work.seconds,
             trainer=state.work.trainer,
-            note=state.work.note,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
         )
@@ -739,7 +745,11 @@ class ShardedUnlearner(Stateful):
         # The graph with the shard of every node, -1 outside of training.
         partition = self._shards(given, progress_bar)
         if isinstance(partition, Shards):
-            made = partition(data)
+            light = without_features(data)
+            if partition.method not in ('hash', 'random'):
+                light.x = data.x.to_dense()
+            made = copy.copy(data)
+            made.shard = partition(light).shard
         else:
             index = training_nodes(data)
             shard = partition
@@ -782,7 +792,6 @@ class ShardedUnlearner(Stateful):
             partition=described(self._given),
             aggregator=plain_settings(self._aggregator),
             aggregator_nodes=self.aggregator_nodes,
-            sparse_adj=self.sparse_adj,
             trainer=self.trainer,
             **asdict(self.recipe),
         )
@@ -818,7 +827,16 @@ class ShardedUnlearner(Stateful):
     ) -> tuple[Data, tuple[int, ...]]:
         # The graph that remains, and the shards to train again.
         part = request.parts[0]
-        left = remove_from_data(data, part)
+        light = without_features(data)
+        left = remove_from_data(light, part)
+        # The features on their own: most of them stay where they are.
+        if part.features:
+            gone = rows_of(data.n_id, torch.tensor(part.features))
+            left.x = clear_rows(data.x, gone)
+        else:
+            left.x = data.x
+        if part.nodes:
+            left.x = select_rows(left.x, rows_of(data.n_id, left.n_id))
         empty = shard_sizes(left.shard, self.num_shards) == 0
         if bool(empty.any()):
             raise ValueError(
@@ -869,7 +887,6 @@ class ShardedUnlearner(Stateful):
             aggregator_nodes=self._sample(data).numel(),
             seconds=new.work.seconds,
             trainer=new.work.trainer,
-            note=new.work.note,
             exact=exact,
             exactness=exactness,
             assumptions=ASSUMPTIONS,
@@ -895,8 +912,11 @@ class ShardedUnlearner(Stateful):
     ) -> State:
         # Everything from scratch.
         data = self._divide(data, given, progress_bar)
-        first = as_shard(self._parts(data, [0])[0], self._shard_seed(0))
-        out = evaluate(build(self.model_factory, first), first.inputs)
+        smallest = int(shard_sizes(data.shard, self.num_shards).argmin())
+        probe = as_shard(
+            self._parts(data, [smallest])[smallest], self._shard_seed(smallest)
+        )
+        out = check_model(self.model_factory, probe, self.recipe)
         if not isinstance(out, Tensor) or out.shape[1:] != (num_classes,):
             raise ValueError(
                 "'model_factory' needs to make models with outputs of the "
@@ -915,7 +935,7 @@ class ShardedUnlearner(Stateful):
             ledger=ledger,
             queue=(),
             fresh=True,
-            work=Work((), {}, '', ''),
+            work=Work((), {}, ''),
         )
         shards = range(self.num_shards)
         state = self._build(empty, data, shards, ledger, progress_bar, action)
@@ -958,13 +978,21 @@ class ShardedUnlearner(Stateful):
             aggregator=aggregator,
             ledger=ledger,
             fresh=False,
-            work=Work(tuple(shards), seconds, how.trainer, how.note),
+            work=Work(tuple(shards), seconds, how.trainer),
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
         # Nothing is shuffled: without a seed, one would be drawn.
-        loader = ShardLoader(data, num_shards=self.num_shards, seed=0)
-        return {shard: loader.dataset[shard] for shard in shards}
+        light = without_features(data)
+        light.row = torch.arange(int(data.num_nodes))
+        loader = ShardLoader(light, num_shards=self.num_shards, seed=0)
+        parts = {}
+        for shard in shards:
+            part = loader.dataset[shard]
+            part.x = select_rows(data.x, part.row)
+            del part.row
+            parts[shard] = part
+        return parts
 
     def _shard_seed(self, shard: int) -> int:
         return rng.derive(self._seed, _SHARD, shard)
@@ -978,7 +1006,7 @@ class ShardedUnlearner(Stateful):
     ) -> tuple[dict[int, Checkpoint], Trained]:
         parts = self._parts(data, shards)
         if not parts:
-            return {}, Trained([], trainer)
+            return {}, Trained([], trainer, [])
         done = train(
             self.model_factory,
             [as_shard(p, self._shard_seed(s)) for s, p in parts.items()],
@@ -1003,24 +1031,14 @@ class ShardedUnlearner(Stateful):
         checkpoints: Sequence[Checkpoint],
         progress_bar: bool = False,
     ) -> Tensor:
-        # What every model says about every node: [num_shards, num_nodes, C].
-        with rng.forked(self._seed):
-            module = self.model_factory()
-        graph = as_shard(data, 0)
-        inputs = graph.inputs
-        if self.sparse_adj:
-            inputs = (graph.x, transposed_adjacency(graph))
-        features = None
-        if self.recipe.sparse_x:
-            sizes = [data.x.size(0)]
-            features = Features.from_dense(data.x, sizes, transposed=False)
-        outputs = []
-        for checkpoint in tqdm(
-            checkpoints, disable=not progress_bar, desc='inference'
-        ):
-            module.load_state_dict(checkpoint.weights)
-            outputs.append(evaluate(module, inputs, features))
-        return torch.stack(outputs)
+        # Of every model for every node: [num_shards, num_nodes, C].
+        return evaluate_all(
+            self.model_factory,
+            as_shard(data, 0),
+            [made.weights for made in checkpoints],
+            self.recipe,
+            progress_bar=progress_bar,
+        )
 
     def _sample(self, data: Data) -> Tensor:
         # By hashes of names: those that stay do not change when others go.
