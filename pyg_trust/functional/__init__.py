@@ -12,14 +12,10 @@ from pyg_trust.functional.aggregate import (
 from pyg_trust.functional.attacks import AUC, auc_interval
 from pyg_trust.functional.budget import (
     BudgetBound,
-    SingleFlip,
-    budget_attacks,
     clip_budget,
     dual_bound,
-    linear_program,
     pagerank_bounds,
     refine_pagerank_bounds,
-    single_flip_margins,
 )
 from pyg_trust.functional.clustering import (
     SweepCut,
@@ -50,6 +46,11 @@ from pyg_trust.functional.dp import (
     wor_epsilon_pld,
     wor_epsilon_rdp,
     wor_profile,
+)
+from pyg_trust.functional.flips import (
+    SingleFlip,
+    budget_attacks,
+    single_flip_margins,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -99,6 +100,7 @@ from pyg_trust.functional.policy import (
     robust_margins,
     worst_case_margins,
 )
+from pyg_trust.functional.program import linear_program
 from pyg_trust.functional.propagation import (
     Plan,
     eps_for,

@@ -211,7 +211,7 @@ def test_blocks_of_columns_do_not_matter(monkeypatch):
     adj, logits = random_problem(4, 6)
     made, _, _ = random_perturbations(adj, 4, 'both')
     expected = worst_case_margins(logits, made, ALPHA)
-    monkeypatch.setattr('pyg_trust.functional.policy._BLOCK', 1)
+    monkeypatch.setattr('pyg_trust.functional.perturbations._BLOCK', 1)
     worst = worst_case_margins(logits, made, ALPHA)
     off = ~torch.eye(3, dtype=torch.bool)
     assert len(worst.policies) == 6
