@@ -508,8 +508,9 @@ def policy_iteration(
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
     over the out-neighbourhoods :math:`S` that :math:`k` flips make of row
-    :math:`i` (an empty one counts as one edge that leads nowhere): the maximizing :math:`S` for a :math:`V`, then the :math:`V` of
-    that graph (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
+    :math:`i` (an empty one counts as one edge that leads nowhere): the
+    maximizing :math:`S` for a :math:`V`, then the :math:`V` of that graph
+    (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
     V \rVert_\infty`, and so on. Ends when that norm is at most :obj:`goal` or
     :obj:`rounding` times :math:`\lVert V \rVert_\infty`. Memory beside the
     result, per thread: some twenty numbers per node and one per edge.

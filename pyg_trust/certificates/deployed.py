@@ -244,7 +244,8 @@ def _check_model(model: Any) -> None:
             "'model' needs logits: a PPNP, LabelPropagation or "
             f'FeaturePropagation (got {kind.__name__})'
         )
-    for name in ('forward', 'diffuse', 'message', 'propagate', 'aggregate'):
+    # PyG writes a 'propagate' for each class, which is compared by its scores.
+    for name in ('forward', 'diffuse', 'message', 'aggregate', 'update'):
         if getattr(kind, name) is not getattr(base, name) or name in vars(
             model
         ):

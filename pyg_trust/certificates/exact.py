@@ -49,6 +49,7 @@ COSTS = ('best', 'pagerank', 'visits')
 _BLOCK = 2**24
 # What exhaustive search may cost by itself: graphs times numbers in each.
 _CHEAP = 2**28
+_FEW = 2**14
 
 
 @certifies(ThreatModel)
@@ -387,7 +388,9 @@ class _Problem:
             sets = made.active.numel()
         else:
             flips = candidates(made, self.undirected).size(1)
-            sets = count_sets(flips, budget, _CHEAP)
+            sets = count_sets(flips, budget, _FEW)
+            if sets > _FEW:
+                return False
         return sets * numbers <= _CHEAP
 
     def decide(self, budget: int) -> None:

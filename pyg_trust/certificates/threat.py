@@ -171,10 +171,8 @@ def _both_ways(name: str, edges: Tensor) -> Tensor:
     low, high = edges.min(0).values, edges.max(0).values
     pairs, count = torch.stack([low, high]).unique(dim=1, return_counts=True)
     proper = pairs[:, pairs[0] != pairs[1]]
-    key = (
-        edges[0] * (int(edges.max()) + 1) + edges[1] if count.numel() else low
-    )
-    if bool((count > 2).any()) or key.unique().numel() < key.numel():
+    listed = edges.unique(dim=1).size(1) < edges.size(1)
+    if listed or bool((count > 2).any()):
         raise ValueError(
             f"'{name}' needs to list each edge once (got one more than once)"
         )

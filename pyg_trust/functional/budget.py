@@ -94,6 +94,7 @@ def check_problem(
     global_budget: int,
     cost: str,
 ) -> None:
+    """Checks what all bounds under a global budget take."""
     check_instance('perturbations', perturbations, Perturbations)
     _check_cost(cost)
     check_budget('global_budget', global_budget)
@@ -105,6 +106,7 @@ def check_problem(
 
 
 def check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
+    """Checks upper bounds: positive, of a shape."""
     check_tensor('upper', upper, torch.float64, shape)
     if not bool((upper > 0).all()):
         raise ValueError("'upper' needs to be positive everywhere")
@@ -513,6 +515,7 @@ class DualSearch:
         tol: float,
         max_iter: int,
     ) -> None:
+        """Lowers the bound until nothing is left to gain."""
         if self.horizon.K is not None:
             self.golden(sign_only, tol, max_iter)
             return
@@ -708,8 +711,15 @@ def pagerank_of(
     start: Tensor | None,
     tol: Tensor,
 ) -> Tensor:
-    # The personalized PageRank of one node per column, in its graph, to a
-    # largest residual of 'tol'.
+    """Personalized PageRank of a node per column, in its graph.
+
+    Args:
+        policy (Policy): a graph per column.
+        nodes (Tensor): int64, ``[num_columns]``.
+        alpha (float): the teleport probability.
+        start (Tensor, optional): a guess.
+        tol (Tensor): the largest residual, by column.
+    """
     count = nodes.numel()
     teleport = torch.zeros(
         (count, policy.perturbations.num_nodes), dtype=torch.float64

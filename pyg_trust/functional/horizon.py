@@ -1,4 +1,4 @@
-r"""Worst cases of what is deployed: symmetric normalization, finitely many steps.
+r"""Worst cases of what is deployed: symmetric, or finitely many steps.
 
 A model may predict :math:`\Pi H`, or something near to it. This module bounds
 the largest score :math:`z_v` of a signal :math:`r` over admissible graphs for
@@ -30,7 +30,8 @@ what a graph pays in :math:`K` steps is at most what it pays in the limit,
 :math:`\lambda \sum_i k_i \pi_i / \bar\pi_i \le \lambda B`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +122,7 @@ class Horizon:
         check_tensor('signal', signal, torch.float64, shape, finite=True)
         paid = Prices() if prices is None else prices
         reward, root = self._split(signal)
-        costs = {
+        costs: dict[str, Any] = {
             'step_cost': paid.step,
             'removal_cost': paid.removal,
             'addition_cost': paid.addition,
@@ -169,7 +170,10 @@ class Horizon:
         if self.normalization == 'sym':
             signal = signal / policy.size.clamp(min=1).sqrt()
         if self.K is None:
-            return policy_value(policy, signal, self.alpha)
+            found = policy_value(policy, signal, self.alpha)
+            # The signal itself is rounded.
+            off = 4 * _UNIT * signal.abs().amax(1) / self.alpha
+            return replace(found, low=found.low - off, high=found.high + off)
         value = signal / self.alpha
         top = value.abs().amax(1)
         error = 4 * _UNIT * top

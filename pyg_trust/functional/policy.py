@@ -23,8 +23,10 @@ with :math:`\rho = \mu = \nu = \sigma = 0`. (The first three serve the global
 budget, :mod:`.budget`; they must be non-negative, :math:`\mu` and :math:`\nu`
 are prices of a flip. :math:`\sigma` in place of :math:`r` serves symmetric
 normalization, :mod:`.horizon`. An empty :math:`S` counts as one edge that
-leads nowhere: a node without edges keeps what it has.) :func:`policy_iteration` finds it: it takes the
-maximizing sets, solves the linear system they define, and repeats. For given
+leads nowhere: a node without edges keeps what it has.)
+
+:func:`policy_iteration` finds it: it takes the maximizing sets, solves the
+linear system they define, and repeats. Without :math:`\nu_{ij}`, for given
 numbers of added and removed edges the best set adds the largest :math:`V_j`
 and removes the smallest ones, so that prefix sums over sorted neighbours give
 the maximum exactly; additions among all pairs need the first :math:`b_i + d_i
@@ -42,9 +44,9 @@ the policy :math:`\tilde P`. As :math:`T` is monotone, :math:`T(V + c) \le T V
 In float64 with unit roundoff :math:`u`, a computed :math:`g_i` is off by at
 most :math:`e = 64 u\,(\kappa \lVert V \rVert_\infty + \lVert r \rVert_\infty +
 \lVert \rho \rVert_\infty + \lVert \sigma \rVert_\infty)`, where :math:`\kappa`
-is 1 if no row may both lose and win edges or has prices of edges, and else the largest ratio of the largest to the smallest size
-of such an :math:`S`; ``csrc/policy.h`` counts the roundings. Every bound here
-is widened by :math:`e / \alpha`; it assumes nothing about how well the solver
+is 1 if no row may both lose and win edges or has prices of edges, and else the
+largest ratio of the largest to the smallest size of such an :math:`S`;
+``csrc/policy.h`` counts the roundings. Every bound here is widened by :math:`e / \alpha`; it assumes nothing about how well the solver
 did.
 
 Policies are found and evaluated by :func:`pyg_trust.ops.policy_iteration` and

@@ -18,9 +18,9 @@ in :math:`R` is then at least the true one: every bound below holds whatever
   :math:`e_t`, and a walk that is at :math:`j \ne t` arrives at :math:`t`
   after :math:`s` steps at the earliest, the distance of :math:`\partial R`
   from :math:`t` in the graph as it is (1 if edges may be added, or the graph
-  is directed): :math:`\beta = a^s \bar v`, where :math:`\bar v = 1 / (1 - a^2)` bounds the visits of a
-  walk that starts at :math:`t` and needs two steps to return
-  (:math:`1 / \alpha` where a self-loop is possible).
+  is directed): :math:`\beta = a^s \bar v`, where :math:`\bar v = 1 / (1 -
+  a^2)` bounds the visits of a walk that starts at :math:`t` and needs two
+  steps to return (:math:`1 / \alpha` where a self-loop is possible).
 """
 
 import torch

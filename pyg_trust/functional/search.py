@@ -73,15 +73,18 @@ def all_flips(
         Tensor: the directed edges to flip, ``[2, num_flips]``.
     """
     pairs = candidates(perturbations, undirected)
-    limit = perturbations.budget
+    n = perturbations.num_nodes
     for k in range(min(budget, pairs.size(1)) + 1):
-        for chosen in itertools.combinations(range(pairs.size(1)), k):
-            made = _directed(pairs[:, list(chosen)], undirected)
-            if k > 1:
-                row, count = made[0].unique(return_counts=True)
-                if bool((count > limit[row]).any()):
-                    continue
-            yield made
+        sets = itertools.combinations(range(pairs.size(1)), k)
+        while some := list(itertools.islice(sets, max(1, 2**20 // n))):
+            chosen = torch.tensor(some, dtype=torch.int64).view(len(some), k)
+            row, col = pairs[:, chosen]
+            count = torch.zeros((len(some), n), dtype=torch.int64)
+            count.scatter_add_(1, row, torch.ones_like(row))
+            if undirected:
+                count.scatter_add_(1, col, (row != col).long())
+            for index in chosen[(count <= perturbations.budget).all(1)]:
+                yield _directed(pairs[:, index], undirected)
 
 
 class Exhaustive:
