@@ -43,7 +43,7 @@ are clipped to :math:`\min(b_i, B)` everywhere, which the paper does not do.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -67,6 +67,8 @@ from pyg_trust.graph import sparse_rows
 COSTS = ('pagerank', 'visits')
 # Prices are rounded down by this factor, so that roundoff cannot raise them.
 _DOWN = 1 - 1e-15
+# Steps of golden section: each takes a third off what is left.
+_GOLDEN = 8
 
 
 def check_budget(name: str, budget: int) -> int:
@@ -627,9 +629,19 @@ class DualSearch:
         self.bound, self.multiplier = best
 
     def golden(self, sign_only: bool, tol: float, max_iter: int) -> None:
-        """Golden section, for what has no lines: K steps."""
+        """Golden section around the multipliers of the limit: for K steps."""
         every = torch.arange(self.targets.numel())
-        scale = self.signal.abs().amax(1).clamp(min=1e-300)
+        limit = DualSearch(
+            self.perturbations,
+            self.signal,
+            self.targets,
+            self.upper,
+            self.budget,
+            replace(self.horizon, K=None),
+            self.cost,
+            self.shares,
+        )
+        limit.run(None, None, False, max(tol, 1e-3), max_iter)
 
         def height(multiplier: Tensor) -> Tensor:
             found = self.solve(every, multiplier, None, 1e-12)
@@ -641,26 +653,28 @@ class DualSearch:
             self.value = torch.where(better[:, None], found.value, self.value)
             return made
 
-        low = torch.zeros_like(scale)
-        height(low)
-        # Beyond it no flip pays: what one gains is within 4 scale / alpha.
-        high = 4 * scale * self.upper.amax(1) / self.alpha
+        middle = limit.multiplier
+        height(torch.zeros_like(middle))
+        height(middle)
+        scale = self.signal.abs().amax(1)
+        low, high = middle / 4, 2 * middle + 1e-3 * scale
         ratio = (math.sqrt(5) - 1) / 2
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         at_left, at_right = height(left), height(right)
-        for _ in range(min(max_iter, 40)):
-            if bool((high - low <= tol * scale).all()):
-                break
+        for _ in range(min(max_iter, _GOLDEN)):
             if sign_only and bool((self.bound < 0).all()):
                 break
             down = at_left < at_right
-            low, high = (
-                torch.where(down, low, left),
-                torch.where(down, right, high),
-            )
+            low = torch.where(down, low, left)
+            high = torch.where(down, right, high)
             left = high - ratio * (high - low)
             right = low + ratio * (high - low)
-            at_left, at_right = height(left), height(right)
+            fresh = torch.where(down, left, right)
+            made = height(fresh)
+            at_left, at_right = (
+                torch.where(down, made, at_right),
+                torch.where(down, at_left, made),
+            )
 
     def line(
         self, policy: Policy, columns: Tensor, precision: Tensor

@@ -46,8 +46,8 @@ most :math:`e = 64 u\,(\kappa \lVert V \rVert_\infty + \lVert r \rVert_\infty +
 \lVert \rho \rVert_\infty + \lVert \sigma \rVert_\infty)`, where :math:`\kappa`
 is 1 if no row may both lose and win edges or has prices of edges, and else the
 largest ratio of the largest to the smallest size of such an :math:`S`;
-``csrc/policy.h`` counts the roundings. Every bound here is widened by :math:`e / \alpha`; it assumes nothing about how well the solver
-did.
+``csrc/policy.h`` counts the roundings. Every bound here is widened by :math:`e
+/ \alpha`; it assumes nothing about how well the solver did.
 
 Policies are found and evaluated by :func:`pyg_trust.ops.policy_iteration` and
 :func:`pyg_trust.ops.policy_solve`, every column by one thread, so that results
