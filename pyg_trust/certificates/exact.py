@@ -34,7 +34,7 @@ from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Policy
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.program import linear_program
-from pyg_trust.functional.region import local_bound
+from pyg_trust.functional.region import local_attack, local_bound
 from pyg_trust.functional.search import (
     Exhaustive,
     candidates,
@@ -333,6 +333,13 @@ class _Problem:
         held = self.reference[k]
         return self.scores[k, against] - self.scores[k, held]
 
+    def clean_value(self, k: int, against: int) -> Tensor:
+        """V of the clean graph for a target and a class."""
+        return (
+            self.clean_values[against]
+            - self.clean_values[int(self.reference[k])]
+        )
+
     # The way ################################################################
 
     def solve(
@@ -352,6 +359,7 @@ class _Problem:
                 self.try_all(every, total)
                 return 'exact'
             if not exact and self.unknown().numel() > 0:
+                self.see_clean()
                 self.attack_greedily(total)
                 self.decide(total)
             return 'local'
@@ -365,17 +373,22 @@ class _Problem:
                 self.try_all(every, budget)
             return 'exact'
         self.solve_local(witnesses=False)
-        clean = self.horizon.evaluate(
-            self.perturbations.clean_policy(self.logits.size(1)),
-            self.logits.t().contiguous(),
-        )
-        self.scores = self.alpha * clean.value[:, self.targets].t()
+        self.see_clean()
         self.solve_global(method, cost, sign_only, refine)
         if self.unknown().numel() > 0:
             self.attack_greedily(budget)
         if method == 'auto':
             self.decide(budget)
         return method
+
+    def see_clean(self) -> None:
+        """The clean graph's values, where searches start."""
+        clean = self.horizon.evaluate(
+            self.perturbations.clean_policy(self.logits.size(1)),
+            self.logits.t().contiguous(),
+        )
+        self.clean_values = clean.value
+        self.scores = self.alpha * clean.value[:, self.targets].t()
 
     def is_cheap(self, budget: int) -> bool:
         """Whether all admissible graphs can be tried in a few seconds."""
@@ -539,15 +552,20 @@ class _Problem:
         costs += ['pagerank'] if not costs else []
         if cost == 'best' and method != 'lp' and not self.undirected:
             costs.append('visits')
+        if (
+            which.numel() > 0
+            and self.is_local(which)
+            and ('pagerank' in costs and refine == 0 and method != 'lp')
+        ):
+            self.bound_regions(which, open_, sign_only)
+            return
+        kept = None
         for number, charged in enumerate(costs):
             if number > 0:
                 open_ &= self.open_pairs()
                 which = self.unknown()
             if which.numel() == 0:
                 return
-            if self.is_local(which) and charged == 'pagerank':
-                self.bound_regions(which, open_, sign_only)
-                continue
             bounds = pagerank_bounds(
                 self.perturbations,
                 self.targets[which],
@@ -558,8 +576,7 @@ class _Problem:
             self.try_columns(which, open_, bounds, method, charged, sign_only)
             if number == 0:
                 kept = which, bounds
-        if self.is_local(which):
-            return
+        assert kept is not None
         which, bounds = kept
         for _ in range(refine):
             inside = torch.isin(which, self.unknown())
@@ -639,6 +656,21 @@ class _Problem:
         # The class that is nearest to winning, by its bound.
         against = (self.lower - self.slack)[which].argmin(1)
         signal = self.signal(which, against)
+        if self.is_local(which):
+            flips = [
+                local_attack(
+                    self.perturbations,
+                    signal[i],
+                    int(self.targets[k]),
+                    self.clean_value(int(k), int(against[i])),
+                    min(budget, 64),
+                    self.alpha,
+                    undirected=self.undirected,
+                )
+                for i, k in enumerate(which.tolist())
+            ]
+            self.try_flips(which, signal, flips)
+            return
         flips = greedy_attacks(
             self.perturbations,
             signal,

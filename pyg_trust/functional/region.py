@@ -36,6 +36,7 @@ from pyg_trust.functional.diffusion import check_alpha
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.ragged import pointer
+from pyg_trust.functional.search import greedy_attacks
 from pyg_trust.graph import CSRGraph
 
 # Prices of nearly nothing say nothing: upper bounds are no smaller.
@@ -126,9 +127,9 @@ def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     reach = {target: 1.0}
     total: dict[int, float] = {}
     rowptr, col = graph.rowptr, graph.col
-    for _ in range(12):
+    for _ in range(10):
         # The largest ones only: hubs would lead everywhere.
-        top = sorted(reach.items(), key=lambda item: -item[1])[: 4 * size]
+        top = sorted(reach.items(), key=lambda item: -item[1])[: 2 * size]
         reach = {}
         for node, mass in top:
             total[node] = total.get(node, 0.0) + alpha * mass
@@ -209,6 +210,57 @@ def local_bound(
         undirected=priced,
         sign_only=sign_only,
     ).bound
+
+
+def local_attack(
+    perturbations: Perturbations,
+    reward: Tensor,
+    target: int,
+    value: Tensor,
+    global_budget: int,
+    alpha: float,
+    *,
+    undirected: bool = False,
+    size: int = 512,
+) -> Tensor:
+    r"""A greedy attack in a region around a target.
+
+    Args:
+        perturbations (Perturbations): the graphs admissible by the local
+            budgets.
+        reward (Tensor): :math:`r`, float64, ``[num_nodes]``.
+        target (int): :math:`u`.
+        value (Tensor): :math:`V` of the clean graph, where the border is held.
+        global_budget (int): :math:`B`.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        undirected (bool): whether a flip takes both directions.
+            (default: :obj:`False`)
+        size (int): the number of nodes of the region. (default: :obj:`512`)
+
+    Returns:
+        Tensor: the directed edges to flip, ``[2, num_flips]``; evaluate it.
+    """
+    inside = nearest(perturbations.graph, target, alpha, size)
+    region = Region(perturbations, inside)
+    signal = region.signal(
+        reward[None, region.inside],
+        value[None, region.border],
+        value.amin()[None],
+        alpha,
+    )
+    here = region.place[target][None]
+    flips = greedy_attacks(
+        region.perturbations,
+        signal,
+        here,
+        global_budget,
+        alpha,
+        undirected=undirected,
+    )[0]
+    known = torch.cat([region.inside, region.border])
+    # Stand-ins are nobody.
+    flips = flips[:, (flips < known.numel()).all(0)]
+    return known[flips]
 
 
 def _upper(
