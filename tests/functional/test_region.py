@@ -43,9 +43,7 @@ def problem(seed, kind, n=6):
     return adj, logits, fragile, budget, made
 
 
-@pytest.mark.parametrize(
-    'kind', ['removals', 'both', 'explicit', 'directed']
-)
+@pytest.mark.parametrize('kind', ['removals', 'both', 'explicit', 'directed'])
 @pytest.mark.parametrize('size', [1, 2, 4, 6])
 @pytest.mark.parametrize('seed', range(4))
 def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
@@ -58,13 +56,9 @@ def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
     free = -local.lower[first, second][None] / ALPHA
     most = reach @ reward[0]
     for target in range(6):
-        bound = local_bound(
-            made, reward, target, free, 2, ALPHA, size=size
-        )
+        bound = local_bound(made, reward, target, free, 2, ALPHA, size=size)
         assert float(bound[0]) >= float(most[:, target].max()) - 1e-12
-        region = Region(
-            made, nearest(made.graph, target, ALPHA, size)
-        )
+        region = Region(made, nearest(made.graph, target, ALPHA, size))
         upper = _upper(made, region, int(region.place[target]), ALPHA)
         for i, node in enumerate(region.inside.tolist()):
             if int(made.budget[node]) > 0:
