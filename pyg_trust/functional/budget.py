@@ -694,7 +694,7 @@ class DualSearch:
         part = pagerank / self.upper[columns]
         signal = self.signal[columns]
         if self.horizon.normalization == 'sym':
-            signal = signal / policy.size.clamp(min=1).sqrt()
+            signal = signal / policy.size.clamp(min=1).double().sqrt()
         gained = (pagerank * signal).sum(1)
         if self.shares is not None:
             row, pair = self.perturbations.graph.row, self.perturbations.pairs

@@ -168,7 +168,7 @@ class Horizon:
         shape = (policy.num_columns, policy.perturbations.num_nodes)
         check_tensor('signal', signal, torch.float64, shape, finite=True)
         if self.normalization == 'sym':
-            signal = signal / policy.size.clamp(min=1).sqrt()
+            signal = signal / policy.size.clamp(min=1).double().sqrt()
         if self.K is None:
             found = policy_value(policy, signal, self.alpha)
             # The signal itself is rounded.
