@@ -262,6 +262,7 @@ def dual_bound(
     check_positive('tol', tol)
     check_integer('max_iter', max_iter, 1)
     check_integer('rounds', rounds, 1)
+    check_instance('undirected', undirected, bool)
     horizon = Horizon(alpha, K, normalization)
     if undirected and cost != 'pagerank':
         raise ValueError(

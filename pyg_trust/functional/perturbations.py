@@ -299,6 +299,10 @@ class Policy:
         """
         held = self.perturbations
         n, count = held.num_nodes, self.num_columns
+        edges = (count, held.graph.num_edges)
+        check_tensor('of_edges', of_edges, torch.float64, edges)
+        pairs = (count, held.pairs.size(1))
+        check_tensor('of_pairs', of_pairs, torch.float64, pairs)
         key = self.flipped.row.long() * n + self.flipped.col
         column = torch.arange(count).repeat_interleave(self.flipped.ptr.diff())
         made = of_edges.new_zeros(count)
