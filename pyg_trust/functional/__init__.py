@@ -22,6 +22,8 @@ from pyg_trust.functional.aggregate import (
 from pyg_trust.functional.attacks import (
     AUC,
     auc_interval,
+    holm,
+    permutation_test,
 )
 from pyg_trust.functional.budget import (
     BudgetBound,
@@ -34,6 +36,10 @@ from pyg_trust.functional.budget import (
     refine_pagerank_bounds,
     single_flip_margins,
 )
+from pyg_trust.functional.chebyshev import (
+    Chebyshev,
+    chebyshev,
+)
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
@@ -45,6 +51,13 @@ from pyg_trust.functional.confidence import (
 from pyg_trust.functional.diffusion import (
     diffuse,
     diffusion_error,
+)
+from pyg_trust.functional.estimates import (
+    Plan,
+    eps_for,
+    plan,
+    propagate_median,
+    variance_bound,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -117,14 +130,11 @@ from pyg_trust.functional.policy import (
     worst_case_margins,
 )
 from pyg_trust.functional.propagation import (
-    Plan,
-    eps_for,
-    plan,
     propagate,
-    propagate_median,
+)
+from pyg_trust.functional.queries import (
     prune_bound,
     query,
-    variance_bound,
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -170,6 +180,7 @@ __all__ = [
     'AUC',
     'BudgetBound',
     'CertifiedVotes',
+    'Chebyshev',
     'CollectiveVotes',
     'DisjointWalks',
     'FlipRegions',
@@ -195,6 +206,7 @@ __all__ = [
     'certified',
     'certified_mean',
     'certified_votes',
+    'chebyshev',
     'check_partition',
     'check_walks',
     'clip_budget',
@@ -224,6 +236,7 @@ __all__ = [
     'heat',
     'hessian_solve',
     'hkpr',
+    'holm',
     'info_nce',
     'itersine',
     'joint_regions',
@@ -251,6 +264,7 @@ __all__ = [
     'partition_from_lists',
     'partition_losses',
     'partition_quality',
+    'permutation_test',
     'plan',
     'policy_iteration',
     'policy_value',

@@ -16,7 +16,7 @@ kind.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
+from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.pins import Pins
+from pyg_trust.privacy.pipeline import check_names
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -51,6 +53,10 @@ class PrivateStep:
         batch_size (int): :math:`m`, the units of a step.
         add_noise (callable): pays for a step, then maps sums of clipped
             gradients to noisy ones.
+        trust_loss (bool): whether the loss is left unchecked.
+            (default: :obj:`False`)
+        public (Sequence[str]): what the model holds that is public.
+            (default: :obj:`()`)
     """
 
     def __init__(
@@ -61,7 +67,12 @@ class PrivateStep:
         loss_reduction: str,
         batch_size: int,
         add_noise: Callable[[list[Tensor]], list[Tensor]],
+        trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> None:
+        self.public = tuple(public)
+        self.trust_loss = trust_loss
+        self.ignored = False
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -84,8 +95,30 @@ class PrivateStep:
         self._sums: list[Tensor] | None = None
         self._drop_tape()
 
+    def notes(self) -> list[str]:
+        """What the report has to say of the loss."""
+        notes = []
+        if self.trust_loss:
+            notes.append(
+                'NOT CHECKED: that the loss is one term per subgraph, each of '
+                'its own rows (trust_loss=True); a loss that couples '
+                'subgraphs has a larger epsilon'
+            )
+        if self.public:
+            notes.append(
+                f'DECLARED PUBLIC: {", ".join(self.public)} of the model, '
+                'which are not protected'
+            )
+        if self.ignored:
+            notes.append(
+                'which labels are ignored (ignore_index) counts as public, as '
+                'a mask does'
+            )
+        return notes
+
     def _drop_tape(self) -> None:
         self._batch: Data | None = None
+        self._plain: Data | None = None
         self._tape: Tape | None = None
         self._out: Tensor | None = None
 
@@ -94,24 +127,33 @@ class PrivateStep:
         """Whether the batch delivered last was used up."""
         return self._stage in ('idle', 'done')
 
-    def deliver(self, batch: Data, owner: Tensor, count: int) -> None:
+    def deliver(self, batch: Data, owner: Tensor, count: int) -> Data:
         """Takes note of a batch before it is handed out.
 
         Args:
             batch (Data): the batch.
             owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
             count (int): the number of subgraphs.
+
+        Returns:
+            Data: the batch to hand out, in which rows are followed.
         """
         self._drop_tape()
+        self._plain = batch
+        self._watch = Watch()
+        if not self.trust_loss:
+            batch = follow_batch(batch, owner, count, self._watch)
         self._batch = batch
         self._owner = owner
         self._count = count
         self._versions = snapshot(batch)
         self._stage = 'delivered'
+        return batch
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Calls the model and records how to differentiate it."""
-        if self._stage != 'delivered' or self._batch is None:
+        plain = self._plain
+        if self._stage != 'delivered' or self._batch is None or plain is None:
             raise RuntimeError(
                 'in training, the model needs to be called exactly once for '
                 'each batch of the private loader '
@@ -131,7 +173,7 @@ class PrivateStep:
         self._probe(call)
         before = buffer_versions(self.module)
         with self.gradients.record(self._owner, self._count) as tape:
-            out = self.module(*args, **kwargs)
+            out = call(self.module, plain)
         check_output(out, self._owner.numel(), self._count)
         if buffer_versions(self.module) != before:
             raise ValueError(
@@ -145,18 +187,28 @@ class PrivateStep:
         self._tape, self._out = tape, out
         self._stage = 'called'
         anchor = torch.zeros((), device=out.device, requires_grad=True)
-        return _Intercept.apply(out.detach(), anchor, self)
+        out = out.detach()
+        if not self.trust_loss:
+            out = follow(out, self._rows(out), self._watch)
+        return _Intercept.apply(out, anchor, self)
+
+    def _rows(self, out: Tensor) -> Tensor:
+        # The subgraph of each row of the output.
+        if out.size(0) == self._owner.numel():
+            return self._owner
+        return torch.arange(self._count, device=self._owner.device)
 
     def _probe(self, call: BatchCall) -> None:
         # A call with other arguments than those tested is tested first.
         if call.key not in self._probed:
-            assert self._batch is not None
-            self.probe(call, self._batch, self._owner)
+            assert self._plain is not None
+            self.probe(call, self._plain, self._owner)
 
     def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
         """Puts a call of the model to the test on a batch's structure."""
         check_edges(batch, owner)
         check_isolation(self.module, call, batch, owner)
+        check_names(self.module, call, batch, owner, self.public)
         check_gradients(self.gradients, call, batch, owner)
         self._probed.add(call.key)
 
@@ -180,11 +232,12 @@ class PrivateStep:
             )
         assert self._out is not None
         out, count = self._out, self._count
+        owner = self._rows(out)
+        if not self.trust_loss:
+            grad = gradient(grad, owner, self._watch)
+            self.ignored |= self._watch.ignored
         if self.loss_reduction == 'mean':
             grad = grad * count
-        owner = self._owner
-        if out.size(0) != owner.numel():
-            owner = torch.arange(count, device=owner.device)
         # A bit less than C, for what norms lose in float32.
         norm = self.max_grad_norm * (1 - _MARGIN)
         clipped = self._tape.clipped_sum(out, grad, norm, output_owner=owner)
@@ -534,8 +587,7 @@ class PrivateLoader(Single):
                 owner, count = self._check(batch, step)
                 device = self._step.parameters[0].device
                 batch = batch.to(device)
-                self._step.deliver(batch, owner.to(device), count)
-                yield batch
+                yield self._step.deliver(batch, owner.to(device), count)
                 if self._turn != turn:
                     raise RuntimeError(
                         'the private loader was started anew: only one pass '
