@@ -34,7 +34,6 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
-    RELATION,
     SAMPLING,
     FDPAccountant,
     WORAccountant,
@@ -447,6 +446,7 @@ class PrivacyEngine(Single):
             trust_loss,
             public,
         )
+        step.by_unit = data_loader.by_unit
         self._probe(step, data_loader, forward, criterion)
         return step
 
@@ -500,7 +500,9 @@ class PrivacyEngine(Single):
         index = loader.batch_sampler.write(0, torch.arange(count))
         batch = loader(index)
         owner, count = loader.check_batch(batch, 0, count)
-        check_transform(loader.transform, loader.untransformed(index))
+        check_transform(
+            loader.transform, loader.untransformed(index), loader.by_unit
+        )
         device = step.parameters[0].device
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(step.module, batch, forward)
@@ -772,7 +774,9 @@ class PrivacyEngine(Single):
             return FDPAccountant(
                 loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
             )
-        return create_accountant(self._kind)
+        accountant = create_accountant(self._kind)
+        accountant.relation = loader.relation
+        return accountant
 
     def _open(self, loader: StepLoader) -> WORAccountant:
         # The account for a loader: what the ledger says, or a new one.
@@ -871,7 +875,7 @@ class PrivacyEngine(Single):
             delta=delta,
             target_epsilon=self.target_epsilon,
             steps=self.steps,
-            relation=RELATION,
+            relation=self._loader.relation,
             sampling=SAMPLING,
             mechanism=self.accountant.mechanism(),
             unit=self._loader.unit,
@@ -893,6 +897,7 @@ class PrivacyEngine(Single):
                     *self._training_step().pins.notes(),
                     *self._training_step().notes(),
                 ],
+                self._loader.assumptions(),
             ),
             data=public_fingerprint(self._loader),
             provenance=provenance(
