@@ -137,12 +137,16 @@ class PrivacyEngine(Single):
 
     **What is refused**, since it would break the guarantee: layers that mix
     subgraphs or remember data; a model that fails a probe for this on random
-    features; tensors that do not come from the loader; edges between
-    subgraphs; gradients from elsewhere; a second forward or backward pass in
-    a step; ``GradScaler``; a step beyond the budget. The *loss* is the
-    user's: it has to be the mean (or sum) of one term per subgraph, without
-    class weights that are normalised by the batch. Hand it in as
-    ``criterion`` to have it tested.
+    features, or looks rows up by the names or places of nodes; a transform of
+    the loader that couples rows; tensors that do not come from the loader;
+    edges between subgraphs; gradients from elsewhere; a second forward or
+    backward pass in a step; ``GradScaler``; a step beyond the budget.
+
+    **The loss** is a mean or a sum of one term per subgraph. Whatever it is,
+    it is followed from the outputs to ``backward()`` at every step
+    (``privacy/flow.py``): what comes back to the rows of a subgraph
+    has to be made of its own rows and of constants, or the step is refused.
+    Values of a batch can be read (``item``, ``numpy``) after ``backward()``.
 
     **Order of events.** A step is on the account, and on the disk if there is
     a ``ledger``, before its noise is drawn: a crash can waste a step of the
