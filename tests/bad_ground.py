@@ -483,6 +483,12 @@ entry(
     lambda: {'path': temporary(), 'header': {'mechanism': 'a'}},
     path=PATH,
     header=values(3, None, 'a', [1], {'a': object()}),
+    head=values(3, 'a'),
+)
+entry(
+    'ledger.PrivacyLedger.has',
+    lambda: (privacy_ledger(), {'head': 'a'}),
+    head=values(3, None, b'a'),
 )
 entry(
     'ledger.PrivacyLedger.record',
@@ -676,6 +682,21 @@ entry(
     lambda: (TrustReport, {'path': saved_report()}),
     path=PATH,
 )
+
+entry(
+    'check.check_report',
+    lambda: {'path': saved_report()},
+    path=PATH,
+    ledger=values(3, 1.5, ['a']),
+    model=values(3, 1.5, ['a']),
+    data=values(3, 1.5, ['a']),
+)
+entry(
+    'check.fingerprint_model',
+    lambda: {'state': {'a': torch.ones(2)}},
+    state=values(3, None, 'a', [3]),
+)
+EXEMPT['check.Finding'] = RESULT
 
 entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
 entry(

@@ -17,6 +17,7 @@ from typing import Any
 import bad_functional  # noqa: F401
 import bad_ground  # noqa: F401
 import bad_layers  # noqa: F401
+import bad_node  # noqa: F401
 import bad_procedures  # noqa: F401
 import pytest
 from bad_inputs import (

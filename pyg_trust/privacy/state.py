@@ -20,7 +20,7 @@ def save(engine: 'PrivacyEngine') -> dict[str, Any]:
     return {
         'format': FORMAT,
         'steps': engine.steps,
-        'ledger': engine.ledger_head,
+        'ledger': engine.ledger_head or '',
         'setting': setting(engine),
         'accountant': deepcopy(engine.accountant.state_dict()),
         'model': {
@@ -112,13 +112,13 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
 
 def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
     # A ledger that was behind the checkpoint has lost what was spent since.
-    if head is None:
-        return
     if not isinstance(head, str):
         raise ValueError(
-            "the state's 'ledger' needs to be a text or None (got "
+            f"the state's 'ledger' needs to be a text (got "
             f'{type(head).__name__})'
         )
+    if not head:
+        return
     if engine._ledger is None:
         raise ValueError(
             "the state was made with a ledger: make the engine with 'ledger', "
