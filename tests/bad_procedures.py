@@ -375,6 +375,8 @@ entry(
     method=choice(),
     forward=instance(none=True),
     criterion=instance(none=True),
+    trust_loss=values(3, 'a', None),
+    public=values(3, 'a', ['nothing']),
     **PARTS,
 )
 entry(

@@ -64,6 +64,8 @@ class WORAccountant(IAccountant):
 
     history: list[tuple[float, float, int]]
     pure_epsilon: float
+    #: Which data are neighbours; of whole graphs, ``replace-one-graph``.
+    relation: str = RELATION
 
     def __init__(self) -> None:
         self.history = []
@@ -205,7 +207,7 @@ class WORAccountant(IAccountant):
         if destination is not None:
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
-        state['relation'] = RELATION
+        state['relation'] = self.relation
         state['sampling'] = SAMPLING
         state['pure_epsilon'] = self.pure_epsilon
         return state
@@ -213,7 +215,7 @@ class WORAccountant(IAccountant):
     def _constants(self) -> dict[str, Any]:
         return {
             'mechanism': self.mechanism(),
-            'relation': RELATION,
+            'relation': self.relation,
             'sampling': SAMPLING,
         }
 

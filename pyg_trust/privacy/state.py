@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from torch_geometric.data import Data
-
 from pyg_trust.privacy.accountant import WORAccountant
 from pyg_trust.report import fingerprint
 
@@ -159,11 +157,7 @@ def public_fingerprint(loader: Any) -> str:
     Nodes, edges, roots and what the features look like, not the features: a
     hash of these in a file would tell two neighbouring graphs apart.
     """
-    data: Data = loader.data
-    shape = None if data.x is None else [list(data.x.shape), str(data.x.dtype)]
-    return fingerprint(
-        data.edge_index, loader.input_nodes, data.num_nodes, repr(shape)
-    )
+    return fingerprint(*loader.public())
 
 
 def create_like(accountant: WORAccountant) -> WORAccountant:
