@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.accounting import (
+    calibrate_fdp,
+    calibrate_lam,
+    fdp_epsilon,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon,
+    wor_epsilon_pld,
+    wor_epsilon_rdp,
+)
 from pyg_trust.functional.aggregate import (
     attention,
     fuse,
@@ -9,7 +19,10 @@ from pyg_trust.functional.aggregate import (
     reconstruction_loss,
     weighted_log_probability,
 )
-from pyg_trust.functional.attacks import AUC, auc_interval
+from pyg_trust.functional.attacks import (
+    AUC,
+    auc_interval,
+)
 from pyg_trust.functional.budget import (
     BudgetBound,
     SingleFlip,
@@ -26,29 +39,12 @@ from pyg_trust.functional.clustering import (
     sweep_cut,
     uniform_signal,
 )
-from pyg_trust.functional.dp import (
-    calibrate_fdp,
-    calibrate_lam,
-    clip_factors,
-    fdp_epsilon,
-    fdp_sensitivity,
-    fdp_terms,
-    gaussian_profile,
-    lam_from_opacus,
-    lam_to_opacus,
-    max_steps,
-    private_quantile,
-    rdp_coupled,
-    rdp_epsilon,
-    rdp_fdp,
-    rdp_gaussian,
-    rdp_wang,
-    rdp_wor,
-    rdp_wor_profile,
-    wor_epsilon,
-    wor_epsilon_pld,
-    wor_epsilon_rdp,
-    wor_profile,
+from pyg_trust.functional.confidence import (
+    clopper_pearson,
+)
+from pyg_trust.functional.diffusion import (
+    diffuse,
+    diffusion_error,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -62,6 +58,22 @@ from pyg_trust.functional.measures import (
     sgc,
     single_target,
     transition,
+)
+from pyg_trust.functional.mechanisms import (
+    clip_factors,
+    fdp_sensitivity,
+    fdp_terms,
+    gaussian_profile,
+    lam_from_opacus,
+    lam_to_opacus,
+    private_quantile,
+    rdp_coupled,
+    rdp_fdp,
+    rdp_gaussian,
+    rdp_wang,
+    rdp_wor,
+    rdp_wor_profile,
+    wor_profile,
 )
 from pyg_trust.functional.newton import (
     compose_shifts,
@@ -92,12 +104,13 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
-from pyg_trust.functional.policy import (
-    Optimum,
+from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
+)
+from pyg_trust.functional.policy import (
+    Optimum,
     WorstCase,
-    diffuse,
     policy_iteration,
     policy_value,
     robust_margins,
@@ -126,6 +139,24 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.smoothing import (
+    FlipRegions,
+    certified,
+    flip_regions,
+    joint_regions,
+    min_probability,
+    min_probability_table,
+    worst_case_probability,
+)
+from pyg_trust.functional.voting import (
+    CertifiedVotes,
+    CollectiveVotes,
+    certified_mean,
+    certified_votes,
+    collective_votes,
+    group_probability_bound,
+    survives_votes,
+)
 from pyg_trust.functional.walks import (
     DisjointWalks,
     check_walks,
@@ -137,7 +168,10 @@ from pyg_trust.functional.walks import (
 __all__ = [
     'AUC',
     'BudgetBound',
+    'CertifiedVotes',
+    'CollectiveVotes',
     'DisjointWalks',
+    'FlipRegions',
     'Measure',
     'Optimum',
     'PartitionLosses',
@@ -157,12 +191,18 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'certified',
+    'certified_mean',
+    'certified_votes',
     'check_partition',
     'check_walks',
     'clip_budget',
     'clip_factors',
+    'clopper_pearson',
+    'collective_votes',
     'compose_shifts',
     'diffuse',
+    'diffusion_error',
     'disjoint_walks',
     'dual_bound',
     'eps_for',
@@ -170,18 +210,21 @@ __all__ = [
     'fdp_sensitivity',
     'fdp_terms',
     'feature_removal_bound',
+    'flip_regions',
     'frame_bound',
     'frame_bounds',
     'fuse',
     'gaussian_budget',
     'gaussian_profile',
     'graph_fourier',
+    'group_probability_bound',
     'hash_partition',
     'heat',
     'hessian_solve',
     'hkpr',
     'info_nce',
     'itersine',
+    'joint_regions',
     'katz',
     'lam_from_opacus',
     'lam_to_opacus',
@@ -193,6 +236,8 @@ __all__ = [
     'max_steps',
     'mean_probability',
     'metis_partition',
+    'min_probability',
+    'min_probability_table',
     'min_subgraphs',
     'minimize',
     'monic_cubic',
@@ -234,6 +279,7 @@ __all__ = [
     'shift_epsilon',
     'single_flip_margins',
     'single_target',
+    'survives_votes',
     'sweep_cut',
     'tight_bound',
     'training_graph',
@@ -247,4 +293,5 @@ __all__ = [
     'wor_epsilon_rdp',
     'wor_profile',
     'worst_case_margins',
+    'worst_case_probability',
 ]

@@ -1,12 +1,27 @@
 """Unlearning: models that forget on request."""
 
-from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.baselines import (
+    GINClassifier,
+)
 from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
 )
-from pyg_trust.unlearning.scattering import ScatteringClassifier
-from pyg_trust.unlearning.scattering_reports import UnlearnReport, VerifyReport
+from pyg_trust.unlearning.node import (
+    NodeClassifier,
+)
+from pyg_trust.unlearning.node_report import (
+    NodePlan,
+    NodeUnlearnReport,
+    NodeVerifyReport,
+)
+from pyg_trust.unlearning.scattering import (
+    ScatteringClassifier,
+)
+from pyg_trust.unlearning.scattering_reports import (
+    UnlearnReport,
+    VerifyReport,
+)
 from pyg_trust.unlearning.shards import (
     ShardedUnlearner,
     ShardPlan,
@@ -14,11 +29,17 @@ from pyg_trust.unlearning.shards import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.unlearning.store import (
+    ShardStore,
+)
 
 __all__ = [
     'GINClassifier',
     'MembershipReport',
+    'NodeClassifier',
+    'NodePlan',
+    'NodeUnlearnReport',
+    'NodeVerifyReport',
     'ScatteringClassifier',
     'ShardPlan',
     'ShardRemovalReport',

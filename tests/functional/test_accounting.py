@@ -10,7 +10,8 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import hypergeom, norm
 
-from pyg_trust.functional import dp
+from pyg_trust import functional as dp
+from pyg_trust.functional import accounting, mechanisms
 
 # Of ../shared/oracles/dp/accounting.json, for machines without it:
 # (q, lam, T, delta, lower bound, pessimistic PLD, least-of-three RDP).
@@ -163,7 +164,7 @@ def test_central_moments_against_exact_sums():
                 (-1) ** i * math.comb(k, i) * (unit * i * (i - 1)).exp()
                 for i in range(k + 1)
             ).ln()
-            assert dp._log_central(lam)[k // 2] == pytest.approx(
+            assert mechanisms._log_central(lam)[k // 2] == pytest.approx(
                 float(exact), rel=1e-11, abs=1e-11
             )
 
@@ -304,15 +305,15 @@ def test_trap_2_lam_as_noise_multiplier_halves_the_noise():
 
 def test_trap_3_never_worse_than_no_amplification():
     q, lam, T, delta = 0.974, 8.0, 200, 1e-7
-    rdp = T * dp.rdp_wang(dp.ORDERS, q, lam)
-    assert dp.rdp_epsilon(dp.ORDERS, rdp, delta) > 20
-    plain = T * dp.rdp_gaussian(dp.ORDERS, lam)
-    plain = dp.rdp_epsilon(dp.ORDERS, plain, delta)
+    rdp = T * dp.rdp_wang(accounting.ORDERS, q, lam)
+    assert dp.rdp_epsilon(accounting.ORDERS, rdp, delta) > 20
+    plain = T * dp.rdp_gaussian(accounting.ORDERS, lam)
+    plain = dp.rdp_epsilon(accounting.ORDERS, plain, delta)
     assert plain == pytest.approx(10.87, abs=0.01)
     assert dp.wor_epsilon([(lam, q, T)], delta, 'rdp_wor') <= plain
     for q in (0.3, 0.5, 0.7, 0.99, 1.0):
-        least = dp.rdp_wor(dp.ORDERS, q, lam)
-        assert (least <= dp.rdp_gaussian(dp.ORDERS, lam)).all()
+        least = dp.rdp_wor(accounting.ORDERS, q, lam)
+        assert (least <= dp.rdp_gaussian(accounting.ORDERS, lam)).all()
 
 
 def test_trap_4_continuous_at_full_sampling():
@@ -324,7 +325,7 @@ def test_trap_4_continuous_at_full_sampling():
     )
 
 
-@pytest.mark.parametrize('method', dp.METHODS)
+@pytest.mark.parametrize('method', accounting.METHODS)
 def test_monotone(method):
     def eps(lam=2.0, q=0.2, steps=40, delta=1e-6):
         return dp.wor_epsilon([(lam, q, steps)], delta, method)
@@ -340,7 +341,7 @@ def test_monotone(method):
         assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize('method', dp.METHODS)
+@pytest.mark.parametrize('method', accounting.METHODS)
 def test_histories(method):
     parts = [(2.0, 0.2, 10), (4.0, 0.5, 5), (2.0, 0.2, 3), (1.0, 0.01, 0)]
     found = dp.wor_epsilon(parts, 1e-6, method)
@@ -357,7 +358,7 @@ def test_pld_is_at_most_rdp():
     for q, lam, T in itertools.product((0.01, 0.4, 1), (0.3, 1, 6), (1, 99)):
         pld, rdp = (
             dp.wor_epsilon([(lam, q, T)], 1e-6, method)
-            for method in dp.METHODS
+            for method in accounting.METHODS
         )
         assert 0 < pld <= rdp
 
@@ -365,12 +366,12 @@ def test_pld_is_at_most_rdp():
 def test_coarser_grid_is_more_pessimistic(monkeypatch):
     history = [(1.0, 0.05, 100)]
     fine = dp.wor_epsilon_pld(history, 1e-5)
-    monkeypatch.setattr(dp, '_MAX_CELLS', 600)
+    monkeypatch.setattr(accounting, '_MAX_CELLS', 600)
     coarse = dp.wor_epsilon_pld(history, 1e-5)
     assert fine < coarse < 1.5 * fine
 
 
-@pytest.mark.parametrize('method', dp.METHODS)
+@pytest.mark.parametrize('method', accounting.METHODS)
 @pytest.mark.parametrize('epsilon', [0.5, 8.0, 40.0])
 def test_calibration(method, epsilon):
     for q, steps in ((0.01, 1000), (0.4, 100)):
@@ -382,10 +383,10 @@ def test_calibration(method, epsilon):
 def test_calibration_that_is_impossible_or_free():
     with pytest.raises(ValueError, match="'epsilon' can't be reached"):
         dp.calibrate_lam(1e-3, 1e-6, 0.4, 10, method='rdp_wor')
-    assert dp.calibrate_lam(1e6, 1e-6, 0.4, 1) == dp.MIN_LAM
+    assert dp.calibrate_lam(1e6, 1e-6, 0.4, 1) == mechanisms.MIN_LAM
 
 
-@pytest.mark.parametrize('method', dp.METHODS)
+@pytest.mark.parametrize('method', accounting.METHODS)
 def test_max_steps(method):
     history = [(2.0, 0.1, 20)]
     steps = dp.max_steps(3.0, 1e-6, 0.2, 3.0, method=method, history=history)

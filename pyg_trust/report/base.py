@@ -11,9 +11,7 @@ import dataclasses
 import hashlib
 import json
 import platform
-import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +19,11 @@ import torch_geometric
 from torch import Tensor
 
 import pyg_trust
-from pyg_trust import files
-from pyg_trust._checks import check_instance, check_number
+from pyg_trust._checks import check_choice, check_instance, check_number
+
+#: Sorts of promises: about one person's data in what is released; about what
+#: was removed; about changed inputs; about numerical error; any other.
+KINDS = ('privacy', 'removal', 'robustness', 'accuracy', 'other')
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
@@ -84,17 +85,17 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """All fields, tensors as nested lists."""
         return {
-            field.name: _plain(getattr(self, field.name))
+            field.name: plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
         }
 
     def to_json(self) -> str:
         """The dictionary as JSON; numbers that are not finite are strings."""
-        return json.dumps(_finite(self.to_dict()), indent=2, allow_nan=False)
+        return json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
         rows = [
-            (field.name.replace('_', ' '), _short(getattr(self, field.name)))
+            (field.name.replace('_', ' '), short(getattr(self, field.name)))
             for field in dataclasses.fields(self)
         ]
         width = max((len(name) for name, _ in rows), default=0)
@@ -105,6 +106,9 @@ class Report:
 @dataclass(frozen=True)
 class Guarantee(Report):
     """A promise, with all that it depends on.
+
+    Numbers stand in fields, where a program finds them; the sentences are made
+    from these.
 
     Args:
         procedure (str): what was done.
@@ -117,6 +121,14 @@ class Guarantee(Report):
         data (str): a fingerprint of the data that it speaks of.
         origin (dict[str, Any]): versions and arguments, as
             :func:`provenance`.
+        kind (str): which sort of promise it is, one of :data:`KINDS`.
+        values (dict[str, Any]): every number and setting that the promise
+            speaks of, by the field's name: ``epsilon``, ``delta``, ``mu``,
+            ``sigma``, ``relation``, ``accountant``, counts, bounds.
+        history (dict[str, list[float]]): what was spent over time, a list for
+            each name in :obj:`spent`.
+        checked (tuple[str, ...]): how the promise was checked on this run.
+        model (str): a fingerprint of the weights that it speaks of.
     """
 
     procedure: str
@@ -127,18 +139,24 @@ class Guarantee(Report):
     budget: dict[str, float] = dataclasses.field(default_factory=dict)
     data: str = ''
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kind: str = 'other'
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    checked: tuple[str, ...] = ()
+    model: str = ''
 
     def __post_init__(self) -> None:
-        for name in ('procedure', 'promise', 'data'):
+        for name in ('procedure', 'promise', 'data', 'model'):
             check_instance(name, getattr(self, name), str)
         for name in ('procedure', 'promise'):
             if not getattr(self, name):
                 raise ValueError(f"'{name}' can't be empty")
-        for name in ('assumptions', 'not_covered'):
+        check_choice('kind', self.kind, KINDS)
+        for name in ('assumptions', 'not_covered', 'checked'):
             check_instance(name, getattr(self, name), tuple, list)
             for text in getattr(self, name):
                 check_instance(name, text, str)
-        for name in ('spent', 'budget', 'origin'):
+        for name in ('spent', 'budget', 'origin', 'values', 'history'):
             check_instance(name, getattr(self, name), dict)
         for name in ('spent', 'budget'):
             for amount in getattr(self, name).values():
@@ -148,6 +166,15 @@ class Guarantee(Report):
                 "'spent' and 'budget' need to be of the same things (got "
                 f'{sorted(self.spent)} and {sorted(self.budget)})'
             )
+        for name, amounts in self.history.items():
+            if name not in self.spent:
+                raise ValueError(
+                    "'history' needs to be of what is in 'spent' "
+                    f'(got {name!r}, need one of {sorted(self.spent)})'
+                )
+            check_instance('history', amounts, list)
+            for amount in amounts:
+                check_number('history', amount)
 
     def guarantee(self) -> 'Guarantee':
         """Itself."""
@@ -162,136 +189,37 @@ class Guarantee(Report):
         }
 
 
-@dataclass(frozen=True)
-class TrustReport(Report):
-    """All promises of an application, on one page and in one file.
-
-    Args:
-        guarantees (tuple[Guarantee, ...]): as :meth:`of` collects them.
-
-    Example:
-        >>> report = TrustReport.of(
-        ...     Guarantee('sampling', 'no node is in two subgraphs', ())
-        ... )
-        >>> print(report)
-        1. sampling
-           promised: no node is in two subgraphs
-    """
-
-    guarantees: tuple[Guarantee, ...]
-
-    def __post_init__(self) -> None:
-        check_instance('guarantees', self.guarantees, tuple)
-        if not self.guarantees:
-            raise ValueError("'guarantees' can't be empty")
-        for guarantee in self.guarantees:
-            check_instance('guarantees', guarantee, Guarantee)
-
-    @classmethod
-    def of(cls, *reports: Report) -> 'TrustReport':
-        """Collects the promises of reports.
-
-        Args:
-            *reports (Report): what the procedures returned.
-
-        Raises:
-            TypeError: if one is no report, or promises nothing by itself.
-            ValueError: if there are none.
-        """
-        if not reports:
-            raise ValueError("'reports' can't be empty")
-        for report in reports:
-            if not isinstance(report, Report):
-                raise TypeError(
-                    "'reports' needs to hold reports (got "
-                    f'{type(report).__name__})'
-                )
-        return cls(tuple(report.guarantee() for report in reports))
-
-    def save(self, path: str | Path) -> None:
-        """Writes the JSON, whole or not at all.
-
-        Args:
-            path (str or Path): of the file.
-        """
-        check_instance('path', path, str, Path)
-        files.write(path, (self.to_json() + '\n').encode())
-
-    def __str__(self) -> str:
-        lines = [
-            line
-            for number, guarantee in enumerate(self.guarantees, 1)
-            for line in _paragraph(number, guarantee)
-        ]
-        versions = dict.fromkeys(
-            f'{name} {value}'
-            for guarantee in self.guarantees
-            for name, value in guarantee.origin.items()
-            if isinstance(value, str)
-        )
-        if versions:
-            lines += textwrap.wrap(f'made with {", ".join(versions)}', 79)
-        return '\n'.join(lines)
-
-
-def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
-    lines = [f'{number}. {guarantee.procedure}']
-
-    def say(title: str, text: str) -> None:
-        lines.extend(
-            textwrap.wrap(
-                f'{title}: {text}',
-                width=79,
-                initial_indent='   ',
-                subsequent_indent='     ',
-                break_long_words=False,
-            )
-        )
-
-    say('promised', guarantee.promise)
-    for text in guarantee.assumptions:
-        say('if', text)
-    for text in guarantee.not_covered:
-        say('not covered', text)
-    for name, spent in guarantee.spent.items():
-        say(
-            f'budget, {name}',
-            f'{_short(spent)} of {_short(guarantee.budget[name])} spent, '
-            f'{_short(guarantee.remaining[name])} left',
-        )
-    if guarantee.data:
-        say('data', f'SHA-256 {guarantee.data[:16]}')
-    return lines
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as numbers, texts, lists and dictionaries."""
     if isinstance(value, Tensor):
         return value.detach().cpu().tolist()
     if isinstance(value, Report):
         return value.to_dict()
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The plain value with texts for numbers that JSON does not know."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The value as a text for a table."""
     if isinstance(value, Tensor):
         if value.numel() == 1:
-            return _short(value.item())
+            return short(value.item())
         shape = ', '.join(map(str, value.shape))
         return f'{value.dtype} tensor [{shape}]'.replace('torch.', '')
     if isinstance(value, float):
