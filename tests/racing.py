@@ -14,7 +14,6 @@ import threading
 from pathlib import Path
 
 import torch
-
 from killing import path
 from torch_geometric.nn import GCNConv
 
