@@ -4,12 +4,26 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
-  // z = sum_i weights[i] (D_recv B D_send)^i x, exactly. Row v of
+  // z = sum_i weights[i] P^i x, P = D_recv B D_send, exactly; with
+  // `three_term` sum_i weights[i] T_i(P) x in Chebyshev polynomials. Row v of
   // (rowptr, col) lists the nodes that v receives from. `half` keeps the
-  // levels of a float32 x in bfloat16.
+  // levels of a float32 x in float16, each column times its `scale` (powers of
+  // two). Of z only the rows in `rows` if given.
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
-      "Tensor send, Tensor weights, bool half) -> Tensor");
+      "Tensor send, Tensor weights, bool half, Tensor? scale, "
+      "bool three_term, Tensor? rows) -> Tensor");
+
+  // The same for the rows (ptr, index, value) of a sparse x.
+  m.def(
+      "propagate_entries(Tensor rowptr, Tensor col, Tensor ptr, "
+      "Tensor index, Tensor value, int columns, Tensor recv, Tensor send, "
+      "Tensor weights, bool half, Tensor? scale, bool three_term, "
+      "Tensor? rows) -> Tensor");
+
+  // Which kernels the CPU runs: 0 for those of every processor, 1 with AVX2
+  // and F16C, 2 with AVX-512.
+  m.def("instruction_set() -> int");
 
   // The same sum, estimated by randomized pushes, in blocks of columns that
   // share what is sampled. Row u of (rowptr, col) lists the nodes that u

@@ -25,6 +25,7 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_number,
+    check_range,
 )
 
 
@@ -185,40 +186,107 @@ def propagate(
     send: Tensor,
     weights: Tensor,
     half: bool = False,
+    scale: Tensor | None = None,
+    three_term: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    r"""Computes :math:`\sum_i w_i (R B S)^i x` for all columns at once.
+    r"""Computes :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
 
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    Memory beside the result: two buffers of at most four cache lines a node
-    (two with :obj:`half`): so many columns are in flight.
+    Levels go from the last weight to the first (Horner), so that :math:`z` is
+    written once. A column has the same bits whatever stands beside it, for
+    any number of threads and any instruction set. Memory beside the result:
+    two buffers of at most four cache lines a node (two with :obj:`half`): so
+    many columns are in flight.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; on the
+            CPU also as a sparse CSR matrix with int64 indices.
         recv (Tensor): as :obj:`x`, ``[num_nodes]``.
         send (Tensor): as :obj:`x`, ``[num_nodes]``.
         weights (Tensor): float64, ``[num_levels + 1]``.
         half (bool): whether the levels of a float32 :obj:`x` are kept in
-            bfloat16; sums stay in float32. (default: :obj:`False`)
+            float16; sums stay in float32. (default: :obj:`False`)
+        scale (Tensor, optional): float32, ``[num_columns]``: powers of two
+            that the float16 levels of each column are multiplied by, so that
+            they neither overflow nor vanish. (default: :obj:`None`)
+        three_term (bool): whether :obj:`weights` are those of Chebyshev
+            polynomials, :math:`\sum_i w_i T_i(P) x`, by Clenshaw's recursion.
+            (default: :obj:`False`)
+        rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
+            to compute; by default all. (default: :obj:`None`)
 
     Returns:
-        Tensor: as :obj:`x`.
+        Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
     """
     dtype = _value_dtype('x', x)
-    check = partial(_check, device=_check_device('x', x))
+    device = _check_device('x', x)
+    check = partial(_check, device=device)
     n, count = _size(rowptr, 1) - 1, _size(weights, 1)
-    return _ops.propagate(
+    sparse = x.layout == torch.sparse_csr
+    if sparse:
+        if x.shape[:1] != (n,) or x.dim() != 2:
+            raise ValueError(
+                f"'x' needs to have the shape [{n}, num_columns] "
+                f'(got {list(x.shape)})'
+            )
+    else:
+        x = check('x', x, dtype, n, *(x.shape[1:2] or (1,)))
+    if half and dtype != torch.float32:
+        raise TypeError(f"'half' needs a float32 'x' (got {dtype})")
+    if scale is not None:
+        if not half:
+            raise ValueError("'scale' needs half=True (got half=False)")
+        scale = check('scale', scale, dtype, x.size(1))
+    if rows is not None:
+        rows = check('rows', rows, torch.int64, _size(rows))
+        check_range('rows', rows, n, 'the nodes')
+    graph = (
         check('rowptr', rowptr, torch.int64, n + 1),
         check('col', col, torch.int32, _size(col)),
-        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+    )
+    rest = (
         check('recv', recv, dtype, n),
         check('send', send, dtype, n),
         _check('weights', weights, torch.float64, count, device=_HOST),
         half,
+        scale,
+        three_term,
+        rows,
     )
+    if sparse:
+        return _ops.propagate_entries(*graph, *sparse_parts(x), *rest)
+    return _ops.propagate(*graph, x, *rest)
+
+
+def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Rows, columns and values of a sparse CSR matrix, and its width."""
+    check_instance('x', x, Tensor)
+    if x.layout != torch.sparse_csr:
+        raise TypeError(
+            f"'x' needs to be a sparse CSR tensor (got {x.layout})"
+        )
+    return (
+        x.crow_indices().long().contiguous(),
+        x.col_indices().long().contiguous(),
+        x.values().contiguous(),
+        x.size(1),
+    )
+
+
+def instruction_set() -> str:
+    """The instructions that the CPU's kernels were compiled for.
+
+    :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
+    processor has, or less if the environment variable
+    ``ATEN_CPU_CAPABILITY``, which torch obeys too, says so. All of them give
+    the same bits.
+    """
+    return ('default', 'avx2', 'avx512')[_ops.instruction_set()]
 
 
 def push(
@@ -911,8 +979,31 @@ def _(
     send: Tensor,
     weights: Tensor,
     half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
 ) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.size(0) if rows is None else rows.numel(), x.size(1))
+
+
+@torch.library.register_fake('pyg_trust::propagate_entries')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    ptr: Tensor,
+    index: Tensor,
+    value: Tensor,
+    columns: int,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
+) -> Tensor:
+    count = recv.numel() if rows is None else rows.numel()
+    return value.new_empty(count, columns)
 
 
 @torch.library.register_fake('pyg_trust::push')

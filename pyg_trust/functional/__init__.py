@@ -34,6 +34,10 @@ from pyg_trust.functional.budget import (
     refine_pagerank_bounds,
     single_flip_margins,
 )
+from pyg_trust.functional.chebyshev import (
+    Chebyshev,
+    chebyshev,
+)
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
@@ -45,6 +49,13 @@ from pyg_trust.functional.confidence import (
 from pyg_trust.functional.diffusion import (
     diffuse,
     diffusion_error,
+)
+from pyg_trust.functional.estimates import (
+    Plan,
+    eps_for,
+    plan,
+    propagate_median,
+    variance_bound,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -117,14 +128,11 @@ from pyg_trust.functional.policy import (
     worst_case_margins,
 )
 from pyg_trust.functional.propagation import (
-    Plan,
-    eps_for,
-    plan,
     propagate,
-    propagate_median,
+)
+from pyg_trust.functional.queries import (
     prune_bound,
     query,
-    variance_bound,
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -169,6 +177,7 @@ __all__ = [
     'AUC',
     'BudgetBound',
     'CertifiedVotes',
+    'Chebyshev',
     'CollectiveVotes',
     'DisjointWalks',
     'FlipRegions',
@@ -194,6 +203,7 @@ __all__ = [
     'certified',
     'certified_mean',
     'certified_votes',
+    'chebyshev',
     'check_partition',
     'check_walks',
     'clip_budget',
