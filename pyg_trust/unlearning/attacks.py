@@ -493,7 +493,7 @@ class _Audit:
             power = _differing(one[0], two[0], self.random)
             found = _differing(one[1], two[1], self.random)
             self._count(one[1], two[1], found, ball)
-            note = ', '.join(found[:8]) + (', ...' if len(found) > 8 else '')
+            note = _grouped(found)
             if not power:
                 note = 'both released the same before the removal'
             made.append(
@@ -728,7 +728,7 @@ class _Audit:
                 float(len(found)),
                 expected='0',
                 verdict=FAILED if found else KEPT if before else POWERLESS,
-                note=', '.join(found[:8])
+                note=_grouped(found)
                 if found
                 else f'{len(before)} held them before'
                 if before
@@ -809,6 +809,16 @@ def _differing(
             or _digest(one[name]) != _digest(two[name])
         )
     ]
+
+
+def _grouped(names: list[str]) -> str:
+    # The first of each kind: not every weight of a shard.
+    kinds: dict[str, None] = {}
+    for name in sorted(names):
+        kind, colon, _ = name.partition(': ')
+        kinds[kind if colon else '/'.join(name.split('/')[:4])] = None
+    listed = list(kinds)
+    return ', '.join(listed[:20]) + (', ...' if len(listed) > 20 else '')
 
 
 def _digest(value: Tensor | bytes) -> str:
