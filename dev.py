@@ -4,7 +4,7 @@
     python3 dev.py quickstart    train on AGP-propagated features
     python3 dev.py test          check the code and run the whole test suite
     python3 dev.py bench NAME    run benchmarks/NAME.py
-    python3 dev.py docs          make the API pages: docs/build/index.html
+    python3 dev.py docs          make the site: docs/build/index.html
     python3 dev.py package       build dist/, and test what it installs
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
@@ -259,11 +259,16 @@ def package(env: Environment, arguments: list[str]) -> None:
         clean.run('-m', 'pytest', 'tests', *arguments, cwd=source)
 
 
-def docs(env: Environment) -> None:
-    """The API pages; a warning is an error."""
-    say('sphinx')
+def docs(env: Environment, tutorials: bool = False) -> None:
+    """The pages; a warning is an error, and so is a page that does not fit."""
+    say('sphinx' + ', tutorials included (minutes)' * tutorials)
+    os.environ['PYG_TRUST_TUTORIALS'] = str(int(tutorials))
+    shutil.rmtree(ROOT / 'docs' / 'build', ignore_errors=True)
     options = ['-q', '-E', '-W', '--keep-going', '-b', 'html']
     env.run('-m', 'sphinx', *options, 'docs', 'docs/build')
+    if tutorials:
+        say('looking at the pages')
+        env.run('docs/check_pages.py', 'docs/build')
 
 
 def find_cuda() -> Path | None:
@@ -403,7 +408,7 @@ def main() -> None:
     elif args.command == 'package':
         package(env, rest)
     elif args.command == 'docs':
-        docs(env)
+        docs(env, tutorials=True)
     else:
         script = (
             ROOT / 'examples' / 'quickstart.py'

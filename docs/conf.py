@@ -23,7 +23,7 @@ release = version = pyg_trust.__version__
 author = copyright = 'the authors of pyg_trust'
 extensions = [
     'sphinx.ext.autodoc',
-    'sphinx.ext.mathjax',
+    'sphinx-mathjax-offline',
     'sphinx.ext.napoleon',
     'sphinx.ext.viewcode',
     'sphinx_gallery.gen_gallery',
@@ -47,10 +47,6 @@ autodoc_typehints_format = 'short'
 autodoc_class_signature = 'mixed'
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-
-# Formulas without a network: the copy beside the pages, where there is one.
-if (HERE / '_static' / 'mathjax' / 'tex-svg.js').exists():
-    mathjax_path = 'mathjax/tex-svg.js'
 
 # `dev.py docs` runs the tutorials; the test command only reads them.
 sphinx_gallery_conf = {

@@ -36,14 +36,28 @@ from pyg_trust.functional.budget import (
     refine_pagerank_bounds,
     single_flip_margins,
 )
+from pyg_trust.functional.chebyshev import (
+    Chebyshev,
+    chebyshev,
+)
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
     uniform_signal,
 )
+from pyg_trust.functional.confidence import (
+    clopper_pearson,
+)
 from pyg_trust.functional.diffusion import (
     diffuse,
     diffusion_error,
+)
+from pyg_trust.functional.estimates import (
+    Plan,
+    eps_for,
+    plan,
+    propagate_median,
+    variance_bound,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -116,14 +130,11 @@ from pyg_trust.functional.policy import (
     worst_case_margins,
 )
 from pyg_trust.functional.propagation import (
-    Plan,
-    eps_for,
-    plan,
     propagate,
-    propagate_median,
+)
+from pyg_trust.functional.queries import (
     prune_bound,
     query,
-    variance_bound,
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -138,6 +149,24 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.smoothing import (
+    FlipRegions,
+    certified,
+    flip_regions,
+    joint_regions,
+    min_probability,
+    min_probability_table,
+    worst_case_probability,
+)
+from pyg_trust.functional.voting import (
+    CertifiedVotes,
+    CollectiveVotes,
+    certified_mean,
+    certified_votes,
+    collective_votes,
+    group_probability_bound,
+    survives_votes,
+)
 from pyg_trust.functional.walks import (
     DisjointWalks,
     check_walks,
@@ -149,7 +178,11 @@ from pyg_trust.functional.walks import (
 __all__ = [
     'AUC',
     'BudgetBound',
+    'CertifiedVotes',
+    'Chebyshev',
+    'CollectiveVotes',
     'DisjointWalks',
+    'FlipRegions',
     'Measure',
     'Optimum',
     'PartitionLosses',
@@ -169,10 +202,16 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'certified',
+    'certified_mean',
+    'certified_votes',
+    'chebyshev',
     'check_partition',
     'check_walks',
     'clip_budget',
     'clip_factors',
+    'clopper_pearson',
+    'collective_votes',
     'compose_shifts',
     'diffuse',
     'diffusion_error',
@@ -183,12 +222,14 @@ __all__ = [
     'fdp_sensitivity',
     'fdp_terms',
     'feature_removal_bound',
+    'flip_regions',
     'frame_bound',
     'frame_bounds',
     'fuse',
     'gaussian_budget',
     'gaussian_profile',
     'graph_fourier',
+    'group_probability_bound',
     'hash_partition',
     'heat',
     'hessian_solve',
@@ -196,6 +237,7 @@ __all__ = [
     'holm',
     'info_nce',
     'itersine',
+    'joint_regions',
     'katz',
     'lam_from_opacus',
     'lam_to_opacus',
@@ -207,6 +249,8 @@ __all__ = [
     'max_steps',
     'mean_probability',
     'metis_partition',
+    'min_probability',
+    'min_probability_table',
     'min_subgraphs',
     'minimize',
     'monic_cubic',
@@ -249,6 +293,7 @@ __all__ = [
     'shift_epsilon',
     'single_flip_margins',
     'single_target',
+    'survives_votes',
     'sweep_cut',
     'tight_bound',
     'training_graph',
@@ -262,4 +307,5 @@ __all__ = [
     'wor_epsilon_rdp',
     'wor_profile',
     'worst_case_margins',
+    'worst_case_probability',
 ]

@@ -1,9 +1,12 @@
 """Differentially private training of any PyG model."""
 
+import inspect
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyg_trust import rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
     check_instance,
+    check_integer,
     check_number,
 )
 from pyg_trust.functional.mechanisms import (
@@ -36,6 +40,7 @@ from pyg_trust.privacy.accountant import (
     WORAccountant,
     create_accountant,
 )
+from pyg_trust.privacy.attaching import check_alone, check_parts
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.norms import gradient_norms
 from pyg_trust.privacy.report import PrivacyReport, assumptions
@@ -56,10 +61,11 @@ from pyg_trust.privacy.wrappers import (
     PrivateModule,
     PrivateOptimizer,
     PrivateStep,
+    Single,
 )
 from pyg_trust.report import provenance
 
-_NOISE = 2
+_BATCH, _NOISE = 1, 2
 _PROBED = 32
 # Rates that change with the partition are rounded up to this grid: it costs a
 # thousandth, and composing many equal steps is fast.
@@ -81,7 +87,7 @@ class PrivateTraining(NamedTuple):
     loader: PrivateLoader
 
 
-class PrivacyEngine:
+class PrivacyEngine(Single):
     r"""Trains any PyG model with differential privacy of feature rows.
 
     Node-level DP-SGD on disjoint random walks, after `"Training
@@ -140,63 +146,84 @@ class PrivacyEngine:
 
     **Order of events.** A step is on the account, and on the disk if there is
     a ``ledger``, before its noise is drawn: a crash can waste a step of the
-    budget, never hide one.
+    budget, never hide one. A batch that was drawn stays the batch of its step
+    until the step is spent.
+
+    **Randomness.** Noise and the choice of batches come from the operating
+    system (:class:`~pyg_trust.noise.SecureNoise`); nothing that seeds torch or
+    numpy decides them. With an explicit ``seed`` a run can be repeated, by
+    anyone who knows or guesses the seed, and is *not* private: its report
+    begins with :data:`pyg_trust.noise.SEEDED`.
 
     Args:
         accountant (str): :obj:`'pld_wor'` (tighter) or :obj:`'rdp_wor'` (the
             paper's); :obj:`'rdp_fdp'` for an
             :class:`~pyg_trust.loader.EgoLoader`. (default: :obj:`'pld_wor'`)
-        secure_mode (bool): whether noise and the choice of batches come from
-            the operating system's cryptographic generator
-            (:class:`~pyg_trust.noise.SecureNoise`). Use it for anything
-            that is released. (default: :obj:`False`)
-        seed (int, optional): of the noise, to repeat an experiment; it has to
-            be kept secret. Not for :obj:`secure_mode`. A process that goes on
-            from a checkpoint or a ledger never uses it again.
+        seed (int, optional): of the noise and the batches, to repeat an
+            experiment; what comes out is not private. A process that goes on
+            from a checkpoint or a ledger draws other noise.
             (default: :obj:`None`)
         ledger (str or Path, optional): a file for the durable account
             (:class:`~pyg_trust.ledger.PrivacyLedger`). What it says was spent
             is spent. (default: :obj:`None`)
+        ledger_head (str, optional): the ``ledger_head`` of an earlier report.
+            A ledger that does not go on from there, since lines were cut off
+            or an older copy was put in its place, is refused.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on a wrong argument.
     """
+
+    advice = ': copy the model (its copy is plain), or take state_dict()'
 
     def __init__(
         self,
         accountant: str = 'pld_wor',
         *,
-        secure_mode: bool = False,
         seed: int | None = None,
         ledger: str | Path | None = None,
+        ledger_head: str | None = None,
     ) -> None:
-        if secure_mode and seed is not None:
-            raise ValueError(
-                "'seed' needs to be None in 'secure_mode', which has none "
-                f'(got {seed})'
-            )
         check_choice('accountant', accountant, ACCOUNTANTS)
         if ledger is not None:
             check_instance('ledger', ledger, str, Path)
+        if ledger_head is not None:
+            check_instance('ledger_head', ledger_head, str)
+            if ledger is None:
+                raise ValueError(
+                    "'ledger_head' needs a 'ledger' that goes on from it"
+                )
         self._kind = accountant
         self._accountant: WORAccountant | None = None
         self._data = ''
-        self.secure_mode = bool(secure_mode)
-        self._seed = 0 if secure_mode else rng.resolve(seed)
-        self._noise: SecureNoise | SeededNoise
-        self._noise = SecureNoise() if secure_mode else self._seeded()
+        self._seed = None if seed is None else rng.resolve(seed)
+        self._noise = self._source(_NOISE)
         self._ledger_path = ledger
+        self._ledger_head = ledger_head
         self._leaks: list[str] = []
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
         self._target: tuple[float, float] | tuple[None, None] = (None, None)
 
-    def _seeded(self, *items: int) -> SeededNoise:
-        return SeededNoise(rng.derive(self._seed, _NOISE, *items))
+    @property
+    def seeded(self) -> bool:
+        """Whether noise and batches come from an explicit seed."""
+        return self._seed is not None
+
+    def _source(self, *items: int) -> SecureNoise | SeededNoise:
+        if self._seed is None:
+            return noise.source()
+        return noise.source(rng.derive(self._seed, *items))
 
     def _fresh_noise(self) -> None:
         # Noise that was used before could be subtracted.
-        if not self.secure_mode:
-            word = int.from_bytes(os.urandom(7), 'big')
-            self._noise = self._seeded(word)
+        word = int.from_bytes(os.urandom(7), 'big')
+        self._noise = self._source(_NOISE, word)
+
+    def _choose(self, step: int, count: int, size: int) -> np.ndarray:
+        return self._source(_BATCH, step).choose(count, size)
 
     def make_private(
         self,
@@ -213,6 +240,7 @@ class PrivacyEngine:
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -249,8 +277,11 @@ class PrivacyEngine:
                 isolation; by default ``model(batch.x, batch.edge_index)``.
                 (default: :obj:`None`)
             criterion (callable, optional): ``criterion(output, target)``, the
-                loss, to be tested. It is not used otherwise.
-                (default: :obj:`None`)
+                loss, to be tested before training starts. It is not used
+                otherwise. (default: :obj:`None`)
+            trust_loss (bool): whether to leave the loss that is
+                back-propagated unchecked; the report repeats it.
+                (default: :obj:`False`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -274,6 +305,7 @@ class PrivacyEngine:
             method=method,
             forward=forward,
             criterion=criterion,
+            trust_loss=trust_loss,
         )
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
@@ -329,6 +361,11 @@ class PrivacyEngine:
                 "'noise_multiplier' follows from 'target_epsilon': leave it "
                 "out, or use 'make_private'"
             )
+        for name in kwargs:
+            if name not in inspect.signature(self.make_private).parameters:
+                raise TypeError(
+                    f"'make_private_with_epsilon' takes no argument '{name}'"
+                )
         if steps is None:
             assert epochs is not None
             check_positive('epochs', epochs)
@@ -344,7 +381,7 @@ class PrivacyEngine:
             target_delta=target_delta,
             **kwargs,
         )
-        noise = self._open(data_loader).noise_multiplier_for(
+        multiplier = self._open(data_loader).noise_multiplier_for(
             target_epsilon,
             target_delta,
             sample_rate=self._highest_rate(data_loader, steps),
@@ -354,7 +391,7 @@ class PrivacyEngine:
         data_loader.batch_sampler.chunk_size = kwargs.get(
             'max_physical_batch_size'
         )
-        return self._attach(step, optimizer, data_loader, noise)
+        return self._attach(step, optimizer, data_loader, multiplier)
 
     def _prepare(
         self,
@@ -370,6 +407,7 @@ class PrivacyEngine:
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
@@ -384,6 +422,7 @@ class PrivacyEngine:
         for name, value in (('forward', forward), ('criterion', criterion)):
             if value is not None:
                 check_callable(name, value)
+        check_instance('trust_loss', trust_loss, bool)
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             _positive('target_epsilon', target_epsilon)
@@ -396,6 +435,7 @@ class PrivacyEngine:
             loss_reduction,
             data_loader.subgraphs_per_batch,
             self._add_noise,
+            trust_loss,
         )
         self._probe(step, data_loader, forward, criterion)
         return step
@@ -424,8 +464,9 @@ class PrivacyEngine:
         self._noise_multiplier = float(noise_multiplier)
         self._max_grad_norm = step.max_grad_norm
         self._loss_reduction = step.loss_reduction
-        if isinstance(self._noise, SecureNoise):
-            data_loader.batch_sampler.choose = self._noise.choose
+        data_loader.batch_sampler.choose = self._choose
+        step.pins.hold_layers()
+        step.pins.hold()
         self._training = training
         return training
 
@@ -435,30 +476,7 @@ class PrivacyEngine:
                 'an engine trains one model: make a new engine, as budgets '
                 'of two models add up and are not shared'
             )
-        if isinstance(module, PrivateModule) or isinstance(
-            optimizer, PrivateOptimizer
-        ):
-            raise ValueError("'module' and 'optimizer' are private already")
-        for name, value, kind in (
-            ('module', module, nn.Module),
-            ('optimizer', optimizer, torch.optim.Optimizer),
-            ('data_loader', loader, StepLoader),
-        ):
-            if not isinstance(value, kind):
-                raise TypeError(
-                    f"'{name}' needs to be a {kind.__name__} (got "
-                    f'{type(value).__name__})'
-                )
-        if loader.batch_sampler.choose is not None:
-            raise ValueError("'data_loader' is private already")
-        mixed = loader.data.get('propagated', ())
-        if mixed:
-            raise ValueError(
-                "'data_loader' needs features that are a node's own (got "
-                f'{", ".join(map(repr, mixed))}, which AGP has propagated: '
-                'the rows of other nodes are in them, and no row would be '
-                'protected; train on raw features and propagate the logits)'
-            )
+        check_parts(module, optimizer, loader)
 
     def _probe(
         self,
@@ -523,18 +541,39 @@ class PrivacyEngine:
         return len(self.accountant)
 
     @property
+    def ledger_head(self) -> str | None:
+        """A digest of all lines of the ledger, to be noted elsewhere."""
+        return None if self._ledger is None else self._ledger.head
+
+    @property
     def exhausted(self) -> bool:
         """Whether the budget does not allow the next step."""
         self._attached()
         return not self._allowed(self.steps)
 
-    def get_epsilon(self, delta: float) -> float:
-        r""":math:`\epsilon` of everything so far.
+    def get_epsilon(self, delta: float, steps: int = 0) -> float:
+        r""":math:`\epsilon` of everything so far, and of steps to come.
 
         Args:
             delta (float): in :math:`(0, 1)`.
+            steps (int): how many more steps to count, with the noise of
+                :meth:`make_private`; what a plan will have spent is known
+                before training. (default: :obj:`0`)
         """
-        return self.accountant.get_epsilon(check_delta(delta))
+        check_integer('steps', steps, 0)
+        accountant = self.accountant
+        if steps:
+            self._attached()
+            accountant = deepcopy(accountant)
+            rates = Counter(
+                self._rate(self._loader, step)
+                for step in range(self.steps, self.steps + steps)
+            )
+            accountant.history += [
+                (self.noise_multiplier, rate, count)
+                for rate, count in rates.items()
+            ]
+        return accountant.get_epsilon(check_delta(delta))
 
     def _rate(self, loader: StepLoader, step: int) -> float:
         rate = loader.sample_rate_at(step)
@@ -568,6 +607,7 @@ class PrivacyEngine:
         return left > 0
 
     def _add_noise(self, sums: list[Tensor]) -> list[Tensor]:
+        check_alone()
         step = self.steps
         if not self._allowed(step):
             raise BudgetExceededError(
@@ -734,8 +774,15 @@ class PrivacyEngine:
                 state = accountant.state_dict()
                 spent = {'history', 'pure_epsilon'}
                 about = {k: v for k, v in state.items() if k not in spent}
-                header = {'format': 1, 'accountant': about, 'data': data}
-                ledger = PrivacyLedger(self._ledger_path, header)
+                header = {
+                    'format': 2,
+                    'accountant': about,
+                    'data': data,
+                    'seeded': self.seeded,
+                }
+                ledger = PrivacyLedger(
+                    self._ledger_path, header, self._ledger_head
+                )
                 if ledger.steps or ledger.pure_epsilon:
                     state['history'] = ledger.history
                     state['pure_epsilon'] = ledger.pure_epsilon
@@ -824,8 +871,17 @@ class PrivacyEngine:
             noise_multiplier=self.noise_multiplier,
             lam=self.noise_multiplier / (2 * terms),
             noise_std=self.noise_multiplier * self.max_grad_norm,
-            secure_mode=self.secure_mode,
-            assumptions=assumptions(self.secure_mode, self._leaks),
+            seeded=self.seeded,
+            ledger_head=self.ledger_head,
+            assumptions=assumptions(
+                self.seeded,
+                self._ledger is not None,
+                [
+                    *self._leaks,
+                    *self._training_step().pins.notes(),
+                    *self._training_step().notes(),
+                ],
+            ),
             data=public_fingerprint(self._loader),
             provenance=provenance(
                 loss_reduction=self.loss_reduction,

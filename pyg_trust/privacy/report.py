@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 
 
@@ -29,8 +30,11 @@ class PrivacyReport(Report):
         noise_multiplier (float): Opacus' :math:`\sigma / C`.
         lam (float): :math:`\lambda = \sigma` over the sensitivity.
         noise_std (float): :math:`\sigma`, of the noise on the sum.
-        secure_mode (bool): whether noise and batches are of a cryptographic
-            source.
+        seeded (bool): whether noise and batches come from an explicit seed:
+            then nothing is private.
+        ledger_head (str, optional): a digest of all lines of the ledger, if
+            there is one. Handed to the next engine, it shows that no line
+            was lost.
         assumptions (tuple): what the guarantee rests on and does not cover.
         data (str): a fingerprint of what is public of the data.
         provenance (dict): versions and arguments; no seeds, which are secret.
@@ -52,7 +56,8 @@ class PrivacyReport(Report):
     noise_multiplier: float
     lam: float
     noise_std: float
-    secure_mode: bool
+    seeded: bool
+    ledger_head: str | None
     assumptions: tuple[str, ...]
     data: str
     provenance: dict[str, Any]
@@ -63,9 +68,10 @@ class PrivacyReport(Report):
         return Guarantee(
             procedure='private training',
             promise=(
-                f'the weights after each of {self.steps} steps, all together, '
-                f'are ({self.epsilon:.4g}, {self.delta:g})-differentially '
-                "private in any one node's features"
+                (f'{SEEDED}; with secret noise, ' if self.seeded else '')
+                + f'the weights after each of {self.steps} steps, all '
+                f'together, are ({self.epsilon:.4g}, {self.delta:g})-'
+                "differentially private in any one node's features"
             ),
             assumptions=self.assumptions,
             not_covered=(
@@ -76,12 +82,38 @@ class PrivacyReport(Report):
             budget={'epsilon': math.inf if limit is None else limit},
             data=self.data,
             origin=self.provenance,
+            kind='privacy',
+            values={
+                name: getattr(self, name)
+                for name in (
+                    'seeded',
+                    'epsilon',
+                    'delta',
+                    'steps',
+                    'relation',
+                    'sampling',
+                    'mechanism',
+                    'unit',
+                    'batch_size',
+                    'max_grad_norm',
+                    'units_per_row',
+                    'sensitivity',
+                    'noise_multiplier',
+                    'noise_std',
+                    'ledger_head',
+                )
+            },
         )
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
 
     def explain(self) -> str:
         """The guarantee in words."""
         rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
         lines = [
+            *([SEEDED + '.'] if self.seeded else []),
             f'The weights after each of {self.steps} steps, all together, are '
             f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
             'whoever sees them can hardly tell whether a node had its '
@@ -100,8 +132,16 @@ class PrivacyReport(Report):
         return '\n'.join(lines)
 
 
-def assumptions(secure: bool, leaks: Sequence[str]) -> tuple[str, ...]:
-    """What a guarantee rests on, and what it does not cover."""
+def assumptions(
+    seeded: bool, has_ledger: bool, leaks: Sequence[str]
+) -> tuple[str, ...]:
+    """What a guarantee rests on, and what it does not cover.
+
+    Args:
+        seeded (bool): whether noise and batches come from an explicit seed.
+        has_ledger (bool): whether there is a ledger.
+        leaks (sequence of str): what was released beside the steps.
+    """
     lines = [
         'protected is one row of the features (with the label, if masks, '
         'sampling and loss weights do not depend on labels); edges, the '
@@ -110,7 +150,9 @@ def assumptions(secure: bool, leaks: Sequence[str]) -> tuple[str, ...]:
         'of neighbours',
         'graph, training nodes and subgraphs were made without looking at '
         'features; so were C, the noise, the number of steps and the '
-        'hyper-parameters (each run of a search is a release of its own)',
+        'hyper-parameters (each run of a search is a release of its own, '
+        'unless pyg_trust.privacy.search made it)',
+        'the weights that training began with do not depend on private data',
         'no transform before or in the loader mixes the rows of several '
         'nodes (row-wise scaling is fine; propagation, PCA and '
         'standardisation are not)',
@@ -120,14 +162,29 @@ def assumptions(secure: bool, leaks: Sequence[str]) -> tuple[str, ...]:
         'losses, clipping rates, batches, seeds and stops that depend on '
         'private data are not covered',
     ]
-    if secure:
+    if seeded:
+        lines.insert(0, SEEDED)
+    else:
         lines.append(
-            'noise and batches are of a cryptographic generator, in '
-            'floating point: a defence against known attacks, not a proof'
+            "noise and batches are of the operating system's cryptographic "
+            'generator, in floating point: a defence against known attacks, '
+            'not a proof'
+        )
+    lines.append(
+        'no process was ended and started again for the sake of another '
+        'batch: in a process, a batch that was drawn is kept until its step '
+        'is spent, but a new process draws another'
+    )
+    if has_ledger:
+        lines.append(
+            'the ledger is the only account of this training: no copy of it '
+            'was spent as well, and no older one was put back (ledger_head, '
+            'noted elsewhere and handed to the next engine, shows the latter)'
         )
     else:
         lines.append(
-            'noise and batches are of seeded generators: use secure_mode '
-            'for a release, and keep the seeds secret'
+            'all steps were taken by this process, or by those whose '
+            'checkpoint it went on from, each of which was gone on from once: '
+            'without a ledger nothing else is counted'
         )
     return (*lines, *leaks)

@@ -12,15 +12,17 @@ from pyg_trust.report import fingerprint
 if TYPE_CHECKING:
     from pyg_trust.privacy.engine import PrivacyEngine
 
-ENTRIES = ('steps', 'setting', 'accountant', 'model', 'optimizer')
+ENTRIES = ('steps', 'ledger', 'setting', 'accountant', 'model', 'optimizer')
+FORMAT = 2
 
 
 def save(engine: 'PrivacyEngine') -> dict[str, Any]:
     """Everything to go on with, see :meth:`PrivacyEngine.state_dict`."""
     model, optimizer, _ = engine._attached()
     return {
-        'format': 1,
+        'format': FORMAT,
         'steps': engine.steps,
+        'ledger': engine.ledger_head,
         'setting': setting(engine),
         'accountant': deepcopy(engine.accountant.state_dict()),
         'model': {
@@ -38,9 +40,10 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     for name in names:
         if not isinstance(state, dict) or name not in state:
             raise ValueError(f"the state needs an entry '{name}'")
-    if state['format'] != 1:
+    if state['format'] != FORMAT:
         raise ValueError(
-            f"the state's 'format' needs to be 1 (got {state['format']})"
+            f"the state's 'format' needs to be {FORMAT} (got "
+            f'{state["format"]})'
         )
     for name in ('setting', 'accountant', 'model', 'optimizer'):
         if not isinstance(state[name], dict):
@@ -49,6 +52,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
                 f'{type(state[name]).__name__})'
             )
     _compare('setting', state['setting'], setting(engine))
+    _check_ledger(engine, state['ledger'])
     theirs = create_like(engine.accountant)
     theirs.load_state_dict(state['accountant'])
     if len(theirs) != state['steps']:
@@ -77,6 +81,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     )
     before = deepcopy(optimizer.state_dict())
     weights = deepcopy(model.state_dict())
+    pins = engine._training_step().pins
     try:
         try:
             optimizer.load_state_dict(deepcopy(state['optimizer']))
@@ -95,12 +100,38 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         # Before there are weights that may have seen the present one.
         engine._fresh_noise()
         engine._training_step().reset()
-        model.load_state_dict(state['model'])
+        pins.release()
+        model.module.load_state_dict(state['model'])
+        pins.hold()
     except BaseException:
         # What was paid stays paid.
         optimizer.load_state_dict(before)
-        model.load_state_dict(weights)
+        pins.release()
+        model.module.load_state_dict(weights)
+        pins.hold()
         raise
+
+
+def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
+    # A ledger that was behind the checkpoint has lost what was spent since.
+    if head is None:
+        return
+    if not isinstance(head, str):
+        raise ValueError(
+            "the state's 'ledger' needs to be a text or None (got "
+            f'{type(head).__name__})'
+        )
+    if engine._ledger is None:
+        raise ValueError(
+            "the state was made with a ledger: make the engine with 'ledger', "
+            'as steps that were taken since are on it alone'
+        )
+    if not engine._ledger.has(head):
+        raise ValueError(
+            f'the ledger {engine._ledger.path} needs to go on from where the '
+            'state was made, and is older or another: what was spent since '
+            'would be lost'
+        )
 
 
 def setting(engine: 'PrivacyEngine') -> dict[str, Any]:
@@ -112,7 +143,7 @@ def setting(engine: 'PrivacyEngine') -> dict[str, Any]:
         'loss_reduction': engine.loss_reduction,
         'target_epsilon': engine.target_epsilon,
         'target_delta': engine.target_delta,
-        'secure_mode': engine.secure_mode,
+        'seeded': engine.seeded,
         'sampler': engine._loader.setting(),
         'data': public_fingerprint(engine._loader),
         'parameters': {

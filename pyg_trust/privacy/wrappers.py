@@ -15,14 +15,18 @@ gradient from elsewhere is refused, and only the accountants are of Opacus'
 kind.
 """
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from pyg_trust._checks import check_callable
+from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -48,6 +52,8 @@ class PrivateStep:
         batch_size (int): :math:`m`, the units of a step.
         add_noise (callable): pays for a step, then maps sums of clipped
             gradients to noisy ones.
+        trust_loss (bool): whether the loss is left unchecked.
+            (default: :obj:`False`)
     """
 
     def __init__(
@@ -58,7 +64,10 @@ class PrivateStep:
         loss_reduction: str,
         batch_size: int,
         add_noise: Callable[[list[Tensor]], list[Tensor]],
+        trust_loss: bool = False,
     ) -> None:
+        self.trust_loss = trust_loss
+        self.ignored = False
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -68,6 +77,7 @@ class PrivateStep:
         self.add_noise = add_noise
         names = {p: n for n, p in self.module.named_parameters()}
         self._names = [names[p] for p in parameters]
+        self.pins = Pins(self.module, parameters)
         self._probed: set[str] = set()
         self._written: list[tuple[Tensor, int] | None]
         self._written = [None] * len(parameters)
@@ -80,8 +90,25 @@ class PrivateStep:
         self._sums: list[Tensor] | None = None
         self._drop_tape()
 
+    def notes(self) -> list[str]:
+        """What the report has to say of the loss."""
+        notes = []
+        if self.trust_loss:
+            notes.append(
+                'NOT CHECKED: that the loss is one term per subgraph, each of '
+                'its own rows (trust_loss=True); a loss that couples '
+                'subgraphs has a larger epsilon'
+            )
+        if self.ignored:
+            notes.append(
+                'which labels are ignored (ignore_index) counts as public, as '
+                'a mask does'
+            )
+        return notes
+
     def _drop_tape(self) -> None:
         self._batch: Data | None = None
+        self._plain: Data | None = None
         self._tape: Tape | None = None
         self._out: Tensor | None = None
 
@@ -90,24 +117,33 @@ class PrivateStep:
         """Whether the batch delivered last was used up."""
         return self._stage in ('idle', 'done')
 
-    def deliver(self, batch: Data, owner: Tensor, count: int) -> None:
+    def deliver(self, batch: Data, owner: Tensor, count: int) -> Data:
         """Takes note of a batch before it is handed out.
 
         Args:
             batch (Data): the batch.
             owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
             count (int): the number of subgraphs.
+
+        Returns:
+            Data: the batch to hand out, in which rows are followed.
         """
         self._drop_tape()
+        self._plain = batch
+        self._watch = Watch()
+        if not self.trust_loss:
+            batch = follow_batch(batch, owner, count, self._watch)
         self._batch = batch
         self._owner = owner
         self._count = count
         self._versions = snapshot(batch)
         self._stage = 'delivered'
+        return batch
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Calls the model and records how to differentiate it."""
-        if self._stage != 'delivered' or self._batch is None:
+        plain = self._plain
+        if self._stage != 'delivered' or self._batch is None or plain is None:
             raise RuntimeError(
                 'in training, the model needs to be called exactly once for '
                 'each batch of the private loader '
@@ -116,11 +152,18 @@ class PrivateStep:
                     'done': '(got a call after the step of the last one)',
                 }.get(self._stage, '(got a second call)')
             )
+        self.pins.check_layers()
+        if torch.is_autocast_enabled(self._owner.device.type):
+            raise ValueError(
+                'in training, the model needs to be called without autocast: '
+                'gradients are clipped in the type of the parameters, and in '
+                'half of the bits they are larger than their norms say'
+            )
         call = BatchCall(self._batch, self._versions, args, kwargs)
         self._probe(call)
         before = buffer_versions(self.module)
         with self.gradients.record(self._owner, self._count) as tape:
-            out = self.module(*args, **kwargs)
+            out = call(self.module, plain)
         check_output(out, self._owner.numel(), self._count)
         if buffer_versions(self.module) != before:
             raise ValueError(
@@ -134,13 +177,22 @@ class PrivateStep:
         self._tape, self._out = tape, out
         self._stage = 'called'
         anchor = torch.zeros((), device=out.device, requires_grad=True)
-        return _Intercept.apply(out.detach(), anchor, self)
+        out = out.detach()
+        if not self.trust_loss:
+            out = follow(out, self._rows(out), self._watch)
+        return _Intercept.apply(out, anchor, self)
+
+    def _rows(self, out: Tensor) -> Tensor:
+        # The subgraph of each row of the output.
+        if out.size(0) == self._owner.numel():
+            return self._owner
+        return torch.arange(self._count, device=self._owner.device)
 
     def _probe(self, call: BatchCall) -> None:
         # A call with other arguments than those tested is tested first.
         if call.key not in self._probed:
-            assert self._batch is not None
-            self.probe(call, self._batch, self._owner)
+            assert self._plain is not None
+            self.probe(call, self._plain, self._owner)
 
     def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
         """Puts a call of the model to the test on a batch's structure."""
@@ -148,6 +200,17 @@ class PrivateStep:
         check_isolation(self.module, call, batch, owner)
         check_gradients(self.gradients, call, batch, owner)
         self._probed.add(call.key)
+
+    def move(self, step: Callable[[], Any]) -> None:
+        """Moves the weights by an optimizer that has noisy gradients.
+
+        Args:
+            step (callable): takes a step.
+        """
+        # Interrupted, it has moved some: they are as noisy.
+        self.pins.release()
+        step()
+        self.pins.hold()
 
     def backward(self, grad: Tensor) -> None:
         """Clips and sums the gradients of the batch's subgraphs."""
@@ -158,11 +221,12 @@ class PrivateStep:
             )
         assert self._out is not None
         out, count = self._out, self._count
+        owner = self._rows(out)
+        if not self.trust_loss:
+            grad = gradient(grad, owner, self._watch)
+            self.ignored |= self._watch.ignored
         if self.loss_reduction == 'mean':
             grad = grad * count
-        owner = self._owner
-        if out.size(0) != owner.numel():
-            owner = torch.arange(count, device=owner.device)
         # A bit less than C, for what norms lose in float32.
         norm = self.max_grad_norm * (1 - _MARGIN)
         clipped = self._tape.clipped_sum(out, grad, norm, output_owner=owner)
@@ -209,12 +273,8 @@ class PrivateStep:
         return True
 
     def _check_parameters(self) -> None:
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        if {id(p) for p in trained} != {id(p) for p in self.parameters}:
-            raise ValueError(
-                "'module' needs to train the same parameters all the time: "
-                'freeze or add them before make_private'
-            )
+        self.pins.check_layers()
+        self.pins.check_values()
         written = dict(zip(self.parameters, self._written, strict=True))
         for name, parameter in self.module.named_parameters():
             grad, ours = parameter.grad, written.get(parameter)
@@ -255,7 +315,13 @@ class PrivateModule(nn.Module):
     """A model whose gradients leave through noise alone.
 
     In evaluation mode, or without gradients, it is the model. Attributes are
-    those of the model; so are the names in ``state_dict``.
+    those of the model; so are the names in ``state_dict``, also where it is a
+    part of another module.
+
+    A copy (``copy.deepcopy``, ``AveragedModel``) and what is pickled or saved
+    whole is the plain model with the weights of this moment: that, averages of
+    them, and whatever is computed of them alone cost no more privacy. Weights
+    that are loaded here are noted in the report.
 
     Args:
         module (torch.nn.Module): the model.
@@ -267,6 +333,14 @@ class PrivateModule(nn.Module):
         self.module = module
         self.training = module.training
         object.__setattr__(self, '_step', step)
+        self.register_load_state_dict_pre_hook(_rename)
+        self.register_load_state_dict_post_hook(_note)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self.module,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""
@@ -286,16 +360,55 @@ class PrivateModule(nn.Module):
         """The state of the model itself."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads the state of the model itself."""
-        return self.module.load_state_dict(*args, **kwargs)
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
 
 
-class PrivateOptimizer(torch.optim.Optimizer):
+def _rename(
+    module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
+    # Names are those of the model: put in that it is inside of another.
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f'{prefix}module.{name[len(prefix) :]}'] = state.pop(name)
+
+
+def _note(module: nn.Module, keys: Any) -> None:
+    assert isinstance(module, PrivateModule)
+    # And take it out where keys are reported.
+    for names in keys:
+        names[:] = [n.replace('module.', '', 1) for n in names]
+    module._step.pins.load()
+
+
+class Single:
+    """What there is once: a copy would spend the same budget again."""
+
+    #: What to do instead.
+    advice = ''
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._refuse('copied')
+
+    def __copy__(self) -> Any:
+        self._refuse('copied')
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._refuse('pickled')
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} can't be {what}, as two would spend one "
+            f'budget{self.advice}'
+        )
+
+
+class PrivateOptimizer(Single, torch.optim.Optimizer):
     """Takes a step with noisy gradients, once a whole batch has been seen.
 
     Everything else is that of the optimizer inside: schedulers, its state and
-    its parameter groups work as before.
+    its parameter groups work as before. It can't be copied or pickled, since
+    two would spend one budget: its ``state_dict`` can.
 
     Args:
         optimizer (torch.optim.Optimizer): the optimizer inside.
@@ -304,53 +417,80 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     # GradScaler skips steps on what the data are: let it find us.
     _step_supports_amp_scaling = True
+    advice = ': take its state_dict()'
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, step: PrivateStep
     ) -> None:
+        # For the hooks that torch hangs on optimizers; what it makes beside
+        # them is left to the optimizer inside.
+        self._made = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self._step = step
+        self._made = True
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Adds noise and moves the parameters.
 
         After a part of a batch (``max_physical_batch_size``) it only ends
         this part.
 
         Args:
-            closure (callable, optional): refused.
+            closure (callable, optional): is called once, before, for the
+                forward and the backward pass of the batch.
+                (default: :obj:`None`)
+
+        Returns:
+            Any: what the closure returned.
 
         Raises:
             BudgetExceededError: if the step would exceed the budget; nothing
                 was spent then.
             RuntimeError: unless it follows one forward and one backward pass.
         """
+        loss = None
         if closure is not None:
-            raise TypeError(
-                "'closure' needs to be None: a step that sees the data more "
-                'than once is not accounted for'
-            )
+            check_callable('closure', closure)
+            with torch.enable_grad():
+                loss = closure()
         if self._step.finish():
-            self.optimizer.step()
+            self._step.move(self.optimizer.step)
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, which is always to set them to None."""
         self.optimizer.zero_grad(set_to_none=True)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """Those of the optimizer inside."""
         return self.optimizer.param_groups
 
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        if self._made:
+            self.optimizer.param_groups = value
+
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """That of the optimizer inside."""
         return self.optimizer.state
 
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._made:
+            self.optimizer.state = value
+
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """Those of the optimizer inside."""
         return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        if self._made:
+            self.optimizer.defaults = value
 
     def state_dict(self) -> Any:
         """That of the optimizer inside."""
@@ -362,6 +502,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Is refused: the parameters are those checked in the beginning."""
+        if not self._made:
+            return
         raise ValueError(
             'a private optimizer takes no more parameters: add them before '
             'make_private'
@@ -383,11 +525,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return f'{type(self).__name__}({self.optimizer})'
 
 
-class PrivateLoader:
+class PrivateLoader(Single):
     """Gives out the batches of a loader, and keeps track of them.
 
     It ends by itself, also in the midst of an epoch, before a step that would
-    exceed the budget; then it is empty.
+    exceed the budget; then it is empty. Whoever leaves an epoch and begins
+    another is given the batch again whose step was not taken.
 
     Args:
         loader (NodeLoader): the loader; its own iteration is not to be used
@@ -425,6 +568,7 @@ class PrivateLoader:
         for step in range(first, first + batches.num_steps):
             if not self._allowed(step):
                 return
+            batches.forget(self._position())
             if iterator is None:
                 iterator = iter(self.loader)
             for _ in range(chunks):
@@ -432,8 +576,7 @@ class PrivateLoader:
                 owner, count = self._check(batch, step)
                 device = self._step.parameters[0].device
                 batch = batch.to(device)
-                self._step.deliver(batch, owner.to(device), count)
-                yield batch
+                yield self._step.deliver(batch, owner.to(device), count)
                 if self._turn != turn:
                     raise RuntimeError(
                         'the private loader was started anew: only one pass '

@@ -10,8 +10,18 @@ from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
 )
+from pyg_trust.unlearning.node import (
+    NodeClassifier,
+)
+from pyg_trust.unlearning.node_report import (
+    NodePlan,
+    NodeUnlearnReport,
+    NodeVerifyReport,
+)
 from pyg_trust.unlearning.scattering import (
     ScatteringClassifier,
+)
+from pyg_trust.unlearning.scattering_reports import (
     UnlearnReport,
     VerifyReport,
 )
@@ -34,6 +44,10 @@ __all__ = [
     'AuditRow',
     'GINClassifier',
     'MembershipReport',
+    'NodeClassifier',
+    'NodePlan',
+    'NodeUnlearnReport',
+    'NodeVerifyReport',
     'RetrainSubject',
     'ScatteringClassifier',
     'ShardPlan',

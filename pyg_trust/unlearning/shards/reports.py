@@ -75,6 +75,8 @@ class ShardRemovalReport(Report):
         exact (bool): whether the result is what training on the remaining
             data gives, the partition included.
         exactness (str): what that means for this partition.
+        keeps_history (bool): whether the folder keeps the files of earlier
+            states, with what was removed, until ``purge()``.
         assumptions (tuple[str, ...]): what the guarantee rests on.
         origin (dict): versions and settings.
     """
@@ -91,6 +93,7 @@ class ShardRemovalReport(Report):
     trainer: str
     exact: bool
     exactness: str
+    keeps_history: bool
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
 
@@ -104,7 +107,10 @@ class ShardRemovalReport(Report):
                 'from scratch without what was removed: ' + self.exactness
             ),
             assumptions=self.assumptions,
-            not_covered=('what earlier releases of the model have revealed',),
+            not_covered=(
+                'what earlier releases of the model have revealed',
+                *([HISTORY] if self.keeps_history else []),
+            ),
             origin=self.origin,
         )
 
@@ -124,6 +130,8 @@ class ShardReport(Report):
         partition (str): how the shards were made.
         exact (bool): as in :class:`ShardRemovalReport`.
         exactness (str): what that means for this partition.
+        keeps_history (bool): whether the folder keeps the files of earlier
+            states, with what was removed, until ``purge()``.
         removals (int): how many removals were done.
         queued (int): how many requests wait.
         seconds (dict): what the last training took, by part.
@@ -141,6 +149,7 @@ class ShardReport(Report):
     partition: str
     exact: bool
     exactness: str
+    keeps_history: bool
     removals: int
     queued: int
     seconds: dict[str, float]
@@ -175,3 +184,9 @@ class ShardVerifyReport(Report):
     outputs_equal: bool
     aggregator_equal: bool
     leftovers: tuple[str, ...]
+
+
+HISTORY = (
+    'the files of earlier states, which hold what was removed and are kept in '
+    'the folder (keep_history=True) until purge()'
+)

@@ -26,6 +26,7 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust.commit import ObjectLock, synchronized
 from pyg_trust.functional.partition import (
     check_partition,
     check_shards,
@@ -34,7 +35,7 @@ from pyg_trust.functional.partition import (
     shard_sizes,
 )
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import RemovalLedger
+from pyg_trust.ledger import RemovalLedger, Seals
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import (
     AGGREGATORS,
@@ -156,7 +157,12 @@ class ShardedUnlearner(Stateful):
     the present graph are in its order: row ``i`` is node ``n_id[i]``.
 
     **Failures.** Whatever interrupts a removal leaves the old state or the
-    new one. With a :obj:`folder`, the same holds on the disk.
+    new one. With a :obj:`folder`, the same holds on the disk, and a removal
+    ends with the files that it replaces being deleted (:meth:`load` finishes
+    that for a process that was killed), unless :obj:`keep_history` is set.
+    Threads take turns. Of two processes with one folder, the one that comes
+    second is refused with a :class:`~pyg_trust.commit.StaleStateError` and
+    can :meth:`load` and repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 
@@ -199,7 +205,11 @@ class ShardedUnlearner(Stateful):
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
         folder (str or Path, optional): where every new state is written
-            before it becomes visible. (default: :obj:`None`)
+            before it becomes visible, and which then holds no file of an
+            earlier one. (default: :obj:`None`)
+        keep_history (bool): leave the files of earlier states in the folder,
+            with what was removed, until :meth:`purge`; reports say so.
+            (default: :obj:`False`)
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
@@ -227,6 +237,7 @@ class ShardedUnlearner(Stateful):
         trainer: str = 'sequential',
         num_workers: int | None = None,
         folder: str | Path | None = None,
+        keep_history: bool = False,
         seed: int | None = None,
     ) -> None:
         check_callable('model_factory', model_factory)
@@ -263,7 +274,10 @@ class ShardedUnlearner(Stateful):
         )
         self.trainer = trainer
         self.num_workers = num_workers
+        check_instance('keep_history', keep_history, bool)
         self.folder = None if folder is None else Path(folder)
+        self.keep_history = keep_history
+        self._lock = ObjectLock()
         self._aggregator = copy.deepcopy(make_aggregator(aggregator))
         self._state: State | None = None
         self._given = self._checked(partition)
@@ -272,6 +286,7 @@ class ShardedUnlearner(Stateful):
 
     # Training and prediction ################################################
 
+    @synchronized
     def fit(
         self, data: Data, *, progress_bar: bool = False
     ) -> 'ShardedUnlearner':
@@ -314,7 +329,7 @@ class ShardedUnlearner(Stateful):
         new = self._fresh(
             kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
-        self._commit(new, restart=True)
+        self._commit(new)
         return self
 
     def predict(
@@ -428,6 +443,7 @@ class ShardedUnlearner(Stateful):
 
     # Removal ################################################################
 
+    @synchronized
     def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
         """What a removal would touch and cost; nothing is changed.
 
@@ -465,6 +481,7 @@ class ShardedUnlearner(Stateful):
             aggregator_nodes=self._sample(data).numel(),
         )
 
+    @synchronized
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> ShardRemovalReport:
@@ -489,6 +506,7 @@ class ShardedUnlearner(Stateful):
         self._check_queue(state, request)
         return self._remove(state, request, state.queue, progress_bar)
 
+    @synchronized
     def enqueue(self, request: RemovalRequest) -> int:
         """Puts a request in the queue, and returns how many wait.
 
@@ -510,6 +528,7 @@ class ShardedUnlearner(Stateful):
         self._commit(state._replace(queue=queue))
         return len(queue)
 
+    @synchronized
     def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
         """Forgets what is in the queue, as one request.
 
@@ -525,12 +544,14 @@ class ShardedUnlearner(Stateful):
         request = RemovalRequest.batch(queue)
         return self._remove(self._fitted, request, (), progress_bar)
 
+    @synchronized
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
         state = self._fitted
         self._commit(state._replace(queue=()))
         return state.queue
 
+    @synchronized
     def repartition(
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
@@ -575,6 +596,7 @@ class ShardedUnlearner(Stateful):
 
     # What can be checked ####################################################
 
+    @synchronized
     def verify(
         self,
         shards: Iterable[int] | None = None,
@@ -627,8 +649,9 @@ class ShardedUnlearner(Stateful):
             )
         )
         parts = self._parts(state.data, range(self.num_shards))
-        keys = all(
-            self._key(shard, part) == state.checkpoints[shard].key
+        everything = self._contents(state.data, range(self.num_shards))
+        keys = not state.seals.differing(everything) and all(
+            state.seals.digest(shard) == state.checkpoints[shard].key
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
@@ -655,6 +678,7 @@ class ShardedUnlearner(Stateful):
             leftovers=leftovers,
         )
 
+    @synchronized
     def report(self) -> ShardReport:
         """What the unlearner is now, and what its guarantee means."""
         state = self._fitted
@@ -671,6 +695,7 @@ class ShardedUnlearner(Stateful):
             partition=described(state.partition),
             exact=exact,
             exactness=exactness,
+            keeps_history=self._keeps_history,
             removals=len(removals),
             queued=len(state.queue),
             seconds=state.work.seconds,
@@ -797,6 +822,10 @@ class ShardedUnlearner(Stateful):
             **asdict(self.recipe),
         )
 
+    @property
+    def _keeps_history(self) -> bool:
+        return self.folder is not None and self.keep_history
+
     # Private: removal #######################################################
 
     def _queued(self) -> tuple[RemovalRequest, ...]:
@@ -897,6 +926,7 @@ class ShardedUnlearner(Stateful):
             trainer=new.work.trainer,
             exact=exact,
             exactness=exactness,
+            keeps_history=self._keeps_history,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
         )
@@ -956,6 +986,7 @@ class ShardedUnlearner(Stateful):
             aggregator=self._aggregator,
             ledger=ledger,
             queue=(),
+            seals=Seals(),
             fresh=True,
             work=Work((), {}, '', (0.0,) * self.num_shards),
         )
@@ -980,31 +1011,31 @@ class ShardedUnlearner(Stateful):
         clock = [time.perf_counter()]
         trained, how = self._train(data, shards, self.trainer, progress_bar)
         clock.append(time.perf_counter())
-        made = tuple(
-            trained[shard] if shard in trained else state.checkpoints[shard]
-            for shard in range(self.num_shards)
-        )
+        seals, made = self._sealed(state, data, trained)
+        clock.append(time.perf_counter())
         outputs = self._outputs(data, made, state.num_classes, progress_bar)
         clock.append(time.perf_counter())
         aggregator = self._aggregate(data, outputs, progress_bar)
         clock.append(time.perf_counter())
-        ledger.record(action, 0.0, request, self._digest(data, made))
+        ledger.record(action, 0.0, request, seals.root)
         last = list(state.work.shard_seconds)
         for shard, taken in zip(trained, how.seconds, strict=True):
             last[shard] = taken
-        names = ('shards', 'inference', 'aggregator')
+        names = ('shards', 'handling', 'inference', 'aggregator')
         seconds = {
             name: end - start
             for name, start, end in zip(
                 names, clock[:-1], clock[1:], strict=True
             )
         }
-        seconds['handling'] = (
+        # All that is none of the others.
+        seconds['handling'] += (
             time.perf_counter() - started - (clock[-1] - clock[0])
         )
         return state._replace(
             data=data,
             checkpoints=made,
+            seals=seals,
             outputs=outputs,
             aggregator=aggregator,
             ledger=ledger,
@@ -1047,11 +1078,8 @@ class ShardedUnlearner(Stateful):
         weights = dict(zip(filled, done.states, strict=True))
         seconds = dict(zip(filled, done.seconds, strict=True))
         made = {
-            shard: Checkpoint(
-                self._key(shard, part),
-                part.n_id.clone(),
-                weights.get(shard, {}),
-            )
+            # Its data are sealed when the state is made.
+            shard: Checkpoint('', part.n_id.clone(), weights.get(shard, {}))
             for shard, part in parts.items()
         }
         taken = [seconds.get(shard, 0.0) for shard in parts]
