@@ -131,6 +131,19 @@ entry(
     negative=tensor(rows=False, empty=True, finite=False),
     level=UNIT,
 )
+entry(
+    'functional.permutation_test',
+    lambda: {'one': rand(5), 'other': rand(6), 'draws': 3},
+    one=tensor(rows=False, empty=True),
+    other=tensor(rows=False, empty=True),
+    one_sided=FLAG,
+    draws=COUNT,
+)
+entry(
+    'functional.holm',
+    lambda: {'p_values': [0.1, 0.2]},
+    p_values=values('a', 3, [2.0], [-0.1], ['a'], None),
+)
 # Policies and budgets
 
 COLUMNS = tensor(columns=True)
@@ -859,6 +872,7 @@ entry(
     Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
     n_id=tensor(rows=False, low=0),
     num_shards=integer(1, N),
+    allow_empty=FLAG,
 )
 entry(
     'functional.round_partition',

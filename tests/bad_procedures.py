@@ -35,7 +35,7 @@ from bad_inputs import (
     values,
 )
 from bad_layers import CHANNELS, changed_data, scattering, walk_loader
-from bad_table import EXEMPT, entry
+from bad_table import EXEMPT, TABLE, entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
@@ -695,6 +695,8 @@ entry(
     path=PATH,
 )
 for name in (
+    'AuditReport',
+    'AuditRow',
     'MembershipReport',
     'ShardPlan',
     'ShardRemovalReport',
@@ -777,10 +779,7 @@ entry(
     'unlearning.ShardedUnlearner',
     lambda: {'model_factory': Net, 'num_shards': 2},
     Row('no partition', {'partition': None}, "'partition'"),
-    names={
-        'aggregator': "'(aggregator|name)'",
-        'partition': "'(partition|method)'",
-    },
+    Row('a model', {'model_factory': Net()}, "'model_factory'"),
     model_factory=FUNCTION,
     num_shards=COUNT,
     partition=PARTITIONS,
@@ -812,6 +811,7 @@ FIT_ROWS = tuple(
         ('a negative label', {'y': -torch.ones(N).long()}, "'y'"),
         ('names', {'n_id': torch.zeros(N).long()}, "'n_id'"),
         ('names of floats', {'n_id': torch.rand(N)}, "'n_id'"),
+        ('a list of names', {'n_id': [*range(N)]}, "'n_id'"),
     )
 )
 entry(
@@ -849,9 +849,9 @@ for name in ('plan', 'remove', 'enqueue'):
         f'unlearning.ShardedUnlearner.{name}',
         lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
         Row(
-            'a shard',
-            {'request': RemovalRequest(nodes=[0, 1, 2])},
-            'leave shard 0',
+            'all of them',
+            {'request': RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])},
+            'no training node',
         ),
         Row(
             'a class',
@@ -898,3 +898,53 @@ for name in ('save', 'load', 'purge'):
         Row('no folder', {'folder': None}, "'folder'"),
         folder=FOLDERS,
     )
+
+
+# Audits ######################################################################
+
+
+def audited() -> Any:
+    return unlearning.ShardedSubject(lambda **given: unlearner(**given))
+
+
+for name in ('ShardedSubject', 'RetrainSubject'):
+    entry(
+        f'unlearning.{name}',
+        lambda: {'make': unlearner},
+        on_disk=FLAG,
+    )
+    # Its name is that of an argument of entry().
+    TABLE[f'unlearning.{name}'].kinds['make'] = FUNCTION
+for name in ('fit', 'remove', 'predict_proba', 'released'):
+    for subject in ('Subject', 'ShardedSubject', 'RetrainSubject'):
+        EXEMPT[f'unlearning.{subject}.{name}'] = (
+            'called by an audit, whose arguments are checked, and passed on '
+            'to an unlearner, which checks'
+        )
+EXEMPT['unlearning.Subject'] = 'what objects need to have, and none itself'
+EXEMPT['unlearning.AuditReport.plot'] = 'handed to matplotlib'
+entry(
+    'unlearning.audit_removal',
+    lambda: {
+        'make': audited,
+        'data': train_data(),
+        'request': RemovalRequest(nodes=[0, 1]),
+        'tests': ['bytes'],
+    },
+    Row('no features', {'data': changed_data(x=None)}, "'x'"),
+    Row('membership', {'tests': ['membership']}, 'candidates'),
+    Row('no subject', {'make': lambda: 3}, "'make'"),
+    data=instance(),
+    request=either(*REQUESTS),
+    names=REQUEST_NAMES,
+    tests=values('twins', 3, ['a'], [3]),
+    candidates=values(
+        [1],
+        torch.tensor([0.5, 1]),
+        torch.tensor([0, 99]),
+        torch.tensor([0, 1]),
+    ),
+    worlds=integer(2),
+    level=UNIT,
+)
+TABLE['unlearning.audit_removal'].kinds['make'] = FUNCTION
