@@ -238,18 +238,6 @@ class RemovalLedger:
         )
 
 
-def fingerprint(salt: str, data: Data) -> str:
-    """A hash of what a graph holds, for a ledger.
-
-    Args:
-        salt (str): a secret, so that small graphs can't be guessed.
-        data (Data): the graph.
-    """
-    check_instance('salt', salt, str)
-    check_instance('data', data, Data)
-    return report.fingerprint(salt, *_tensors(data))
-
-
 def _tensors(data: Data) -> list[Tensor | str]:
     # What a graph holds, sparse features as their rows.
     parts: list[Tensor | str] = []
@@ -263,20 +251,6 @@ def _tensors(data: Data) -> list[Tensor | str]:
             value = value.values()
         parts.append(value)
     return parts
-
-
-def fingerprints(prints: dict[int, str]) -> str:
-    """A hash of the fingerprints of many graphs.
-
-    Args:
-        prints (dict): the fingerprint of every graph, by name.
-    """
-    check_instance('prints', prints, dict)
-    for i, text in prints.items():
-        check_integer('prints', i)
-        check_instance('prints', text, str)
-    lines = [f'{i} {prints[i]}' for i in sorted(prints)]
-    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
 
 def coarse(amount: float) -> float:
@@ -363,6 +337,20 @@ class Seals:
         """The names of the items, ascending."""
         found = (block.sealed for block in self._blocks.values())
         return tuple(sorted(name for block in found for name in block))
+
+    def digest(self, name: int) -> str:
+        """The digest of an item: 64 hexadecimal digits.
+
+        Args:
+            name (int): of the item.
+        """
+        check_integer('name', name, 0)
+        block = self._blocks.get(name // self._BLOCK)
+        if block is None or name not in block.sealed:
+            raise ValueError(
+                f"'name' needs to be that of an item (got {name})"
+            )
+        return block.sealed[name][1].hex()
 
     def replaced(
         self, changed: Mapping[int, str], gone: Iterable[int] = ()

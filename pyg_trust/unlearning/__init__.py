@@ -28,7 +28,6 @@ from pyg_trust.unlearning.scattering_reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.shards import (
-    PoisonCertificate,
     ShardedUnlearner,
     ShardPlan,
     ShardRemovalReport,
@@ -53,7 +52,6 @@ __all__ = [
     'NodePlan',
     'NodeUnlearnReport',
     'NodeVerifyReport',
-    'PoisonCertificate',
     'RetrainSubject',
     'ScatteringClassifier',
     'ShardPlan',

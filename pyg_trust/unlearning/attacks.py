@@ -22,7 +22,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -299,7 +299,7 @@ def audit_removal(
         request=request.to_dict(),
         rows=tuple(_with_verdicts(rows, level)),
         left_out=tuple(f'{name}: {why}' for name, why in reasons.items()),
-        not_compared=tuple(sorted(audit.random)),
+        not_compared=_kinds(audit.random),
         level=level,
         origin=provenance(
             seed=audit.seed, worlds=worlds, level=level, tests=list(chosen)
@@ -493,7 +493,7 @@ class _Audit:
             power = _differing(one[0], two[0], self.random)
             found = _differing(one[1], two[1], self.random)
             self._count(one[1], two[1], found, ball)
-            note = ', '.join(found[:8]) + (', ...' if len(found) > 8 else '')
+            note = _grouped(found)
             if not power:
                 note = 'both released the same before the removal'
             made.append(
@@ -728,7 +728,7 @@ class _Audit:
                 float(len(found)),
                 expected='0',
                 verdict=FAILED if found else KEPT if before else POWERLESS,
-                note=', '.join(found[:8])
+                note=_grouped(found)
                 if found
                 else f'{len(before)} held them before'
                 if before
@@ -749,18 +749,24 @@ def _leaves(released: Released) -> Released:
         )
     found: Released = {}
     for name, value in released.items():
-        # Names of files may hold digests of their content.
-        name = re.sub(r'[0-9a-f]{16,}', '#', name)
         if isinstance(value, Tensor):
-            found[name] = value.detach().clone()
+            found[_named(name)] = value.detach().clone()
         elif isinstance(value, bytes):
-            found.update(_opened(name, value))
+            found.update(
+                (_named(key), part)
+                for key, part in _opened(name, value).items()
+            )
         else:
             raise TypeError(
                 "'released' needs to hold tensors and bytes "
                 f'(got {type(value).__name__} for {name!r})'
             )
     return found
+
+
+def _named(name: str) -> str:
+    # Names of files may hold digests of their content.
+    return re.sub(r'[0-9a-f]{16,}', '#', name)
 
 
 def _opened(name: str, content: bytes) -> dict[str, bytes]:
@@ -809,6 +815,20 @@ def _differing(
             or _digest(one[name]) != _digest(two[name])
         )
     ]
+
+
+def _kinds(names: Iterable[str]) -> tuple[str, ...]:
+    # Not every weight of a shard.
+    kinds: dict[str, None] = {}
+    for name in sorted(names):
+        kind, colon, _ = name.partition(': ')
+        kinds[kind if colon else '/'.join(name.split('/')[:4])] = None
+    return tuple(kinds)
+
+
+def _grouped(names: Iterable[str]) -> str:
+    listed = _kinds(names)
+    return ', '.join(listed[:20]) + (', ...' if len(listed) > 20 else '')
 
 
 def _digest(value: Tensor | bytes) -> str:

@@ -23,7 +23,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 
-TRANSFORM = {'J': 2, 'Q': 2, 'L': 2}
+TRANSFORM = {'J': 2, 'Q': 3, 'L': 2}
 LAM = 1e-2
 
 

@@ -166,8 +166,8 @@ def touched_shards(data: Data, part: Part) -> tuple[int, ...]:
     """The shards whose training data a request changes."""
     nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
     touched = data.shard[rows_of(data.n_id, nodes)]
-    if part.edges:
-        ends = torch.tensor(part.edges, dtype=torch.int64)
+    if part.arcs:
+        ends = torch.tensor(part.arcs, dtype=torch.int64)
         one, two = (
             data.shard[rows_of(data.n_id, ends.view(-1))].view(-1, 2).t()
         )
@@ -180,7 +180,7 @@ def named_items(part: Part) -> set[tuple[str, Any]]:
     return {
         *(('node', v) for v in part.nodes),
         *(('features of node', v) for v in part.features),
-        *(('edge', (min(edge), max(edge))) for edge in part.edges),
+        *(('edge', edge) for edge in part.arcs),
     }
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +13,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
+from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.graph import sparse_rows
-from pyg_trust.ledger import RemovalLedger, fingerprint, fingerprints
+from pyg_trust.ledger import RemovalLedger, Seals, content
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
 from pyg_trust.unlearning.shards.products import select_rows
 from pyg_trust.unlearning.shards.training import Recipe
@@ -24,7 +27,7 @@ from pyg_trust.unlearning.store import ShardStore
 
 
 class Checkpoint(NamedTuple):
-    """One trained shard, and a hash of all it was trained on."""
+    """One trained shard, and the seal of all it was trained on."""
 
     key: str
     n_id: Tensor
@@ -37,6 +40,8 @@ class Work(NamedTuple):
     shards: tuple[int, ...]
     seconds: dict[str, float]
     trainer: str
+    # Of the last training of every shard.
+    shard_seconds: tuple[float, ...]
 
 
 class State(NamedTuple):
@@ -61,7 +66,13 @@ class State(NamedTuple):
     # Whether the partition has seen nothing that was removed since.
     fresh: bool
     work: Work
+    # Of the shards, by number, and of the graph around them.
+    seals: Seals
+    lineage: Lineage = Lineage()
 
+
+# What a folder can be compared by, without reading tensors.
+_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'work')
 
 _Self = TypeVar('_Self', bound='Stateful')
 
@@ -73,21 +84,26 @@ class Stateful:
     aggregator_nodes: int
     recipe: Recipe
     folder: Path | None
+    keep_history: bool
+    _lock: ObjectLock
     _aggregator: ShardAggregator
     _state: State | None
     _given: Any
     _first_seed: int
     _first_seeded: bool
 
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Everything it takes to go on, one checkpoint per shard.
 
-        It contains the remaining data and the seed, which salts the hashes.
-        Destroy older states after a removal: they hold what was removed.
+        It contains the remaining data, their salts and the seed. Guard it
+        like the data, and destroy older states after a removal: they hold
+        what was removed.
         """
         # Copies: nobody is to reach what is in force.
         return copy.deepcopy(self._packed(self._fitted))
 
+    @synchronized
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:
@@ -104,8 +120,9 @@ class Stateful:
                 the data in the state, or the state's ledger does not continue
                 the present one.
         """
-        self._commit(self._unpacked(state, progress_bar))
+        self._commit(self._unpacked(state, progress_bar), loaded=True)
 
+    @synchronized
     def save(self, folder: str | Path | None = None) -> None:
         """Writes the state to a folder, at once or not at all.
 
@@ -115,14 +132,16 @@ class Stateful:
                 (default: :obj:`None`)
 
         Raises:
+            StaleStateError: if the folder was changed since this unlearner
+                read or wrote it.
             ValueError: if there is no folder, or it holds the state of
-                another unlearner or a later one.
+                another fit.
         """
-        state = self._fitted
         store = self._store(folder)
-        check_forward(store, state)
-        store.write(*to_files(self._packed(state)))
+        parts, plain = to_files(self._packed(self._fitted))
+        store.write(parts, plain, keep_history=self.keep_history)
 
+    @synchronized
     def load(
         self: _Self,
         folder: str | Path | None = None,
@@ -130,6 +149,9 @@ class Stateful:
         progress_bar: bool = False,
     ) -> _Self:
         """Takes over the state in a folder.
+
+        Of the folder of the class, deletes what is not part of that state: a
+        process may have been killed before it could.
 
         Args:
             folder (str or Path, optional): as in :meth:`save`.
@@ -146,16 +168,20 @@ class Stateful:
         new = self._unpacked(from_files(parts, manifest), progress_bar)
         if store.folder == self.folder:
             self._state = new
+            if not self.keep_history and os.access(store.folder, os.W_OK):
+                store.purge()
         else:
-            self._commit(new)
+            self._commit(new, loaded=True)
         return self
 
+    @synchronized
     def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
         """Deletes the checkpoints that hold what was removed.
 
-        These are all in the folder that are not part of the state in force,
-        unfinished ones included. Copies elsewhere are out of reach, and what
-        a file system or a disk keeps of deleted files is up to them.
+        Only of use with ``keep_history=True``: otherwise every change ends
+        with that. These are all in the folder that are not part of the state
+        in force, unfinished ones included. Copies elsewhere are out of reach,
+        and what a file system or a disk keeps of deleted files is up to them.
 
         Args:
             folder (str or Path, optional): as in :meth:`save`.
@@ -195,18 +221,40 @@ class Stateful:
             return self._first_seeded
         return self._state.seeded
 
-    def _key(self, shard: int, part: Data) -> str:
-        # Salted: who does not know the seed can't guess small shards.
-        salt = json.dumps([asdict(self.recipe), self._shard_seed(shard)])
-        return fingerprint(salt, part)
-
-    def _digest(self, data: Data, checkpoints: Sequence[Checkpoint]) -> str:
-        prints = {i: made.key for i, made in enumerate(checkpoints)}
-        # What the keys cover needs no second reading.
+    def _contents(self, data: Data, shards: Iterable[int]) -> dict[int, str]:
+        # What is sealed of some shards and of the graph around them: the data
+        # that a model is trained on, and how.
+        recipe = json.dumps(asdict(self.recipe))
+        # Whose features were removed is sealed with the whole graph: models
+        # are not trained on it.
+        light = copy.copy(data)
+        if 'x_removed' in light:
+            del light.x_removed
+        found = {
+            shard: content(part, recipe, self._shard_seed(shard))
+            for shard, part in self._parts(light, shards).items()
+        }
+        # What the shards cover needs no second reading.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
-        prints[-1] = fingerprint(str(self._seed), rest)
-        return fingerprints(prints)
+        found[self.num_shards] = content(rest)
+        return found
+
+    def _sealed(
+        self,
+        state: State,
+        data: Data,
+        trained: dict[int, Checkpoint],
+    ) -> tuple[Seals, tuple[Checkpoint, ...]]:
+        # New salts for all that has changed, so that what was there can't be
+        # tested; and the checkpoints, each with the seal of its data.
+        seals = state.seals.replaced(self._contents(data, trained))
+        return seals, tuple(
+            trained[shard]._replace(key=seals.digest(shard))
+            if shard in trained
+            else state.checkpoints[shard]
+            for shard in range(self.num_shards)
+        )
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -224,6 +272,8 @@ class Stateful:
             'partition': plain_partition(state.partition),
             'num_classes': state.num_classes,
             'fresh': state.fresh,
+            'lineage': list(state.lineage.names),
+            'salts': state.seals.state_dict(),
             'work': [*state.work],
             'data': plain_data(state.data),
             'checkpoints': {
@@ -232,7 +282,7 @@ class Stateful:
             },
             'aggregator': state.aggregator.state_dict(),
             'ledger': state.ledger.state_dict(),
-            'queue': [request.to_dict()['0'] for request in state.queue],
+            'queue': [request.to_dict() for request in state.queue],
         }
 
     def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
@@ -264,9 +314,15 @@ class Stateful:
                 "the state's partition is another one (got "
                 f'{packed["partition"]["name"]})'
             )
+        lineage = Lineage.of(packed)
+        if self._state is not None and not lineage.continues(
+            self._state.lineage
+        ):
+            raise ValueError(
+                'the state does not continue the present one: removals can '
+                'not be turned back; a new object can load it'
+            )
         ledger = RemovalLedger(0.0)
-        if self._state is not None:
-            ledger = self._state.ledger.copy()
         ledger.load_state_dict(packed['ledger'])
         data = from_plain_data(packed['data'])
         checkpoints = tuple(
@@ -279,14 +335,15 @@ class Stateful:
             None,
             check_integer('seed', packed['seed'], 0),
         )
-        parts = other._parts(data, range(self.num_shards))
-        for shard, part in parts.items():
-            if other._key(shard, part) != checkpoints[shard].key:
+        contents = other._contents(data, range(self.num_shards))
+        seals = Seals.of(packed['salts'], contents)
+        for shard, made in enumerate(checkpoints):
+            if seals.digest(shard) != made.key:
                 raise ValueError(
                     f'the checkpoint of shard {shard} is not that of the '
                     "state's data"
                 )
-        if ledger.entries[-1].data != other._digest(data, checkpoints):
+        if ledger.entries[-1].data != seals.root:
             raise ValueError(
                 'the data of the state are not those of its ledger'
             )
@@ -320,9 +377,11 @@ class Stateful:
             outputs=outputs,
             aggregator=aggregator.eval(),
             ledger=ledger,
-            queue=tuple(RemovalRequest(**part) for part in packed['queue']),
+            queue=tuple(RemovalRequest.from_dict(r) for r in packed['queue']),
             fresh=fresh,
             work=Work(*packed['work']),
+            seals=seals,
+            lineage=lineage,
         )
 
     def _store(self, folder: str | Path | None) -> ShardStore:
@@ -335,18 +394,19 @@ class Stateful:
             )
         return ShardStore(folder)
 
-    def _commit(self, state: State, restart: bool = False) -> None:
+    def _commit(self, state: State, *, loaded: bool = False) -> None:
         # The one place where a new state takes the place of the old: on the
         # disk by the switch of the manifest, in memory by one assignment.
+        if not loaded:
+            before = Lineage() if self._state is None else self._state.lineage
+            state = state._replace(lineage=before.next())
         if self.folder is None:
             self._state = state
             return
         store = ShardStore(self.folder)
         parts, plain = to_files(self._packed(state))
-        if not restart:
-            check_forward(store, state)
         try:
-            store.write(parts, plain)
+            store.write(parts, plain, keep_history=self.keep_history)
             self._state = state
         except BaseException:
             # After the switch there is no way back.
@@ -356,10 +416,6 @@ class Stateful:
 
     def _leftovers(self, state: State) -> tuple[str, ...]:
         data = state.data
-        there = set(data.n_id.tolist())
-        row = {name: i for i, name in enumerate(data.n_id.tolist())}
-        ends = data.n_id[data.edge_index].t().tolist()
-        edges = {(u, v) for u, v in ends}
         trained_on = {
             name: shard
             for shard, made in enumerate(state.checkpoints)
@@ -369,9 +425,8 @@ class Stateful:
         found = []
         for entry in state.ledger.entries:
             part = entry.request.get('0', {})
+            found += named_leftovers(data, part)
             for name in part.get('nodes', []):
-                if name in there:
-                    found.append(f'node {name}')
                 if name in trained_on:
                     found.append(
                         f'node {name} in the checkpoint of shard '
@@ -379,50 +434,27 @@ class Stateful:
                     )
                 if ('node', name) in queued:
                     found.append(f'node {name} in the queue')
-            found += [
-                f'features of node {name}'
-                for name in part.get('features', [])
-                if name in there
-                and bool(
-                    select_rows(data.x, torch.tensor([row[name]]))
-                    .to_dense()
-                    .any()
-                )
-            ]
-            found += [
-                f'edge {u} -> {v}'
-                for u, v in part.get('edges', [])
-                if (u, v) in edges
-            ]
         tensors: dict[str, Tensor] = {'outputs': state.outputs}
         for key, value in data.to_dict().items():
-            if not isinstance(value, Tensor):
-                continue
-            tensors[f'{key} of the graph'] = value
-            if value.layout == torch.sparse_csr:
-                tensors[f'{key} of the graph'] = value.values()
-                tensors[f'columns of {key}'] = value.col_indices()
+            if isinstance(value, Tensor):
+                tensors[f'{key} of the graph'] = value
         for shard, made in enumerate(state.checkpoints):
             tensors[f'n_id of shard {shard}'] = made.n_id
             for name, value in made.weights.items():
                 tensors[f'{name} of shard {shard}'] = value
         for name, value in state.aggregator.state_dict().items():
             tensors[f'{name} of the aggregator'] = value
-        found += [
-            f'{name} is a view into a larger tensor'
-            for name, value in tensors.items()
-            if value.untyped_storage().nbytes()
-            > value.numel() * value.element_size()
-        ]
+        found += views(tensors.items())
         if self.folder is not None:
             store = ShardStore(self.folder)
             _, plain = to_files(self._packed(state))
             if not in_force(store, plain):
                 found.append(f'the state in {self.folder} is another one')
-            found += [
-                f'{path} is not of the present state: purge()'
-                for path in store.strangers()
-            ]
+            if not self.keep_history:
+                found += [
+                    f'{path} is not of the present state: purge()'
+                    for path in store.strangers()
+                ]
         return tuple(found)
 
     # Of the unlearner itself.
@@ -521,10 +553,11 @@ def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             'partition',
             'num_classes',
             'fresh',
+            'salts',
             'aggregator',
         )
     }
-    plain = {key: packed[key] for key in ('ledger', 'queue', 'work')}
+    plain = {key: packed[key] for key in _IN_MANIFEST}
     return parts, json.loads(json.dumps(plain))
 
 
@@ -536,23 +569,7 @@ def from_files(
     packed['checkpoints'] = {
         int(name.split('-')[1]): made for name, made in parts.items()
     }
-    return {**packed, **{k: manifest[k] for k in ('ledger', 'queue', 'work')}}
-
-
-def check_forward(store: ShardStore, state: State) -> None:
-    """Raises if a folder holds a later state, or another unlearner."""
-    manifest = store.manifest()
-    if manifest is None:
-        return
-    ledger = RemovalLedger(0.0)
-    try:
-        ledger.load_state_dict(manifest['ledger'])
-        ledger.load_state_dict(state.ledger.state_dict())
-    except ValueError:
-        raise ValueError(
-            f"'folder' {store.folder} holds another unlearner, or a later "
-            'state of this one'
-        ) from None
+    return {**packed, **{key: manifest[key] for key in _IN_MANIFEST}}
 
 
 def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust.commit import ObjectLock, synchronized
 from pyg_trust.functional.partition import (
     check_partition,
     check_shards,
@@ -34,7 +35,7 @@ from pyg_trust.functional.partition import (
     shard_sizes,
 )
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import RemovalLedger
+from pyg_trust.ledger import RemovalLedger, Seals
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import (
     AGGREGATORS,
@@ -160,7 +161,12 @@ class ShardedUnlearner(Stateful):
     the present graph are in its order: row ``i`` is node ``n_id[i]``.
 
     **Failures.** Whatever interrupts a removal leaves the old state or the
-    new one. With a :obj:`folder`, the same holds on the disk.
+    new one. With a :obj:`folder`, the same holds on the disk, and a removal
+    ends with the files that it replaces being deleted (:meth:`load` finishes
+    that for a process that was killed), unless :obj:`keep_history` is set.
+    Threads take turns. Of two processes with one folder, the one that comes
+    second is refused with a :class:`~pyg_trust.commit.StaleStateError` and
+    can :meth:`load` and repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 
@@ -203,7 +209,11 @@ class ShardedUnlearner(Stateful):
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
         folder (str or Path, optional): where every new state is written
-            before it becomes visible. (default: :obj:`None`)
+            before it becomes visible, and which then holds no file of an
+            earlier one. (default: :obj:`None`)
+        keep_history (bool): leave the files of earlier states in the folder,
+            with what was removed, until :meth:`purge`; reports say so.
+            (default: :obj:`False`)
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
@@ -231,6 +241,7 @@ class ShardedUnlearner(Stateful):
         trainer: str = 'sequential',
         num_workers: int | None = None,
         folder: str | Path | None = None,
+        keep_history: bool = False,
         seed: int | None = None,
     ) -> None:
         check_callable('model_factory', model_factory)
@@ -267,7 +278,10 @@ class ShardedUnlearner(Stateful):
         )
         self.trainer = trainer
         self.num_workers = num_workers
+        check_instance('keep_history', keep_history, bool)
         self.folder = None if folder is None else Path(folder)
+        self.keep_history = keep_history
+        self._lock = ObjectLock()
         self._aggregator = copy.deepcopy(make_aggregator(aggregator))
         self._state: State | None = None
         self._given = self._checked(partition)
@@ -276,6 +290,7 @@ class ShardedUnlearner(Stateful):
 
     # Training and prediction ################################################
 
+    @synchronized
     def fit(
         self, data: Data, *, progress_bar: bool = False
     ) -> 'ShardedUnlearner':
@@ -318,7 +333,7 @@ class ShardedUnlearner(Stateful):
         new = self._fresh(
             kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
-        self._commit(new, restart=True)
+        self._commit(new)
         return self
 
     def predict(
@@ -432,6 +447,7 @@ class ShardedUnlearner(Stateful):
 
     # Removal ################################################################
 
+    @synchronized
     def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
         """What a removal would touch and cost; nothing is changed.
 
@@ -455,7 +471,8 @@ class ShardedUnlearner(Stateful):
         for part in requests:
             for shard in touched_shards(light, part.parts[0]):
                 per_shard[shard] += 1
-        nodes, fraction = self._cost(data, touched)
+        nodes = self._nodes(data, touched)
+        seconds, fraction = self._estimate(state.work, touched)
         return ShardPlan(
             request=whole.to_dict(),
             shards=touched,
@@ -463,10 +480,12 @@ class ShardedUnlearner(Stateful):
             nodes=nodes,
             node_epochs=nodes * self.recipe.epochs,
             full_node_epochs=int((data.shard >= 0).sum()) * self.recipe.epochs,
+            seconds=seconds,
             fraction=fraction,
             aggregator_nodes=self._sample(data).numel(),
         )
 
+    @synchronized
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> ShardRemovalReport:
@@ -491,6 +510,7 @@ class ShardedUnlearner(Stateful):
         self._check_queue(state, request)
         return self._remove(state, request, state.queue, progress_bar)
 
+    @synchronized
     def enqueue(self, request: RemovalRequest) -> int:
         """Puts a request in the queue, and returns how many wait.
 
@@ -512,6 +532,7 @@ class ShardedUnlearner(Stateful):
         self._commit(state._replace(queue=queue))
         return len(queue)
 
+    @synchronized
     def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
         """Forgets what is in the queue, as one request.
 
@@ -527,12 +548,14 @@ class ShardedUnlearner(Stateful):
         request = RemovalRequest.batch(queue)
         return self._remove(self._fitted, request, (), progress_bar)
 
+    @synchronized
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
         state = self._fitted
         self._commit(state._replace(queue=()))
         return state.queue
 
+    @synchronized
     def repartition(
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
@@ -577,6 +600,7 @@ class ShardedUnlearner(Stateful):
 
     # What can be checked ####################################################
 
+    @synchronized
     def verify(
         self,
         shards: Iterable[int] | None = None,
@@ -629,8 +653,9 @@ class ShardedUnlearner(Stateful):
             )
         )
         parts = self._parts(state.data, range(self.num_shards))
-        keys = all(
-            self._key(shard, part) == state.checkpoints[shard].key
+        everything = self._contents(state.data, range(self.num_shards))
+        keys = not state.seals.differing(everything) and all(
+            state.seals.digest(shard) == state.checkpoints[shard].key
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
@@ -657,6 +682,7 @@ class ShardedUnlearner(Stateful):
             leftovers=leftovers,
         )
 
+    @synchronized
     def report(self) -> ShardReport:
         """What the unlearner is now, and what its guarantee means."""
         state = self._fitted
@@ -673,6 +699,7 @@ class ShardedUnlearner(Stateful):
             partition=described(state.partition),
             exact=exact,
             exactness=exactness,
+            keeps_history=self._keeps_history,
             removals=len(removals),
             queued=len(state.queue),
             seconds=state.work.seconds,
@@ -842,6 +869,10 @@ class ShardedUnlearner(Stateful):
             **asdict(self.recipe),
         )
 
+    @property
+    def _keeps_history(self) -> bool:
+        return self.folder is not None and self.keep_history
+
     # Private: removal #######################################################
 
     def _queued(self) -> tuple[RemovalRequest, ...]:
@@ -905,6 +936,7 @@ class ShardedUnlearner(Stateful):
         queue: tuple[RemovalRequest, ...],
         progress_bar: bool,
     ) -> ShardRemovalReport:
+        started = time.perf_counter()
         data, touched = self._without(state.data, request)
         if queue:
             try:
@@ -916,10 +948,17 @@ class ShardedUnlearner(Stateful):
         ledger = state.ledger.copy()
         ledger_line = ('retrain', request.to_dict())
         new = self._build(
-            state, data, touched, ledger, progress_bar, *ledger_line
+            state,
+            data,
+            touched,
+            ledger,
+            progress_bar,
+            *ledger_line,
+            started=started,
         )
         new = new._replace(queue=queue)
-        nodes, fraction = self._cost(data, touched)
+        nodes = self._nodes(data, touched)
+        full, _ = self._estimate(new.work, range(self.num_shards))
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
             secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
@@ -928,12 +967,13 @@ class ShardedUnlearner(Stateful):
             empty=self._empty(data),
             nodes=nodes,
             node_epochs=nodes * self.recipe.epochs,
-            fraction=fraction,
+            fraction=sum(new.work.seconds.values()) / sum(full.values()),
             aggregator_nodes=self._sample(data).numel(),
             seconds=new.work.seconds,
             trainer=new.work.trainer,
             exact=exact,
             exactness=exactness,
+            keeps_history=self._keeps_history,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
         )
@@ -945,10 +985,18 @@ class ShardedUnlearner(Stateful):
         sizes = shard_sizes(data.shard, self.num_shards)
         return tuple((sizes == 0).nonzero().view(-1).tolist())
 
-    def _cost(self, data: Data, shards: Sequence[int]) -> tuple[int, float]:
+    def _nodes(self, data: Data, shards: Sequence[int]) -> int:
         sizes = shard_sizes(data.shard, self.num_shards)
-        nodes = int(sizes[list(shards)].sum())
-        return nodes, nodes / int(sizes.sum())
+        return int(sizes[list(shards)].sum())
+
+    def _estimate(
+        self, work: Work, shards: Sequence[int]
+    ) -> tuple[dict[str, float], float]:
+        # From what each part took last; over the same of all shards.
+        training = sum(work.shard_seconds[shard] for shard in shards)
+        seconds = {**work.seconds, 'shards': training}
+        total = sum(seconds.values())
+        return seconds, total / (total - training + sum(work.shard_seconds))
 
     def _fresh(
         self,
@@ -985,8 +1033,9 @@ class ShardedUnlearner(Stateful):
             aggregator=self._aggregator,
             ledger=ledger,
             queue=(),
+            seals=Seals(),
             fresh=True,
-            work=Work((), {}, ''),
+            work=Work((), {}, '', (0.0,) * self.num_shards),
         )
         shards = range(self.num_shards)
         state = self._build(empty, data, shards, ledger, progress_bar, action)
@@ -1001,35 +1050,44 @@ class ShardedUnlearner(Stateful):
         progress_bar: bool,
         action: str,
         request: dict[str, Any] | None = None,
+        *,
+        started: float | None = None,
     ) -> State:
         # The state in which these shards are trained on the graph.
+        started = time.perf_counter() if started is None else started
         clock = [time.perf_counter()]
         trained, how = self._train(data, shards, self.trainer, progress_bar)
         clock.append(time.perf_counter())
-        made = tuple(
-            trained[shard] if shard in trained else state.checkpoints[shard]
-            for shard in range(self.num_shards)
-        )
+        seals, made = self._sealed(state, data, trained)
+        clock.append(time.perf_counter())
         outputs = self._outputs(data, made, state.num_classes, progress_bar)
         clock.append(time.perf_counter())
         aggregator = self._aggregate(data, outputs, progress_bar)
         clock.append(time.perf_counter())
-        ledger.record(action, 0.0, request, self._digest(data, made))
-        names = ('shards', 'inference', 'aggregator')
+        ledger.record(action, 0.0, request, seals.root)
+        last = list(state.work.shard_seconds)
+        for shard, taken in zip(trained, how.seconds, strict=True):
+            last[shard] = taken
+        names = ('shards', 'handling', 'inference', 'aggregator')
         seconds = {
             name: end - start
             for name, start, end in zip(
                 names, clock[:-1], clock[1:], strict=True
             )
         }
+        # All that is none of the others.
+        seconds['handling'] += (
+            time.perf_counter() - started - (clock[-1] - clock[0])
+        )
         return state._replace(
             data=data,
             checkpoints=made,
+            seals=seals,
             outputs=outputs,
             aggregator=aggregator,
             ledger=ledger,
             fresh=False,
-            work=Work(tuple(shards), seconds, how.trainer),
+            work=Work(tuple(shards), seconds, how.trainer, tuple(last)),
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
@@ -1065,15 +1123,14 @@ class ShardedUnlearner(Stateful):
             progress_bar=progress_bar,
         )
         weights = dict(zip(filled, done.states, strict=True))
+        seconds = dict(zip(filled, done.seconds, strict=True))
         made = {
-            shard: Checkpoint(
-                self._key(shard, part),
-                part.n_id.clone(),
-                weights.get(shard, {}),
-            )
+            # Its data are sealed when the state is made.
+            shard: Checkpoint('', part.n_id.clone(), weights.get(shard, {}))
             for shard, part in parts.items()
         }
-        return made, done
+        taken = [seconds.get(shard, 0.0) for shard in parts]
+        return made, done._replace(seconds=taken)
 
     def _outputs(
         self,
