@@ -4,12 +4,26 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
-  // z = sum_i weights[i] (D_recv B D_send)^i x, exactly. Row v of
+  // z = sum_i weights[i] P^i x, P = D_recv B D_send, exactly; with
+  // `three_term` sum_i weights[i] T_i(P) x in Chebyshev polynomials. Row v of
   // (rowptr, col) lists the nodes that v receives from. `half` keeps the
-  // levels of a float32 x in bfloat16.
+  // levels of a float32 x in float16, each column times its `scale` (powers of
+  // two). Of z only the rows in `rows` if given.
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
-      "Tensor send, Tensor weights, bool half) -> Tensor");
+      "Tensor send, Tensor weights, bool half, Tensor? scale, "
+      "bool three_term, Tensor? rows) -> Tensor");
+
+  // The same for the rows (ptr, index, value) of a sparse x.
+  m.def(
+      "propagate_entries(Tensor rowptr, Tensor col, Tensor ptr, "
+      "Tensor index, Tensor value, int columns, Tensor recv, Tensor send, "
+      "Tensor weights, bool half, Tensor? scale, bool three_term, "
+      "Tensor? rows) -> Tensor");
+
+  // Which kernels the CPU runs: 0 for those of every processor, 1 with AVX2
+  // and F16C, 2 with AVX-512.
+  m.def("instruction_set() -> int");
 
   // The same sum, estimated by randomized pushes, in blocks of columns that
   // share what is sampled. Row u of (rowptr, col) lists the nodes that u
@@ -43,6 +57,17 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
       "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");
+
+  // `num_samples` noisy copies of a matrix of bits (rowptr, col), one below
+  // the other: every 0 becomes 1 with probability p_plus, every 1 becomes 0
+  // with p_minus, all by themselves. `cells`: 0 for all entries, 1 for those
+  // off the diagonal (a directed graph), 2 for pairs of an undirected graph;
+  // graphs come as blocks on a diagonal, and their self-loops stay. Copy s
+  // depends on (seed, first + s) alone. CPU only.
+  m.def(
+      "flip_bits(Tensor rowptr, Tensor col, int num_cols, float p_plus, "
+      "float p_minus, int cells, int seed, int first, int num_samples) "
+      "-> (Tensor, Tensor)");
 
   // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S| - step k],
   // every column by itself, from `start`: row i of the policy is row i of

@@ -5,6 +5,7 @@ Row :math:`u` lists the edges that leave :math:`u`, so rows are
 """
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -132,7 +133,8 @@ class CSRGraph:
         r"""Makes the graph of an ``edge_index``.
 
         Args:
-            edge_index (Tensor or EdgeIndex): int64, ``[2, num_edges]``.
+            edge_index (Tensor or EdgeIndex): int64, ``[2, num_edges]``; an
+                :class:`EdgeIndex` also int32.
             num_nodes (int, optional): the number of nodes, isolated ones
                 included. Needed unless an :class:`EdgeIndex` knows it.
             edge_weight (Tensor, optional): float32 or float64,
@@ -148,18 +150,18 @@ class CSRGraph:
                 graph, weights that are not finite, or duplicate edges.
         """
         check_choice('duplicates', duplicates, DUPLICATES)
+        if isinstance(edge_index, EdgeIndex):
+            if num_nodes is None:
+                # Not get_sparse_size, which guesses from the edges.
+                known = [s for s in edge_index.sparse_size() if s is not None]
+                num_nodes = max(known, default=None)
+            edge_index = edge_index.as_tensor().long()
         _check_index('edge_index', edge_index, 2)
         if edge_index.size(0) != 2:
             raise ValueError(
                 "'edge_index' needs to have the shape [2, num_edges] "
                 f'(got {list(edge_index.shape)})'
             )
-        if isinstance(edge_index, EdgeIndex):
-            if num_nodes is None:
-                # Not get_sparse_size, which guesses from the edges.
-                known = [s for s in edge_index.sparse_size() if s is not None]
-                num_nodes = max(known, default=None)
-            edge_index = edge_index.as_tensor()
         n = _check_num_nodes(num_nodes)
         m = edge_index.size(1)
         if m > 0:
@@ -747,6 +749,56 @@ class CSRGraph:
             f'{type(self).__name__}(num_nodes={self.num_nodes}, '
             f'num_edges={self.num_edges}{weighted})'
         )
+
+
+class LastGraph:
+    """Keeps the last graph that was made, for the tensor it was made of.
+
+    A tensor is known again by what it is (not by its numbers) and by its
+    version, which every operation in place on it or on its views moves; only
+    a write that torch does not see (through :obj:`.data` or numpy) goes
+    unnoticed. Copies and pickles of it are empty.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets it."""
+        self._of: tuple[weakref.ref[Tensor], int] | None = None
+        self._rest: tuple[Any, ...] = ()
+        self._graph: CSRGraph | None = None
+
+    def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
+        """Is :meth:`CSRGraph.convert`, of PyG's :obj:`adj_t` if sparse.
+
+        Args:
+            graph (Any): as in :meth:`CSRGraph.convert`.
+            num_nodes (int, optional): as in :meth:`CSRGraph.convert`.
+                (default: :obj:`None`)
+        """
+        if (
+            not isinstance(graph, Tensor)
+            or graph.layout != torch.strided
+            or graph.is_inference()
+        ):
+            return CSRGraph.convert(graph, num_nodes, transposed=True)
+        if self._of is not None and self._graph is not None:
+            reference, version = self._of
+            if (
+                reference() is graph
+                and version == graph._version
+                and self._rest == (num_nodes,)
+            ):
+                return self._graph
+        version = graph._version
+        made = CSRGraph.convert(graph, num_nodes, transposed=True)
+        self._of = (weakref.ref(graph), version)
+        self._rest, self._graph = (num_nodes,), made
+        return made
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
 
 
 def sparse_rows(

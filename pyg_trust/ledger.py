@@ -35,6 +35,9 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 
+_HELD = ('edge_index', 'edge_weight', 'x', 'x_removed', 'n_id', 'y', 'shard')
+
+
 class BudgetExceededError(RuntimeError):
     """Something would spend more than the budget; nothing was changed."""
 
@@ -235,35 +238,19 @@ class RemovalLedger:
         )
 
 
-def fingerprint(salt: str, data: Data) -> str:
-    """A hash of what a graph holds, for a ledger.
-
-    Args:
-        salt (str): a secret, so that small graphs can't be guessed.
-        data (Data): the graph.
-    """
-    check_instance('salt', salt, str)
-    check_instance('data', data, Data)
-    parts: list[Tensor | str] = [salt]
-    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
+def _tensors(data: Data) -> list[Tensor | str]:
+    # What a graph holds, sparse features as their rows.
+    parts: list[Tensor | str] = []
+    for key in _HELD:
         value = data.get(key)
-        if value is not None:
-            parts += [key, value]
-    return report.fingerprint(*parts)
-
-
-def fingerprints(prints: dict[int, str]) -> str:
-    """A hash of the fingerprints of many graphs.
-
-    Args:
-        prints (dict): the fingerprint of every graph, by name.
-    """
-    check_instance('prints', prints, dict)
-    for i, text in prints.items():
-        check_integer('prints', i)
-        check_instance('prints', text, str)
-    lines = [f'{i} {prints[i]}' for i in sorted(prints)]
-    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+        if value is None:
+            continue
+        parts.append(key)
+        if value.layout == torch.sparse_csr:
+            parts += [value.crow_indices(), value.col_indices()]
+            value = value.values()
+        parts.append(value)
+    return parts
 
 
 def coarse(amount: float) -> float:
@@ -296,12 +283,7 @@ def content(data: Data, *context: str | int | float) -> str:
         *context (str or int or float): what else belongs to the item.
     """
     check_instance('data', data, Data)
-    parts: list[Tensor | str | float] = [*context]
-    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
-        value = data.get(key)
-        if value is not None:
-            parts += [key, value]
-    return report.fingerprint(*parts)
+    return report.fingerprint(*context, *_tensors(data))
 
 
 class Seals:
@@ -355,6 +337,20 @@ class Seals:
         """The names of the items, ascending."""
         found = (block.sealed for block in self._blocks.values())
         return tuple(sorted(name for block in found for name in block))
+
+    def digest(self, name: int) -> str:
+        """The digest of an item: 64 hexadecimal digits.
+
+        Args:
+            name (int): of the item.
+        """
+        check_integer('name', name, 0)
+        block = self._blocks.get(name // self._BLOCK)
+        if block is None or name not in block.sealed:
+            raise ValueError(
+                f"'name' needs to be that of an item (got {name})"
+            )
+        return block.sealed[name][1].hex()
 
     def replaced(
         self, changed: Mapping[int, str], gone: Iterable[int] = ()
@@ -541,6 +537,13 @@ class PrivacyLedger:
     that does not fit is refused. If a write is interrupted, the file is read
     again: what is in it is spent.
 
+    A file does not know what is missing at its end. Whoever cuts off whole
+    lines, or puts an older copy in the place of the file, takes back what was
+    spent, and of two copies both can be spent. :attr:`head` is a digest of all
+    lines so far. Noted elsewhere (a report and a checkpoint hold it) and
+    handed in as :obj:`head`, it makes an older file be refused. What happens
+    to the file while it is open is noticed at the next line.
+
     The file is locked while it is open: two processes can't spend at once. It
     is closed with the last reference to the ledger.
     It holds public numbers alone (steps, noise, rates), and can be read by
@@ -550,14 +553,30 @@ class PrivacyLedger:
         path (str or Path): the file; it is made if it is not there.
         header (dict): what the account is about, plain. An existing file
             needs to have the same.
+        head (str, optional): a :attr:`head` that was noted before; the file
+            needs to go on from there. (default: :obj:`None`)
 
     Raises:
-        ValueError: if the file is of another mechanism, or was changed.
+        ValueError: if the file is of another mechanism, was changed, or does
+            not go on from :obj:`head`.
         RuntimeError: if another process has it open.
     """
 
-    def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        header: dict[str, Any],
+        head: str | None = None,
+    ) -> None:
         check_instance('path', path, str, Path)
+        if head is not None:
+            check_instance('head', head, str)
+            file = Path(path)
+            if not file.exists() or not file.stat().st_size:
+                raise ValueError(
+                    f"'head' needs a ledger that goes on from it, and {path} "
+                    'is empty or not there'
+                )
         self.path = Path(path)
         _check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
@@ -570,9 +589,29 @@ class PrivacyLedger:
         try:
             self._lock()
             self._known = self._read()
+            if head is not None and not self.has(head):
+                raise ValueError(
+                    f"the ledger {self.path} needs to go on from 'head' (got "
+                    f'{head!r}), and is older or another: lines were cut off, '
+                    'or a copy was put in its place'
+                )
         except BaseException:
             self.close()
             raise
+
+    @property
+    def head(self) -> str:
+        """A digest of all lines so far, 64 hexadecimal digits."""
+        return self._account.links[-1]
+
+    def has(self, head: str) -> bool:
+        """Whether the ledger is at a :attr:`head`, or has gone on from it.
+
+        Args:
+            head (str): the digest.
+        """
+        check_instance('head', head, str)
+        return head in self._account.links
 
     @property
     def steps(self) -> int:
@@ -644,6 +683,7 @@ class PrivacyLedger:
 
     def _read(self) -> '_Account':
         self._check_open()
+        self._check_place()
         with open(self.path, 'rb') as stream:
             content = stream.read()
         whole = content.rfind(b'\n') + 1
@@ -653,7 +693,7 @@ class PrivacyLedger:
             try:
                 entry = json.loads(text)
                 body, link = entry['body'], entry['link']
-                expected = _hash([account.link, body])
+                expected = _hash([account.last, body])
                 if link != expected:
                     raise ValueError
                 if number:
@@ -667,11 +707,12 @@ class PrivacyLedger:
                     f'the ledger {self.path} is of another mechanism: it has '
                     f'{_differing(body, self._header)}'
                 )
-            account.link = link
+            account.links.append(link)
         if whole < len(content):
             os.ftruncate(self._file, whole)
+        account.end = whole
         if not lines:
-            account.link = self._write(account.link, self._header)
+            self._write(account, self._header)
             # A new file is durable once its name is.
             files.sync_folder(self.path.resolve().parent)
         return account
@@ -686,7 +727,7 @@ class PrivacyLedger:
         account = self._account
         self._writing = True
         try:
-            account.link = self._write(account.link, body)
+            self._write(account, body)
             account.add(body)
             self._writing = False
         except BaseException:
@@ -695,11 +736,18 @@ class PrivacyLedger:
             self._known = None
             raise
 
-    def _write(self, before: str, body: dict[str, Any]) -> str:
-        link = _hash([before, body])
+    def _write(self, account: '_Account', body: dict[str, Any]) -> None:
+        self._check_place()
+        link = _hash([account.last, body])
         text = json.dumps({'body': body, 'link': link}) + '\n'
         data = text.encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
+        if end != account.end:
+            raise ValueError(
+                f'the ledger {self.path} was changed while it was open: it '
+                f'has {end} bytes instead of {account.end}'
+            )
+        whole = end + len(data)
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -708,7 +756,21 @@ class PrivacyLedger:
             # A full disk: leave no half of a line for the next to follow.
             os.ftruncate(self._file, end)
             raise
-        return link
+        account.links.append(link)
+        account.end = whole
+
+    def _check_place(self) -> None:
+        # What is written to a file that has no name any more is lost.
+        mine = os.fstat(self._file)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(mine, there):
+            raise ValueError(
+                f'the ledger {self.path} was removed or replaced while it was '
+                'open'
+            )
 
     def _check_open(self) -> None:
         if not self._close.alive:
@@ -720,10 +782,15 @@ class PrivacyLedger:
 
 @dataclass
 class _Account:
-    # What the lines of a file add up to, and the hash of the last.
+    # What the lines of a file add up to, their hashes, and where they end.
     lines: list[tuple[float, float]] = field(default_factory=list)
     pure_epsilon: float = 0.0
-    link: str = ''
+    links: list[str] = field(default_factory=list)
+    end: int = 0
+
+    @property
+    def last(self) -> str:
+        return self.links[-1] if self.links else ''
 
     def add(self, body: dict[str, Any]) -> None:
         if 'epsilon' in body:

@@ -20,7 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+    check_range,
+)
 
 
 def _load() -> None:
@@ -180,40 +186,107 @@ def propagate(
     send: Tensor,
     weights: Tensor,
     half: bool = False,
+    scale: Tensor | None = None,
+    three_term: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    r"""Computes :math:`\sum_i w_i (R B S)^i x` for all columns at once.
+    r"""Computes :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
 
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    Memory beside the result: two buffers of at most four cache lines a node
-    (two with :obj:`half`): so many columns are in flight.
+    Levels go from the last weight to the first (Horner), so that :math:`z` is
+    written once. A column has the same bits whatever stands beside it, for
+    any number of threads and any instruction set. Memory beside the result:
+    two buffers of at most four cache lines a node (two with :obj:`half`): so
+    many columns are in flight.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; on the
+            CPU also as a sparse CSR matrix with int64 indices.
         recv (Tensor): as :obj:`x`, ``[num_nodes]``.
         send (Tensor): as :obj:`x`, ``[num_nodes]``.
         weights (Tensor): float64, ``[num_levels + 1]``.
         half (bool): whether the levels of a float32 :obj:`x` are kept in
-            bfloat16; sums stay in float32. (default: :obj:`False`)
+            float16; sums stay in float32. (default: :obj:`False`)
+        scale (Tensor, optional): float32, ``[num_columns]``: powers of two
+            that the float16 levels of each column are multiplied by, so that
+            they neither overflow nor vanish. (default: :obj:`None`)
+        three_term (bool): whether :obj:`weights` are those of Chebyshev
+            polynomials, :math:`\sum_i w_i T_i(P) x`, by Clenshaw's recursion.
+            (default: :obj:`False`)
+        rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
+            to compute; by default all. (default: :obj:`None`)
 
     Returns:
-        Tensor: as :obj:`x`.
+        Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
     """
     dtype = _value_dtype('x', x)
-    check = partial(_check, device=_check_device('x', x))
+    device = _check_device('x', x)
+    check = partial(_check, device=device)
     n, count = _size(rowptr, 1) - 1, _size(weights, 1)
-    return _ops.propagate(
+    sparse = x.layout == torch.sparse_csr
+    if sparse:
+        if x.shape[:1] != (n,) or x.dim() != 2:
+            raise ValueError(
+                f"'x' needs to have the shape [{n}, num_columns] "
+                f'(got {list(x.shape)})'
+            )
+    else:
+        x = check('x', x, dtype, n, *(x.shape[1:2] or (1,)))
+    if half and dtype != torch.float32:
+        raise TypeError(f"'half' needs a float32 'x' (got {dtype})")
+    if scale is not None:
+        if not half:
+            raise ValueError("'scale' needs half=True (got half=False)")
+        scale = check('scale', scale, dtype, x.size(1))
+    if rows is not None:
+        rows = check('rows', rows, torch.int64, _size(rows))
+        check_range('rows', rows, n, 'the nodes')
+    graph = (
         check('rowptr', rowptr, torch.int64, n + 1),
         check('col', col, torch.int32, _size(col)),
-        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+    )
+    rest = (
         check('recv', recv, dtype, n),
         check('send', send, dtype, n),
         _check('weights', weights, torch.float64, count, device=_HOST),
         half,
+        scale,
+        three_term,
+        rows,
     )
+    if sparse:
+        return _ops.propagate_entries(*graph, *sparse_parts(x), *rest)
+    return _ops.propagate(*graph, x, *rest)
+
+
+def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Rows, columns and values of a sparse CSR matrix, and its width."""
+    check_instance('x', x, Tensor)
+    if x.layout != torch.sparse_csr:
+        raise TypeError(
+            f"'x' needs to be a sparse CSR tensor (got {x.layout})"
+        )
+    return (
+        x.crow_indices().long().contiguous(),
+        x.col_indices().long().contiguous(),
+        x.values().contiguous(),
+        x.size(1),
+    )
+
+
+def instruction_set() -> str:
+    """The instructions that the CPU's kernels were compiled for.
+
+    :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
+    processor has, or less if the environment variable
+    ``ATEN_CPU_CAPABILITY``, which torch obeys too, says so. All of them give
+    the same bits.
+    """
+    return ('default', 'avx2', 'avx512')[_ops.instruction_set()]
 
 
 def push(
@@ -439,6 +512,85 @@ def disjoint_walks(
         walk_length,
         restarts,
         seed,
+    )
+
+
+CELLS = ('all', 'directed', 'undirected')
+
+
+def flip_bits(
+    rowptr: Tensor,
+    col: Tensor,
+    num_cols: int,
+    p_plus: float,
+    p_minus: float,
+    cells: str,
+    seed: int,
+    first: int = 0,
+    num_samples: int = 1,
+) -> tuple[Tensor, Tensor]:
+    r"""Draws noisy copies of a sparse matrix of bits, one below the other.
+
+    Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
+    :math:`p_-`, all independently: the exact product law, up to
+    :func:`pyg_trust.functional.smoothing.sampling_slack`. Copy :math:`s`
+    draws from the stream of ``(seed, first + s)``, whatever the batch and the
+    number of threads. Time and memory are those of the ones that come out,
+    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``, on the CPU.
+        col (Tensor): int32, ``[nnz]``: the ones, ascending in every row and
+            distinct.
+        num_cols (int): the number of columns.
+        p_plus (float): :math:`p_+`, in [0, 1).
+        p_minus (float): :math:`p_-`, in [0, 1).
+        cells (str): :obj:`'all'` entries of a matrix; of a square one,
+            :obj:`'directed'`: all off the diagonal, or :obj:`'undirected'`:
+            all pairs, where :obj:`col` lists both directions. Diagonals
+            stay, and copies of graphs are the blocks of a diagonal.
+        seed (int): the seed.
+        first (int): the number of the first copy. (default: :obj:`0`)
+        num_samples (int): how many. (default: :obj:`1`)
+
+    Returns:
+        tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_samples * num_rows +
+        1]``, and ``col``, int32, ascending in every row.
+
+    Example:
+        >>> rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([1, 0]).int()
+        >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
+        (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
+    """
+    check_choice('cells', cells, CELLS)
+    _check_seed(seed, first)
+    check_integer('num_cols', num_cols, 0, 2**31 - 1)
+    check_integer('num_samples', num_samples, 1)
+    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
+        if not 0 <= check_number(name, p) < 1:
+            raise ValueError(f"'{name}' needs to be in [0, 1) (got {p})")
+    n = _size(rowptr, 1) - 1
+    if cells != 'all':
+        if num_cols != n:
+            raise ValueError(
+                f"'num_cols' needs to be {n}, the number of nodes "
+                f'(got {num_cols})'
+            )
+        if num_samples * n >= 2**31:
+            raise ValueError(
+                "'num_samples' needs to be smaller: copies have fewer than "
+                f'2**31 nodes together (got {num_samples} of {n})'
+            )
+    return _ops.flip_bits(
+        _check_host('rowptr', rowptr, torch.int64, n + 1),
+        _check_host('col', col, torch.int32, _size(col)),
+        num_cols,
+        p_plus,
+        p_minus,
+        CELLS.index(cells),
+        seed,
+        first,
+        num_samples,
     )
 
 
@@ -827,8 +979,31 @@ def _(
     send: Tensor,
     weights: Tensor,
     half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
 ) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.size(0) if rows is None else rows.numel(), x.size(1))
+
+
+@torch.library.register_fake('pyg_trust::propagate_entries')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    ptr: Tensor,
+    index: Tensor,
+    value: Tensor,
+    columns: int,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
+) -> Tensor:
+    count = recv.numel() if rows is None else rows.numel()
+    return value.new_empty(count, columns)
 
 
 @torch.library.register_fake('pyg_trust::push')
@@ -899,6 +1074,23 @@ def _(
         roots.new_empty(context.new_dynamic_size()),
         roots.new_empty(context.new_dynamic_size()),
     )
+
+
+@torch.library.register_fake('pyg_trust::flip_bits')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    num_cols: int,
+    p_plus: float,
+    p_minus: float,
+    cells: int,
+    seed: int,
+    first: int,
+    num_samples: int,
+) -> tuple[Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    size = (rowptr.numel() - 1) * num_samples + 1
+    return rowptr.new_empty(size), col.new_empty(context.new_dynamic_size())
 
 
 @torch.library.register_fake('pyg_trust::policy_iteration')

@@ -629,6 +629,11 @@ entry(
     budget=values(3, None, {'a': 'b'}),
     data=values(3, None),
     origin=values(3, None),
+    kind=choice(),
+    values=values(3, None),
+    history=values(3, None, {'a': [1.0]}),
+    checked=values(3, None, 'one', [3]),
+    model=values(3, None),
 )
 
 
@@ -640,6 +645,8 @@ entry(
     'report.TrustReport',
     lambda: {'guarantees': trust_report().guarantees},
     guarantees=values(3, None, 'a', (), (3,)),
+    created=values(3, None, 'now', '2026-01-01'),
+    schema_version=values(0, None, '1'),
 )
 entry(
     'report.TrustReport.of',
@@ -653,7 +660,20 @@ entry(
 )
 entry(
     'report.TrustReport.save',
-    lambda: (trust_report(), {'path': temporary()}),
+    lambda: (trust_report(), {'path': temporary('trust.json')}),
+    path=PATH,
+)
+
+
+def saved_report() -> Path:
+    path = temporary('trust.json')
+    trust_report().save(path)
+    return path
+
+
+entry(
+    'report.TrustReport.load',
+    lambda: (TrustReport, {'path': saved_report()}),
     path=PATH,
 )
 

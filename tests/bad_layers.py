@@ -880,9 +880,10 @@ entry(
     num_nodes=integer(N),
 )
 entry(
-    'certificates.certify',
+    'certificates.certify_pagerank',
     lambda: {
-        'logits': rand(N, 2),
+        'model': rand(N, 2),
+        'data': None,
         'threat': threat(),
         'targets': torch.tensor([0, 3]),
         'reference': torch.zeros(N).long(),

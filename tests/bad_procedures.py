@@ -287,10 +287,10 @@ PARTS_ROWS = (
 entry(
     'privacy.PrivacyEngine',
     lambda: {},
-    Row('a seed', {'secure_mode': True, 'seed': 1}, "'seed'"),
+    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
     accountant=choice(),
-    secure_mode=FLAG,
     ledger=values(3, ['a']),
+    ledger_head=values(3, ['a']),
 )
 entry(
     'privacy.PrivacyEngine.make_private',

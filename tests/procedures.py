@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from states import without_chance
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv
 
@@ -191,14 +192,16 @@ PROCEDURES['bounds and attacks'] = Procedure(
 
 def classifier(**kwargs):
     transform = GraphScattering(J=2, Q=1, L=2)
-    kwargs = {'noise_std': 1.0, 'seed': 0, **kwargs}
+    kwargs = {'seed': 0, **kwargs}
+    if 'noise_std' in kwargs:
+        kwargs['noise'] = 'objective'
     return ScatteringClassifier(transform, **kwargs)
 
 
 def classified(model):
     if model._model is None:
         return None
-    state = model.state_dict()
+    state = without_chance(model.state_dict())
     return {**state, 'Z': model.embeddings}
 
 
@@ -320,7 +323,7 @@ def unlearner(folder=None, **kwargs):
 def sharded(model):
     if model._state is None:
         return None
-    state = copy.deepcopy(model.state_dict())
+    state = without_chance(model.state_dict())
     state.pop('work')
     return {**state, 'outputs': model.outputs}
 

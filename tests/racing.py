@@ -14,9 +14,14 @@ import threading
 from pathlib import Path
 
 import torch
+from killing import path
+from torch_geometric.nn import GCNConv
 
 from pyg_trust import commit, files
 from pyg_trust.commit import Lineage, StaleStateError
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
 
 
 class Plain:
@@ -33,7 +38,7 @@ class Plain:
         state = {'lineage': lineage, 'ledger': ledger, 'there': [*range(size)]}
         commit.save(self.file, state)
 
-    def take(self, name):
+    def take(self, name, together=False):
         while True:
             state = files.load(self.file)
             state['there'].remove(name)
@@ -58,7 +63,91 @@ class Plain:
         assert list(self.file.parent.iterdir()) == [self.file]
 
 
-PROCEDURES = {'plain': Plain}
+class Removal:
+    """Certified removal: every request is saved, by whoever comes."""
+
+    def __init__(self, folder):
+        self.file = folder / 'classifier.pt'
+        self.shared = None
+
+    def model(self):
+        return ScatteringClassifier(GraphScattering(J=2, Q=1, L=2))
+
+    def start(self, size):
+        graphs = [
+            path(4, 0.2 + 0.6 * (i % 2) + 1e-4 * i, i % 2) for i in range(size)
+        ]
+        self.shared = self.model().fit(graphs)
+        self.shared.save(self.file)
+
+    def take(self, name, together=False):
+        if together:
+            # Two threads, one object.
+            self.shared.remove(RemovalRequest(graphs=[name]))
+            return self.shared.save(self.file)
+        while True:
+            model = self.model()
+            model.load(self.file)
+            model.remove(RemovalRequest(graphs=[name]))
+            try:
+                return model.save(self.file)
+            except StaleStateError:
+                continue
+
+    def left(self):
+        model = self.model()
+        model.load(self.file)
+        return set(model.graphs)
+
+    def check(self):
+        model = self.model()
+        model.load(self.file)
+        assert model.verify().ok
+        assert list(self.file.parent.iterdir()) == [self.file]
+
+
+class Shards:
+    """Removal by shards in one folder."""
+
+    def __init__(self, folder):
+        self.folder = folder / 'shards'
+        self.shared = None
+
+    def unlearner(self):
+        return ShardedUnlearner(
+            lambda: GCNConv(1, 2),
+            num_shards=3,
+            epochs=1,
+            aggregator='mean',
+            folder=self.folder,
+            seed=0,
+        )
+
+    def start(self, size):
+        data = path(size, 1.0, 0)
+        data.y = torch.arange(size) % 2
+        data.train_mask = torch.ones(size, dtype=torch.bool)
+        self.shared = self.unlearner().fit(data)
+
+    def take(self, name, together=False):
+        request = RemovalRequest(nodes=[name])
+        if together:
+            return self.shared.remove(request)
+        unlearner = self.unlearner().load()
+        while True:
+            try:
+                return unlearner.remove(request)
+            except StaleStateError:
+                unlearner.load()
+
+    def left(self):
+        return set(self.unlearner().load().n_id.tolist())
+
+    def check(self):
+        assert self.unlearner().load().verify().ok
+
+
+PROCEDURES = {'plain': Plain, 'removal': Removal, 'shards': Shards}
 
 
 def processes(procedure, names):
@@ -90,7 +179,7 @@ def threads(procedure, names):
     def work(name):
         barrier.wait()
         try:
-            procedure.take(name)
+            procedure.take(name, together=True)
         except BaseException as error:
             failed.append(error)
 

@@ -30,6 +30,8 @@ from bad_inputs import (
 )
 from bad_table import EXEMPT, TABLE, kind_of
 
+pytestmark = pytest.mark.sparse
+
 FOUND = entry_points()
 
 

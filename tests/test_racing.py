@@ -12,7 +12,7 @@ RACES = 50
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.parametrize('kind', ['processes', 'threads'])
-@pytest.mark.parametrize('procedure', ['plain'])
+@pytest.mark.parametrize('procedure', ['plain', 'removal', 'shards'])
 def test_races(procedure, kind, tmp_path):
     script = Path(__file__).with_name('racing.py')
     done = subprocess.run(

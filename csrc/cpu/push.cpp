@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "advance.h"
+#include "gather.h"
+#include "kernels.h"
 #include "levels.h"
 #include "parallel.h"
 #include "scratch.h"
@@ -29,6 +30,13 @@ constexpr int64_t kHits = 128;      // sent together
 // Columns of one block: those of a cache line.
 template <typename scalar_t>
 constexpr int kBlock = kCacheLine / sizeof(scalar_t);
+
+void advance_rows(const Level<float>& level, int64_t begin, int64_t end) {
+  kernels().advance_float(level, begin, end);
+}
+void advance_rows(const Level<double>& level, int64_t begin, int64_t end) {
+  kernels().advance_double(level, begin, end);
+}
 
 // Everything that is the same for all columns. Rows (pull_rowptr, pull_col)
 // are the graph from the receiving side, for levels that are done exactly:
@@ -380,7 +388,7 @@ class Wave {
         ++j;
       const Columns& one = *blocks[i];
       const Columns& two = *blocks[j - 1];
-      Level<scalar_t, scalar_t> level;
+      Level<scalar_t> level;
       level.rowptr = all_.pull_rowptr;
       level.col = all_.pull_col;
       level.num_entries = all_.pull_rowptr[all_.num_nodes];

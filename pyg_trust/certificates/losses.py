@@ -14,10 +14,12 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.policy import (
+from pyg_trust.functional.diffusion import (
     check_alpha,
     check_logits,
     diffuse,
+)
+from pyg_trust.functional.policy import (
     robust_margins,
     worst_case_margins,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_trust._checks import check_tensor
 from pyg_trust.functional.budget import check_budget
-from pyg_trust.functional.policy import Perturbations
+from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 
 SCENARIOS = ('removals', 'additions', 'both')

@@ -59,12 +59,10 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust.functional.diffusion import check_alpha, check_logits
+from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.policy import (
     Optimum,
-    Perturbations,
-    Policy,
-    check_alpha,
-    check_logits,
     policy_iteration,
     policy_value,
 )

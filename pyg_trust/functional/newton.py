@@ -92,7 +92,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.functional.dp import check_delta, gaussian_profile
+from pyg_trust.functional.mechanisms import check_delta, gaussian_profile
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
 

@@ -69,8 +69,10 @@ class DisjointWalkLoader(StepLoader):
     batches depend on features or labels, as long as the graph and
     :obj:`input_nodes` do not; see
     :func:`pyg_trust.functional.disjoint_walks`. Privacy needs the choice of
-    batches to stay secret: keep the seed and ``input_id`` to yourself. The
-    streams are good statistically, not cryptographically.
+    batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
+    them from the operating system, whatever the seed here; keep ``n_id`` and
+    ``input_id`` of its batches to yourself. Batches of the loader alone are
+    those of the seed.
 
     A batch is a :class:`~torch_geometric.data.Data` object with the edges
     inside each subgraph and none between two. The :math:`m` roots come first
@@ -101,7 +103,9 @@ class DisjointWalkLoader(StepLoader):
             :obj:`None` to keep the first. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
-        seed (int, optional): the seed. (default: :obj:`None`)
+        seed (int, optional): the seed of partitions, which are public, and of
+            the batches that are drawn without an engine.
+            (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`, such as
             :obj:`transform`, :obj:`filter_per_worker` or :obj:`num_workers`;
             none that choose batches.

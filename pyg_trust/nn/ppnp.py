@@ -24,7 +24,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.functional.policy import check_alpha, diffuse
+from pyg_trust.functional.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
 
 

@@ -14,13 +14,10 @@ from pyg_trust.privacy.audit import (
     canary_graph,
     empirical_epsilon,
 )
-from pyg_trust.privacy.engine import (
-    PrivacyEngine,
-    PrivacyReport,
-    PrivateTraining,
-)
+from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
-from pyg_trust.privacy.private import (
+from pyg_trust.privacy.report import PrivacyReport
+from pyg_trust.privacy.wrappers import (
     PrivateLoader,
     PrivateModule,
     PrivateOptimizer,

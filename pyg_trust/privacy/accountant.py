@@ -13,20 +13,22 @@ from pyg_trust._checks import (
     check_number,
     check_positive,
 )
-from pyg_trust.functional.dp import (
+from pyg_trust.functional.accounting import (
     METHODS,
     ORDERS,
     calibrate_fdp,
     calibrate_lam,
+    last_that_fits,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon,
+)
+from pyg_trust.functional.mechanisms import (
     check_delta,
     check_q,
     lam_from_opacus,
     lam_to_opacus,
-    last_that_fits,
-    max_steps,
-    rdp_epsilon,
     rdp_fdp,
-    wor_epsilon,
 )
 
 RELATION = 'replace-one-feature-row'
@@ -39,10 +41,11 @@ class WORAccountant(IAccountant):
     r"""Counts steps that draw subgraphs without replacement.
 
     The relation and the assumptions are those of
-    :mod:`pyg_trust.functional.dp`: one row of the features is replaced; a
-    constant number :math:`m` of :math:`M` node-disjoint subgraphs is drawn
-    uniformly without replacement, afresh in every step; gradients are clipped
-    per subgraph. An epoch's shuffle and Poisson sampling are *not* covered.
+    :mod:`pyg_trust.functional.mechanisms`: one row of the features is
+    replaced; a constant number :math:`m` of :math:`M` node-disjoint subgraphs
+    is drawn uniformly without replacement, afresh in every step; gradients
+    are clipped per subgraph. An epoch's shuffle and Poisson sampling are
+    *not* covered.
 
     :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and is halved
     before it is accounted for, since replacing a row moves the sum by up to

@@ -2,6 +2,8 @@
 
 from pyg_trust.transforms.agp import AGP
 from pyg_trust.transforms.bounded_degree import BoundedDegree
+from pyg_trust.transforms.division import Division
+from pyg_trust.transforms.flip_bits import FlipBits
 from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
     GFT,
@@ -16,6 +18,8 @@ __all__ = [
     'GDC',
     'GFT',
     'BoundedDegree',
+    'Division',
+    'FlipBits',
     'GraphEmbedding',
     'GraphScattering',
     'PropagatedFeatures',

@@ -1,11 +1,15 @@
 """Unlearning: models that forget on request."""
 
-from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.baselines import (
+    GINClassifier,
+)
 from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
 )
-from pyg_trust.unlearning.node import NodeClassifier
+from pyg_trust.unlearning.node import (
+    NodeClassifier,
+)
 from pyg_trust.unlearning.node_report import (
     NodePlan,
     NodeUnlearnReport,
@@ -13,6 +17,8 @@ from pyg_trust.unlearning.node_report import (
 )
 from pyg_trust.unlearning.scattering import (
     ScatteringClassifier,
+)
+from pyg_trust.unlearning.scattering_reports import (
     UnlearnReport,
     VerifyReport,
 )
@@ -23,7 +29,9 @@ from pyg_trust.unlearning.shards import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.unlearning.store import (
+    ShardStore,
+)
 
 __all__ = [
     'GINClassifier',

@@ -31,7 +31,7 @@ def named_leftovers(
     found += [
         f'features of node {v}{where}'
         for v in part.get('features', ())
-        if v in there and bool(data.x[there[v]].any())
+        if v in there and _is_set(data.x, there[v])
     ]
     arcs = [
         *((u, v) for u, v in part.get('edges', ())),
@@ -72,3 +72,11 @@ def views(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
         ):
             found.append(f'{name} is a view into a larger tensor')
     return found
+
+
+def _is_set(x: Tensor, row: int) -> bool:
+    # Whether a row has a number that is not zero.
+    if x.layout != torch.sparse_csr:
+        return bool(x[row].any())
+    start, end = x.crow_indices()[row : row + 2].tolist()
+    return bool(x.values()[start:end].any())

@@ -3,21 +3,26 @@
 Every checkpoint is a file of its own, named by its content and never written
 twice. A manifest names those that are in force. A new state is written beside
 the old one; then the manifest is replaced, which file systems do at once or
-not at all.
+not at all, and what is not part of the new state is deleted. All of this
+happens under the lock of the folder, and only if the new state continues the
+one that is in force (:mod:`pyg_trust.commit`).
 """
 
 import hashlib
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pyg_trust import files
+from pyg_trust import commit, files
 from pyg_trust._checks import check_instance
 
 MANIFEST = 'manifest.json'
+# Files that are written here, and what a killed process left of them.
+_OURS = re.compile(r'(.+-[0-9a-f]{16}\.pt|\..+\.tmp)')
 _FORMAT = 1
 
 
@@ -50,17 +55,33 @@ class ShardStore:
         return manifest
 
     def write(
-        self, parts: dict[str, Any], plain: dict[str, Any]
+        self,
+        parts: dict[str, Any],
+        plain: dict[str, Any],
+        *,
+        keep_history: bool = False,
     ) -> dict[str, Any]:
-        """Puts a state in force; the last thing it does is to switch.
+        """Puts a state in force, and deletes what it replaces.
+
+        Whatever stops it before the switch of the manifest leaves the old
+        state, and whatever stops it after that the new one; what was left
+        to delete is deleted by the next :meth:`write` or :meth:`purge`.
 
         Args:
             parts (dict): what goes to a file each, by name: anything that
                 ``torch.load`` takes with ``weights_only=True``.
-            plain (dict): what goes to the manifest itself, as JSON.
+            plain (dict): what goes to the manifest itself, as JSON; with a
+                ``'lineage'``, the state needs to continue the one in force.
+            keep_history (bool): leave the files of earlier states there.
+                (default: :obj:`False`)
 
         Returns:
             dict: the new manifest.
+
+        Raises:
+            StaleStateError: if somebody else has changed the folder since the
+                state was read from it.
+            ValueError: if the folder holds the state of another fit.
         """
         check_instance('parts', parts, dict)
         for name in parts:
@@ -72,7 +93,20 @@ class ShardStore:
             raise TypeError(
                 f"'plain' needs to hold plain values ({error})"
             ) from None
+        check_instance('keep_history', keep_history, bool)
         self.folder.mkdir(parents=True, exist_ok=True)
+        with commit.exclusive(self.folder / MANIFEST):
+            found = self.manifest()
+            if found is not None and 'lineage' in {*found, *plain}:
+                commit.check_continues(self.folder, found, plain)
+            manifest = self._write(parts, plain)
+            if not keep_history:
+                self._delete_strangers()
+        return manifest
+
+    def _write(
+        self, parts: dict[str, Any], plain: dict[str, Any]
+    ) -> dict[str, Any]:
         entries: dict[str, dict[str, str]] = {}
         for name, value in parts.items():
             stream = io.BytesIO()
@@ -96,6 +130,10 @@ class ShardStore:
         Raises:
             ValueError: if there is none, or a file is missing or changed.
         """
+        with commit.exclusive(self.folder / MANIFEST, reading=True):
+            return self._read()
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         manifest = self.manifest()
         if manifest is None:
             raise ValueError(
@@ -120,14 +158,23 @@ class ShardStore:
         return sorted(
             path
             for path in self.folder.iterdir()
-            if path.name not in named and path.suffix in ('.pt', '.tmp')
+            if path.name not in named and _OURS.fullmatch(path.name)
         )
 
     def purge(self) -> list[Path]:
-        """Deletes the :meth:`strangers`, and returns what they were."""
+        """Deletes the :meth:`strangers`, and returns what they were.
+
+        Where nothing is to be deleted, the folder need not be writable.
+        """
+        if not self.strangers():
+            return []
+        with commit.exclusive(self.folder / MANIFEST):
+            return self._delete_strangers()
+
+    def _delete_strangers(self) -> list[Path]:
         gone = self.strangers()
         for path in gone:
-            path.unlink()
+            path.unlink(missing_ok=True)
         if gone:
             files.sync_folder(self.folder)
         return gone

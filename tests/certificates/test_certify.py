@@ -435,7 +435,7 @@ def test_bad_calls_are_refused(changes, error, message):
     }
     arguments.update(changes)
     with pytest.raises(error, match=message):
-        certify(**arguments)
+        certify(arguments.pop('logits'), **arguments)
 
 
 def test_purity_is_that_of_two_hops():

@@ -54,7 +54,9 @@ def test_gradients_are_clipped_per_subgraph(private, chunk, reduction):
     )
     setup.engine._noise = NoNoise()
     net = copy.deepcopy(setup.net)
-    (whole,) = DisjointWalkLoader(setup.data, 8, 2, seed=1, num_steps=1)
+    index = setup.loader.batch_sampler.index(0)
+    batches = setup.loader.loader
+    whole = batches(batches.batch_sampler.write(0, index))
     scale = 1 if reduction == 'mean' else 8
     want = [scale * g for g in clipped_mean(net, whole, 0.5)]
     seen = []
@@ -111,7 +113,7 @@ def test_noise_is_lam_times_twice_the_norm(private, secure, reduction):
         noise_multiplier=3.0,
         max_grad_norm=0.7,
         loss_reduction=reduction,
-        engine={'secure_mode': secure, 'seed': None if secure else 3},
+        engine={'seed': None if secure else 3},
     )
     before = setup.net.weight.detach().clone()
     for batch in setup.loader:
@@ -139,10 +141,10 @@ def test_same_seed_same_weights_other_seed_others(private):
     assert not ends[0].equal(ends[2])
 
 
-def test_secure_mode_never_repeats(private):
+def test_without_a_seed_nothing_repeats(private):
     ends, roots = [], []
     for _ in range(2):
-        setup = private(engine={'secure_mode': True, 'seed': None})
+        setup = private(engine={'seed': None})
         for batch in setup.loader:
             roots.append(batch.input_id.tolist())
             setup.loss(batch).backward()
@@ -151,7 +153,7 @@ def test_secure_mode_never_repeats(private):
         ends.append(setup.net.first.bias.detach())
     assert not ends[0].equal(ends[1])
     assert roots[0] != roots[1]
-    assert 'secure' in str(setup.engine.report(1e-3))
+    assert 'cryptographic' in setup.engine.report(1e-3).explain()
 
 
 @pytest.mark.parametrize('workers', [0, 2])
@@ -335,7 +337,7 @@ def test_report_says_it_all(private):
         'labels',
         'loss',
         'C,',
-        'secure_mode',
+        'guesses the seed',
     ):
         assert word in words
     assert f'{report.epsilon:.4g}' in words
@@ -431,9 +433,9 @@ def more_features(data):
         ({'loader': {'input_nodes': torch.arange(30)}}, None, 'data'),
         ({'engine': {'accountant': 'rdp_wor'}}, None, 'mechanism'),
         (
-            {'engine': {'secure_mode': True, 'seed': None}},
+            {'engine': {'seed': None}},
             None,
-            'secure_mode',
+            'seeded',
         ),
         ({}, changed_graph, 'data'),
     ],

@@ -1,0 +1,284 @@
+r"""The model that is deployed: what a certificate has to speak of.
+
+A certificate of another model than the one that answers is worth nothing:
+with two steps in place of the limit, another normalization, self-loops or
+another teleport probability, nodes that are "robust" are of another class in
+the graph as it is. So all of this is taken from the model.
+
+**To the last bit.** The score of a class that the model returns differs from
+that of exact arithmetic by at most :attr:`Deployed.error`, in every
+admissible graph; margins have to exceed the errors of both classes. With unit
+roundoff :math:`u` of the model's dtype, :math:`\gamma_m = m u / (1 - m u)`,
+the largest degree :math:`d` of an admissible graph, and :math:`h_c = \max_j
+|H_{j, c}|`:
+
+* :obj:`K` steps of message passing: a step computes :math:`a \hat{A} z +
+  \alpha h` with at most :math:`d + 8` roundings on the way of any number
+  (weights, products, sums in any order), so that it is off by
+  :math:`\gamma_{d+8} h_c`, and what was off before is multiplied by
+  :math:`a`: :math:`\min(K, 1/\alpha) \gamma_{d+8} h_c` in all.
+* the limit: :func:`~pyg_trust.functional.diffuse` solves in float64 and
+  returns only what has a residual within a bound that it checks
+  (:func:`~pyg_trust.functional.diffusion_error`); then it rounds once:
+  :math:`u h_c`.
+
+(For :obj:`'sym'` all of this holds of :math:`D^{-1/2} z`, whose margins have
+the same signs.)
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust._checks import check_instance
+from pyg_trust.functional.diffusion import (
+    check_alpha,
+    check_logits,
+    diffuse,
+    diffusion_error,
+)
+from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
+
+
+@dataclass(frozen=True)
+class Deployed:
+    r"""A model that diffuses logits by personalized PageRank.
+
+    Args:
+        logits (Tensor): :math:`H`, float64, ``[num_nodes, num_classes]``.
+        alpha (float): the teleport probability.
+        K (int, optional): the number of steps, :obj:`None` for the limit.
+        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
+        self_loops (bool): whether nodes without a self-loop get one.
+        dtype (torch.dtype, optional): in which it computes; :obj:`None` for
+            exact arithmetic.
+        predicted (Tensor, optional): the classes it returns in the clean
+            graph: int64, ``[num_nodes]``.
+        name (str): of the model.
+    """
+
+    logits: Tensor
+    alpha: float
+    K: int | None = None
+    normalization: str = 'rw'
+    self_loops: bool = False
+    dtype: torch.dtype | None = None
+    predicted: Tensor | None = None
+    name: str = 'logits'
+
+    def error(self, degree: int) -> Tensor:
+        """How far computed scores may be from exact ones, by class.
+
+        Args:
+            degree (int): the largest degree of an admissible graph,
+                self-loops included.
+        """
+        top = self.logits.abs().amax(0)
+        if self.dtype is None:
+            return torch.zeros_like(top)
+        kind = torch.finfo(self.dtype)
+        if self.K is None:
+            relative = diffusion_error(self.alpha, degree, self.dtype)
+        else:
+            part = (degree + 8) * kind.eps / 2
+            if part > 0.1:
+                raise ValueError(
+                    f"'model' computes in {kind.dtype}, which is too coarse "
+                    f'for sums over {degree} neighbours'
+                )
+            relative = min(self.K, 1 / self.alpha) * part / (1 - part)
+        if float(top.max()) > kind.max / 4:
+            raise ValueError(
+                "'model' has logits that may overflow in "
+                f'{kind.dtype} (up to {float(top.max()):.3g})'
+            )
+        # What underflows is off by less than the smallest normal number.
+        tiny = kind.tiny * (degree + 8) / self.alpha
+        return relative * top * (1 + 1e-6) + tiny
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What has to be true of the model."""
+        steps = 'in the limit' if self.K is None else f'K={self.K} steps'
+        loops = 'with' if self.self_loops else 'without'
+        said = (
+            f'the deployed model is personalized PageRank (alpha '
+            f'{self.alpha:g}, {steps}, {self.normalization!r}, {loops} '
+            'added self-loops) of logits that do not depend on the edges'
+        )
+        if self.dtype is None:
+            return (
+                said,
+                'all of this was said by whoever handed the logits over: no '
+                'model was seen',
+                'the model computes in exact arithmetic',
+            )
+        kind = str(self.dtype).removeprefix('torch.')
+        return (
+            said,
+            f'taken from the {self.name} itself, in evaluation mode, and its '
+            f'roundoff in {kind} is accounted for',
+        )
+
+    @classmethod
+    def of_logits(
+        cls, logits: Tensor, alpha: float, graph: CSRGraph
+    ) -> 'Deployed':
+        """Logits that somebody else diffuses, in exact arithmetic."""
+        check_logits(logits, graph)
+        return cls(logits.detach().cpu().double(), check_alpha(alpha))
+
+    @classmethod
+    def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
+        """The model as it is, applied to data as it is.
+
+        Args:
+            model (PageRankDiffusion): PPNP, label or feature propagation.
+            data (Data): with :obj:`x` (or :obj:`y` and maybe
+                :obj:`train_mask`, for label propagation) and the graph.
+            graph (CSRGraph): the graph of the threat, to be compared.
+
+        Raises:
+            TypeError: if the model is not linear in PageRank.
+            ValueError: if the model computes something else than it says, or
+                the threat is about another graph.
+        """
+        _check_model(model)
+        check_instance('data', data, Data)
+        found = CSRGraph.convert(data).to('cpu')
+        weight = found.weight
+        if weight is not None and bool(weight.ne(1).any()):
+            raise ValueError(
+                "'data' needs to be unweighted: an edge is there or not (got "
+                "an 'edge_weight')"
+            )
+        if not (
+            torch.equal(found.rowptr, graph.rowptr)
+            and torch.equal(found.col, graph.col)
+        ):
+            raise ValueError(
+                "'data' and 'threat' need to be about the same graph (got "
+                f'{found} and {graph})'
+            )
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            with torch.no_grad():
+                logits, scores = _run(model, data)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        check_logits(logits, graph)
+        made = cls(
+            logits.cpu().double(),
+            model.alpha,
+            model.K,
+            model.normalization,
+            model.add_self_loops,
+            logits.dtype,
+            scores.argmax(1).cpu(),
+            type(model).__name__,
+        )
+        _check_scores(made, scores.cpu().double(), graph)
+        return made
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, PageRankDiffusion):
+        raise TypeError(
+            "'model' needs to be linear in PageRank for an exact certificate "
+            '(pyg_trust.nn.PPNP, LabelPropagation, FeaturePropagation) or '
+            f'logits (got {type(model).__name__})'
+        )
+    kind = type(model)
+    base = LabelPropagation if isinstance(model, LabelPropagation) else PPNP
+    if not isinstance(model, base):
+        raise TypeError(
+            "'model' needs logits: a PPNP, LabelPropagation or "
+            f'FeaturePropagation (got {kind.__name__})'
+        )
+    for name in ('forward', 'diffuse', 'message', 'propagate', 'aggregate'):
+        if getattr(kind, name) is not getattr(base, name) or name in vars(
+            model
+        ):
+            raise TypeError(
+                f"'model' needs the {name!r} of {base.__name__}, which is "
+                f'what is certified (got one of its own, {kind.__name__})'
+            )
+    if model.flow != 'target_to_source':
+        raise ValueError(
+            "'model' needs flow='target_to_source', along out-edges (got "
+            f'{model.flow!r})'
+        )
+    if model.aggr not in ('add', 'sum'):
+        raise ValueError(
+            f"'model' needs aggr='add' to be PageRank (got {model.aggr!r})"
+        )
+
+
+def _run(model: PageRankDiffusion, data: Data) -> tuple[Tensor, Tensor]:
+    # The logits and the scores of all nodes.
+    graph = data.edge_index if 'edge_index' in data else data
+    if isinstance(model, LabelPropagation):
+        if data.get('y') is None:
+            raise ValueError("'data' needs to have labels, 'y'")
+        mask = data.get('train_mask')
+        return model.logits(data.y, mask), model(data.y, graph, mask)
+    if data.get('x') is None:
+        raise ValueError("'data' needs to have features, 'x'")
+    assert isinstance(model, PPNP)
+    return model.logits(data.x), model(data.x, graph)
+
+
+def _check_scores(made: Deployed, scores: Tensor, graph: CSRGraph) -> None:
+    # What it returns is what it says it is: no hook, no layer in between.
+    if made.self_loops:
+        graph = graph.with_self_loops()
+    degree = graph.degree.clamp(min=1).double()
+    expected = diffuse_steps(
+        graph, made.logits, made.alpha, made.K, made.normalization
+    )
+    most = int(graph.degree.max())
+    exact = replace(made, dtype=torch.float64)
+    allowed = made.error(most) + exact.error(most)
+    if made.normalization == 'sym':
+        expected, scores = (
+            z / degree.sqrt()[:, None] for z in (expected, scores)
+        )
+    off = (scores - expected).abs() - 2 * allowed
+    if not bool((off <= 0).all()):
+        node = int(off.nan_to_num(math.inf).amax(1).argmax())
+        raise ValueError(
+            "'model' needs to return the PageRank diffusion of its logits "
+            '(alpha, K, normalization and self-loops as it says), with no '
+            f'hook and nothing else on top: the scores of node {node} are '
+            'others'
+        )
+
+
+def diffuse_steps(
+    graph: CSRGraph,
+    h: Tensor,
+    alpha: float,
+    K: int | None,
+    normalization: str,
+) -> Tensor:
+    """What a model returns, in float64."""
+    if K is None:
+        return diffuse(graph, h, alpha, normalization=normalization)
+    degree = graph.degree.clamp(min=1).double()
+    row, col = graph.row, graph.col
+    weight = 1 / degree[row]
+    if normalization == 'sym':
+        weight = 1 / (degree[row] * degree[col]).sqrt()
+    size = (graph.num_nodes, graph.num_nodes)
+    matrix = sparse_rows(graph.rowptr, col, weight, size)
+    z = h
+    for _ in range(K):
+        z = (1 - alpha) * (matrix @ z) + alpha * h
+    return z

@@ -1,0 +1,17 @@
+"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
+
+from pyg_trust.unlearning.shards.reports import (
+    ShardPlan,
+    ShardRemovalReport,
+    ShardReport,
+    ShardVerifyReport,
+)
+from pyg_trust.unlearning.shards.unlearner import ShardedUnlearner
+
+__all__ = [
+    'ShardPlan',
+    'ShardRemovalReport',
+    'ShardReport',
+    'ShardVerifyReport',
+    'ShardedUnlearner',
+]

@@ -1,0 +1,578 @@
+"""State of an unlearner of shards: what it is, and how it is kept."""
+
+import copy
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust._checks import check_instance, check_integer
+from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.graph import sparse_rows
+from pyg_trust.ledger import RemovalLedger, Seals, content
+from pyg_trust.nn.shard_aggregator import ShardAggregator
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.leftovers import named_leftovers, views
+from pyg_trust.unlearning.shards.graph import named_items
+from pyg_trust.unlearning.shards.products import select_rows
+from pyg_trust.unlearning.shards.training import Recipe
+from pyg_trust.unlearning.store import ShardStore
+
+
+class Checkpoint(NamedTuple):
+    """One trained shard, and the seal of all it was trained on."""
+
+    key: str
+    n_id: Tensor
+    weights: dict[str, Tensor]
+
+
+class Work(NamedTuple):
+    """What was done last."""
+
+    shards: tuple[int, ...]
+    seconds: dict[str, float]
+    trainer: str
+
+
+class State(NamedTuple):
+    """All there is.
+
+    Replaced as a whole, by one assignment at the end of whatever may fail, so
+    that a failure changes nothing.
+    """
+
+    seed: int
+    # Whether a user gave it.
+    seeded: bool
+    # As given: what Shards are made of, or themselves.
+    partition: Any
+    data: Data
+    num_classes: int
+    checkpoints: tuple[Checkpoint, ...]
+    outputs: Tensor
+    aggregator: ShardAggregator
+    ledger: RemovalLedger
+    queue: tuple[RemovalRequest, ...]
+    # Whether the partition has seen nothing that was removed since.
+    fresh: bool
+    work: Work
+    # Of the shards, by number, and of the graph around them.
+    seals: Seals
+    lineage: Lineage = Lineage()
+
+
+# What a folder can be compared by, without reading tensors.
+_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'work')
+
+_Self = TypeVar('_Self', bound='Stateful')
+
+
+class Stateful:
+    """The part of an unlearner that keeps, saves and loads its state."""
+
+    num_shards: int
+    aggregator_nodes: int
+    recipe: Recipe
+    folder: Path | None
+    keep_history: bool
+    _lock: ObjectLock
+    _aggregator: ShardAggregator
+    _state: State | None
+    _given: Any
+    _first_seed: int
+    _first_seeded: bool
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Everything it takes to go on, one checkpoint per shard.
+
+        It contains the remaining data, their salts and the seed. Guard it
+        like the data, and destroy older states after a removal: they hold
+        what was removed.
+        """
+        # Copies: nobody is to reach what is in force.
+        return copy.deepcopy(self._packed(self._fitted))
+
+    @synchronized
+    def load_state_dict(
+        self, state: dict[str, Any], *, progress_bar: bool = False
+    ) -> None:
+        """Takes over a saved state.
+
+        Args:
+            state (dict): of :meth:`state_dict` of an unlearner with the same
+                arguments.
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
+
+        Raises:
+            ValueError: if the arguments differ, a checkpoint is not that of
+                the data in the state, or the state's ledger does not continue
+                the present one.
+        """
+        self._commit(self._unpacked(state, progress_bar), loaded=True)
+
+    @synchronized
+    def save(self, folder: str | Path | None = None) -> None:
+        """Writes the state to a folder, at once or not at all.
+
+        Args:
+            folder (str or Path, optional): where; by default the folder of
+                the class, which holds every state anyway.
+                (default: :obj:`None`)
+
+        Raises:
+            StaleStateError: if the folder was changed since this unlearner
+                read or wrote it.
+            ValueError: if there is no folder, or it holds the state of
+                another fit.
+        """
+        store = self._store(folder)
+        parts, plain = to_files(self._packed(self._fitted))
+        store.write(parts, plain, keep_history=self.keep_history)
+
+    @synchronized
+    def load(
+        self: _Self,
+        folder: str | Path | None = None,
+        *,
+        progress_bar: bool = False,
+    ) -> _Self:
+        """Takes over the state in a folder.
+
+        Of the folder of the class, deletes what is not part of that state: a
+        process may have been killed before it could.
+
+        Args:
+            folder (str or Path, optional): as in :meth:`save`.
+                (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
+
+        Raises:
+            ValueError: if there is none, a file is missing or was changed, or
+                as :meth:`load_state_dict`.
+        """
+        store = self._store(folder)
+        parts, manifest = store.read()
+        new = self._unpacked(from_files(parts, manifest), progress_bar)
+        if store.folder == self.folder:
+            self._state = new
+            if not self.keep_history and os.access(store.folder, os.W_OK):
+                store.purge()
+        else:
+            self._commit(new, loaded=True)
+        return self
+
+    @synchronized
+    def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
+        """Deletes the checkpoints that hold what was removed.
+
+        Only of use with ``keep_history=True``: otherwise every change ends
+        with that. These are all in the folder that are not part of the state
+        in force, unfinished ones included. Copies elsewhere are out of reach,
+        and what a file system or a disk keeps of deleted files is up to them.
+
+        Args:
+            folder (str or Path, optional): as in :meth:`save`.
+                (default: :obj:`None`)
+
+        Returns:
+            tuple[str, ...]: the names of the files that were deleted.
+
+        Raises:
+            ValueError: if there is no folder, or the state in force there is
+                not the present one.
+        """
+        store = self._store(folder)
+        _, plain = to_files(self._packed(self._fitted))
+        if not in_force(store, plain):
+            raise ValueError(
+                f"'folder' {store.folder} does not hold the present state: "
+                'save it first'
+            )
+        return tuple(path.name for path in store.purge())
+
+    # Private ################################################################
+
+    @property
+    def _fitted(self) -> State:
+        if self._state is None:
+            raise ValueError('the unlearner needs to be fitted first')
+        return self._state
+
+    @property
+    def _seed(self) -> int:
+        return self._first_seed if self._state is None else self._state.seed
+
+    @property
+    def _seeded(self) -> bool:
+        if self._state is None:
+            return self._first_seeded
+        return self._state.seeded
+
+    def _contents(self, data: Data, shards: Iterable[int]) -> dict[int, str]:
+        # What is sealed of some shards and of the graph around them: the data
+        # that a model is trained on, and how.
+        recipe = json.dumps(asdict(self.recipe))
+        # Whose features were removed is sealed with the whole graph: models
+        # are not trained on it.
+        light = copy.copy(data)
+        if 'x_removed' in light:
+            del light.x_removed
+        found = {
+            shard: content(part, recipe, self._shard_seed(shard))
+            for shard, part in self._parts(light, shards).items()
+        }
+        # What the shards cover needs no second reading.
+        rest = copy.copy(data)
+        rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
+        found[self.num_shards] = content(rest)
+        return found
+
+    def _sealed(
+        self,
+        state: State,
+        data: Data,
+        trained: dict[int, Checkpoint],
+    ) -> tuple[Seals, tuple[Checkpoint, ...]]:
+        # New salts for all that has changed, so that what was there can't be
+        # tested; and the checkpoints, each with the seal of its data.
+        seals = state.seals.replaced(self._contents(data, trained))
+        return seals, tuple(
+            trained[shard]._replace(key=seals.digest(shard))
+            if shard in trained
+            else state.checkpoints[shard]
+            for shard in range(self.num_shards)
+        )
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            **asdict(self.recipe),
+            'num_shards': self.num_shards,
+            'aggregator': plain_settings(self._aggregator),
+            'aggregator_nodes': self.aggregator_nodes,
+        }
+
+    def _packed(self, state: State) -> dict[str, Any]:
+        return {
+            'config': self._config(),
+            'seed': state.seed,
+            'seeded': state.seeded,
+            'partition': plain_partition(state.partition),
+            'num_classes': state.num_classes,
+            'fresh': state.fresh,
+            'lineage': list(state.lineage.names),
+            'salts': state.seals.state_dict(),
+            'work': [*state.work],
+            'data': plain_data(state.data),
+            'checkpoints': {
+                shard: made._asdict()
+                for shard, made in enumerate(state.checkpoints)
+            },
+            'aggregator': state.aggregator.state_dict(),
+            'ledger': state.ledger.state_dict(),
+            'queue': [request.to_dict() for request in state.queue],
+        }
+
+    def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        try:
+            return self._unpack(packed, progress_bar)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                "'state' needs to be what state_dict() returns "
+                f'({type(error).__name__}: {error})'
+            ) from error
+
+    def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        if packed['config'].get('version') != self.recipe.version:
+            raise ValueError(
+                'the state is of another version of the trainer, whose bits '
+                f'differ (got {packed["config"].get("version", "0.1.0")}, '
+                f'need {self.recipe.version}): fit anew'
+            )
+        if packed['config'] != self._config():
+            raise ValueError(
+                'the state was saved with other arguments (got '
+                f'{packed["config"]}, need {self._config()})'
+            )
+        if packed['partition'] != plain_partition(self._given) and (
+            self._state is None
+            or packed['partition'] != plain_partition(self._state.partition)
+        ):
+            raise ValueError(
+                "the state's partition is another one (got "
+                f'{packed["partition"]["name"]})'
+            )
+        lineage = Lineage.of(packed)
+        if self._state is not None and not lineage.continues(
+            self._state.lineage
+        ):
+            raise ValueError(
+                'the state does not continue the present one: removals can '
+                'not be turned back; a new object can load it'
+            )
+        ledger = RemovalLedger(0.0)
+        ledger.load_state_dict(packed['ledger'])
+        data = from_plain_data(packed['data'])
+        checkpoints = tuple(
+            Checkpoint(**packed['checkpoints'][shard])
+            for shard in range(self.num_shards)
+        )
+        # One with the seed of the state.
+        other = copy.copy(self)
+        other._state, other._first_seed = (
+            None,
+            check_integer('seed', packed['seed'], 0),
+        )
+        contents = other._contents(data, range(self.num_shards))
+        seals = Seals.of(packed['salts'], contents)
+        for shard, made in enumerate(checkpoints):
+            if seals.digest(shard) != made.key:
+                raise ValueError(
+                    f'the checkpoint of shard {shard} is not that of the '
+                    "state's data"
+                )
+        if ledger.entries[-1].data != seals.root:
+            raise ValueError(
+                'the data of the state are not those of its ledger'
+            )
+        try:
+            num_classes = check_integer('num_classes', packed['num_classes'])
+            outputs = other._outputs(
+                data, checkpoints, num_classes, progress_bar
+            )
+            aggregator = copy.deepcopy(self._aggregator)
+            aggregator.load_state_dict(packed['aggregator'])
+        except RuntimeError as error:
+            raise ValueError(
+                "the state is not that of 'model_factory' and 'aggregator': "
+                f'{error}'
+            ) from None
+        fresh, given = packed['fresh'], self._given
+        check_instance('fresh', fresh, bool)
+        check_instance('seeded', packed['seeded'], bool)
+        if (
+            packed['partition'] != plain_partition(given)
+            and self._state is not None
+        ):
+            given = self._state.partition
+        return State(
+            seed=other._first_seed,
+            seeded=packed['seeded'],
+            partition=given,
+            data=data,
+            num_classes=num_classes,
+            checkpoints=checkpoints,
+            outputs=outputs,
+            aggregator=aggregator.eval(),
+            ledger=ledger,
+            queue=tuple(RemovalRequest.from_dict(r) for r in packed['queue']),
+            fresh=fresh,
+            work=Work(*packed['work']),
+            seals=seals,
+            lineage=lineage,
+        )
+
+    def _store(self, folder: str | Path | None) -> ShardStore:
+        if folder is not None:
+            check_instance('folder', folder, str, Path)
+        folder = self.folder if folder is None else Path(folder)
+        if folder is None:
+            raise ValueError(
+                "'folder' needs to be given, here or to the class"
+            )
+        return ShardStore(folder)
+
+    def _commit(self, state: State, *, loaded: bool = False) -> None:
+        # The one place where a new state takes the place of the old: on the
+        # disk by the switch of the manifest, in memory by one assignment.
+        if not loaded:
+            before = Lineage() if self._state is None else self._state.lineage
+            state = state._replace(lineage=before.next())
+        if self.folder is None:
+            self._state = state
+            return
+        store = ShardStore(self.folder)
+        parts, plain = to_files(self._packed(state))
+        try:
+            store.write(parts, plain, keep_history=self.keep_history)
+            self._state = state
+        except BaseException:
+            # After the switch there is no way back.
+            if in_force(store, plain):
+                self._state = state
+            raise
+
+    def _leftovers(self, state: State) -> tuple[str, ...]:
+        data = state.data
+        trained_on = {
+            name: shard
+            for shard, made in enumerate(state.checkpoints)
+            for name in made.n_id.tolist()
+        }
+        queued = set().union(*(named_items(r.parts[0]) for r in state.queue))
+        found = []
+        for entry in state.ledger.entries:
+            part = entry.request.get('0', {})
+            found += named_leftovers(data, part)
+            for name in part.get('nodes', []):
+                if name in trained_on:
+                    found.append(
+                        f'node {name} in the checkpoint of shard '
+                        f'{trained_on[name]}'
+                    )
+                if ('node', name) in queued:
+                    found.append(f'node {name} in the queue')
+        tensors: dict[str, Tensor] = {'outputs': state.outputs}
+        for key, value in data.to_dict().items():
+            if isinstance(value, Tensor):
+                tensors[f'{key} of the graph'] = value
+        for shard, made in enumerate(state.checkpoints):
+            tensors[f'n_id of shard {shard}'] = made.n_id
+            for name, value in made.weights.items():
+                tensors[f'{name} of shard {shard}'] = value
+        for name, value in state.aggregator.state_dict().items():
+            tensors[f'{name} of the aggregator'] = value
+        found += views(tensors.items())
+        if self.folder is not None:
+            store = ShardStore(self.folder)
+            _, plain = to_files(self._packed(state))
+            if not in_force(store, plain):
+                found.append(f'the state in {self.folder} is another one')
+            if not self.keep_history:
+                found += [
+                    f'{path} is not of the present state: purge()'
+                    for path in store.strangers()
+                ]
+        return tuple(found)
+
+    # Of the unlearner itself.
+
+    def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
+        raise NotImplementedError
+
+    def _shard_seed(self, shard: int) -> int:
+        raise NotImplementedError
+
+    def _outputs(
+        self,
+        data: Data,
+        checkpoints: Sequence[Checkpoint],
+        num_classes: int,
+        progress_bar: bool = False,
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+def plain_data(data: Data) -> dict[str, Any]:
+    """A graph as a dictionary of dense tensors."""
+    plain = data.to_dict()
+    x = data.x
+    if x.layout == torch.sparse_csr:
+        plain['x'] = (
+            x.crow_indices(),
+            x.col_indices(),
+            x.values(),
+            list(x.shape),
+        )
+    return plain
+
+
+def from_plain_data(plain: dict[str, Any]) -> Data:
+    """The inverse of :func:`plain_data`."""
+    data = Data.from_dict(dict(plain))
+    if not isinstance(data.x, Tensor):
+        ptr, index, value, shape = data.x
+        data.x = sparse_rows(ptr, index, value, (shape[0], shape[1]))
+    return data
+
+
+def plain_partition(partition: Any) -> dict[str, Any]:
+    """A partition as plain values, to compare two by."""
+    if isinstance(partition, Shards):
+        rest = {
+            key: value
+            for key, value in sorted(vars(partition).items())
+            if isinstance(value, str | int | float | dict | None)
+            and key != 'progress_bar'
+        }
+        return {'name': repr(partition), **rest}
+    if isinstance(partition, str):
+        return {'name': partition}
+    if isinstance(partition, Tensor):
+        return {'name': 'a tensor', 'shard': partition.tolist()}
+    return {'name': 'a list', 'shards': [v.tolist() for v in partition]}
+
+
+def described(partition: Any) -> str:
+    """A partition in words, for reports."""
+    if isinstance(partition, Shards):
+        return repr(partition)
+    if isinstance(partition, str):
+        return partition
+    if isinstance(partition, Tensor):
+        return 'a tensor'
+    return 'a list'
+
+
+def plain_settings(aggregator: ShardAggregator) -> dict[str, Any]:
+    """The arguments of an aggregator."""
+    plain = {
+        key: value
+        for key, value in vars(aggregator).items()
+        if not key.startswith('_') and isinstance(value, str | int | float)
+    }
+    plain.pop('training', None)
+    return {'type': type(aggregator).__name__, **plain}
+
+
+def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What goes to files, and what to the manifest."""
+    parts = {
+        f'shard-{shard}-{made["key"][:16]}': made
+        for shard, made in packed['checkpoints'].items()
+    }
+    parts['data'] = packed['data']
+    parts['rest'] = {
+        key: packed[key]
+        for key in (
+            'config',
+            'seed',
+            'seeded',
+            'partition',
+            'num_classes',
+            'fresh',
+            'salts',
+            'aggregator',
+        )
+    }
+    plain = {key: packed[key] for key in _IN_MANIFEST}
+    return parts, json.loads(json.dumps(plain))
+
+
+def from_files(
+    parts: dict[str, Any], manifest: dict[str, Any]
+) -> dict[str, Any]:
+    """The inverse of :func:`to_files`."""
+    packed = {**parts.pop('rest'), 'data': parts.pop('data')}
+    packed['checkpoints'] = {
+        int(name.split('-')[1]): made for name, made in parts.items()
+    }
+    return {**packed, **{key: manifest[key] for key in _IN_MANIFEST}}
+
+
+def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
+    """Whether the manifest of a folder holds these values."""
+    manifest = store.manifest()
+    return manifest is not None and all(
+        manifest.get(key) == value for key, value in plain.items()
+    )
