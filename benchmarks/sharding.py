@@ -9,7 +9,7 @@ several seeds.
   aggregator's own labels alone. What an attentive aggregator gains over the
   mean is to be read beside it.
 - *cost*: medians of interleaved runs of a full retraining, one shard, ten
-  shards one by one and stacked, and a request of 0.5 % of the nodes, with the
+  shards, and a request of 0.5 % of the nodes, with the
   aggregator and the models' outputs included.
 
     python benchmarks/sharding.py --root DATA
@@ -224,9 +224,7 @@ def cost(
     split(data, 0)
     make, recipe = factory(kind, data), Recipe(sparse_x=sparse)
     whole = training_graph(data, 0)
-    unlearner = unlearner_of(data, kind, 0, sparse, sparse_adj=sparse).fit(
-        data
-    )
+    unlearner = unlearner_of(data, kind, 0, sparse).fit(data)
     state = unlearner.state_dict()
     shard = unlearner.data.shard
     parts = []
@@ -247,18 +245,15 @@ def cost(
     reports = []
 
     def request() -> None:
-        fresh = unlearner_of(data, kind, 0, sparse, sparse_adj=sparse)
+        fresh = unlearner_of(data, kind, 0, sparse, sparse_adj=True)
         fresh.load_state_dict(state)
         reports.append(fresh.remove(RemovalRequest(nodes=gone)))
 
-    seconds, results = interleaved(
+    seconds, _ = interleaved(
         {
             'full': lambda: train(make, [whole], recipe),
             'shard': lambda: train(make, parts[:1], recipe),
-            'ten one by one': lambda: train(
-                make, parts, recipe, trainer='sequential'
-            ),
-            'ten stacked': lambda: train(make, parts, recipe),
+            'ten': lambda: train(make, parts, recipe),
             'request': request,
         },
         repeats,
@@ -270,26 +265,23 @@ def cost(
         for part in reports[0].seconds
     }
     full = seconds['full']
-    stack = seconds['ten one by one'] / seconds['ten stacked']
     touched = len(reports[0].shards)
     told = 'sparse' if sparse else 'dense'
     print(
         f'{name} {kind}, {told} features: full retraining {full:.2f} s; '
-        f'{gone.numel()} nodes touch {touched} shards; '
-        f'{results["ten stacked"].trainer} {results["ten stacked"].note}'
+        f'{gone.numel()} nodes touch {touched} shards'
     )
     ratios = {
         'one shard / full': seconds['shard'] / full,
-        'ten one by one / ten stacked': stack,
+        'ten shards / full': seconds['ten'] / full,
         'request / full': sum(profile.values()) / full,
     }
     ratios |= {f'    {k} / full': v / full for k, v in profile.items()}
     for label, value in ratios.items():
         print(f'    {label:30s} {value:.2f}', flush=True)
     case = f'{name} {kind}, {told} features'
-    one, ten, whole_request = list(ratios.values())[:3]
+    one, _, whole_request = list(ratios.values())[:3]
     result(f'{case}: one shard over all', one, 0.2, at_most=True)
-    result(f'{case}: ten one by one over stacked', ten, 2)
     result(f'{case}: a request over all', whole_request, 0.5, at_most=True)
     return [
         {

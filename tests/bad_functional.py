@@ -131,6 +131,19 @@ entry(
     negative=tensor(rows=False, empty=True, finite=False),
     level=UNIT,
 )
+entry(
+    'functional.permutation_test',
+    lambda: {'one': rand(5), 'other': rand(6), 'draws': 3},
+    one=tensor(rows=False, empty=True),
+    other=tensor(rows=False, empty=True),
+    one_sided=FLAG,
+    draws=COUNT,
+)
+entry(
+    'functional.holm',
+    lambda: {'p_values': [0.1, 0.2]},
+    p_values=values('a', 3, [2.0], [-0.1], ['a'], None),
+)
 # Policies and budgets
 
 COLUMNS = tensor(columns=True)
@@ -704,6 +717,21 @@ def gram_matrix() -> torch.Tensor:
 
 
 entry(
+    'functional.gaussian_budget',
+    lambda: {'epsilon': 1.0, 'delta': 1e-4},
+    epsilon=POSITIVE,
+)
+entry(
+    'functional.shift_epsilon',
+    lambda: {'m': 0.3, 'delta': 1e-4},
+    m=NOT_NEGATIVE,
+)
+entry(
+    'functional.compose_shifts',
+    lambda: {'shifts': [0.1, 0.2]},
+    shifts=values(3, None, 'a', ['a'], [-1.0], [math.nan], [math.inf]),
+)
+entry(
     'functional.removal_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
     epsilon=number(0, 1, closed='high'),
@@ -844,6 +872,7 @@ entry(
     Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
     n_id=tensor(rows=False, low=0),
     num_shards=integer(1, N),
+    allow_empty=FLAG,
 )
 entry(
     'functional.round_partition',

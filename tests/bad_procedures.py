@@ -24,6 +24,7 @@ from bad_inputs import (
     Row,
     anything,
     choice,
+    damaged,
     data,
     either,
     instance,
@@ -34,7 +35,7 @@ from bad_inputs import (
     values,
 )
 from bad_layers import CHANNELS, changed_data, scattering, walk_loader
-from bad_table import EXEMPT, entry
+from bad_table import EXEMPT, TABLE, entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
@@ -108,19 +109,6 @@ entry(
     lambda: (accountant(), {}),
     destination=DESTINATION,
 )
-
-
-def damaged(value: dict[str, Any]) -> Any:
-    """The states that something is wrong with."""
-    yield 'a number', 3
-    yield 'a list', [value]
-    yield 'an empty dictionary', {}
-    yield 'None', None
-    for key in value:
-        rest = {k: v for k, v in value.items() if k != key}
-        yield f'without {key!r}', rest
-        yield f'another {key!r}', {**rest, key: object()}
-        yield f'no {key!r}', {**rest, key: None}
 
 
 entry(
@@ -623,10 +611,19 @@ for name in ('predict', 'score'):
 entry(
     'unlearning.ScatteringClassifier',
     lambda: {'transform': scattering()},
+    Row(
+        'an epsilon beyond 1',
+        {'noise': 'objective', 'epsilon': 1.5},
+        "'epsilon'",
+    ),
+    Row('another accounting', {'accounting': 'bound'}, "'accounting'"),
     transform=instance(),
     lam=POSITIVE,
+    noise=choice(),
+    release_std=POSITIVE,
     noise_std=NOT_NEGATIVE,
-    epsilon=number(0, 1, closed='high'),
+    epsilon=POSITIVE,
+    num_classes=integer(2, none=True),
     loss=choice(),
     mode=choice(),
     accounting=choice(),
@@ -670,10 +667,8 @@ entry(
 )
 entry(
     'unlearning.ScatteringClassifier.load_state_dict',
-    lambda: (
-        fitted_classifier(),
-        {'state': fitted_classifier().state_dict()},
-    ),
+    lambda: (classifier(), {'state': fitted_classifier().state_dict()}),
+    Row('a state of another fit', {'state': {}}, 'state'),
     Row('NaN', {'state': classifier_state(W=np.nan)}, 'state'),
     Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
     Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
@@ -695,11 +690,13 @@ def saved_classifier() -> Path:
 
 entry(
     'unlearning.ScatteringClassifier.load',
-    lambda: (fitted_classifier(), {'path': saved_classifier()}),
+    lambda: (classifier(), {'path': saved_classifier()}),
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
 for name in (
+    'AuditReport',
+    'AuditRow',
     'MembershipReport',
     'ShardPlan',
     'ShardRemovalReport',
@@ -744,6 +741,7 @@ entry(
     ),
     parts=values(3, None, 'a', [1], {3: 1}),
     plain=values(3, None, 'a', [1], {'a': object()}),
+    keep_history=values(1, None, 'a'),
 )
 
 
@@ -781,10 +779,7 @@ entry(
     'unlearning.ShardedUnlearner',
     lambda: {'model_factory': Net, 'num_shards': 2},
     Row('no partition', {'partition': None}, "'partition'"),
-    names={
-        'aggregator': "'(aggregator|name)'",
-        'partition': "'(partition|method)'",
-    },
+    Row('a model', {'model_factory': Net()}, "'model_factory'"),
     model_factory=FUNCTION,
     num_shards=COUNT,
     partition=PARTITIONS,
@@ -800,6 +795,7 @@ entry(
     trainer=choice(),
     num_workers=integer(1, none=True),
     folder=values(3, ['a']),
+    keep_history=values(1, None, 'a'),
 )
 FIT_ROWS = tuple(
     Row(
@@ -815,6 +811,7 @@ FIT_ROWS = tuple(
         ('a negative label', {'y': -torch.ones(N).long()}, "'y'"),
         ('names', {'n_id': torch.zeros(N).long()}, "'n_id'"),
         ('names of floats', {'n_id': torch.rand(N)}, "'n_id'"),
+        ('a list of names', {'n_id': [*range(N)]}, "'n_id'"),
     )
 )
 entry(
@@ -852,9 +849,9 @@ for name in ('plan', 'remove', 'enqueue'):
         f'unlearning.ShardedUnlearner.{name}',
         lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
         Row(
-            'a shard',
-            {'request': RemovalRequest(nodes=[0, 1, 2])},
-            'leave shard 0',
+            'all of them',
+            {'request': RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])},
+            'no training node',
         ),
         Row(
             'a class',
@@ -881,7 +878,7 @@ entry(
 )
 entry(
     'unlearning.ShardedUnlearner.load_state_dict',
-    lambda: (fitted_unlearner(), {'state': fitted_unlearner().state_dict()}),
+    lambda: (unlearner(), {'state': fitted_unlearner().state_dict()}),
     names={'state': 'state'},
     state=damaged,
 )
@@ -901,3 +898,53 @@ for name in ('save', 'load', 'purge'):
         Row('no folder', {'folder': None}, "'folder'"),
         folder=FOLDERS,
     )
+
+
+# Audits ######################################################################
+
+
+def audited() -> Any:
+    return unlearning.ShardedSubject(lambda **given: unlearner(**given))
+
+
+for name in ('ShardedSubject', 'RetrainSubject'):
+    entry(
+        f'unlearning.{name}',
+        lambda: {'make': unlearner},
+        on_disk=FLAG,
+    )
+    # Its name is that of an argument of entry().
+    TABLE[f'unlearning.{name}'].kinds['make'] = FUNCTION
+for name in ('fit', 'remove', 'predict_proba', 'released'):
+    for subject in ('Subject', 'ShardedSubject', 'RetrainSubject'):
+        EXEMPT[f'unlearning.{subject}.{name}'] = (
+            'called by an audit, whose arguments are checked, and passed on '
+            'to an unlearner, which checks'
+        )
+EXEMPT['unlearning.Subject'] = 'what objects need to have, and none itself'
+EXEMPT['unlearning.AuditReport.plot'] = 'handed to matplotlib'
+entry(
+    'unlearning.audit_removal',
+    lambda: {
+        'make': audited,
+        'data': train_data(),
+        'request': RemovalRequest(nodes=[0, 1]),
+        'tests': ['bytes'],
+    },
+    Row('no features', {'data': changed_data(x=None)}, "'x'"),
+    Row('membership', {'tests': ['membership']}, 'candidates'),
+    Row('no subject', {'make': lambda: 3}, "'make'"),
+    data=instance(),
+    request=either(*REQUESTS),
+    names=REQUEST_NAMES,
+    tests=values('twins', 3, ['a'], [3]),
+    candidates=values(
+        [1],
+        torch.tensor([0.5, 1]),
+        torch.tensor([0, 99]),
+        torch.tensor([0, 1]),
+    ),
+    worlds=integer(2),
+    level=UNIT,
+)
+TABLE['unlearning.audit_removal'].kinds['make'] = FUNCTION

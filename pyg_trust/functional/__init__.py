@@ -22,6 +22,8 @@ from pyg_trust.functional.aggregate import (
 from pyg_trust.functional.attacks import (
     AUC,
     auc_interval,
+    holm,
+    permutation_test,
 )
 from pyg_trust.functional.budget import (
     BudgetBound,
@@ -232,6 +234,7 @@ __all__ = [
     'heat',
     'hessian_solve',
     'hkpr',
+    'holm',
     'info_nce',
     'itersine',
     'joint_regions',
@@ -259,6 +262,7 @@ __all__ = [
     'partition_from_lists',
     'partition_losses',
     'partition_quality',
+    'permutation_test',
     'plan',
     'policy_iteration',
     'policy_value',

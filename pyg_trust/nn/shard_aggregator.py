@@ -260,7 +260,8 @@ class AttentiveAggregator(ShardAggregator):
         temperature (float): of :math:`L_{\text{contra}}`.
             (default: :obj:`0.5`)
         hidden_channels (int): the width of :math:`h`. (default: :obj:`64`)
-        epochs (int): the number of epochs. (default: :obj:`20`)
+        epochs (int): the number of epochs; more cost more, and were no
+            better. (default: :obj:`5`)
         batch_size (int): the number of nodes per step. (default: :obj:`64`)
         lr (float): the learning rate of AdamW. (default: :obj:`0.01`)
         weight_decay (float): its weight decay. (default: :obj:`1e-5`)
@@ -277,7 +278,7 @@ class AttentiveAggregator(ShardAggregator):
         recon_weight: float = 0.0,
         temperature: float = 0.5,
         hidden_channels: int = 64,
-        epochs: int = 20,
+        epochs: int = 5,
         batch_size: int = 64,
         lr: float = 0.01,
         weight_decay: float = 1e-5,

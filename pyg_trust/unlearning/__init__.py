@@ -1,8 +1,11 @@
 """Unlearning: models that forget on request."""
 
-from pyg_trust.unlearning.baselines import (
-    GINClassifier,
+from pyg_trust.unlearning.attacks import (
+    AuditReport,
+    AuditRow,
+    audit_removal,
 )
+from pyg_trust.unlearning.baselines import GINClassifier
 from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
@@ -29,25 +32,34 @@ from pyg_trust.unlearning.shards import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.store import (
-    ShardStore,
+from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.unlearning.subjects import (
+    RetrainSubject,
+    ShardedSubject,
+    Subject,
 )
 
 __all__ = [
+    'AuditReport',
+    'AuditRow',
     'GINClassifier',
     'MembershipReport',
     'NodeClassifier',
     'NodePlan',
     'NodeUnlearnReport',
     'NodeVerifyReport',
+    'RetrainSubject',
     'ScatteringClassifier',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
     'ShardStore',
     'ShardVerifyReport',
+    'ShardedSubject',
     'ShardedUnlearner',
+    'Subject',
     'UnlearnReport',
     'VerifyReport',
+    'audit_removal',
     'membership_inference',
 ]

@@ -298,7 +298,8 @@ def test_a_test_node_touches_no_shard():
     unlearner = make().fit(data)
     before = weights(unlearner)
     report = unlearner.remove(RemovalRequest(nodes=[TESTED]))
-    assert (report.shards, report.nodes, report.fraction) == ((), 0, 0.0)
+    assert (report.shards, report.nodes) == ((), 0)
+    assert report.seconds['shards'] < sum(report.seconds.values())
     assert same(before, weights(unlearner))
     left = remove_from_data(data, RemovalRequest(nodes=[TESTED]).parts[0])
     assert equal(learnt(make().fit(left)), learnt(unlearner))
@@ -341,13 +342,20 @@ def test_a_plan_changes_nothing_and_is_what_happens():
     plan = unlearner.plan(request)
     assert equal(before, snapshot(unlearner))
     report = unlearner.remove(request)
-    for name in ('shards', 'nodes', 'node_epochs', 'fraction', 'request'):
+    for name in ('shards', 'nodes', 'node_epochs', 'request'):
         assert getattr(plan, name) == getattr(report, name)
     sizes = unlearner.report().shard_sizes
     assert plan.nodes == sum(sizes[i] for i in plan.shards)
     assert plan.node_epochs == 3 * plan.nodes
     assert plan.full_node_epochs == 3 * (TRAIN - 3)
-    assert plan.fraction == plan.nodes / (TRAIN - 3)
+    assert plan.seconds.keys() == report.seconds.keys()
+    assert 0 < plan.fraction <= 1
+    # All shards are all, and none costs the least.
+    everyone = unlearner.plan(RemovalRequest(nodes=range(4, 20)))
+    assert everyone.shards == tuple(range(SHARDS))
+    assert everyone.fraction == 1
+    least = unlearner.plan(RemovalRequest(nodes=[TESTED]))
+    assert least.fraction < everyone.fraction
 
 
 # Names and predictions ######################################################

@@ -31,10 +31,13 @@ class ShardPlan(Report):
         shards (tuple[int, ...]): the shards that would be trained again.
         requests_per_shard (dict): how many requests touch each of them.
         nodes (int): how many training nodes they would have.
-        node_epochs (int): nodes times epochs of their training.
+        node_epochs (int): nodes times epochs of their training, which is
+            no measure of time: an epoch costs what its weights cost, too.
         full_node_epochs (int): the same for all shards.
-        fraction (float): the first of these in the second: the cost of the
-            shards in that of a full fit.
+        seconds (dict): an estimate of what it would take, by part, from
+            what each took last.
+        fraction (float): their sum over that of training all shards: the
+            cost of the request in that of a full fit.
         aggregator_nodes (int): on how many nodes the aggregator would be
             trained again, which every removal takes.
     """
@@ -45,6 +48,7 @@ class ShardPlan(Report):
     nodes: int
     node_epochs: int
     full_node_epochs: int
+    seconds: dict[str, float]
     fraction: float
     aggregator_nodes: int
 
@@ -61,12 +65,12 @@ class ShardRemovalReport(Report):
             are constant voters.
         nodes (int): how many training nodes they have.
         node_epochs (int): nodes times epochs of their training.
-        fraction (float): the cost of the shards in that of a full fit, in
-            node-epochs.
+        fraction (float): the seconds that it took, over those of a full
+            fit.
         aggregator_nodes (int): on how many nodes the aggregator was trained
             again.
         seconds (dict): what training the shards, running all models on the
-            present graph, and training the aggregator took.
+            present graph, training the aggregator, and all else took.
         trainer (str): how the shards were trained in the end.
         exact (bool): whether the result is what training on the remaining
             data gives, the partition included.

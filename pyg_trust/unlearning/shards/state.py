@@ -40,6 +40,8 @@ class Work(NamedTuple):
     shards: tuple[int, ...]
     seconds: dict[str, float]
     trainer: str
+    # Of the last training of every shard.
+    shard_seconds: tuple[float, ...]
 
 
 class State(NamedTuple):

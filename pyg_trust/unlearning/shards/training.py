@@ -133,7 +133,8 @@ class Trained(NamedTuple):
     Args:
         states (list): what :func:`snapshot` gives for every model.
         trainer (str): how they were trained.
-        seconds (list[float]): what each of them took; zero in processes.
+        seconds (list[float]): what each of them took; in processes, its share
+            of the whole.
     """
 
     states: list[dict[str, Tensor]]
@@ -195,11 +196,13 @@ def train(
     trainer = check_trainer(trainer)
     with single_thread():
         if trainer == 'process' and len(shards) > 1:
+            start = time.perf_counter()
             modules = [build(factory, shard) for shard in shards]
             states = _train_in_processes(
                 modules, shards, recipe, num_workers, progress_bar
             )
-            return Trained(states, 'process', [0.0] * len(shards))
+            share = (time.perf_counter() - start) / len(shards)
+            return Trained(states, 'process', [share] * len(shards))
         states, seconds = [], []
         for shard in tqdm(shards, disable=not progress_bar, desc='shards'):
             start = time.perf_counter()

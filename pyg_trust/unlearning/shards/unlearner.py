@@ -467,7 +467,8 @@ class ShardedUnlearner(Stateful):
         for part in requests:
             for shard in touched_shards(light, part.parts[0]):
                 per_shard[shard] += 1
-        nodes, fraction = self._cost(data, touched)
+        nodes = self._nodes(data, touched)
+        seconds, fraction = self._estimate(state.work, touched)
         return ShardPlan(
             request=whole.to_dict(),
             shards=touched,
@@ -475,6 +476,7 @@ class ShardedUnlearner(Stateful):
             nodes=nodes,
             node_epochs=nodes * self.recipe.epochs,
             full_node_epochs=int((data.shard >= 0).sum()) * self.recipe.epochs,
+            seconds=seconds,
             fraction=fraction,
             aggregator_nodes=self._sample(data).numel(),
         )
@@ -887,6 +889,7 @@ class ShardedUnlearner(Stateful):
         queue: tuple[RemovalRequest, ...],
         progress_bar: bool,
     ) -> ShardRemovalReport:
+        started = time.perf_counter()
         data, touched = self._without(state.data, request)
         if queue:
             try:
@@ -898,10 +901,17 @@ class ShardedUnlearner(Stateful):
         ledger = state.ledger.copy()
         ledger_line = ('retrain', request.to_dict())
         new = self._build(
-            state, data, touched, ledger, progress_bar, *ledger_line
+            state,
+            data,
+            touched,
+            ledger,
+            progress_bar,
+            *ledger_line,
+            started=started,
         )
         new = new._replace(queue=queue)
-        nodes, fraction = self._cost(data, touched)
+        nodes = self._nodes(data, touched)
+        full, _ = self._estimate(new.work, range(self.num_shards))
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
             secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
@@ -910,7 +920,7 @@ class ShardedUnlearner(Stateful):
             empty=self._empty(data),
             nodes=nodes,
             node_epochs=nodes * self.recipe.epochs,
-            fraction=fraction,
+            fraction=sum(new.work.seconds.values()) / sum(full.values()),
             aggregator_nodes=self._sample(data).numel(),
             seconds=new.work.seconds,
             trainer=new.work.trainer,
@@ -928,10 +938,18 @@ class ShardedUnlearner(Stateful):
         sizes = shard_sizes(data.shard, self.num_shards)
         return tuple((sizes == 0).nonzero().view(-1).tolist())
 
-    def _cost(self, data: Data, shards: Sequence[int]) -> tuple[int, float]:
+    def _nodes(self, data: Data, shards: Sequence[int]) -> int:
         sizes = shard_sizes(data.shard, self.num_shards)
-        nodes = int(sizes[list(shards)].sum())
-        return nodes, nodes / int(sizes.sum())
+        return int(sizes[list(shards)].sum())
+
+    def _estimate(
+        self, work: Work, shards: Sequence[int]
+    ) -> tuple[dict[str, float], float]:
+        # From what each part took last; over the same of all shards.
+        training = sum(work.shard_seconds[shard] for shard in shards)
+        seconds = {**work.seconds, 'shards': training}
+        total = sum(seconds.values())
+        return seconds, total / (total - training + sum(work.shard_seconds))
 
     def _fresh(
         self,
@@ -970,7 +988,7 @@ class ShardedUnlearner(Stateful):
             queue=(),
             seals=Seals(),
             fresh=True,
-            work=Work((), {}, ''),
+            work=Work((), {}, '', (0.0,) * self.num_shards),
         )
         shards = range(self.num_shards)
         state = self._build(empty, data, shards, ledger, progress_bar, action)
@@ -985,24 +1003,35 @@ class ShardedUnlearner(Stateful):
         progress_bar: bool,
         action: str,
         request: dict[str, Any] | None = None,
+        *,
+        started: float | None = None,
     ) -> State:
         # The state in which these shards are trained on the graph.
+        started = time.perf_counter() if started is None else started
         clock = [time.perf_counter()]
         trained, how = self._train(data, shards, self.trainer, progress_bar)
         clock.append(time.perf_counter())
         seals, made = self._sealed(state, data, trained)
+        clock.append(time.perf_counter())
         outputs = self._outputs(data, made, state.num_classes, progress_bar)
         clock.append(time.perf_counter())
         aggregator = self._aggregate(data, outputs, progress_bar)
         clock.append(time.perf_counter())
         ledger.record(action, 0.0, request, seals.root)
-        names = ('shards', 'inference', 'aggregator')
+        last = list(state.work.shard_seconds)
+        for shard, taken in zip(trained, how.seconds, strict=True):
+            last[shard] = taken
+        names = ('shards', 'handling', 'inference', 'aggregator')
         seconds = {
             name: end - start
             for name, start, end in zip(
                 names, clock[:-1], clock[1:], strict=True
             )
         }
+        # All that is none of the others.
+        seconds['handling'] += (
+            time.perf_counter() - started - (clock[-1] - clock[0])
+        )
         return state._replace(
             data=data,
             checkpoints=made,
@@ -1011,7 +1040,7 @@ class ShardedUnlearner(Stateful):
             aggregator=aggregator,
             ledger=ledger,
             fresh=False,
-            work=Work(tuple(shards), seconds, how.trainer),
+            work=Work(tuple(shards), seconds, how.trainer, tuple(last)),
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
@@ -1047,12 +1076,14 @@ class ShardedUnlearner(Stateful):
             progress_bar=progress_bar,
         )
         weights = dict(zip(filled, done.states, strict=True))
+        seconds = dict(zip(filled, done.seconds, strict=True))
         made = {
             # Its data are sealed when the state is made.
             shard: Checkpoint('', part.n_id.clone(), weights.get(shard, {}))
             for shard, part in parts.items()
         }
-        return made, done
+        taken = [seconds.get(shard, 0.0) for shard in parts]
+        return made, done._replace(seconds=taken)
 
     def _outputs(
         self,
