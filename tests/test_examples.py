@@ -182,3 +182,25 @@ def test_readme_snippets_run_one_after_another(shared, tmp_path):
             text=True,
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_node_unlearning(shared, tmp_path):
+    root = tmp_path / 'Planetoid'
+    shutil.copytree(shared / 'data/Planetoid', root)
+    output = run(
+        *('node_unlearning.py', '--root', root, '--out', tmp_path),
+        *('--requests', '12', '--columns', '32', '--poison', '1500'),
+    )
+    assert 'verified: True' in output
+    gap = re.search(r'from retraining ([+-]\S+)', output)
+    assert abs(float(gap.group(1))) < 0.2
+    clean, poisoned, unlearned = map(
+        float,
+        re.search(
+            r'clean (\S+), poisoned (\S+), unlearned (\S+)', output
+        ).groups(),
+    )
+    assert poisoned < clean - 0.03
+    assert abs(unlearned - clean) < 0.005
+    assert 'the measured residual 0' in output
+    assert (tmp_path / 'node_unlearning.png').exists()
