@@ -677,6 +677,21 @@ entry(
     path=PATH,
 )
 
+entry(
+    'check.check_report',
+    lambda: {'path': saved_report()},
+    path=PATH,
+    ledger=values(3, 1.5, ['a']),
+    model=values(3, 1.5, ['a']),
+    data=values(3, 1.5, ['a']),
+)
+entry(
+    'check.fingerprint_model',
+    lambda: {'state': {'a': torch.ones(2)}},
+    state=values(3, None, 'a', [3]),
+)
+EXEMPT['check.Finding'] = RESULT
+
 entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
 entry(
     'testing.dense_operator',

@@ -22,6 +22,8 @@ from pyg_trust.functional.aggregate import (
 from pyg_trust.functional.attacks import (
     AUC,
     auc_interval,
+    holm,
+    permutation_test,
 )
 from pyg_trust.functional.budget import (
     BudgetBound,
@@ -147,6 +149,7 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
 from pyg_trust.functional.smoothing import (
     FlipRegions,
     certified,
@@ -214,6 +217,7 @@ __all__ = [
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
+    'draw_runs',
     'dual_bound',
     'eps_for',
     'fdp_epsilon',
@@ -232,6 +236,7 @@ __all__ = [
     'heat',
     'hessian_solve',
     'hkpr',
+    'holm',
     'info_nce',
     'itersine',
     'joint_regions',
@@ -259,6 +264,7 @@ __all__ = [
     'partition_from_lists',
     'partition_losses',
     'partition_quality',
+    'permutation_test',
     'plan',
     'policy_iteration',
     'policy_value',
@@ -270,9 +276,11 @@ __all__ = [
     'query',
     'random_partition',
     'rdp_coupled',
+    'rdp_delta',
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_select',
     'rdp_wang',
     'rdp_wor',
     'rdp_wor_profile',

@@ -1,5 +1,10 @@
 """Unlearning: models that forget on request."""
 
+from pyg_trust.unlearning.attacks import (
+    AuditReport,
+    AuditRow,
+    audit_removal,
+)
 from pyg_trust.unlearning.baselines import (
     GINClassifier,
 )
@@ -33,8 +38,15 @@ from pyg_trust.unlearning.shards import (
 from pyg_trust.unlearning.store import (
     ShardStore,
 )
+from pyg_trust.unlearning.subjects import (
+    RetrainSubject,
+    ShardedSubject,
+    Subject,
+)
 
 __all__ = [
+    'AuditReport',
+    'AuditRow',
     'GINClassifier',
     'MembershipReport',
     'NodeClassifier',
@@ -42,14 +54,18 @@ __all__ = [
     'NodeUnlearnReport',
     'NodeVerifyReport',
     'PoisonCertificate',
+    'RetrainSubject',
     'ScatteringClassifier',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
     'ShardStore',
     'ShardVerifyReport',
+    'ShardedSubject',
     'ShardedUnlearner',
+    'Subject',
     'UnlearnReport',
     'VerifyReport',
+    'audit_removal',
     'membership_inference',
 ]

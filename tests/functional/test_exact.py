@@ -200,8 +200,10 @@ def test_threads_and_instruction_sets_change_no_bit(tmp_path):
         if kind:
             env['ATEN_CPU_CAPABILITY'] = kind
         subprocess.run(
-            [sys.executable, '-W', 'ignore', '-c', BITS]
-            + [str(tmp_path / 'in.pt'), str(threads), str(out)],
+            [
+                *(sys.executable, '-W', 'ignore', '-c', BITS),
+                *(str(tmp_path / 'in.pt'), str(threads), str(out)),
+            ],
             env=env,
             check=True,
         )

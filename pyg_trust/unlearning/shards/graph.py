@@ -46,6 +46,7 @@ def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
         )
     index = training_nodes(data)
     check_shards(index.numel(), num_shards)
+    _check_edges(data, n)
     missing = index[y[index] < 0]
     if missing.numel() > 0:
         raise ValueError(
@@ -72,6 +73,11 @@ def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
             kept[name] = mask.cpu().clone()
     n_id = data.get('n_id')
     if n_id is not None:
+        if not isinstance(n_id, Tensor):
+            raise TypeError(
+                "'n_id' needs to be a tensor of names, int64, "
+                f'[{n}] (got {type(n_id).__name__})'
+            )
         if (
             n_id.shape != (n,)
             or n_id.dtype != torch.int64
@@ -84,6 +90,19 @@ def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
             )
         kept.n_id = n_id.cpu().clone()
     return kept
+
+
+def _check_edges(data: Data, num_nodes: int) -> None:
+    if data.get('edge_index') is None:
+        also = ' (got adj_t)' if data.get('adj_t') is not None else ''
+        raise ValueError(f"'data' needs to have an 'edge_index'{also}")
+    known = ('edge_index', 'edge_weight')
+    for name in data.keys():  # noqa: SIM118
+        if data.is_edge_attr(name) and name not in known:
+            raise ValueError(
+                f"'data' has '{name}', which models would not be given: only "
+                "'edge_weight' is; take it out of the graph first"
+            )
 
 
 def count_classes(data: Data, num_classes: int | None) -> int:

@@ -24,6 +24,7 @@ def evaluate_all(
     factory: Callable[[], Module],
     graph: Shard,
     states: Sequence[dict[str, Tensor]],
+    num_classes: int,
     recipe: Recipe,
     *,
     progress_bar: bool = False,
@@ -35,7 +36,9 @@ def evaluate_all(
     Args:
         factory (Callable): makes a model.
         graph (Shard): the graph; its labels and seed are not looked at.
-        states (list): what :func:`~.training.snapshot` gave for each model.
+        states (list): what :func:`~.training.snapshot` gave for each model;
+            an empty one is of a model without data, whose logits are zero.
+        num_classes (int): the number of classes.
         recipe (Recipe): how they were trained.
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
@@ -50,6 +53,12 @@ def evaluate_all(
     outputs = []
     with prepared_layers(module, prepared, recipe.sparse_adj):
         for state in tqdm(states, disable=not progress_bar, desc='inference'):
+            if not state:
+                rows = graph.x.size(0)
+                outputs.append(graph.y.new_zeros(rows, num_classes))
+                continue
             restore(module, state)
             outputs.append(evaluate(module, graph, prepared))
-    return torch.stack(outputs)
+    # Of one type: that of the models.
+    dtype = next(o.dtype for o in outputs if o.is_floating_point())
+    return torch.stack([out.to(dtype) for out in outputs])

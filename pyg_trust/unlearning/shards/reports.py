@@ -14,6 +14,13 @@ ASSUMPTIONS = (
     'bits are those of one machine and one version of torch',
 )
 
+#: Where the keys of hashes come from, as reports say it.
+FROM_SYSTEM = 'keys come from the operating system'
+FROM_SEED = (
+    'keys come from an explicit seed: whoever knows or guesses it knows the '
+    'shard of every name, and can test guesses of the data against hashes'
+)
+
 
 @dataclass(frozen=True)
 class ShardPlan(Report):
@@ -47,8 +54,11 @@ class ShardRemovalReport(Report):
     """What a removal did, and what it cost.
 
     Args:
+        secrets (str): where the keys of the hashes come from.
         request (dict): the names of what was removed.
         shards (tuple[int, ...]): the shards that were trained again.
+        empty (tuple[int, ...]): the shards without a training node, which
+            are constant voters.
         nodes (int): how many training nodes they have.
         node_epochs (int): nodes times epochs of their training.
         fraction (float): the cost of the shards in that of a full fit, in
@@ -65,8 +75,10 @@ class ShardRemovalReport(Report):
         origin (dict): versions and settings.
     """
 
+    secrets: str
     request: dict[str, Any]
     shards: tuple[int, ...]
+    empty: tuple[int, ...]
     nodes: int
     node_epochs: int
     fraction: float
@@ -83,7 +95,8 @@ class ShardRemovalReport(Report):
         return Guarantee(
             procedure='exact removal by shards',
             promise=(
-                'models and aggregator equal, bit for bit, those trained '
+                ('' if self.secrets == FROM_SYSTEM else self.secrets + '; ')
+                + 'models and aggregator equal, bit for bit, those trained '
                 'from scratch without what was removed: ' + self.exactness
             ),
             assumptions=self.assumptions,
@@ -97,9 +110,12 @@ class ShardReport(Report):
     """What a sharded unlearner is now.
 
     Args:
+        secrets (str): where the keys of the hashes come from.
         num_nodes (int): the nodes of the present graph.
         num_train (int): the training nodes among them.
         shard_sizes (tuple[int, ...]): the training nodes of every shard.
+        empty (tuple[int, ...]): the shards without a training node, which
+            are constant voters.
         imbalance (float): the largest shard over the mean.
         partition (str): how the shards were made.
         exact (bool): as in :class:`ShardRemovalReport`.
@@ -112,9 +128,11 @@ class ShardReport(Report):
         origin (dict): versions and settings.
     """
 
+    secrets: str
     num_nodes: int
     num_train: int
     shard_sizes: tuple[int, ...]
+    empty: tuple[int, ...]
     imbalance: float
     partition: str
     exact: bool

@@ -47,6 +47,8 @@ class State(NamedTuple):
     """
 
     seed: int
+    # Whether a user gave it.
+    seeded: bool
     # As given: what Shards are made of, or themselves.
     partition: Any
     data: Data
@@ -75,6 +77,7 @@ class Stateful:
     _state: State | None
     _given: Any
     _first_seed: int
+    _first_seeded: bool
 
     def state_dict(self) -> dict[str, Any]:
         """Everything it takes to go on, one checkpoint per shard.
@@ -186,6 +189,12 @@ class Stateful:
     def _seed(self) -> int:
         return self._first_seed if self._state is None else self._state.seed
 
+    @property
+    def _seeded(self) -> bool:
+        if self._state is None:
+            return self._first_seeded
+        return self._state.seeded
+
     def _key(self, shard: int, part: Data) -> str:
         # Salted: who does not know the seed can't guess small shards.
         salt = json.dumps([asdict(self.recipe), self._shard_seed(shard)])
@@ -211,6 +220,7 @@ class Stateful:
         return {
             'config': self._config(),
             'seed': state.seed,
+            'seeded': state.seeded,
             'partition': plain_partition(state.partition),
             'num_classes': state.num_classes,
             'fresh': state.fresh,
@@ -235,6 +245,12 @@ class Stateful:
             ) from error
 
     def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        if packed['config'].get('version') != self.recipe.version:
+            raise ValueError(
+                'the state is of another version of the trainer, whose bits '
+                f'differ (got {packed["config"].get("version", "0.1.0")}, '
+                f'need {self.recipe.version}): fit anew'
+            )
         if packed['config'] != self._config():
             raise ValueError(
                 'the state was saved with other arguments (got '
@@ -275,7 +291,10 @@ class Stateful:
                 'the data of the state are not those of its ledger'
             )
         try:
-            outputs = other._outputs(data, checkpoints, progress_bar)
+            num_classes = check_integer('num_classes', packed['num_classes'])
+            outputs = other._outputs(
+                data, checkpoints, num_classes, progress_bar
+            )
             aggregator = copy.deepcopy(self._aggregator)
             aggregator.load_state_dict(packed['aggregator'])
         except RuntimeError as error:
@@ -285,6 +304,7 @@ class Stateful:
             ) from None
         fresh, given = packed['fresh'], self._given
         check_instance('fresh', fresh, bool)
+        check_instance('seeded', packed['seeded'], bool)
         if (
             packed['partition'] != plain_partition(given)
             and self._state is not None
@@ -292,9 +312,10 @@ class Stateful:
             given = self._state.partition
         return State(
             seed=other._first_seed,
+            seeded=packed['seeded'],
             partition=given,
             data=data,
-            num_classes=check_integer('num_classes', packed['num_classes']),
+            num_classes=num_classes,
             checkpoints=checkpoints,
             outputs=outputs,
             aggregator=aggregator.eval(),
@@ -416,6 +437,7 @@ class Stateful:
         self,
         data: Data,
         checkpoints: Sequence[Checkpoint],
+        num_classes: int,
         progress_bar: bool = False,
     ) -> Tensor:
         raise NotImplementedError
@@ -495,6 +517,7 @@ def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         for key in (
             'config',
             'seed',
+            'seeded',
             'partition',
             'num_classes',
             'fresh',

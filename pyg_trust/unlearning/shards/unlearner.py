@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
+    check_choice,
     check_instance,
     check_integer,
     check_tensor,
@@ -28,16 +29,21 @@ from pyg_trust._checks import (
 from pyg_trust.functional.partition import (
     check_partition,
     check_shards,
+    hash_partition,
     partition_from_lists,
     shard_sizes,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.loader import ShardLoader
-from pyg_trust.nn.shard_aggregator import ShardAggregator, make_aggregator
+from pyg_trust.loader.shard_loader import ShardDataset
+from pyg_trust.nn.shard_aggregator import (
+    AGGREGATORS,
+    ShardAggregator,
+    make_aggregator,
+)
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import provenance
-from pyg_trust.transforms.shards import Shards, training_nodes
+from pyg_trust.transforms.shards import METHODS, Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
     copied,
@@ -60,6 +66,8 @@ from pyg_trust.unlearning.shards.products import (
 )
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
+    FROM_SEED,
+    FROM_SYSTEM,
     ShardPlan,
     ShardRemovalReport,
     ShardReport,
@@ -142,6 +150,11 @@ class ShardedUnlearner(Stateful):
     independent of the data that remain. The names of what was removed stay in
     the ledger.
 
+    **Empty shards.** A shard whose last training node goes is a constant
+    voter: uniform probabilities, and no vote in a majority. A class may lose
+    its last training node if :obj:`num_classes` is given, so that a fresh
+    start would know of it too. The report names empty shards.
+
     **Names.** Nodes keep the names that :meth:`fit` saw, ``data.n_id`` if it
     is there, else positions, whatever is removed in between. Predictions for
     the present graph are in its order: row ``i`` is node ``n_id[i]``.
@@ -191,8 +204,10 @@ class ShardedUnlearner(Stateful):
             (default: :obj:`None`)
         folder (str or Path, optional): where every new state is written
             before it becomes visible. (default: :obj:`None`)
-        seed (int, optional): the seed of everything. Shard :math:`i` has the
-            seed :math:`f(\text{seed}, i)`. (default: :obj:`None`)
+        seed (int, optional): the seed of everything, the keys of hashes
+            included, and named in reports; by default from the operating
+            system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
+            (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -219,6 +234,14 @@ class ShardedUnlearner(Stateful):
         seed: int | None = None,
     ) -> None:
         check_callable('model_factory', model_factory)
+        if isinstance(model_factory, Module):
+            raise TypeError(
+                "'model_factory' needs to make a new model at every call, as "
+                f'lambda: {type(model_factory).__name__}(...) does (got a '
+                'model)'
+            )
+        if not isinstance(aggregator, ShardAggregator):
+            check_choice('aggregator', aggregator, AGGREGATORS)
         check_shards(num_shards, num_shards)
         trainer = check_trainer(trainer)
         for name, value in (
@@ -248,7 +271,8 @@ class ShardedUnlearner(Stateful):
         self._aggregator = copy.deepcopy(make_aggregator(aggregator))
         self._state: State | None = None
         self._given = self._checked(partition)
-        self._first_seed = rng.resolve(seed)
+        self._first_seed = rng.resolve_secret(seed)
+        self._first_seeded = seed is not None
 
     # Training and prediction ################################################
 
@@ -270,9 +294,10 @@ class ShardedUnlearner(Stateful):
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
-                there are fewer training nodes than shards, or the partition
-                does not fit them; if the models' outputs have the wrong
-                width.
+                there are fewer training nodes than shards (hash shards may be
+                empty), or the partition does not fit them; if the models'
+                outputs have the wrong width, or models are no function of
+                their data and seed.
         """
         if (
             self._state is None
@@ -283,7 +308,11 @@ class ShardedUnlearner(Stateful):
                 f"'folder' {self.folder} holds a state, whose removals a fit "
                 'would undo: load it, or take another folder'
             )
-        kept = copied(data, self.num_shards, self.recipe.sparse_x)
+        least = self.num_shards
+        partition = self._shards(self._given)
+        if isinstance(partition, Shards) and partition.exact:
+            least = 1
+        kept = copied(data, least, self.recipe.sparse_x)
         num_classes = count_classes(kept, self.num_classes)
         ledger = RemovalLedger(0.0)
         new = self._fresh(
@@ -344,7 +373,9 @@ class ShardedUnlearner(Stateful):
         outputs = state.outputs
         if data is not None:
             self._check_other(data)
-            outputs = self._outputs(data, state.checkpoints, progress_bar)
+            outputs = self._outputs(
+                data, state.checkpoints, state.num_classes, progress_bar
+            )
         with single_thread():
             probability = state.aggregator(outputs)
         if nodes is None:
@@ -381,8 +412,8 @@ class ShardedUnlearner(Stateful):
 
     @property
     def ledger(self) -> RemovalLedger:
-        """The account of what was done; nothing is ever spent."""
-        return self._fitted.ledger
+        """The account of what was done, a copy; nothing is ever spent."""
+        return self._fitted.ledger.copy()
 
     @property
     def queue(self) -> tuple[RemovalRequest, ...]:
@@ -453,8 +484,8 @@ class ShardedUnlearner(Stateful):
         Raises:
             TypeError: on another request.
             ValueError: if something is not there, was removed before or is in
-                the queue, or if a shard, or a class, would be left without a
-                training node.
+                the queue; if no training node would be left, or none of a
+                class without :obj:`num_classes`.
         """
         state = self._fitted
         self._check_queue(state, request)
@@ -489,8 +520,7 @@ class ShardedUnlearner(Stateful):
                 (default: :obj:`False`)
 
         Raises:
-            ValueError: if the queue is empty, or is no longer possible as a
-                shard or a class would be left without a training node; then
+            ValueError: if the queue is empty, or is no longer possible; then
                 the queue is as before, and :meth:`withdraw` helps.
         """
         queue = self._queued()
@@ -604,7 +634,9 @@ class ShardedUnlearner(Stateful):
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
-        outputs = self._outputs(state.data, state.checkpoints, progress_bar)
+        outputs = self._outputs(
+            state.data, state.checkpoints, state.num_classes, progress_bar
+        )
         aggregator = self._aggregate(state.data, outputs, progress_bar)
         same_outputs = torch.equal(outputs, state.outputs)
         same_aggregator = equal_tensors(
@@ -632,9 +664,11 @@ class ShardedUnlearner(Stateful):
         exact, exactness = self._exactness(state)
         removals = [e for e in state.ledger.entries if e.request]
         return ShardReport(
+            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
             num_nodes=int(state.data.num_nodes),
             num_train=int(sizes.sum()),
             shard_sizes=tuple(sizes.tolist()),
+            empty=self._empty(state.data),
             imbalance=float(sizes.max() / sizes.double().mean()),
             partition=described(state.partition),
             exact=exact,
@@ -703,6 +737,7 @@ class ShardedUnlearner(Stateful):
     def _checked(self, partition: Any) -> Any:
         # As given, but nothing that somebody else could change.
         if isinstance(partition, str):
+            check_choice('partition', partition, METHODS)
             Shards(self.num_shards, partition, seed=0)
             return partition
         if isinstance(partition, Shards):
@@ -744,14 +779,25 @@ class ShardedUnlearner(Stateful):
     def _divide(self, data: Data, given: Any, progress_bar: bool) -> Data:
         # The graph with the shard of every node, -1 outside of training.
         partition = self._shards(given, progress_bar)
-        if isinstance(partition, Shards):
+        index = training_nodes(data)
+        if isinstance(partition, Shards) and partition.exact:
+            # As it has to be possible after any removal.
+            shard = hash_partition(
+                data.n_id[index],
+                self.num_shards,
+                seed=partition.seed,
+                allow_empty=True,
+            )
+            made = copy.copy(data)
+            made.shard = torch.full((int(data.num_nodes),), -1)
+            made.shard[index] = shard
+        elif isinstance(partition, Shards):
             light = without_features(data)
-            if partition.method not in ('hash', 'random'):
+            if partition.method != 'random':
                 light.x = data.x.to_dense()
             made = copy.copy(data)
             made.shard = partition(light).shard
         else:
-            index = training_nodes(data)
             shard = partition
             if not isinstance(shard, Tensor):
                 shard = partition_from_lists(shard, data.n_id[index])
@@ -759,7 +805,6 @@ class ShardedUnlearner(Stateful):
             made = copy.copy(data)
             made.shard = torch.full((int(data.num_nodes),), -1)
             made.shard[index] = shard
-        check_partition(made.shard[data.train_mask], self.num_shards)
         return made
 
     def _exactness(self, state: State) -> tuple[bool, str]:
@@ -767,8 +812,9 @@ class ShardedUnlearner(Stateful):
         if isinstance(partition, Shards) and partition.exact:
             return True, (
                 'exact: a node goes to the shard that a keyed hash of its '
-                'name gives, so that everything equals a fresh start on the '
-                'remaining data'
+                'name gives, so that everything equals a fresh start with '
+                'the same seed on the remaining data, in the same order of '
+                'nodes and edges'
             )
         seen = 'what its author looked at'
         if isinstance(partition, Shards):
@@ -837,21 +883,18 @@ class ShardedUnlearner(Stateful):
             left.x = data.x
         if part.nodes:
             left.x = select_rows(left.x, rows_of(data.n_id, left.n_id))
-        empty = shard_sizes(left.shard, self.num_shards) == 0
-        if bool(empty.any()):
-            raise ValueError(
-                'the request would leave shard '
-                f'{int(empty.nonzero()[0])} without a training node'
-            )
+        if not bool((left.shard >= 0).any()):
+            raise ValueError('the request would leave no training node')
         count = [
             d.y[d.shard >= 0].bincount(minlength=int(data.y.max()) + 1)
             for d in (data, left)
         ]
         lost = (count[0] > 0) & (count[1] == 0)
-        if bool(lost.any()):
+        if self.num_classes is None and bool(lost.any()):
             raise ValueError(
                 f'the request would leave class {int(lost.nonzero()[0])} '
-                'without a training node'
+                'without a training node, so that a fresh start would not '
+                "know of it: give 'num_classes' to allow that"
             )
         return left, touched_shards(data, part)
 
@@ -879,8 +922,10 @@ class ShardedUnlearner(Stateful):
         nodes, fraction = self._cost(data, touched)
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
+            secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
             request=request.to_dict(),
             shards=touched,
+            empty=self._empty(data),
             nodes=nodes,
             node_epochs=nodes * self.recipe.epochs,
             fraction=fraction,
@@ -895,6 +940,10 @@ class ShardedUnlearner(Stateful):
         # Last of all, so that a removal that fails is none.
         self._commit(new)
         return report
+
+    def _empty(self, data: Data) -> tuple[int, ...]:
+        sizes = shard_sizes(data.shard, self.num_shards)
+        return tuple((sizes == 0).nonzero().view(-1).tolist())
 
     def _cost(self, data: Data, shards: Sequence[int]) -> tuple[int, float]:
         sizes = shard_sizes(data.shard, self.num_shards)
@@ -912,7 +961,8 @@ class ShardedUnlearner(Stateful):
     ) -> State:
         # Everything from scratch.
         data = self._divide(data, given, progress_bar)
-        smallest = int(shard_sizes(data.shard, self.num_shards).argmin())
+        sizes = shard_sizes(data.shard, self.num_shards)
+        smallest = int(sizes.where(sizes > 0, sizes.max() + 1).argmin())
         probe = as_shard(
             self._parts(data, [smallest])[smallest], self._shard_seed(smallest)
         )
@@ -926,6 +976,7 @@ class ShardedUnlearner(Stateful):
         # What it does not say is written below.
         empty = State(
             seed=self._seed,
+            seeded=self._seeded,
             partition=given,
             data=data,
             num_classes=num_classes,
@@ -959,7 +1010,7 @@ class ShardedUnlearner(Stateful):
             trained[shard] if shard in trained else state.checkpoints[shard]
             for shard in range(self.num_shards)
         )
-        outputs = self._outputs(data, made, progress_bar)
+        outputs = self._outputs(data, made, state.num_classes, progress_bar)
         clock.append(time.perf_counter())
         aggregator = self._aggregate(data, outputs, progress_bar)
         clock.append(time.perf_counter())
@@ -982,13 +1033,12 @@ class ShardedUnlearner(Stateful):
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
-        # Nothing is shuffled: without a seed, one would be drawn.
         light = without_features(data)
         light.row = torch.arange(int(data.num_nodes))
-        loader = ShardLoader(light, num_shards=self.num_shards, seed=0)
+        dataset = ShardDataset(light, data.shard, self.num_shards)
         parts = {}
         for shard in shards:
-            part = loader.dataset[shard]
+            part = dataset[shard]
             part.x = select_rows(data.x, part.row)
             del part.row
             parts[shard] = part
@@ -1005,23 +1055,23 @@ class ShardedUnlearner(Stateful):
         progress_bar: bool,
     ) -> tuple[dict[int, Checkpoint], Trained]:
         parts = self._parts(data, shards)
-        if not parts:
-            return {}, Trained([], trainer, [])
+        filled = {s: p for s, p in parts.items() if p.num_nodes > 0}
         done = train(
             self.model_factory,
-            [as_shard(p, self._shard_seed(s)) for s, p in parts.items()],
+            [as_shard(p, self._shard_seed(s)) for s, p in filled.items()],
             self.recipe,
             trainer=trainer,
             num_workers=self.num_workers,
             progress_bar=progress_bar,
         )
+        weights = dict(zip(filled, done.states, strict=True))
         made = {
             shard: Checkpoint(
-                self._key(shard, part), part.n_id.clone(), weights
+                self._key(shard, part),
+                part.n_id.clone(),
+                weights.get(shard, {}),
             )
-            for (shard, part), weights in zip(
-                parts.items(), done.states, strict=True
-            )
+            for shard, part in parts.items()
         }
         return made, done
 
@@ -1029,6 +1079,7 @@ class ShardedUnlearner(Stateful):
         self,
         data: Data,
         checkpoints: Sequence[Checkpoint],
+        num_classes: int,
         progress_bar: bool = False,
     ) -> Tensor:
         # Of every model for every node: [num_shards, num_nodes, C].
@@ -1036,6 +1087,7 @@ class ShardedUnlearner(Stateful):
             self.model_factory,
             as_shard(data, 0),
             [made.weights for made in checkpoints],
+            num_classes,
             self.recipe,
             progress_bar=progress_bar,
         )
