@@ -52,8 +52,10 @@ class PoisonCertificate(Report):
     radius: Tensor
     """The most shards that may be corrupted, -1 for none: int64."""
     votes: Tensor
-    """What each model says: int64, ``[num_shards, num_targets]``."""
+    """What each model says, a class of its own for a shard that has no
+    training node: int64, ``[num_shards, num_targets]``."""
     num_classes: int
+    """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
     inference: str
     n_id: Tensor
@@ -167,8 +169,6 @@ class PoisonCertificate(Report):
                 'hyperparameters were not chosen on data that can be '
                 'attacked, and nothing was computed across nodes before',
                 'the factory of the models is deterministic',
-                'a shard that is left without a training node votes for any '
-                'one class',
             ),
             not_covered=(
                 "changes of the target's own features"
@@ -248,14 +248,18 @@ def certify_shards(
             ]
         )
     outputs = outputs[:, rows]
-    # Whatever is not finite says the first class, always.
+    # Whatever is not finite says nothing.
     finite = outputs.isfinite().all(2, keepdim=True)
     outputs = torch.where(finite, outputs, 0.0)
     votes = outputs.argmax(2)
+    # Equal logits, as of a shard without training nodes, are no vote. Counted
+    # as one for a class of their own, they promise no more than there is: to
+    # silence a shard costs the class less than to turn it.
+    votes[(outputs == outputs[..., :1]).all(2)] = outputs.size(2)
     kind = kinds[type(aggregator)]
     if kind == 'majority':
         # Ties are lost: means of probabilities break them.
-        made = certified_votes(votes, outputs.size(2))
+        made = certified_votes(votes, outputs.size(2) + 1)
     else:
         chance = outputs.double().softmax(2)
         made = certified_mean(chance, tolerance=_APART)
@@ -266,7 +270,7 @@ def certify_shards(
         predicted=predicted,
         radius=torch.where(sure, made.radius, -1),
         votes=votes,
-        num_classes=outputs.size(2),
+        num_classes=outputs.size(2) + 1,
         aggregator=kind,
         inference=inference,
         n_id=data.n_id.clone(),
