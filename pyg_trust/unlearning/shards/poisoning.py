@@ -30,6 +30,7 @@ from pyg_trust.unlearning.shards.graph import name_tensor, rows_of
 INFERENCE = ('isolated', 'clean')
 # Means are deployed in float32: what they are apart at least.
 _APART = 1e-5
+_SHOWN = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,7 @@ class PoisonCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
-        counts = [
-            f'{int((self.radius >= k).sum())} at {k}' for k in (1, 2, 3, 5)
-        ]
+        counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
         isolated = self.inference == 'isolated'
         when = 'in training and at inference' if isolated else 'in training'
         return Guarantee(
@@ -179,6 +178,15 @@ class PoisonCertificate(Report):
             ),
             data=self.data,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                'targets': self.targets.numel(),
+                'inference': self.inference,
+                'aggregator': self.aggregator,
+                'certified': {
+                    str(k): int((self.radius >= k).sum()) for k in _SHOWN
+                },
+            },
         )
 
 
