@@ -141,6 +141,14 @@ def test_labels_chosen_against_the_weakest_break_nothing_at_the_radius():
     assert changed > 0
 
 
+def test_sparse_inputs_change_no_vote():
+    data = graph()
+    data.x = (data.x > 0).float()
+    plain = fit(data).certify()
+    fast = fit(data, sparse_x=True, sparse_adj=True).certify()
+    assert torch.equal(plain.votes, fast.votes)
+
+
 def test_means_are_certified_as_deployed():
     unlearner = fit(graph(), aggregator='mean')
     made = unlearner.certify(inference='clean')
@@ -181,6 +189,8 @@ def test_shards_that_run_empty_give_no_vote():
     clean.remove(RemovalRequest(nodes=names))
     after = clean.certify(inference='clean')
     assert bool((after.votes[2] == CLASSES).all())
+    alone = clean.certify()
+    assert bool((alone.votes[2] == CLASSES).all())
     keep = torch.isin(made.targets, after.targets)
     held = made.radius[keep] >= 1
     assert torch.equal(after.predicted[held], made.predicted[keep][held])
