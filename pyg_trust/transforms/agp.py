@@ -13,7 +13,11 @@ from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
 from pyg_trust.functional.measures import Measure, make_measure
-from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation import (
+    _check_finite,
+    _check_signal,
+    propagate,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Guarantee, fingerprint, provenance
 
@@ -200,6 +204,8 @@ class AGP(MeasureTransform):
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
+        _check_signal(x, graph)
+        _check_finite(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         what = f'{self.out!r} is {measure} of {self.attr!r}'
