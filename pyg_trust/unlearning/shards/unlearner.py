@@ -739,12 +739,14 @@ class ShardedUnlearner(Stateful):
         """
         state = self._fitted
         return certify_shards(
-            state.data,
+            self.data,
             state.outputs,
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
-            lambda view, i: self._outputs(view, [state.checkpoints[i]])[0],
+            lambda view, i: self._outputs(
+                view, [state.checkpoints[i]], state.num_classes
+            )[0],
             nodes=nodes,
             inference=inference,
             fingerprint=self._digest(state.data, state.checkpoints),
