@@ -51,6 +51,12 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     check_types(module)
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
+    x = loader.data.get('x')
+    if x is not None and not isinstance(x, Tensor):
+        raise TypeError(
+            "'data_loader' needs features 'x' in one tensor, with a row per "
+            f'node (got a {type(x).__name__})'
+        )
     mixed = loader.data.get('propagated', ()) or [
         name
         for name, value in loader.data.to_dict().items()

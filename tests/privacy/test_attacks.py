@@ -569,6 +569,12 @@ def test_what_a_plan_will_spend_is_known_before(private):
         assert setup.engine.get_epsilon(1e-3, steps=1) > planned
 
 
+def test_features_in_a_tuple_are_refused_by_name(private):
+    data = private().data
+    data.x, data.num_nodes = (data.x, data.x), 40
+    refused(private, "'x' in one tensor", TypeError, data=data)
+
+
 def test_pairs_of_features_train(private):
     class Net(nn.Module):
         def __init__(self):
