@@ -97,10 +97,12 @@ class Deployed:
                 )
             part = part / (1 - part)
             rate = 1 - self.alpha + part
-            steps = float(self.K)
             if rate < 1:
                 steps = (1 - rate**self.K) / (1 - rate)
-            relative = part * max(steps, self.K * rate**self.K)
+            else:
+                power = min(self.K * math.log(rate), 600.0)
+                steps = self.K * math.exp(power)
+            relative = part * steps
         if float(top.max()) > kind.max / 4:
             raise ValueError(
                 "'model' has logits that may overflow in "
