@@ -4,7 +4,7 @@
     python3 dev.py quickstart    train on AGP-propagated features
     python3 dev.py test          check the code and run the whole test suite
     python3 dev.py bench NAME    run benchmarks/NAME.py
-    python3 dev.py docs          make the API pages: docs/build/index.html
+    python3 dev.py docs          make the site: docs/build/index.html
     python3 dev.py package       build dist/, and test what it installs
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
@@ -31,12 +31,13 @@ ROOT = Path(__file__).resolve().parent
 TORCH = 'torch==2.13.0'  # what the tests run with; any torch >= 2.10 will do
 TORCH_CPU_INDEX = 'https://download.pytorch.org/whl/cpu'
 SPARSE = ('torch-scatter', 'torch-sparse')
+NO_TESTS = 5  # pytest's exit status
 EXTRAS = {
     'quickstart': ['examples'],
     'bench': ['bench', 'examples'],
     'docs': ['docs', 'examples'],
     'package': ['examples', 'test'],
-    'test': ['docs', 'examples', 'sparse', 'test'],
+    'test': ['docs', 'examples', 'test'],
 }
 
 
@@ -78,8 +79,8 @@ class Environment:
             sys.exit(done.returncode)
 
     def pip(self, *arguments: str | Path) -> None:
-        """Runs pip, quietly."""
-        self.run('-m', 'pip', *arguments, '-qq')
+        """Runs pip, which says what it does."""
+        self.run('-m', 'pip', *arguments, '--progress-bar', 'off')
 
     def create(self) -> None:
         """Makes the environment, unless it is there and works."""
@@ -151,41 +152,66 @@ class Environment:
             )
         self.stamp.write_text(json.dumps(new))
 
-    def sparse(self) -> None:
-        """Builds torch-scatter and torch-sparse, side by side."""
-        check = 'import torch_scatter, torch_sparse'
-        if self.ask(check) is not None:
-            return
+    def has_sparse(self) -> bool:
+        """Whether torch-scatter and torch-sparse are there and work."""
+        return self.ask('import torch_scatter, torch_sparse') is not None
+
+
+class Wheels:
+    """Builds torch-scatter and torch-sparse side by side, in the background.
+
+    Wheels that pip kept are taken. One of them may be of another torch: then
+    both are built again.
+    """
+
+    def __init__(self, env: Environment) -> None:
         say(
-            'building torch-scatter and torch-sparse, unless pip has them '
-            '(half an hour of processor time)'
+            'building torch-scatter and torch-sparse in the background, '
+            'unless pip has them (half an hour of processor time)'
         )
+        self.env = env
+        self.folder = tempfile.TemporaryDirectory()
+        self.builds = self.start()
+
+    def start(self, *options: str) -> list[subprocess.Popen[bytes]]:
+        """Starts a build of each."""
         jobs = str(max(1, (os.cpu_count() or 2) // 2))
-        # A wheel that pip kept may be of another torch: then build again.
-        for cache in ([], ['--no-cache-dir']):
-            with tempfile.TemporaryDirectory() as folder:
-                wheels = [
-                    subprocess.Popen(
-                        [
-                            self.python,
-                            *('-m', 'pip', 'wheel', '-qq', '--no-deps'),
-                            *('--no-build-isolation', '-w', folder),
-                            *cache,
-                            name,
-                        ],
-                        env={'MAX_JOBS': jobs, **os.environ},
-                    )
-                    for name in SPARSE
-                ]
-                codes = [wheel.wait() for wheel in wheels]
-                if any(codes):
-                    stop('torch-scatter or torch-sparse does not build')
-                found = sorted(Path(folder).glob('*.whl'))
-                self.pip('install', '--force-reinstall', '--no-deps', *found)
-                self.pip('install', *found)  # and what they import
-            if self.ask(check) is not None:
+        return [
+            subprocess.Popen(
+                [
+                    self.env.python,
+                    *('-m', 'pip', 'wheel', '-qq', '--no-deps'),
+                    *('--no-build-isolation', '-w', self.folder.name),
+                    *options,
+                    name,
+                ],
+                env={'MAX_JOBS': jobs, **os.environ},
+            )
+            for name in SPARSE
+        ]
+
+    def install(self) -> None:
+        """Waits for the builds, and installs what they made."""
+        if any(build.poll() is None for build in self.builds):
+            say('waiting for torch-scatter and torch-sparse')
+        for last in (False, True):
+            codes = [build.wait() for build in self.builds]
+            if any(codes):
+                stop('torch-scatter or torch-sparse does not build')
+            found = sorted(Path(self.folder.name).glob('*.whl'))
+            self.env.pip('install', '--force-reinstall', '--no-deps', *found)
+            self.env.pip('install', *found)  # and what they import
+            if self.env.has_sparse():
                 return
+            if not last:
+                say('the wheels that pip kept are of another torch: again')
+                self.builds = self.start('--no-cache-dir')
         stop('torch-sparse was built but cannot be imported')
+
+    def cancel(self) -> None:
+        """Ends builds that are not wanted any more."""
+        for build in self.builds:
+            build.terminate()
 
 
 def has_gpu() -> bool:
@@ -233,11 +259,16 @@ def package(env: Environment, arguments: list[str]) -> None:
         clean.run('-m', 'pytest', 'tests', *arguments, cwd=source)
 
 
-def docs(env: Environment) -> None:
-    """The API pages; a warning is an error."""
-    say('sphinx')
+def docs(env: Environment, tutorials: bool = False) -> None:
+    """The pages; a warning is an error, and so is a page that does not fit."""
+    say('sphinx' + ', tutorials included (minutes)' * tutorials)
+    os.environ['PYG_TRUST_TUTORIALS'] = str(int(tutorials))
+    shutil.rmtree(ROOT / 'docs' / 'build', ignore_errors=True)
     options = ['-q', '-E', '-W', '--keep-going', '-b', 'html']
     env.run('-m', 'sphinx', *options, 'docs', 'docs/build')
+    if tutorials:
+        say('looking at the pages')
+        env.run('docs/check_pages.py', 'docs/build')
 
 
 def find_cuda() -> Path | None:
@@ -305,17 +336,42 @@ def compile_cuda(env: Environment) -> None:
 
 
 def test(env: Environment, arguments: list[str]) -> None:
-    """Lint, format, types, API pages, CUDA sources, tests."""
-    say('ruff check')
-    env.run('-m', 'ruff', 'check', '.')
-    say('ruff format --check')
-    env.run('-m', 'ruff', 'format', '--check', '.')
-    say('mypy')
-    env.run('-m', 'mypy')
-    docs(env)
-    compile_cuda(env)
-    say('pytest')
-    env.run('-m', 'pytest', *arguments)
+    """Lint, format, types, API pages, CUDA sources, tests.
+
+    What needs torch-scatter and torch-sparse comes last: they are built
+    beside the rest.
+    """
+    wheels = None if env.has_sparse() else Wheels(env)
+    try:
+        say('ruff check')
+        env.run('-m', 'ruff', 'check', '.')
+        say('ruff format --check')
+        env.run('-m', 'ruff', 'format', '--check', '.')
+        say('mypy')
+        env.run('-m', 'mypy')
+        docs(env)
+        compile_cuda(env)
+        workers = ['-n', str(os.cpu_count() or 2)]
+        if wheels is None:
+            say('pytest')
+            env.run('-m', 'pytest', *workers, *arguments)
+            return
+        say('pytest: what needs neither torch-scatter nor torch-sparse')
+        pytest(env, '-m', 'not sparse', *workers, *arguments)
+        wheels.install()
+        say('pytest: the rest')
+        pytest(env, '-m', 'sparse', *workers, *arguments)
+    except BaseException:
+        if wheels is not None:
+            wheels.cancel()
+        raise
+
+
+def pytest(env: Environment, *arguments: str) -> None:
+    """Runs some of the tests; there may be none of a kind in a selection."""
+    run = subprocess.run([env.python, '-m', 'pytest', *arguments], cwd=ROOT)
+    if run.returncode not in (0, NO_TESTS):
+        sys.exit(run.returncode)
 
 
 def main() -> None:
@@ -345,8 +401,6 @@ def main() -> None:
     env = Environment(args.env.absolute())
     env.create()
     version = env.torch()
-    if args.command == 'test':
-        env.sparse()
     env.install(EXTRAS[args.command], version)
 
     if args.command == 'test':
@@ -354,7 +408,7 @@ def main() -> None:
     elif args.command == 'package':
         package(env, rest)
     elif args.command == 'docs':
-        docs(env)
+        docs(env, tutorials=True)
     else:
         script = (
             ROOT / 'examples' / 'quickstart.py'

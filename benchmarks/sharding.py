@@ -40,7 +40,7 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.isolated import (
+from pyg_trust.unlearning.shards.training import (
     Recipe,
     Shard,
     build,
@@ -165,8 +165,8 @@ def accuracy(
         (state,) = train(make, [whole], Recipe(sparse_x=sparse)).states
         model = build(make, whole)
         model.load_state_dict(state)
-        inputs = (data.x, data.edge_index)
-        found = {'retrain': f1(evaluate(model, inputs), data)}
+        whole_graph = Shard(0, data.x, data.y, data.edge_index)
+        found = {'retrain': f1(evaluate(model, whole_graph), data)}
         unlearner = unlearner_of(
             data, kind, seed, sparse, aggregator='mean'
         ).fit(data)
@@ -180,7 +180,7 @@ def accuracy(
         rows = data.train_mask.nonzero().view(-1)
         labelled = torch.searchsorted(rows, index)
         control = on_labels_of(make, whole, labelled)
-        found['control'] = f1(evaluate(control, inputs), data)
+        found['control'] = f1(evaluate(control, whole_graph), data)
         for which, value in found.items():
             scores.setdefault(which, []).append(value)
         report = unlearner.report()

@@ -1,31 +1,23 @@
 // The inner loop of exact propagation: every node sums the rows of those it
-// receives from.
+// receives from. All that computes a level calls sum_row, so that a row has
+// the same bits whoever asks for it, alone or with all others.
 #pragma once
 
-#include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstring>
+
+#include "half.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
+
+#define PYG_TRUST_INLINE inline __attribute__((always_inline))
 
 namespace pyg_trust {
 
 constexpr int64_t kCacheLine = 64;  // bytes
 constexpr int64_t kLinesAhead = 32;  // to prefetch
-
-// Half the bytes of a float, with 8 significant bits.
-struct BFloat16 {
-  uint16_t bits;
-
-  BFloat16() = default;
-  explicit BFloat16(float value) {
-    // To nearest, ties to even; finite values alone come here.
-    const auto word = std::bit_cast<uint32_t>(value);
-    bits = static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
-  }
-  explicit operator float() const {
-    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-  }
-};
 
 // Vectors of `lanes` numbers that the compiler maps to whatever the processor
 // has.
@@ -35,57 +27,174 @@ struct Vector {
 };
 
 template <int lanes, typename scalar_t>
-inline __attribute__((always_inline)) auto load(const scalar_t* from) {
+PYG_TRUST_INLINE auto load(const scalar_t* from) {
   typename Vector<scalar_t, lanes>::type value;
   std::memcpy(&value, from, sizeof(value));
   return value;
 }
 
 template <int lanes>
-inline __attribute__((always_inline)) auto load(const BFloat16* from) {
-  typename Vector<uint16_t, lanes>::type bits;
-  std::memcpy(&bits, from, sizeof(bits));
-  const auto words =
-      __builtin_convertvector(bits, typename Vector<uint32_t, lanes>::type)
-      << 16;
-  typename Vector<float, lanes>::type value;
-  std::memcpy(&value, &words, sizeof(value));
+PYG_TRUST_INLINE void store(float* to,
+                            const typename Vector<float, lanes>::type& value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+template <int lanes>
+PYG_TRUST_INLINE void store(
+    double* to, const typename Vector<double, lanes>::type& value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// Through words of 32 bits, without a float that is subnormal.
+template <int lanes>
+PYG_TRUST_INLINE auto widen_by_integers(const Float16* from) {
+  using Words = typename Vector<uint32_t, lanes>::type;
+  using Floats = typename Vector<float, lanes>::type;
+  Words half;
+  for (int k = 0; k < lanes; ++k)
+    half[k] = from[k].bits;
+  const Words shifted = (half & 0x7FFF) << 13;
+  const Words exponent = half & 0x7C00;
+  const Words raised = shifted + (113u << 23);
+  Floats small;
+  std::memcpy(&small, &raised, sizeof(small));
+  small -= 6.103515625e-05f;  // 2^-14
+  Words subnormal;
+  std::memcpy(&subnormal, &small, sizeof(small));
+  const Words normal =
+      shifted + (112u << 23) + ((112u << 23) & (exponent == 0x7C00));
+  const Words none = exponent == 0;
+  const Words word =
+      ((subnormal & none) | (normal & ~none)) | (half & 0x8000) << 16;
+  Floats value;
+  std::memcpy(&value, &word, sizeof(value));
   return value;
 }
 
-// Calls end(v, sum) for the rows v in [begin, rows), where sum[c] is the sum of
-// in[u * stride + c] over the entries u of row v. `width` columns, a constant
-// in every caller, so that the sum lives in registers; rows are stored as
-// store_t and summed as scalar_t.
-template <int width, typename scalar_t, typename store_t, typename End>
-inline __attribute__((always_inline)) void gather(const int64_t* rowptr,
-                                                  const int32_t* col,
-                                                  int64_t num_entries,
-                                                  const store_t* in,
-                                                  int64_t stride,
-                                                  int64_t begin,
-                                                  int64_t rows,
-                                                  const End& end) {
-  constexpr int line = kCacheLine / sizeof(scalar_t);
-  constexpr int lanes = width < line ? width : line;
+#ifdef PYG_TRUST_F16C
+// Eight, and four in the low half of a register that may be read from less.
+PYG_TRUST_INLINE __m256 widen8(const Float16* from) {
+  return _mm256_cvtph_ps(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+template <int count>
+PYG_TRUST_INLINE __m128 widen_few(const Float16* from) {
+  int64_t word = 0;
+  std::memcpy(&word, from, count * sizeof(Float16));
+  return _mm_cvtph_ps(_mm_cvtsi64_si128(word));
+}
+#endif
+
+template <int lanes>
+PYG_TRUST_INLINE auto load(const Float16* from) {
+  typename Vector<float, lanes>::type value;
+#ifdef PYG_TRUST_F16C
+  if constexpr (lanes == 16) {
+#ifdef PYG_TRUST_AVX512F
+    const __m512 all = _mm512_maskz_cvtph_ps(
+        0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    std::memcpy(&value, &all, sizeof(value));
+#else
+    const __m256 all[2] = {widen8(from), widen8(from + 8)};
+    std::memcpy(&value, all, sizeof(value));
+#endif
+  } else if constexpr (lanes == 8) {
+    const __m256 all = widen8(from);
+    std::memcpy(&value, &all, sizeof(value));
+  } else {
+    const __m128 all = widen_few<lanes>(from);
+    std::memcpy(&value, &all, sizeof(value));
+  }
+#else
+  value = widen_by_integers<lanes>(from);
+#endif
+  return value;
+}
+
+template <int lanes>
+PYG_TRUST_INLINE void store(Float16* to,
+                            const typename Vector<float, lanes>::type& value) {
+#ifdef PYG_TRUST_F16C
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  if constexpr (lanes >= 8) {
+    for (int k = 0; k < lanes; k += 8) {
+      __m256 part;
+      std::memcpy(&part, reinterpret_cast<const float*>(&value) + k,
+                  sizeof(part));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k),
+                       _mm256_cvtps_ph(part, nearest));
+    }
+  } else {
+    __m128 part = _mm_setzero_ps();
+    std::memcpy(&part, &value, lanes * sizeof(float));
+    const int64_t word = _mm_cvtsi128_si64(_mm_cvtps_ph(part, nearest));
+    std::memcpy(to, &word, lanes * sizeof(Float16));
+  }
+#else
+  uint32_t words[lanes];
+  std::memcpy(words, &value, sizeof(words));
+  for (int k = 0; k < lanes; ++k)
+    to[k].bits = narrow_bits(words[k]);
+#endif
+}
+
+// Columns that one vector holds, and vectors of a row of `width` columns.
+template <typename scalar_t, int width>
+constexpr int kRowLanes = width < kCacheLine / int{sizeof(scalar_t)}
+                           ? width
+                           : kCacheLine / int{sizeof(scalar_t)};
+template <typename scalar_t, int width>
+using Row = typename Vector<scalar_t, kRowLanes<scalar_t, width>>::type;
+
+// sum[c] = the sum of in[col[e] * stride + c] over e = begin, ..., stop - 1,
+// one after the other, each column by itself. `width` columns, a constant in
+// every caller, so that the sum lives in registers; rows are stored as store_t
+// and summed as scalar_t.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void sum_row(const int32_t* col,
+                              int64_t num_entries,
+                              const store_t* in,
+                              int64_t stride,
+                              int64_t begin,
+                              int64_t stop,
+                              Row<scalar_t, width>* sum) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
   static_assert(width % lanes == 0);
   constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
   constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
   constexpr int64_t entries_ahead = kLinesAhead / lines;
+  Row<scalar_t, width> total[width / lanes] = {};
+  for (int64_t e = begin; e < stop; ++e) {
+    const store_t* row = in + col[e] * stride;
+    // Past the row's end comes the next row, which is wanted next.
+    const int64_t later =
+        e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
+    const auto* ahead = reinterpret_cast<const char*>(in + col[later] * stride);
+    for (int64_t b = 0; b < bytes; b += kCacheLine)
+      __builtin_prefetch(ahead + b);
+    for (int k = 0; k < width / lanes; ++k)
+      total[k] += load<lanes>(row + k * lanes);
+  }
+  for (int k = 0; k < width / lanes; ++k)
+    sum[k] = total[k];
+}
+
+// Calls end(v, sum) for the rows v in [begin, rows), where sum[c] is that of
+// sum_row.
+template <int width, typename scalar_t, typename store_t, typename End>
+PYG_TRUST_INLINE void gather(const int64_t* rowptr,
+                             const int32_t* col,
+                             int64_t num_entries,
+                             const store_t* in,
+                             int64_t stride,
+                             int64_t begin,
+                             int64_t rows,
+                             const End& end) {
   for (int64_t v = begin; v < rows; ++v) {
-    typename Vector<scalar_t, lanes>::type sum[width / lanes] = {};
-    const int64_t stop = rowptr[v + 1];
-    for (int64_t e = rowptr[v]; e < stop; ++e) {
-      const store_t* row = in + col[e] * stride;
-      // Past the row's end comes the next row, which is wanted next.
-      const int64_t later = std::min(e + entries_ahead, num_entries - 1);
-      const auto* ahead =
-          reinterpret_cast<const char*>(in + col[later] * stride);
-      for (int64_t b = 0; b < bytes; b += kCacheLine)
-        __builtin_prefetch(ahead + b);
-      for (int k = 0; k < width / lanes; ++k)
-        sum[k] += load<lanes>(row + k * lanes);
-    }
+    Row<scalar_t, width> sum[width / kRowLanes<scalar_t, width>];
+    sum_row<width, scalar_t>(col, num_entries, in, stride, rowptr[v],
+                             rowptr[v + 1], sum);
     alignas(kCacheLine) scalar_t total[width];
     std::memcpy(total, sum, sizeof(total));
     end(v, total);

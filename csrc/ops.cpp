@@ -4,12 +4,32 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
-  // z = sum_i weights[i] (D_recv B D_send)^i x, exactly. Row v of
+  // z = sum_i weights[i] P^i x, P = D_recv B D_send, exactly; with
+  // `three_term` sum_i weights[i] T_i(P) x in Chebyshev polynomials. Row v of
   // (rowptr, col) lists the nodes that v receives from. `half` keeps the
-  // levels of a float32 x in bfloat16.
+  // levels of a float32 x in float16, each column times its `scale` (powers of
+  // two). Of z only the rows in `rows` if given.
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
-      "Tensor send, Tensor weights, bool half) -> Tensor");
+      "Tensor send, Tensor weights, bool half, Tensor? scale, "
+      "bool three_term, Tensor? rows) -> Tensor");
+
+  // The same for the rows (ptr, index, value) of a sparse x.
+  m.def(
+      "propagate_entries(Tensor rowptr, Tensor col, Tensor ptr, "
+      "Tensor index, Tensor value, int columns, Tensor recv, Tensor send, "
+      "Tensor weights, bool half, Tensor? scale, bool three_term, "
+      "Tensor? rows) -> Tensor");
+
+  // The part of each node (int32) in a partition into parts of equal size with
+  // few edges between them.
+  m.def(
+      "partition_nodes(Tensor rowptr, Tensor col, int parts, int rounds) "
+      "-> Tensor");
+
+  // Which kernels the CPU runs: 0 for those of every processor, 1 with AVX2
+  // and F16C, 2 with AVX-512.
+  m.def("instruction_set() -> int");
 
   // The same sum, estimated by randomized pushes, in blocks of columns that
   // share what is sampled. Row u of (rowptr, col) lists the nodes that u
@@ -23,6 +43,15 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
       "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, int seed, "
       "int first, float pull_above, bool deterministic) -> (Tensor, Tensor)");
+
+  // `push` as long as it pushes nothing: else the number of levels pushed is
+  // -1, and the result nothing. Of (rowptr, col) only the rows that costs are
+  // estimated from are read.
+  m.def(
+      "pull(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
+      "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
+      "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, "
+      "float pull_above) -> (Tensor, Tensor)");
 
   // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
   // itself, with sparse rows (ptr, node, value) as the result: per row the
@@ -43,6 +72,17 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
       "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");
+
+  // `num_samples` noisy copies of a matrix of bits (rowptr, col), one below
+  // the other: every 0 becomes 1 with probability p_plus, every 1 becomes 0
+  // with p_minus, all by themselves. `cells`: 0 for all entries, 1 for those
+  // off the diagonal (a directed graph), 2 for pairs of an undirected graph;
+  // graphs come as blocks on a diagonal, and their self-loops stay. Copy s
+  // depends on (seed, first + s) alone. CPU only.
+  m.def(
+      "flip_bits(Tensor rowptr, Tensor col, int num_cols, float p_plus, "
+      "float p_minus, int cells, int seed, int first, int num_samples) "
+      "-> (Tensor, Tensor)");
 
   // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S|
   // + root / sqrt |S| - step k - prices of the edges that are flipped], every
@@ -66,4 +106,34 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "policy_solve(Tensor rowptr, Tensor col, Tensor flip_ptr, "
       "Tensor flip_row, Tensor flip_col, Tensor reward, Tensor start, "
       "Tensor goal, float follow, bool back) -> (Tensor, Tensor)");
+
+  // Rows of one level of `propagate`, in place: for the rows v in `list` (all
+  // if none), y(v) = recv[v] * the sum of in(u) over row v; out(v) = send[v] *
+  // y(v); z(k) += weight * y(list[k]). Row v is the `length[v]` entries of col
+  // from start[v] on, ascending; behind them there may be room.
+  m.def(
+      "pull_rows(Tensor start, Tensor length, Tensor col, Tensor? list, "
+      "Tensor x, Tensor recv, Tensor send, Tensor(a!)? out, Tensor(b!)? z, "
+      "float weight) -> ()");
+
+  // The nodes of `extra` and those in the rows of `seeds`, each once;
+  // stamp[v] = mark for them.
+  m.def(
+      "touched_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
+      "Tensor extra, Tensor(a!) stamp, int mark) -> Tensor");
+
+  // Takes entries (row, target), sorted, out of such rows, or puts them in.
+  // Returns -1, or the first one that is not there (is there already): then
+  // nothing has changed.
+  m.def(
+      "edit_rows(Tensor start, Tensor(a!) length, Tensor(b!) col, Tensor row, "
+      "Tensor target, bool insert) -> int");
+
+  // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
+  // within its limit. Returns the rows that changed as they were before (node,
+  // z, R) and the number of pushes.
+  m.def(
+      "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
+      "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
+      "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, int)");
 }

@@ -1,73 +1,251 @@
-"""Sphinx: the API pages, made from the docstrings of every public name."""
+"""Sphinx: guides, tutorials made from scripts, and the API pages."""
 
 import importlib
+import inspect
+import os
 import pkgutil
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from sphinx.util.nodes import make_refnode
 
 import pyg_trust
 
+HERE = Path(__file__).parent
+API = HERE / 'api'
+sys.path.insert(0, str(HERE))
+
 project = 'pyg_trust'
 release = version = pyg_trust.__version__
 author = copyright = 'the authors of pyg_trust'
 extensions = [
     'sphinx.ext.autodoc',
-    'sphinx.ext.mathjax',
+    'sphinx-mathjax-offline',
     'sphinx.ext.napoleon',
     'sphinx.ext.viewcode',
+    'sphinx_gallery.gen_gallery',
 ]
 html_theme = 'sphinx_rtd_theme'
-exclude_patterns = ['build']
+html_static_path = ['_static']
+html_css_files = ['pages.css']
+html_theme_options = {'navigation_depth': 3}
+exclude_patterns = ['build', 'gallery/*.md5', 'sg_execution_times.rst']
 nitpicky = True
 # Where these are documented is another project's business.
 nitpick_ignore_regex = [
     (r'py:.*', r'(os|torch\w*|opacus|numpy|scipy|matplotlib)\b.*'),
     (r'py:obj', r'(?s).*'),  # as in PyG's docstrings: any piece of code
     (r'py:class', r'[^.]+'),  # types in PyG's short form: Tensor, optional
+    (r'py:class', r'.*'),  # and types in signatures
 ]
 autodoc_member_order = 'groupwise'
-autodoc_typehints = 'none'  # the signatures have them, and the Args
+autodoc_typehints = 'signature'
+autodoc_typehints_format = 'short'
 autodoc_class_signature = 'mixed'
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-API = Path(__file__).parent / 'api'
+# `dev.py docs` runs the tutorials; the test command only reads them.
+sphinx_gallery_conf = {
+    'examples_dirs': [str(HERE.parent / 'examples' / 'tutorials')],
+    'gallery_dirs': ['gallery'],
+    'filename_pattern': '/plot_',
+    'ignore_pattern': 'network',
+    'within_subsection_order': 'FileNameSortKey',
+    'plot_gallery': os.environ.get('PYG_TRUST_TUTORIALS', '0') == '1',
+    'abort_on_example_error': True,
+    'remove_config_comments': True,
+    'download_all_examples': False,
+    'show_signature': False,
+    'show_memory': False,
+    'min_reported_time': 1e9,
+}
+
+# The API by capability: modules, by how their names begin; the first that
+# fits.
+CAPABILITIES = {
+    'Propagation': (
+        'transforms.agp',
+        'transforms.gdc',
+        'nn.agp_conv',
+        'functional.measures',
+        'functional.propagation',
+        'functional.queries',
+        'functional.clustering',
+        'functional.incremental',
+        'functional.levels',
+        'utils',
+    ),
+    'Private training': (
+        'privacy',
+        'noise',
+        'sampler',
+        'loader',
+        'transforms.bounded_degree',
+        'transforms.private',
+        'functional.accounting',
+        'functional.mechanisms',
+        'functional.dp',
+        'functional.search',
+        'functional.walks',
+        'functional.private',
+    ),
+    'Certificates': (
+        'certificates',
+        'nn.ppnp',
+        'transforms.flip_bits',
+        'functional.policy',
+        'functional.perturbations',
+        'functional.diffusion',
+        'functional.budget',
+        'functional.smoothing',
+        'functional.confidence',
+        'functional.collective',
+        'functional.voting',
+    ),
+    'Unlearning': (
+        'unlearning',
+        'removal',
+        'loader.shard_loader',
+        'transforms.graph_scattering',
+        'transforms.shards',
+        'nn.partitioner',
+        'nn.shard_aggregator',
+        'functional.newton',
+        'functional.scattering',
+        'functional.partition',
+        'functional.aggregate',
+        'functional.attacks',
+        'functional.heads',
+    ),
+    'Graphs, reports, ground': ('',),
+}
 
 
-def page(module: ModuleType) -> str:
-    """What is documented of a module, or of a package with its modules."""
-    name = module.__name__
-    lines = [name, '=' * len(name), '', f'.. automodule:: {name}']
-    if not hasattr(module, '__path__'):
-        return '\n'.join([*lines, '   :members:', ''])
-    names = ', '.join(f':obj:`{public}`' for public in module.__all__)
-    lines += ['   :no-members:', '', f'``from {name} import`` {names}', '']
-    for info in pkgutil.iter_modules(module.__path__, f'{name}.'):
-        title = info.name.rpartition('.')[2].replace('_', ' ')
-        lines += [title, '-' * len(title), '']
-        lines += [f'.. automodule:: {info.name}', '   :members:', '']
-    return '\n'.join(lines)
-
-
-def write_pages(app: Any) -> None:
-    """Writes a page for every package and every module beside them."""
-    API.mkdir(exist_ok=True)
-    names = []
+def public() -> Iterator[tuple[str, str, Any]]:
+    """Every public class, function and constant: where from, name, itself."""
     for info in pkgutil.iter_modules(pyg_trust.__path__, 'pyg_trust.'):
         if info.name.rpartition('.')[2].startswith('_'):
             continue
-        text = page(importlib.import_module(info.name))
-        file = API / f'{info.name}.rst'
-        names.append(info.name)
+        module = importlib.import_module(info.name)
+        names = getattr(module, '__all__', None) or [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith('_')
+            and getattr(value, '__module__', '') == info.name
+        ]
+        for name in names:
+            yield info.name, name, getattr(module, name)
+
+
+def capability(home: str) -> str:
+    """The capability that a module belongs to."""
+    short = home.removeprefix('pyg_trust.')
+    fits = [
+        (len(prefix), title)
+        for title, prefixes in CAPABILITIES.items()
+        for prefix in prefixes
+        if short.startswith(prefix)
+    ]
+    return max(fits)[1]
+
+
+def object_page(source: str, name: str, value: Any) -> tuple[str, str, str]:
+    """The home of an object, its page, and the first sentence about it."""
+    home = getattr(value, '__module__', source)
+    kind = 'autoclass' if inspect.isclass(value) else 'autofunction'
+    title = f'{source.removeprefix("pyg_trust.")}.{name}'
+    lines = [title, '=' * len(title), '']
+    lines += [f'``from {source} import {name}``', '']
+    lines += [f'.. currentmodule:: {home}', '', f'.. {kind}:: {name}']
+    if kind == 'autoclass':
+        lines += ['   :members:', '   :show-inheritance:']
+    return home, '\n'.join([*lines, '']), first_sentence(value)
+
+
+def first_sentence(value: Any) -> str:
+    """The beginning of a docstring; what it names is code, not a link."""
+    said = (inspect.getdoc(value) or '').partition('\n\n')[0]
+    return re.sub(r':\w+:`~?\.*([^`<]+)`', r'``\1``', ' '.join(said.split()))
+
+
+def module_page(name: str, shown: set[str]) -> str:
+    """What a module derives, and what it has beside its exports."""
+    short = name.removeprefix('pyg_trust.')
+    lines = [short, '=' * len(short), '', f'.. automodule:: {name}']
+    lines += ['   :members:']
+    if shown:
+        lines += [f'   :exclude-members: {", ".join(sorted(shown))}']
+    return '\n'.join([*lines, ''])
+
+
+def modules() -> Iterator[str]:
+    """The modules of the packages, and those beside them."""
+    for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
+        last = info.name.rpartition('.')[2]
+        if not info.ispkg and not last.startswith('_'):
+            yield info.name
+
+
+def write_pages(app: Any) -> None:
+    """Writes a page for every class and function, and one per capability."""
+    pages: dict[str, str] = {}
+    shown: dict[str, set[str]] = {}
+    tables: dict[str, list[tuple[str, str, str]]] = {}
+    for source, name, value in public():
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        home, text, said = object_page(source, name, value)
+        short = f'{source.removeprefix("pyg_trust.")}.{name}'
+        pages[short] = text
+        shown.setdefault(home, set()).add(value.__name__)
+        tables.setdefault(capability(home), []).append((source, short, said))
+    toc = ['API', '===', '', 'By capability.', '', '.. toctree::', '']
+    for number, title in enumerate(CAPABILITIES):
+        listed = tables.pop(title)
+        lines = [title, '=' * len(title), '']
+        for source in dict.fromkeys(each[0] for each in listed):
+            lines += [source, '-' * len(source), '']
+            lines += [first_sentence(sys.modules[source]), '']
+            lines += ['.. list-table::', '   :widths: 40 60', '']
+            for _, short, said in (e for e in listed if e[0] == source):
+                lines += [f'   * - :doc:`{short}`', f'     - {said}']
+            lines += ['']
+        lines += ['.. toctree::', '   :hidden:', '']
+        lines += [f'   {short}' for _, short, _ in listed]
+        pages[f'capability-{number}'] = '\n'.join([*lines, ''])
+        toc.append(f'   capability-{number}')
+    assert not tables, tables
+    found = {name: f'module-{name}' for name in modules()}
+    for name, page in found.items():
+        pages[page] = module_page(name, shown.get(name, set()))
+    lines = ['Derivations', '===========', '']
+    lines += ['What each module computes, with its proofs.', '']
+    for info in pkgutil.iter_modules(pyg_trust.__path__, 'pyg_trust.'):
+        if info.ispkg:
+            lines += [f'.. automodule:: {info.name}', '   :no-members:', '']
+    lines += ['.. toctree::', '', *(f'   {page}' for page in found.values())]
+    pages['modules'] = '\n'.join([*lines, ''])
+    toc.append('   modules')
+    pages['index'] = '\n'.join([*toc, ''])
+    API.mkdir(exist_ok=True)
+    for file in API.glob('*.rst'):
+        if file.stem not in pages:
+            file.unlink()
+    for name, text in pages.items():
+        file = API / f'{name}.rst'
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
-    toc = ['API', '===', '', '.. toctree::', '']
-    toc += [f'   {name}' for name in names]
-    (API / 'index.rst').write_text('\n'.join(toc) + '\n')
+
+
+def draw_figures(app: Any) -> None:
+    """Draws the figures of the guides, which no repository keeps."""
+    import figures
+
+    figures.draw(HERE / '_static' / 'figures')
 
 
 def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
@@ -78,7 +256,10 @@ def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
     for at in range(len(names) - 1, 0, -1):
         module = sys.modules.get('.'.join(names[:at]))
         if names[0] == 'pyg_trust' and module is not None:
-            home = getattr(module, names[at]).__module__
+            value = getattr(module, names[at], None)
+            if inspect.ismodule(value):
+                return None
+            home = getattr(value, '__module__', names[0])
             target = '.'.join([home, *names[at:]])
             break
     found = [full for full in objects if f'.{full}'.endswith(f'.{target}')]
@@ -93,5 +274,6 @@ def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
 
 def setup(app: Any) -> None:
     """Sphinx calls this."""
-    app.connect('builder-inited', write_pages)
+    app.connect('builder-inited', write_pages, priority=100)
+    app.connect('builder-inited', draw_figures, priority=100)
     app.connect('missing-reference', resolve)

@@ -1,5 +1,6 @@
 """Files that are never half written."""
 
+import contextlib
 import glob
 import io
 import os
@@ -11,13 +12,18 @@ import torch
 
 from pyg_trust._checks import check_instance
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
+
 
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replaces a file in one step: it has the old content or the new one.
 
     When it returns, the content is on the disk. What a process left beside
     the file when it was killed while writing is deleted: it may hold what has
-    to be gone.
+    to be gone. What somebody is writing at this moment is left alone.
 
     Args:
         path (str or Path): of the file.
@@ -26,21 +32,75 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     check_instance('path', path, str, Path)
     check_instance('content', content, bytes, memoryview)
     path = Path(path)
-    prefix = f'.{path.name}.'
-    for left in path.parent.glob(f'{glob.escape(prefix)}*.tmp'):
-        left.unlink(missing_ok=True)
-    handle, name = tempfile.mkstemp('.tmp', prefix, path.parent)
+    delete_unfinished(path)
+    file = _temporary(path)
+    name = file.name
     try:
-        with os.fdopen(handle, 'wb') as file:
+        with file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+            if fcntl is not None:
+                # Before it is closed, which unlocks it.
+                os.replace(name, path)
+        if fcntl is None:  # pragma: no cover
+            os.replace(name, path)
     except BaseException:
         # An interrupt may come after the switch: there is nothing left then.
         Path(name).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def delete_unfinished(path: str | Path) -> None:
+    """Deletes what was left beside a file by those killed while writing it.
+
+    A file that is being written is locked by its writer, and stays.
+
+    Args:
+        path (str or Path): of the file.
+    """
+    check_instance('path', path, str, Path)
+    path = Path(path)
+    for left in path.parent.glob(f'{glob.escape(_prefix(path))}*.tmp'):
+        if fcntl is None:  # pragma: no cover
+            # An open file can't be deleted there.
+            with contextlib.suppress(PermissionError):
+                left.unlink(missing_ok=True)
+            continue
+        try:
+            handle = os.open(left, os.O_RDWR)
+        except (FileNotFoundError, PermissionError):
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(handle)
+
+
+def _prefix(path: Path) -> str:
+    return f'.{path.name}.'
+
+
+def _temporary(path: Path) -> Any:
+    # A new file that is locked while it is open, and was not deleted by
+    # somebody who came before the lock. Whoever loses it closes it.
+    while True:
+        file = tempfile.NamedTemporaryFile(  # noqa: SIM115
+            suffix='.tmp',
+            prefix=_prefix(path),
+            dir=path.parent,
+            delete=False,
+        )
+        if fcntl is None:  # pragma: no cover
+            return file
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
 
 
 def sync_folder(folder: str | Path) -> None:

@@ -1,13 +1,19 @@
 """What was spent and what is left: ledgers of certified procedures."""
 
 import hashlib
+import hmac
 import json
+import math
 import os
+import secrets
 import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -19,6 +25,7 @@ from pyg_trust._checks import (
     check_non_negative,
     check_number,
     check_positive,
+    check_tensor,
 )
 from pyg_trust.report import Report
 
@@ -26,6 +33,9 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
+
+
+_HELD = ('edge_index', 'edge_weight', 'x', 'x_removed', 'n_id', 'y', 'shard')
 
 
 class BudgetExceededError(RuntimeError):
@@ -40,7 +50,7 @@ class LedgerEntry(Report):
         action (str): what was done.
         spent (float): a bound of the residual of what was released.
         request (dict): the names of what was removed.
-        data (str): a fingerprint of the data that remain.
+        data (str): the root of the :class:`Seals` of the data that remain.
         link (str): a hash of this line and all before it.
     """
 
@@ -56,11 +66,19 @@ class RemovalLedger:
 
     What is spent is a bound of the gradient residual of the present model. It
     starts at the *measured* residual of the first fit, and a step can only
-    raise it. Only a model that was solved anew on the remaining data (a
-    refinement or a retraining) starts a new account, again at its measured
-    residual. Lines are never changed, each is hashed with all before it, and
-    a state that does not continue the present lines is not loaded: the ledger
-    can't be turned back.
+    raise it. Only a model whose residual was measured in full on the remaining
+    data (after a refinement or a retraining, or as it is) starts a new
+    account, again at its measured residual. Lines are never changed, each is
+    hashed with all before it, and a state that does not continue the present
+    lines is not loaded: the ledger can't be turned back.
+
+    **What a ledger still tells.** The names of what was removed stay in it, in
+    the order of the requests, and with them how many items there were: who
+    asked to be forgotten is data, so keep ledgers private. What the items
+    *held* can't be read or tested: digests of the data are salted
+    (:class:`Seals`), and the salts of what is gone are destroyed. Amounts are
+    functions of the data as well; who records them rounds them
+    (:func:`coarse`) or makes them constant.
 
     An exact unlearner, whose models are retrained without what was removed,
     uses a budget of 0 and only ever records 0.
@@ -76,7 +94,7 @@ class RemovalLedger:
         0.75
     """
 
-    FRESH = ('fit', 'refine', 'retrain')
+    FRESH = ('fit', 'refine', 'retrain', 'measured')
 
     def __init__(self, budget: float) -> None:
         self.budget = check_non_negative('budget', budget)
@@ -119,12 +137,14 @@ class RemovalLedger:
 
         Args:
             action (str): :obj:`'fit'`, :obj:`'refine'` or :obj:`'retrain'`
-                for a model solved anew, :obj:`'step'` for an update.
+                for a model solved anew, :obj:`'measured'` for one whose
+                residual was measured in full, :obj:`'step'` for an update
+                that adds to the account.
             spent (float): the bound of the new model's residual.
             request (dict, optional): the names of what was removed.
                 (default: :obj:`None`)
-            data (str): a fingerprint of the data that remain.
-                (default: :obj:`''`)
+            data (str): the root of the :class:`Seals` of the data that
+                remain. (default: :obj:`''`)
 
         Raises:
             ValueError: on another action, a negative or lower amount, or a
@@ -227,12 +247,22 @@ def fingerprint(salt: str, data: Data) -> str:
     """
     check_instance('salt', salt, str)
     check_instance('data', data, Data)
-    parts: list[Tensor | str] = [salt]
-    for key in ('edge_index', 'edge_weight', 'x', 'n_id', 'y', 'shard'):
+    return report.fingerprint(salt, *_tensors(data))
+
+
+def _tensors(data: Data) -> list[Tensor | str]:
+    # What a graph holds, sparse features as their rows.
+    parts: list[Tensor | str] = []
+    for key in _HELD:
         value = data.get(key)
-        if value is not None:
-            parts += [key, value]
-    return report.fingerprint(*parts)
+        if value is None:
+            continue
+        parts.append(key)
+        if value.layout == torch.sparse_csr:
+            parts += [value.crow_indices(), value.col_indices()]
+            value = value.values()
+        parts.append(value)
+    return parts
 
 
 def fingerprints(prints: dict[int, str]) -> str:
@@ -247,6 +277,254 @@ def fingerprints(prints: dict[int, str]) -> str:
         check_instance('prints', text, str)
     lines = [f'{i} {prints[i]}' for i in sorted(prints)]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+
+
+def coarse(amount: float) -> float:
+    r"""The smallest power of two that is at least so much; 0 stays 0.
+
+    An amount that is measured on data to 16 digits lets a guess of the data be
+    tested. Rounded up, it says little more than its size.
+
+    Args:
+        amount (float): non-negative.
+
+    Example:
+        >>> coarse(0.3), coarse(0.5), coarse(0.0)
+        (0.5, 0.5, 0.0)
+    """
+    amount = check_non_negative('amount', amount)
+    if amount == 0:
+        return 0.0
+    fraction, exponent = math.frexp(amount)
+    return math.ldexp(1.0, exponent - (fraction == 0.5))
+
+
+def content(data: Data, *context: str | int | float) -> str:
+    """A hash of what a graph holds, to be sealed: never store it.
+
+    It has no salt: who has it can test any guess of the graph.
+
+    Args:
+        data (Data): the graph.
+        *context (str or int or float): what else belongs to the item.
+    """
+    check_instance('data', data, Data)
+    return report.fingerprint(*context, *_tensors(data))
+
+
+class Seals:
+    r"""Salted digests of the items of a data set, and one root of them all.
+
+    Every item :math:`i` has 256 random bits :math:`s_i` of its own, from the
+    operating system, and the digest :math:`\mathrm{HMAC}(s_i, c_i)` of its
+    content (SHA-256). The root is a hash of all names and digests, by way of
+    the hashes of blocks of 1024 names, so that a change of one item costs a
+    thousandth of the whole.
+
+    A root in a ledger can be verified as long as all salts are there. **To
+    forget an item is to destroy its salt**: :meth:`replaced` gives what
+    changed a new one and drops those of what is gone. The old roots then
+    depend on 256 bits that nobody has, and no guess of the old content can be
+    tested against them, however few contents are possible and whatever else
+    is known. What stayed can still be verified against the new root.
+
+    An object is never changed, so that a failed removal leaves the old one.
+
+    Args:
+        contents (dict): by name, an integer, a text that stands for all that
+            the item holds (:func:`content`). (default: :obj:`None`)
+
+    Example:
+        >>> seals = Seals({0: 'a', 1: 'b'})
+        >>> seals.differing({0: 'a', 1: 'c'})
+        (1,)
+        >>> seals.replaced({1: 'c'}).root == seals.root
+        False
+    """
+
+    _BLOCK = 1024
+
+    def __init__(self, contents: Mapping[int, str] | None = None) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._root = ''
+        salted = {
+            name: (secrets.token_bytes(32), text)
+            for name, text in _checked_contents(contents or {}).items()
+        }
+        self._take(salted, ())
+
+    @property
+    def root(self) -> str:
+        """One digest for all: 64 hexadecimal digits."""
+        return self._root
+
+    @property
+    def names(self) -> tuple[int, ...]:
+        """The names of the items, ascending."""
+        found = (block.sealed for block in self._blocks.values())
+        return tuple(sorted(name for block in found for name in block))
+
+    def replaced(
+        self, changed: Mapping[int, str], gone: Iterable[int] = ()
+    ) -> 'Seals':
+        """The seals after a change; salts of what changed or went are gone.
+
+        Args:
+            changed (dict): the contents of new items and of those that have
+                changed, by name.
+            gone (list[int]): the names of the items that are no more.
+                (default: :obj:`()`)
+
+        Raises:
+            ValueError: if something that is gone was not there.
+        """
+        salted = {
+            name: (secrets.token_bytes(32), text)
+            for name, text in _checked_contents(changed).items()
+        }
+        if not isinstance(gone, Iterable) or isinstance(gone, str):
+            raise TypeError(
+                f"'gone' needs to hold integers (got {type(gone).__name__})"
+            )
+        made = Seals()
+        made._blocks = dict(self._blocks)
+        made._take(salted, [check_integer('gone', name) for name in gone])
+        return made
+
+    def differing(self, contents: Mapping[int, str]) -> tuple[int, ...]:
+        """The names whose content is not the sealed one, ascending.
+
+        Args:
+            contents (dict): of all items, by name; a name that is in one
+                place alone differs.
+        """
+        contents = _checked_contents(contents)
+        known = {
+            name: pair
+            for block in self._blocks.values()
+            for name, pair in block.sealed.items()
+        }
+        return tuple(
+            sorted(
+                name
+                for name in {*known, *contents}
+                if name not in known
+                or name not in contents
+                or _seal(known[name][0], contents[name]) != known[name][1]
+            )
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The names, int64 ``[n]``, and their salts, uint8 ``[n, 32]``."""
+        names = self.names
+        salts = b''.join(
+            self._blocks[name // self._BLOCK].sealed[name][0] for name in names
+        )
+        flat = np.frombuffer(salts, dtype=np.uint8).reshape(-1, 32)
+        return {
+            'names': torch.tensor(names, dtype=torch.int64),
+            'salts': torch.from_numpy(flat.copy()),
+        }
+
+    @classmethod
+    def of(
+        cls, state: dict[str, Tensor], contents: Mapping[int, str]
+    ) -> 'Seals':
+        """The seals of a saved state, made again from its contents.
+
+        Whether they are those that were recorded is for the root to say.
+
+        Args:
+            state (dict): of :meth:`state_dict`.
+            contents (dict): of all items, by name.
+
+        Raises:
+            TypeError, ValueError: if it is no such state, or not of these
+                items.
+        """
+        check_instance('state', state, dict)
+        contents = _checked_contents(contents)
+        names, salts = state.get('names'), state.get('salts')
+        check_tensor('state', names, torch.int64, ('n',))  # type: ignore
+        assert isinstance(names, Tensor)
+        shape = (names.numel(), 32)
+        check_tensor('state', salts, torch.uint8, shape)  # type: ignore
+        assert isinstance(salts, Tensor)
+        listed = names.tolist()
+        if set(listed) != set(contents) or len(listed) != len(contents):
+            raise ValueError(
+                "'state' needs to have salts for the items that are there "
+                f'(got {len(listed)} for {len(contents)})'
+            )
+        made = cls()
+        made._take(
+            {
+                name: (bytes(salt), contents[name])
+                for name, salt in zip(listed, salts.numpy(), strict=True)
+            },
+            (),
+        )
+        return made
+
+    def _take(
+        self,
+        salted: dict[int, tuple[bytes, str]],
+        gone: Iterable[int],
+    ) -> None:
+        touched: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+
+        def block(name: int) -> dict[int, tuple[bytes, bytes]]:
+            number = name // self._BLOCK
+            if number not in touched:
+                known = self._blocks.get(number)
+                touched[number] = {} if known is None else dict(known.sealed)
+            return touched[number]
+
+        for name in gone:
+            if block(name).pop(name, None) is None:
+                raise ValueError(
+                    f"'gone' needs to name items that are there (got {name})"
+                )
+        for name, (salt, text) in salted.items():
+            block(name)[name] = (salt, _seal(salt, text))
+        for number, sealed in touched.items():
+            self._blocks.pop(number, None)
+            if sealed:
+                self._blocks[number] = _Block(sealed)
+        whole = hashlib.sha256()
+        for number in sorted(self._blocks):
+            whole.update(f'{number} '.encode() + self._blocks[number].digest)
+        self._root = whole.hexdigest()
+
+    def __repr__(self) -> str:
+        count = sum(len(block.sealed) for block in self._blocks.values())
+        return f'{type(self).__name__}(items={count})'
+
+
+class _Block:
+    # Salts and digests of neighbouring names, and the hash of them.
+    def __init__(self, sealed: dict[int, tuple[bytes, bytes]]) -> None:
+        self.sealed = sealed
+        digest = hashlib.sha256()
+        for name in sorted(sealed):
+            digest.update(f'{name} '.encode() + sealed[name][1])
+        self.digest = digest.digest()
+
+
+def _seal(salt: bytes, text: str) -> bytes:
+    return hmac.digest(salt, text.encode(), 'sha256')
+
+
+def _checked_contents(contents: Mapping[int, str]) -> dict[int, str]:
+    if not isinstance(contents, Mapping):
+        raise TypeError(
+            "'contents' needs to be a dictionary "
+            f'(got {type(contents).__name__})'
+        )
+    for name, text in contents.items():
+        check_integer('contents', name, 0)
+        check_instance('contents', text, str)
+    return dict(contents)
 
 
 def _link(
@@ -271,6 +549,13 @@ class PrivacyLedger:
     that does not fit is refused. If a write is interrupted, the file is read
     again: what is in it is spent.
 
+    A file does not know what is missing at its end. Whoever cuts off whole
+    lines, or puts an older copy in the place of the file, takes back what was
+    spent, and of two copies both can be spent. :attr:`head` is a digest of all
+    lines so far. Noted elsewhere (a report and a checkpoint hold it) and
+    handed in as :obj:`head`, it makes an older file be refused. What happens
+    to the file while it is open is noticed at the next line.
+
     The file is locked while it is open: two processes can't spend at once. It
     is closed with the last reference to the ledger.
     It holds public numbers alone (steps, noise, rates), and can be read by
@@ -280,14 +565,30 @@ class PrivacyLedger:
         path (str or Path): the file; it is made if it is not there.
         header (dict): what the account is about, plain. An existing file
             needs to have the same.
+        head (str, optional): a :attr:`head` that was noted before; the file
+            needs to go on from there. (default: :obj:`None`)
 
     Raises:
-        ValueError: if the file is of another mechanism, or was changed.
+        ValueError: if the file is of another mechanism, was changed, or does
+            not go on from :obj:`head`.
         RuntimeError: if another process has it open.
     """
 
-    def __init__(self, path: str | Path, header: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        header: dict[str, Any],
+        head: str | None = None,
+    ) -> None:
         check_instance('path', path, str, Path)
+        if head is not None:
+            check_instance('head', head, str)
+            file = Path(path)
+            if not file.exists() or not file.stat().st_size:
+                raise ValueError(
+                    f"'head' needs a ledger that goes on from it, and {path} "
+                    'is empty or not there'
+                )
         self.path = Path(path)
         _check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
@@ -300,9 +601,29 @@ class PrivacyLedger:
         try:
             self._lock()
             self._known = self._read()
+            if head is not None and not self.has(head):
+                raise ValueError(
+                    f"the ledger {self.path} needs to go on from 'head' (got "
+                    f'{head!r}), and is older or another: lines were cut off, '
+                    'or a copy was put in its place'
+                )
         except BaseException:
             self.close()
             raise
+
+    @property
+    def head(self) -> str:
+        """A digest of all lines so far, 64 hexadecimal digits."""
+        return self._account.links[-1]
+
+    def has(self, head: str) -> bool:
+        """Whether the ledger is at a :attr:`head`, or has gone on from it.
+
+        Args:
+            head (str): the digest.
+        """
+        check_instance('head', head, str)
+        return head in self._account.links
 
     @property
     def steps(self) -> int:
@@ -374,6 +695,7 @@ class PrivacyLedger:
 
     def _read(self) -> '_Account':
         self._check_open()
+        self._check_place()
         with open(self.path, 'rb') as stream:
             content = stream.read()
         whole = content.rfind(b'\n') + 1
@@ -383,7 +705,7 @@ class PrivacyLedger:
             try:
                 entry = json.loads(text)
                 body, link = entry['body'], entry['link']
-                expected = _hash([account.link, body])
+                expected = _hash([account.last, body])
                 if link != expected:
                     raise ValueError
                 if number:
@@ -397,11 +719,12 @@ class PrivacyLedger:
                     f'the ledger {self.path} is of another mechanism: it has '
                     f'{_differing(body, self._header)}'
                 )
-            account.link = link
+            account.links.append(link)
         if whole < len(content):
             os.ftruncate(self._file, whole)
+        account.end = whole
         if not lines:
-            account.link = self._write(account.link, self._header)
+            self._write(account, self._header)
             # A new file is durable once its name is.
             files.sync_folder(self.path.resolve().parent)
         return account
@@ -416,7 +739,7 @@ class PrivacyLedger:
         account = self._account
         self._writing = True
         try:
-            account.link = self._write(account.link, body)
+            self._write(account, body)
             account.add(body)
             self._writing = False
         except BaseException:
@@ -425,11 +748,18 @@ class PrivacyLedger:
             self._known = None
             raise
 
-    def _write(self, before: str, body: dict[str, Any]) -> str:
-        link = _hash([before, body])
+    def _write(self, account: '_Account', body: dict[str, Any]) -> None:
+        self._check_place()
+        link = _hash([account.last, body])
         text = json.dumps({'body': body, 'link': link}) + '\n'
         data = text.encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
+        if end != account.end:
+            raise ValueError(
+                f'the ledger {self.path} was changed while it was open: it '
+                f'has {end} bytes instead of {account.end}'
+            )
+        whole = end + len(data)
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -438,7 +768,21 @@ class PrivacyLedger:
             # A full disk: leave no half of a line for the next to follow.
             os.ftruncate(self._file, end)
             raise
-        return link
+        account.links.append(link)
+        account.end = whole
+
+    def _check_place(self) -> None:
+        # What is written to a file that has no name any more is lost.
+        mine = os.fstat(self._file)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(mine, there):
+            raise ValueError(
+                f'the ledger {self.path} was removed or replaced while it was '
+                'open'
+            )
 
     def _check_open(self) -> None:
         if not self._close.alive:
@@ -450,10 +794,15 @@ class PrivacyLedger:
 
 @dataclass
 class _Account:
-    # What the lines of a file add up to, and the hash of the last.
+    # What the lines of a file add up to, their hashes, and where they end.
     lines: list[tuple[float, float]] = field(default_factory=list)
     pure_epsilon: float = 0.0
-    link: str = ''
+    links: list[str] = field(default_factory=list)
+    end: int = 0
+
+    @property
+    def last(self) -> str:
+        return self.links[-1] if self.links else ''
 
     def add(self, body: dict[str, Any]) -> None:
         if 'epsilon' in body:

@@ -20,7 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+    check_range,
+)
 
 
 def _load() -> None:
@@ -180,40 +186,107 @@ def propagate(
     send: Tensor,
     weights: Tensor,
     half: bool = False,
+    scale: Tensor | None = None,
+    three_term: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    r"""Computes :math:`\sum_i w_i (R B S)^i x` for all columns at once.
+    r"""Computes :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
 
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    Memory beside the result: two buffers of at most four cache lines a node
-    (two with :obj:`half`): so many columns are in flight.
+    Levels go from the last weight to the first (Horner), so that :math:`z` is
+    written once. A column has the same bits whatever stands beside it, for
+    any number of threads and any instruction set. Memory beside the result:
+    two buffers of at most four cache lines a node (two with :obj:`half`): so
+    many columns are in flight.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; on the
+            CPU also as a sparse CSR matrix with int64 indices.
         recv (Tensor): as :obj:`x`, ``[num_nodes]``.
         send (Tensor): as :obj:`x`, ``[num_nodes]``.
         weights (Tensor): float64, ``[num_levels + 1]``.
         half (bool): whether the levels of a float32 :obj:`x` are kept in
-            bfloat16; sums stay in float32. (default: :obj:`False`)
+            float16; sums stay in float32. (default: :obj:`False`)
+        scale (Tensor, optional): float32, ``[num_columns]``: powers of two
+            that the float16 levels of each column are multiplied by, so that
+            they neither overflow nor vanish. (default: :obj:`None`)
+        three_term (bool): whether :obj:`weights` are those of Chebyshev
+            polynomials, :math:`\sum_i w_i T_i(P) x`, by Clenshaw's recursion.
+            (default: :obj:`False`)
+        rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
+            to compute; by default all. (default: :obj:`None`)
 
     Returns:
-        Tensor: as :obj:`x`.
+        Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
     """
     dtype = _value_dtype('x', x)
-    check = partial(_check, device=_check_device('x', x))
+    device = _check_device('x', x)
+    check = partial(_check, device=device)
     n, count = _size(rowptr, 1) - 1, _size(weights, 1)
-    return _ops.propagate(
+    sparse = x.layout == torch.sparse_csr
+    if sparse:
+        if x.shape[:1] != (n,) or x.dim() != 2:
+            raise ValueError(
+                f"'x' needs to have the shape [{n}, num_columns] "
+                f'(got {list(x.shape)})'
+            )
+    else:
+        x = check('x', x, dtype, n, *(x.shape[1:2] or (1,)))
+    if half and dtype != torch.float32:
+        raise TypeError(f"'half' needs a float32 'x' (got {dtype})")
+    if scale is not None:
+        if not half:
+            raise ValueError("'scale' needs half=True (got half=False)")
+        scale = check('scale', scale, dtype, x.size(1))
+    if rows is not None:
+        rows = check('rows', rows, torch.int64, _size(rows))
+        check_range('rows', rows, n, 'the nodes')
+    graph = (
         check('rowptr', rowptr, torch.int64, n + 1),
         check('col', col, torch.int32, _size(col)),
-        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+    )
+    rest = (
         check('recv', recv, dtype, n),
         check('send', send, dtype, n),
         _check('weights', weights, torch.float64, count, device=_HOST),
         half,
+        scale,
+        three_term,
+        rows,
     )
+    if sparse:
+        return _ops.propagate_entries(*graph, *sparse_parts(x), *rest)
+    return _ops.propagate(*graph, x, *rest)
+
+
+def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Rows, columns and values of a sparse CSR matrix, and its width."""
+    check_instance('x', x, Tensor)
+    if x.layout != torch.sparse_csr:
+        raise TypeError(
+            f"'x' needs to be a sparse CSR tensor (got {x.layout})"
+        )
+    return (
+        x.crow_indices().long().contiguous(),
+        x.col_indices().long().contiguous(),
+        x.values().contiguous(),
+        x.size(1),
+    )
+
+
+def instruction_set() -> str:
+    """The instructions that the CPU's kernels were compiled for.
+
+    :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
+    processor has, or less if the environment variable
+    ``ATEN_CPU_CAPABILITY``, which torch obeys too, says so. All of them give
+    the same bits.
+    """
+    return ('default', 'avx2', 'avx512')[_ops.instruction_set()]
 
 
 def push(
@@ -302,6 +375,70 @@ def push(
         pull_above,
         deterministic,
     )
+
+
+def cost_nodes(num_nodes: int) -> Tensor:
+    """The nodes that :func:`push` estimates the cost of a level from.
+
+    Args:
+        num_nodes (int): of the graph.
+    """
+    step = check_integer('num_nodes', num_nodes, 1) // 1024 + 1
+    return torch.arange(step // 2, num_nodes, step)
+
+
+def pull(
+    graph: PushGraph,
+    receivers: tuple[Tensor, Tensor],
+    recv: Tensor,
+    send: Tensor,
+    x: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    pull_above: float,
+) -> Tensor | None:
+    """Is :func:`push` where that pushes nothing, else :obj:`None`.
+
+    On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
+
+    Args:
+        graph (PushGraph): as in :func:`push`.
+        receivers (tuple[Tensor, Tensor]): as in :func:`push`.
+        recv (Tensor): as in :func:`push`.
+        send (Tensor): as in :func:`push`.
+        x (Tensor): as in :func:`push`.
+        eps (Tensor): as in :func:`push`.
+        ratio (Tensor): as in :func:`push`.
+        keep (Tensor): as in :func:`push`.
+        pull_above (float): as in :func:`push`.
+    """
+    dtype = _value_dtype('x', x)
+    check = partial(_check, device=_HOST)
+    check_instance('graph', graph, PushGraph)
+    if not isinstance(receivers, tuple) or len(receivers) != 2:
+        raise TypeError(
+            "'receivers' needs to be a tuple of rowptr and col "
+            f'(got {type(receivers).__name__})'
+        )
+    if not check_number('pull_above', pull_above) >= 0:
+        raise ValueError(
+            f"'pull_above' needs to be at least 0 (got {pull_above})"
+        )
+    n = _size(graph.rowptr, 1) - 1
+    rowptr, col = receivers
+    z, pushed = _ops.pull(
+        *_check_graph(graph, dtype, check),
+        check('rowptr', rowptr, torch.int64, n + 1),
+        check('col', col, torch.int32, _size(col)),
+        check('recv', recv, dtype, n),
+        check('send', send, dtype, n),
+        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+        check('eps', eps, dtype, *x.shape[1:2]),
+        *_check_levels(ratio, keep),
+        pull_above,
+    )
+    return None if bool((pushed != 0).any()) else z
 
 
 def block_size(dtype: torch.dtype) -> int:
@@ -439,6 +576,85 @@ def disjoint_walks(
         walk_length,
         restarts,
         seed,
+    )
+
+
+CELLS = ('all', 'directed', 'undirected')
+
+
+def flip_bits(
+    rowptr: Tensor,
+    col: Tensor,
+    num_cols: int,
+    p_plus: float,
+    p_minus: float,
+    cells: str,
+    seed: int,
+    first: int = 0,
+    num_samples: int = 1,
+) -> tuple[Tensor, Tensor]:
+    r"""Draws noisy copies of a sparse matrix of bits, one below the other.
+
+    Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
+    :math:`p_-`, all independently: the exact product law, up to
+    :func:`pyg_trust.functional.smoothing.sampling_slack`. Copy :math:`s`
+    draws from the stream of ``(seed, first + s)``, whatever the batch and the
+    number of threads. Time and memory are those of the ones that come out,
+    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``, on the CPU.
+        col (Tensor): int32, ``[nnz]``: the ones, ascending in every row and
+            distinct.
+        num_cols (int): the number of columns.
+        p_plus (float): :math:`p_+`, in [0, 1).
+        p_minus (float): :math:`p_-`, in [0, 1).
+        cells (str): :obj:`'all'` entries of a matrix; of a square one,
+            :obj:`'directed'`: all off the diagonal, or :obj:`'undirected'`:
+            all pairs, where :obj:`col` lists both directions. Diagonals
+            stay, and copies of graphs are the blocks of a diagonal.
+        seed (int): the seed.
+        first (int): the number of the first copy. (default: :obj:`0`)
+        num_samples (int): how many. (default: :obj:`1`)
+
+    Returns:
+        tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_samples * num_rows +
+        1]``, and ``col``, int32, ascending in every row.
+
+    Example:
+        >>> rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([1, 0]).int()
+        >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
+        (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
+    """
+    check_choice('cells', cells, CELLS)
+    _check_seed(seed, first)
+    check_integer('num_cols', num_cols, 0, 2**31 - 1)
+    check_integer('num_samples', num_samples, 1)
+    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
+        if not 0 <= check_number(name, p) < 1:
+            raise ValueError(f"'{name}' needs to be in [0, 1) (got {p})")
+    n = _size(rowptr, 1) - 1
+    if cells != 'all':
+        if num_cols != n:
+            raise ValueError(
+                f"'num_cols' needs to be {n}, the number of nodes "
+                f'(got {num_cols})'
+            )
+        if num_samples * n >= 2**31:
+            raise ValueError(
+                "'num_samples' needs to be smaller: copies have fewer than "
+                f'2**31 nodes together (got {num_samples} of {n})'
+            )
+    return _ops.flip_bits(
+        _check_host('rowptr', rowptr, torch.int64, n + 1),
+        _check_host('col', col, torch.int32, _size(col)),
+        num_cols,
+        p_plus,
+        p_minus,
+        CELLS.index(cells),
+        seed,
+        first,
+        num_samples,
     )
 
 
@@ -632,6 +848,211 @@ def policy_solve(
     )
 
 
+class OpenRows(NamedTuple):
+    """The rows of a graph that changes: each may have room behind its end.
+
+    Args:
+        start (Tensor): int64, ``[num_nodes]``: where each row starts.
+        length (Tensor): int64, ``[num_nodes]``: how many entries it has.
+        col (Tensor): int32: the entries, ascending in every row; -1 where
+            there is room.
+    """
+
+    start: Tensor
+    length: Tensor
+    col: Tensor
+
+
+def _check_open(rows: OpenRows) -> tuple[Tensor, Tensor, Tensor]:
+    check_instance('rows', rows, OpenRows)
+    n = _size(rows.start)
+    return (
+        _check_own('start', rows.start, torch.int64, n),
+        _check_own('length', rows.length, torch.int64, n),
+        _check_own('col', rows.col, torch.int32, _size(rows.col)),
+    )
+
+
+def _check_own(
+    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
+) -> Tensor:
+    # Of a tensor that is written: a copy would be lost.
+    if _check_host(name, tensor, dtype, *shape) is not tensor:
+        raise ValueError(f"'{name}' needs to be contiguous")
+    return tensor
+
+
+def pull_rows(
+    rows: OpenRows,
+    nodes: Tensor | None,
+    x: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    *,
+    out: Tensor | None = None,
+    z: Tensor | None = None,
+    weight: float = 1.0,
+) -> None:
+    r"""Computes rows of one level of propagation, in place.
+
+    For the nodes :math:`v` of a list, with :math:`B` the rows,
+
+    .. math::
+        y_v = R_v \sum_u B_{vu} x_u, \quad \text{out}_v = S_v y_v, \quad
+        z_k \mathrel{+}= w\, y_{v_k} .
+
+    Sums run over the entries of a row in ascending order, each column by
+    itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
+    that is computed again has the same bits wherever and with whichever
+    others. On the CPU alone.
+
+    Args:
+        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` receives
+            from.
+        nodes (Tensor, optional): int64; :obj:`None` for all rows.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        recv (Tensor): as :obj:`x`, ``[num_nodes]``: :math:`R`.
+        send (Tensor): as :obj:`x`, ``[num_nodes]``: :math:`S`.
+        out (Tensor, optional): as :obj:`x`. (default: :obj:`None`)
+        z (Tensor, optional): as :obj:`x`, a row for each of :obj:`nodes`.
+            (default: :obj:`None`)
+        weight (float): :math:`w`. (default: :obj:`1.0`)
+    """
+    start, length, col = _check_open(rows)
+    dtype, n = _value_dtype('x', x), _size(start)
+    if nodes is not None:
+        nodes = _check_host('nodes', nodes, torch.int64, _size(nodes))
+        if nodes.numel() == 0:
+            return
+    count = n if nodes is None else nodes.numel()
+    columns = x.shape[1:2] or (1,)
+    x = _check_host('x', x, dtype, n, *columns)
+    if out is not None:
+        out = _check_own('out', out, dtype, n, *columns)
+    if z is not None:
+        z = _check_own('z', z, dtype, count, *columns)
+    _ops.pull_rows(
+        start,
+        length,
+        col,
+        nodes,
+        x,
+        _check_host('recv', recv, dtype, n),
+        _check_host('send', send, dtype, n),
+        out,
+        z,
+        check_number('weight', weight),
+    )
+
+
+def touched_rows(
+    rows: OpenRows, seeds: Tensor, extra: Tensor, stamp: Tensor, mark: int
+) -> Tensor:
+    """The nodes in the rows of some nodes, and some more, each once.
+
+    Args:
+        rows (OpenRows): the rows.
+        seeds (Tensor): int64: whose rows are read.
+        extra (Tensor): int64: nodes that belong to the result anyway.
+        stamp (Tensor): int32, ``[num_nodes]``: work memory;
+            ``stamp[v] == mark`` afterwards for the nodes of the result.
+        mark (int): a number that :obj:`stamp` does not hold.
+
+    Returns:
+        Tensor: int64, in the order in which they were met.
+    """
+    start, length, col = _check_open(rows)
+    check_integer('mark', mark, 1, 2**31 - 1)
+    return _ops.touched_rows(
+        start,
+        length,
+        col,
+        _check_host('seeds', seeds, torch.int64, _size(seeds)),
+        _check_host('extra', extra, torch.int64, _size(extra)),
+        _check_own('stamp', stamp, torch.int32, _size(start)),
+        mark,
+    )
+
+
+def edit_rows(
+    rows: OpenRows, row: Tensor, target: Tensor, insert: bool
+) -> int:
+    """Takes entries out of rows, or puts them in; in place.
+
+    Args:
+        rows (OpenRows): with room for what is put in.
+        row (Tensor): int64: the row of each entry.
+        target (Tensor): int64: the entry; sorted by row and entry, each pair
+            once.
+        insert (bool): whether they come or go.
+
+    Returns:
+        int: -1, or the first pair that is not there (is there already), and
+        then nothing has changed.
+    """
+    start, length, col = _check_open(rows)
+    check_instance('insert', insert, bool)
+    return _ops.edit_rows(
+        start,
+        length,
+        col,
+        _check_host('row', row, torch.int64, _size(row)),
+        _check_host('target', target, torch.int64, _size(row)),
+        insert,
+    )
+
+
+def push_rows(
+    rows: OpenRows,
+    seeds: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    limit: Tensor,
+    follow: float,
+    z: Tensor,
+    residue: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    r"""Pushes residues until every row is within its limit, in place.
+
+    While :math:`\lVert R_v \rVert_2` is above its limit: :math:`z_v
+    \mathrel{+}= R_v`, :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the
+    nodes :math:`u` of row :math:`v`, and what :math:`R_v` was goes; first
+    come, first served.
+
+    Args:
+        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` sends
+            to.
+        seeds (Tensor): int64: all nodes whose residue may be above its limit.
+        recv (Tensor): float64, ``[num_nodes]``: :math:`r`.
+        send (Tensor): float64, ``[num_nodes]``: :math:`s`.
+        limit (Tensor): float64, ``[num_nodes]``, positive.
+        follow (float): :math:`c`, in :math:`[0, 1)`.
+        z (Tensor): float64, ``[num_nodes, num_columns]``.
+        residue (Tensor): as :obj:`z`: :math:`R`.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor, int]: the nodes whose rows changed, the
+        rows of :obj:`z` and of :obj:`residue` before, and the number of
+        pushes.
+    """
+    start, length, col = _check_open(rows)
+    _check_follow(follow)
+    n, dtype = _size(start), torch.float64
+    columns = (z.shape[1:2] or (1,)) if isinstance(z, Tensor) else (1,)
+    return _ops.push_rows(
+        start,
+        length,
+        col,
+        _check_host('seeds', seeds, torch.int64, _size(seeds)),
+        _check_host('recv', recv, dtype, n),
+        _check_host('send', send, dtype, n),
+        _check_host('limit', limit, dtype, n),
+        follow,
+        _check_own('z', z, dtype, n, *columns),
+        _check_own('residue', residue, dtype, n, *columns),
+    )
+
+
 @torch.library.register_fake('pyg_trust::propagate')
 def _(
     rowptr: Tensor,
@@ -641,8 +1062,31 @@ def _(
     send: Tensor,
     weights: Tensor,
     half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
 ) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.size(0) if rows is None else rows.numel(), x.size(1))
+
+
+@torch.library.register_fake('pyg_trust::propagate_entries')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    ptr: Tensor,
+    index: Tensor,
+    value: Tensor,
+    columns: int,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
+) -> Tensor:
+    count = recv.numel() if rows is None else rows.numel()
+    return value.new_empty(count, columns)
 
 
 @torch.library.register_fake('pyg_trust::push')
@@ -715,6 +1159,23 @@ def _(
     )
 
 
+@torch.library.register_fake('pyg_trust::flip_bits')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    num_cols: int,
+    p_plus: float,
+    p_minus: float,
+    cells: int,
+    seed: int,
+    first: int,
+    num_samples: int,
+) -> tuple[Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    size = (rowptr.numel() - 1) * num_samples + 1
+    return rowptr.new_empty(size), col.new_empty(context.new_dynamic_size())
+
+
 @torch.library.register_fake('pyg_trust::policy_iteration')
 def _(
     rowptr: Tensor,
@@ -761,3 +1222,67 @@ def _(
     back: bool,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(start), torch.empty_like(start)
+
+
+@torch.library.register_fake('pyg_trust::pull_rows')
+def _(
+    start: Tensor,
+    length: Tensor,
+    col: Tensor,
+    list: Tensor | None,
+    x: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    out: Tensor | None,
+    z: Tensor | None,
+    weight: float,
+) -> None:
+    return None
+
+
+@torch.library.register_fake('pyg_trust::touched_rows')
+def _(
+    start: Tensor,
+    length: Tensor,
+    col: Tensor,
+    seeds: Tensor,
+    extra: Tensor,
+    stamp: Tensor,
+    mark: int,
+) -> Tensor:
+    return seeds.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+@torch.library.register_fake('pyg_trust::edit_rows')
+def _(
+    start: Tensor,
+    length: Tensor,
+    col: Tensor,
+    row: Tensor,
+    target: Tensor,
+    insert: bool,
+) -> torch.SymInt:
+    return torch.library.get_ctx().new_dynamic_size(min=-1)
+
+
+@torch.library.register_fake('pyg_trust::push_rows')
+def _(
+    start: Tensor,
+    length: Tensor,
+    col: Tensor,
+    seeds: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    limit: Tensor,
+    follow: float,
+    z: Tensor,
+    residue: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, torch.SymInt]:
+    context = torch.library.get_ctx()
+    size = context.new_dynamic_size()
+    return (
+        seeds.new_empty(size),
+        z.new_empty((size, z.size(1))),
+        z.new_empty((size, z.size(1))),
+        context.new_dynamic_size(),
+    )

@@ -1,9 +1,9 @@
 """Removal requests, and what they do to a graph.
 
-One request object serves every unlearner: whole graphs, nodes, features of
-nodes and edges, of one graph or of many. Names are *original* ones, those the
-unlearner was trained with: removing node 3 does not rename node 4, and
-naming node 3 again is an error.
+One request object serves every unlearner: whole graphs, nodes, features and
+labels of nodes, and edges, of one graph or of many. Names are *original* ones,
+those the unlearner was trained with: removing node 3 does not rename node 4,
+and naming node 3 again is an error.
 """
 
 import copy
@@ -24,6 +24,8 @@ from pyg_trust._checks import (
 
 MODES = ('delete', 'mask')
 
+_NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
+
 Nodes = Tensor | Iterable[int]
 Edges = Tensor | Iterable[tuple[int, int]]
 
@@ -36,13 +38,25 @@ class Part:
         whole (bool): whether the graph goes as a whole.
         nodes (tuple[int, ...]): nodes that go with all their edges.
         features (tuple[int, ...]): nodes whose features go.
-        edges (tuple[tuple[int, int], ...]): edges that go.
+        edges (tuple[tuple[int, int], ...]): edges that go, in both directions
+            wherever they are.
+        directed_edges (tuple[tuple[int, int], ...]): edges that go in this
+            direction alone.
+        labels (tuple[int, ...]): nodes whose labels go.
     """
 
     whole: bool = False
     nodes: tuple[int, ...] = ()
     features: tuple[int, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
+    directed_edges: tuple[tuple[int, int], ...] = ()
+    labels: tuple[int, ...] = ()
+
+    @property
+    def arcs(self) -> tuple[tuple[int, int], ...]:
+        """Every direction that goes, of edges that were named."""
+        back = [(v, u) for u, v in self.edges]
+        return tuple(sorted({*self.edges, *back, *self.directed_edges}))
 
     def to_dict(self) -> dict[str, Any]:
         """What is not empty, as plain lists."""
@@ -52,6 +66,8 @@ class Part:
             'nodes': list(self.nodes),
             'features': list(self.features),
             'edges': [list(edge) for edge in self.edges],
+            'directed_edges': [list(edge) for edge in self.directed_edges],
+            'labels': list(self.labels),
         }
         return {key: value for key, value in named.items() if value}
 
@@ -66,13 +82,12 @@ class RemovalRequest:
         RemovalRequest(nodes={3: [0, 5]}, features={4: [1]})
         RemovalRequest(nodes=[12, 90])  # of the only graph
 
-    Nodes, features and edges are given per graph, as a dictionary; without
-    one they belong to graph 0. An edge goes in both directions where the
-    graph is undirected. What is contained in something larger (a node of a
-    whole graph, a feature or an edge of a removed node) goes with it.
-
-    A request must not depend on the model that was released before: the
-    certificates hold for requests fixed without looking at it.
+    Nodes, features, edges and labels are given per graph, as a dictionary;
+    without one they belong to graph 0. An edge goes in both directions,
+    wherever they are, whether the rest of the graph is undirected or not; with
+    ``directed=True`` in the given direction alone. What is contained in
+    something larger (a node of a whole graph, a feature, a label or an edge of
+    a removed node) goes with it.
 
     Args:
         graphs (list[int]): whole graphs. (default: :obj:`()`)
@@ -83,6 +98,11 @@ class RemovalRequest:
             are removed, the nodes staying. (default: :obj:`()`)
         edges (dict[int, Tensor] or Tensor): edges, as ``[2, num_edges]`` or a
             list of pairs. (default: :obj:`()`)
+        labels (dict[int, list[int]] or list[int]): nodes whose labels are
+            removed, the nodes staying; of node classifiers that offer it.
+            (default: :obj:`()`)
+        directed (bool): whether edges go in the given direction alone.
+            (default: :obj:`False`)
 
     Raises:
         TypeError: on something that is no integer.
@@ -102,34 +122,44 @@ class RemovalRequest:
         nodes: Mapping[int, Nodes] | Nodes = (),
         features: Mapping[int, Nodes] | Nodes = (),
         edges: Mapping[int, Edges] | Edges = (),
+        labels: Mapping[int, Nodes] | Nodes = (),
+        directed: bool = False,
     ) -> None:
-        whole = set(_integers('graphs', graphs))
-        by_graph: dict[str, dict[int, Any]] = {
+        check_instance('directed', directed, bool)
+        named = {
             'nodes': _per_graph('nodes', nodes, _integers),
             'features': _per_graph('features', features, _integers),
             'edges': _per_graph('edges', edges, _pairs),
+            'labels': _per_graph('labels', labels, _integers),
         }
-        names = whole.union(*by_graph.values())
+        if directed:
+            named['directed_edges'] = named.pop('edges')
+        self._take(_integers('graphs', graphs), named)
+
+    def _take(
+        self, graphs: Iterable[int], named: dict[str, dict[int, Any]]
+    ) -> None:
+        whole = set(graphs)
+        names = whole.union(*named.values())
         parts = {}
         for graph in sorted(names):
             if graph in whole:
                 parts[graph] = Part(whole=True)
                 continue
-            gone = by_graph['nodes'].get(graph, ())
+            gone = named['nodes'].get(graph, ())
             kept = set(gone)
-            parts[graph] = Part(
-                nodes=gone,
-                features=tuple(
-                    node
-                    for node in by_graph['features'].get(graph, ())
-                    if node not in kept
-                ),
-                edges=tuple(
-                    edge
-                    for edge in by_graph['edges'].get(graph, ())
-                    if kept.isdisjoint(edge)
-                ),
+            found: dict[str, Any] = {'nodes': gone}
+            for key in ('features', 'labels'):
+                given = named.get(key, {}).get(graph, ())
+                found[key] = tuple(v for v in given if v not in kept)
+            for key in ('edges', 'directed_edges'):
+                given = named.get(key, {}).get(graph, ())
+                found[key] = tuple(e for e in given if kept.isdisjoint(e))
+            both = Part(edges=found['edges']).arcs
+            found['directed_edges'] = tuple(
+                edge for edge in found['directed_edges'] if edge not in both
             )
+            parts[graph] = Part(**found)
         if not any(part != Part() for part in parts.values()):
             raise ValueError('the request needs to name something to remove')
         object.__setattr__(self, 'parts', parts)
@@ -141,11 +171,7 @@ class RemovalRequest:
         Args:
             requests (list[RemovalRequest]): the requests.
         """
-        merged: dict[str, dict[int, list]] = {
-            'nodes': {},
-            'features': {},
-            'edges': {},
-        }
+        merged: dict[str, dict[int, Any]] = {name: {} for name in _NAMED}
         graphs: list[int] = []
         if not isinstance(requests, Iterable):
             raise TypeError(
@@ -158,8 +184,39 @@ class RemovalRequest:
                 if part.whole:
                     graphs.append(graph)
                 for name, named in merged.items():
-                    named.setdefault(graph, []).extend(getattr(part, name))
-        return cls(graphs=graphs, **merged)
+                    both = {*named.get(graph, ()), *getattr(part, name)}
+                    if both:
+                        named[graph] = tuple(sorted(both))
+        made = cls.__new__(cls)
+        made._take(graphs, merged)
+        return made
+
+    @classmethod
+    def from_dict(cls, named: Mapping[str, Any]) -> 'RemovalRequest':
+        """The request that :meth:`to_dict` has written down.
+
+        Args:
+            named (dict): by the name of a graph, what is asked of it.
+        """
+        check_instance('named', named, Mapping)
+        requests = []
+        for graph, part in named.items():
+            check_instance('named', part, Mapping)
+            if not str(graph).isdigit() or set(part) - {'whole', *_NAMED}:
+                raise ValueError(
+                    "'named' needs to be what to_dict() returns "
+                    f'(got {graph!r}: {part!r})'
+                )
+            i, given = int(graph), dict(part)
+            if given.pop('whole', False):
+                requests.append(cls(graphs=[i]))
+            arcs = given.pop('directed_edges', ())
+            if arcs:
+                requests.append(cls(edges={i: arcs}, directed=True))
+            asked: dict[str, Any] = {k: {i: v} for k, v in given.items()}
+            if asked:
+                requests.append(cls(**asked))
+        return cls.batch(requests)
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
         return RemovalRequest.batch([self, other])
@@ -185,9 +242,10 @@ class RemovalRequest:
 def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     r"""The graph that remains, as a new object; :obj:`data` stays as it is.
 
-    ``data.n_id`` holds the original names of the nodes, their positions if it
-    is not there, and is written to the result, as is ``data.x_removed``, which
-    marks nodes without features.
+    ``data.n_id`` holds the original names of the nodes (a tensor or a list),
+    their positions if it is not there, and is written to the result, as is
+    ``data.x_removed``, which marks nodes without features. Edges that are
+    named go in both directions, wherever they are.
 
     With ``mode='delete'`` a removed node is gone, and what depends on the
     number of nodes or on degrees can be computed anew. ``mode='mask'`` is the
@@ -214,6 +272,12 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
             "'part' needs to name nodes, features or edges: a whole graph is "
             'removed by its owner'
         )
+    if part.labels:
+        raise ValueError(
+            "'part' needs to name nodes, features or edges here (got the "
+            f'labels of nodes {list(part.labels)}): labels are removed from '
+            'node classifiers that offer it'
+        )
     check_instance('data', data, Data)
     if data.get('edge_index') is None:
         raise ValueError("'data' needs to have an 'edge_index'")
@@ -222,7 +286,10 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     check_tensor('data.edge_index', data.edge_index, torch.int64, shape)
     check_range('data.edge_index', data.edge_index, n, 'the nodes')
     n_id = data.get('n_id')
-    n_id = torch.arange(n) if n_id is None else n_id
+    if n_id is None:
+        n_id = torch.arange(n)
+    elif not isinstance(n_id, Tensor):
+        n_id = torch.tensor(_integers_in_order('data.n_id', n_id, n))
     place = {name: i for i, name in enumerate(n_id.tolist()) if name >= 0}
     nodes = _find('node', part.nodes, place)
     featureless = _find('node', part.features, place)
@@ -234,20 +301,34 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     out.n_id = n_id.clone()
     out.num_nodes = n
 
-    if part.edges:
-        ends = torch.tensor(part.edges, dtype=torch.int64).t()
-        named = _find('node', ends.flatten().tolist(), place).view(2, -1)
+    if part.edges or part.directed_edges:
         key = out.edge_index[0] * n + out.edge_index[1]
-        wanted = named[0] * n + named[1]
-        missing = ~torch.isin(wanted, key)
-        if bool(missing.any()):
-            edge = ends[:, missing.nonzero()[0, 0]].tolist()
+        there = set(key.tolist())
+
+        def keys(edges: Sequence[tuple[int, int]]) -> list[int]:
+            names = [name for edge in edges for name in edge]
+            rows = _find('node', names, place).view(-1, 2)
+            return (rows[:, 0] * n + rows[:, 1]).tolist()
+
+        one, back = keys(part.edges), keys([(v, u) for u, v in part.edges])
+        arcs = keys(part.directed_edges)
+        missing = [
+            edge
+            for edge, *found in zip(part.edges, one, back, strict=True)
+            if there.isdisjoint(found)
+        ]
+        missing += [
+            edge
+            for edge, found in zip(part.directed_edges, arcs, strict=True)
+            if found not in there
+        ]
+        if missing:
+            u, v = missing[0]
             raise ValueError(
-                f'edge {edge[0]} -> {edge[1]} is not there: it never was, or '
-                'was removed before'
+                f'edge {u} -> {v} is not there: it never was, or was removed '
+                'before'
             )
-        if data.is_undirected():
-            wanted = torch.cat([wanted, named[1] * n + named[0]])
+        wanted = torch.tensor([*one, *back, *arcs])
         out = _keep_edges(out, ~torch.isin(key, wanted))
 
     if part.features:
@@ -293,6 +374,16 @@ def _find(what: str, names: Iterable[int], place: Mapping[int, int]) -> Tensor:
                 'before'
             )
     return torch.tensor([place[name] for name in names], dtype=torch.int64)
+
+
+def _integers_in_order(name: str, values: Any, count: int) -> list[int]:
+    # As they are, and so many.
+    _integers(name, values)
+    if len(values) != count:
+        raise ValueError(
+            f"'{name}' needs to hold {count} names (got {len(values)})"
+        )
+    return [int(value) for value in values]
 
 
 def _integers(name: str, values: Nodes) -> tuple[int, ...]:

@@ -2,13 +2,20 @@
 
 Every random function takes ``seed: int | None``. A given seed gives the same
 result for any number of threads or workers, because each draw is keyed by the
-seed and by *what* is drawn, never by the thread that draws it.
+seed and by *what* is drawn, never by the thread that draws it. All 63 bits of
+a seed matter: torch's own ``manual_seed`` ignores the high half.
+
+Nothing here is secret. Noise and keys that protect somebody come from the
+operating system: :mod:`pyg_trust.noise`.
 """
 
 import contextlib
+import hashlib
 import operator
+import secrets
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +52,18 @@ def resolve(seed: int | None) -> int:
     if not 0 <= seed < 2**63:
         raise ValueError(f"'seed' needs to be in [0, 2**63) (got {seed})")
     return seed
+
+
+def resolve_secret(seed: int | None) -> int:
+    """Returns :obj:`seed`, or 63 bits of the operating system's generator.
+
+    For what has to stay unknown, such as the key of a hash partition: nothing
+    that seeds torch or numpy decides it.
+
+    Args:
+        seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
+    """
+    return secrets.randbits(63) if seed is None else resolve(seed)
 
 
 def _mix(word: int) -> int:
@@ -121,13 +140,46 @@ def forked(seed: int) -> Iterator[None]:
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        torch.set_rng_state(generator(seed).get_state())
         yield
 
 
 def generator(seed: int | None) -> torch.Generator:
     """A torch generator of its own for :obj:`seed`, on the CPU.
 
+    Its whole state comes from the seed.
+
     Args:
         seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
     """
-    return torch.Generator().manual_seed(resolve(seed))
+    seed = resolve(seed)
+    made = torch.Generator().manual_seed(seed)
+    state = made.get_state()
+    # The 624 words of the Mersenne Twister, one in each eight bytes, are kept
+    # behind three numbers; torch fills them from 32 bits of the seed.
+    words = stream(seed).integers(2**32, size=624, dtype=np.uint64)
+    state[24 : 24 + 8 * 624] = torch.from_numpy(words.view(np.uint8))
+    made.set_state(state)
+    return made
+
+
+def stream(seed: int, *items: int) -> np.random.Generator:
+    """A numpy generator of the whole seed, for one part of a procedure.
+
+    Philox, keyed by a hash of the seed and the items.
+
+    Args:
+        seed (int): the seed, from :func:`resolve`.
+        *items (int): what the stream is for, non-negative integers.
+
+    Example:
+        >>> stream(0).random() == stream(2**32).random()
+        False
+    """
+    check_integer('seed', seed, 0)
+    for item in items:
+        check_integer('items', item, 0)
+    # Of the list as a text: numpy's SeedSequence takes [1] for [1, 0].
+    digest = hashlib.sha256(repr([seed, *items]).encode()).digest()
+    key = int.from_bytes(digest[:16], 'big')
+    return np.random.Generator(np.random.Philox(key=key))

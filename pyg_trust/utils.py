@@ -15,7 +15,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.clustering import sweep_cut, uniform_signal
 from pyg_trust.functional.measures import Measure, hkpr
-from pyg_trust.functional.propagation import METHODS, query
+from pyg_trust.functional.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Report, provenance
 

@@ -948,14 +948,38 @@ entry(
         'x': rand(N, 2),
         'measure': F.ppr(0.2),
         'eps': 0.1,
+        'rows': torch.tensor([0, 2]),
     },
     *PROPAGATE,
     Row('half', {'half': True}, "'half'"),
+    Row('tol and eps', {'tol': 0.1}, "'tol'"),
+    Row(
+        'a + b',
+        {'tol': 0.1, 'eps': 0.0, 'measure': F.Measure(0, 0, (1.0,))},
+        "'tol'",
+    ),
+    Row(
+        'tol, directed',
+        {'tol': 0.1, 'eps': 0.0, 'graph': directed()},
+        "'tol'",
+    ),
     x=SIGNAL,
     eps=EPS,
     force_push=FLAG,
     half=FLAG,
+    tol=EPS,
+    rows=either(
+        tensor(rows=False, low=0, high=N - 1, none=True),
+        values(3, 'all', torch.ones(N + 1, dtype=torch.bool)),
+    ),
 )
+entry(
+    'functional.chebyshev',
+    lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
+    Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
+    tol=EPS,
+)
+EXEMPT['functional.Chebyshev'] = 'made by chebyshev'
 entry(
     'functional.query',
     lambda: {

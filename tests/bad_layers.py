@@ -30,6 +30,7 @@ from bad_inputs import (
     FLAG,
     Row,
     any_graph,
+    anything,
     choice,
     csr,
     data,
@@ -62,9 +63,28 @@ EDGE_GRAPH = {
     'edge_index': "'(graph|edge_index|data)'",
     'graph': "'(graph|edge_index)'",
 }
+WEIGHTED = tuple(
+    Row(f'weights: {name}', {'edge_weight': weight}, "'edge_weight'")
+    for name, weight in (
+        ('too few', torch.ones(13)),
+        ('integers', torch.ones(14, dtype=torch.int64)),
+        ('two dimensions', torch.ones(14, 1)),
+        ('a list', [1.0] * 14),
+    )
+)
+WEIGHTED = (
+    *WEIGHTED,
+    Row(
+        'weights twice',
+        {'edge_index': csr(), 'edge_weight': torch.ones(14)},
+        "'edge_weight'",
+    ),
+)
+EXEMPT_WEIGHT = anything('the rows above')
 entry(
     'nn.SGConv',
     lambda: {'in_channels': 2, 'out_channels': 3},
+    Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     in_channels=integer(-1),
     out_channels=CHANNELS,
     K=integer(0),
@@ -72,6 +92,8 @@ entry(
     add_self_loops=FLAG,
     bias=FLAG,
     eps=EPS,
+    half=FLAG,
+    tol=EPS,
 )
 entry(
     'nn.SGConv.forward',
@@ -80,18 +102,32 @@ entry(
         {'x': torch.ones(N, 2), 'edge_index': undirected()},
     ),
     Row('directed', {'edge_index': undirected()[:, :7]}, "'graph'"),
+    *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
-    x=tensor(rows=False, columns=True, dtypes=(torch.int64, torch.bool)),
+    x=tensor(
+        rows=False,
+        columns=True,
+        finite=False,
+        dtypes=(torch.int64, torch.bool),
+    ),
     edge_index=any_graph(),
+    edge_weight=EXEMPT_WEIGHT,
 )
 entry(
     'nn.APPNP',
     lambda: {'K': 2, 'alpha': 0.2},
+    Row('two ways', {'eps': 0.1, 'tol': 0.1}, "'eps'"),
+    Row('dropout', {'half': True, 'dropout': 0.5}, "'dropout'"),
+    Row('normalize', {'half': True, 'normalize': False}, "'normalize'"),
     K=integer(0),
     alpha=SHARE,
+    dropout=number(0, 1, closed='low high'),
     cached=FLAG,
     add_self_loops=FLAG,
+    normalize=FLAG,
     eps=EPS,
+    half=FLAG,
+    tol=EPS,
 )
 entry(
     'nn.APPNP.forward',
@@ -99,9 +135,11 @@ entry(
         nn.APPNP(2, 0.2, eps=0.0),
         {'x': torch.ones(N, 2), 'edge_index': undirected()},
     ),
+    *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
-    x=tensor(rows=False, dtypes=(torch.int64, torch.bool)),
+    x=tensor(rows=False, finite=False, dtypes=(torch.int64, torch.bool)),
     edge_index=any_graph(),
+    edge_weight=EXEMPT_WEIGHT,
 )
 STEPS = integer(0, none=True)
 entry(
@@ -374,7 +412,10 @@ entry(
     'transforms.AGP',
     lambda: {'measure': 'appnp', 'alpha': 0.2},
     *MEASURE_ROWS,
+    Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     force_push=FLAG,
+    half=FLAG,
+    level_tol=EPS,
     attr=NAME,
     out=MAYBE_NAME,
     **MEASURE,

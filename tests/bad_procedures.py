@@ -40,6 +40,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_trust import (
     loader,
+    noise,
     privacy,
     transforms,
     unlearning,
@@ -286,10 +287,10 @@ PARTS_ROWS = (
 entry(
     'privacy.PrivacyEngine',
     lambda: {},
-    Row('a seed', {'secure_mode': True, 'seed': 1}, "'seed'"),
+    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
     accountant=choice(),
-    secure_mode=FLAG,
     ledger=values(3, ['a']),
+    ledger_head=values(3, ['a']),
 )
 entry(
     'privacy.PrivacyEngine.make_private',
@@ -415,32 +416,33 @@ for name in ('forward', 'state_dict', 'load_state_dict'):
 EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
     'that of the optimizer inside, with its errors'
 )
-entry('privacy.SeededNoise', lambda: {})
+entry('noise.SeededNoise', lambda: {})
 SHAPE = values(3.5, None, 'a', (1.5,), (-1,), (True,))
 for name, extra in (('SeededNoise', {'seed': 0}), ('SecureNoise', {})):
     entry(
-        f'privacy.{name}.normal',
+        f'noise.{name}.normal',
         lambda name=name, extra=extra: (
-            getattr(privacy, name)(**extra),
+            getattr(noise, name)(**extra),
             {'shape': (2, 3)},
         ),
         shape=SHAPE,
     )
     entry(
-        f'privacy.{name}.uniform',
+        f'noise.{name}.uniform',
         lambda name=name, extra=extra: (
-            getattr(privacy, name)(**extra),
+            getattr(noise, name)(**extra),
             {'count': 3},
         ),
         count=integer(0),
     )
-entry('privacy.SecureNoise', lambda: {}, source=FUNCTION)
-entry(
-    'privacy.SecureNoise.choose',
-    lambda: (privacy.SecureNoise(), {'count': 5, 'size': 2}),
-    count=COUNT,
-    size=integer(0, 5),
-)
+entry('noise.SecureNoise', lambda: {}, source=FUNCTION)
+for made in (noise.SecureNoise, noise.SeededNoise):
+    entry(
+        f'noise.{made.__name__}.choose',
+        lambda made=made: (made(), {'count': 5, 'size': 2}),
+        count=COUNT,
+        size=integer(0, 5),
+    )
 OWNER = tensor(rows=False, low=0, high=1)
 
 

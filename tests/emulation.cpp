@@ -189,12 +189,14 @@ void propagate(int order,
                const scalar_t* send,
                const double* weights,
                int64_t levels,
-               scalar_t* z) {
+               scalar_t* z,
+               const scalar_t* scale,
+               int64_t three_term) {
   Host host(order);
   device::propagate<store_t>(
       host, device::Exact<scalar_t>{rowptr, col, num_nodes, rowptr[num_nodes],
-                                    columns, x, recv, send, weights, levels,
-                                    z});
+                                    columns, x, recv, send, weights, levels, z,
+                                    scale, three_term != 0});
 }
 
 template <typename sum_t, typename scalar_t>
@@ -365,13 +367,14 @@ void disjoint_walks(int order,
   void name(int order, const int64_t* rowptr, const int32_t* col,             \
             int64_t num_nodes, const scalar_t* x, int64_t columns,            \
             const scalar_t* recv, const scalar_t* send, const double* weights, \
-            int64_t levels, scalar_t* z) {                                    \
+            int64_t levels, scalar_t* z, const scalar_t* scale,               \
+            int64_t three_term) {                                             \
     pyg_trust::propagate<scalar_t, store_t>(order, rowptr, col, num_nodes, x, \
                                             columns, recv, send, weights,     \
-                                            levels, z);                       \
+                                            levels, z, scale, three_term);    \
   }
 PROPAGATE(propagate_float, float, float)
-PROPAGATE(propagate_half, float, pyg_trust::device::Half)
+PROPAGATE(propagate_half, float, pyg_trust::Float16)
 PROPAGATE(propagate_double, double, double)
 
 #define PUSH(name, scalar_t, sum_t)                                           \

@@ -78,7 +78,8 @@ int main() {
       for (const bool half : {false, true}) {
         const auto run = half ? propagate_half : propagate_float;
         run(order, g.rowptr.data(), g.col.data(), n, x.data(), columns,
-            g.power.data(), g.power.data(), keep.data(), levels, z.data());
+            g.power.data(), g.power.data(), keep.data(), levels, z.data(),
+            nullptr, half);
       }
     }
     const std::vector<int64_t> ptr{0, 2, 2, 3}, node{0, 5, 0};

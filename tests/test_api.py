@@ -66,3 +66,14 @@ assert before == after
     assert done.returncode == 0, done.stderr
     assert done.stdout == ''
     assert done.stderr == ''
+
+
+def test_packages_are_there_after_one_import():
+    code = (
+        'import sys, pyg_trust; '
+        'assert "pyg_trust.transforms" not in sys.modules; '
+        'pyg_trust.transforms.AGP; pyg_trust.nn.APPNP; '
+        'assert "functional" in dir(pyg_trust); '
+        'assert not hasattr(pyg_trust, "nothing")'
+    )
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True)

@@ -4,11 +4,14 @@ import math
 import os
 
 import pytest
+import torch
 
 from pyg_trust.ledger import (
     BudgetExceededError,
     PrivacyLedger,
     RemovalLedger,
+    Seals,
+    coarse,
 )
 
 
@@ -192,3 +195,77 @@ def test_file_is_locked_while_it_is_open(tmp_path):
     ledger.close()
     ledger.close()
     PrivacyLedger(path, json.loads(json.dumps(HEADER))).close()
+
+
+# Seals ######################################################################
+
+
+def test_seals_verify_what_is_there():
+    contents = {i: str(i) for i in range(3000)}
+    seals = Seals(contents)
+    assert seals.names == tuple(range(3000))
+    assert seals.differing(contents) == ()
+    changed = {**contents, 7: 'other', 5000: 'new'}
+    del changed[2999]
+    assert seals.differing(changed) == (7, 2999, 5000)
+    again = Seals.of(seals.state_dict(), contents)
+    assert again.root == seals.root
+    assert Seals.of(seals.state_dict(), {**contents, 9: ''}).root != again.root
+    # An object is never changed.
+    root = seals.root
+    after = seals.replaced({7: 'other', 5000: 'new'}, [2999])
+    assert seals.root == root
+    assert seals.differing(contents) == ()
+    assert after.root != root
+    assert after.differing(changed) == ()
+    with pytest.raises(ValueError, match="'gone'"):
+        after.replaced({}, [2999])
+    # Two of the same content differ, as their salts do.
+    assert Seals(contents).root != root
+    empty = Seals()
+    assert Seals.of(empty.state_dict(), {}).root == empty.root
+
+
+def test_a_root_depends_on_every_item():
+    contents = dict.fromkeys((0, 1, 1023, 1024, 5000), 'a')
+    seals = Seals(contents)
+    state = seals.state_dict()
+    for row, name in enumerate(contents):
+        other = {**contents, name: 'b'}
+        assert Seals.of(state, other).root != seals.root
+        salts = state['salts'].clone()
+        salts[row, 31] ^= 1
+        found = Seals.of({**state, 'salts': salts}, contents)
+        assert found.root != seals.root
+
+
+def test_what_is_gone_can_not_be_guessed():
+    # The attacker has the state after a removal, the roots before and after,
+    # knows all that remains, and tries both contents that are possible.
+    contents = {0: 'rest', 1: 'A or B', 2: 'rest'}
+    for secret in ('A', 'B'):
+        before = Seals({**contents, 1: secret})
+        after = before.replaced({}, [1])
+        state = after.state_dict()
+        salts = [*state['salts'], torch.zeros(32, dtype=torch.uint8)]
+        for guess in ('A', 'B'):
+            for salt in salts:
+                tried = {
+                    'names': torch.tensor([0, 1, 2]),
+                    'salts': torch.stack(
+                        [state['salts'][0], salt, state['salts'][1]]
+                    ),
+                }
+                made = Seals.of(tried, {**contents, 1: guess})
+                assert made.root != before.root
+        # With the salt that was destroyed, it would be an oracle.
+        hit = Seals.of(before.state_dict(), {**contents, 1: secret})
+        assert hit.root == before.root
+
+
+def test_amounts_are_rounded_up():
+    for amount in (1e-300, 0.1, 0.25, 0.3, 1.0, 1.5):
+        assert amount <= coarse(amount) < 2 * amount
+        assert coarse(coarse(amount)) == coarse(amount)
+    assert {coarse(1e-10 * (1 + i / 100)) for i in range(10)} == {2.0**-33}
+    assert coarse(0.0) == 0.0

@@ -156,8 +156,75 @@ def test_edges_of_undirected_and_directed_graphs():
     directed = Data(
         edge_index=torch.tensor([[0, 1, 1], [1, 0, 2]]), num_nodes=3
     )
-    out = remove_from_data(directed, Part(edges=((0, 1),)))
+    out = remove_from_data(directed, Part(directed_edges=((0, 1),)))
     assert edges(out) == {(1, 0), (1, 2)}
+    with pytest.raises(ValueError, match='edge 2 -> 1 is not there'):
+        remove_from_data(directed, Part(directed_edges=((2, 1),)))
+
+
+@pytest.mark.parametrize('stray', [False, True])
+@pytest.mark.parametrize('weights', [[1.0, 1.0], [1.0, 2.0]])
+@pytest.mark.parametrize('asked', [(0, 1), (1, 0)])
+def test_both_directions_of_an_edge_go(asked, weights, stray):
+    # One directed edge elsewhere, or weights that differ between directions,
+    # make a graph directed: the named edge goes as a whole all the same.
+    pairs = [(0, 1), (1, 0), (2, 3), (3, 2), *([(4, 5)] if stray else [])]
+    data = Data(
+        edge_index=torch.tensor(pairs).t(),
+        edge_weight=torch.tensor([*weights, 1.0, 1.0, 1.0][: len(pairs)]),
+        num_nodes=6,
+    )
+    request = RemovalRequest(edges=[asked])
+    out = remove_from_data(data, request.parts[0])
+    assert edges(out) == set(pairs[2:])
+    # What is there in one direction alone can be named by either.
+    if stray:
+        for edge in ((4, 5), (5, 4)):
+            part = RemovalRequest(edges=[edge]).parts[0]
+            assert (4, 5) not in edges(remove_from_data(data, part))
+    one = RemovalRequest(edges=[asked], directed=True)
+    assert edges(remove_from_data(data, one.parts[0])) == set(pairs) - {asked}
+    # Two requests of both kinds are one that does both.
+    both = RemovalRequest.batch([one, RemovalRequest(edges=[(2, 3)])])
+    left = edges(remove_from_data(data, both.parts[0]))
+    assert left == set(pairs) - {asked, (2, 3), (3, 2)}
+    assert (one | request).parts == request.parts
+
+
+def test_requests_are_read_back():
+    request = RemovalRequest.batch(
+        [
+            RemovalRequest(graphs=[7], nodes={3: [0, 5]}, labels={3: [1]}),
+            RemovalRequest(edges={3: [(1, 2)]}, features={4: [0]}),
+            RemovalRequest(edges={3: [(8, 9)]}, directed=True),
+        ]
+    )
+    again = RemovalRequest.from_dict(request.to_dict())
+    assert again == request
+    assert again.to_dict() == {
+        '3': {
+            'nodes': [0, 5],
+            'edges': [[1, 2]],
+            'directed_edges': [[8, 9]],
+            'labels': [1],
+        },
+        '4': {'features': [0]},
+        '7': {'whole': True},
+    }
+    # A label goes with its node.
+    assert RemovalRequest(nodes=[1], labels=[1]).parts[0] == Part(nodes=(1,))
+    with pytest.raises(ValueError, match='labels of nodes'):
+        remove_from_data(diamond(), RemovalRequest(labels=[1]).parts[0])
+
+
+def test_names_may_be_a_list():
+    data = diamond()
+    data.n_id = [10, 11, 12, 13]
+    out = remove_from_data(data, Part(nodes=(11,)))
+    assert out.n_id.tolist() == [10, 12, 13]
+    data.n_id = [10, 11]
+    with pytest.raises(ValueError, match=r"'data.n_id'.*4 names \(got 2\)"):
+        remove_from_data(data, Part(nodes=(11,)))
 
 
 def test_everything_at_once():

@@ -1,7 +1,10 @@
+import html.parser
 import json
 import math
+import re
 from dataclasses import FrozenInstanceError, dataclass
 
+import jsonschema
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ from pyg_trust.report import (
     TrustReport,
     fingerprint,
     provenance,
+    schema,
 )
 
 
@@ -75,6 +79,11 @@ def promise(**changes):
         'budget': {'residual': 1.0},
         'data': 'ab' * 32,
         'origin': provenance(seed=1),
+        'kind': 'removal',
+        'values': {'epsilon': 0.5, 'relation': 'remove one'},
+        'history': {'residual': [0.0, 0.1, 0.25]},
+        'checked': ('recomputed from the rest',),
+        'model': 'cd' * 32,
     }
     return Guarantee(**{**fields, **changes})
 
@@ -102,6 +111,134 @@ def test_trust_report_is_one_json(tmp_path):
     assert read == report.to_dict()
     assert read['guarantees'][0]['spent'] == {'residual': 0.25}
     assert [file.name for file in tmp_path.iterdir()] == ['trust.json']
+    jsonschema.validate(read, schema())
+    assert TrustReport.load(tmp_path / 'trust.json') == report
+
+
+def test_what_is_unlimited_survives_the_file(tmp_path):
+    report = TrustReport.of(promise(budget={'residual': math.inf}))
+    report.save(tmp_path / 'trust.json')
+    jsonschema.validate(
+        json.loads((tmp_path / 'trust.json').read_text()), schema()
+    )
+    assert TrustReport.load(tmp_path / 'trust.json') == report
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda fields: fields.pop('guarantees'),
+        lambda fields: fields.update(schema_version=2),
+        lambda fields: fields.update(created='yesterday'),
+        lambda fields: fields.update(created='2026-01-01T00:00:00'),
+        lambda fields: fields.update(more=1),
+        lambda fields: fields['guarantees'][0].pop('promise'),
+        lambda fields: fields['guarantees'][0].update(kind='magic'),
+        lambda fields: fields['guarantees'][0]['spent'].clear(),
+        lambda fields: fields.update(guarantees=[]),
+    ],
+)
+def test_a_damaged_file_is_refused_by_both(tmp_path, damage):
+    path = tmp_path / 'trust.json'
+    report = TrustReport.of(promise())
+    report.save(path)
+    fields = json.loads(path.read_text())
+    damage(fields)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        TrustReport.load(path)
+
+
+def test_a_file_needs_a_known_ending(tmp_path):
+    with pytest.raises(ValueError, match="'path' needs to be one of"):
+        TrustReport.of(promise()).save(tmp_path / 'trust.pdf')
+    assert list(tmp_path.iterdir()) == []
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects texts, and checks that elements are closed in order."""
+
+    VOID = ('meta', 'rect', 'line', 'polyline')
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.texts, self.links = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.links += [v for k, v in attrs if k in ('href', 'src')]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_says_everything_and_needs_nothing(tmp_path):
+    report = TrustReport.of(
+        promise(promise='<script>alert(1)</script> is "gone" & away'),
+        promise(
+            procedure='training',
+            kind='privacy',
+            spent={},
+            budget={},
+            history={},
+        ),
+    )
+    report.save(tmp_path / 'trust.html')
+    page = (tmp_path / 'trust.html').read_text()
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    # What a guarantee says is text, never markup.
+    assert 'script' not in reader.seen
+    text = ' '.join(reader.texts)
+    assert '<script>alert(1)</script> is "gone" & away' in text
+    for said in (
+        'the noise is secret',
+        'older releases',
+        'recomputed from the rest',
+        'residual: 0.25 of 1 spent',
+        'GDPR Article 17',
+        'GDPR Article 32',
+        'no legal advice',
+        'ab' * 32,
+        'cd' * 32,
+        'relation',
+        'remove one',
+        report.created,
+    ):
+        assert said in text
+    assert 'http' not in page
+    assert set(reader.links) == {'#p1', '#p2'}
+    # A bar of a quarter of the width; a line through three points.
+    assert 'width="150.0"' in page
+    assert len(re.search('points="([^"]+)"', page)[1].split()) == 3
+
+
+def test_the_model_card_has_no_markup_of_the_texts(tmp_path):
+    report = TrustReport.of(promise(promise='a | b\n# c <i>'))
+    report.save(tmp_path / 'card.md')
+    lines = (tmp_path / 'card.md').read_text().splitlines()
+    assert lines[0] == '## Trust report'
+    assert '**a \\| b \\# c \\<i\\>**' in lines
+    assert '- older releases' in lines
+    assert '| epsilon | 0.5 |' in lines
+    assert '| residual, spent of budget | 0.25 of 1 |' in lines
+
+
+def test_the_plot_shows_the_share_of_each_budget():
+    report = TrustReport.of(
+        promise(), promise(spent={'e': 3.0}, budget={'e': 4.0}, history={})
+    )
+    (axis,) = report.plot().axes
+    assert [bar.get_width() for bar in axis.patches] == [0.25, 0.75]
+    with pytest.raises(ValueError, match="'plot' needs a finite budget"):
+        TrustReport.of(promise(spent={}, budget={}, history={})).plot()
 
 
 @pytest.mark.parametrize(
@@ -110,6 +247,8 @@ def test_trust_report_is_one_json(tmp_path):
         ({'promise': ''}, "'promise' can't be empty"),
         ({'procedure': ''}, "'procedure' can't be empty"),
         ({'budget': {}}, "'spent' and 'budget' need"),
+        ({'kind': 'magic'}, "'kind' needs to be one of"),
+        ({'history': {'time': [1.0]}}, "'history' needs to be of what is"),
     ],
 )
 def test_a_guarantee_is_complete(changes, match):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch_geometric
@@ -81,3 +82,42 @@ def test_forked_seeds_a_block_and_no_more():
     with pytest.raises(KeyError), rng.forked(5):
         raise KeyError
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_high_half_of_a_seed_matters():
+    # torch's manual_seed gives these two one stream.
+    seeds = 5, 5 + 2**32
+    first, second = (torch.rand(4, generator=rng.generator(s)) for s in seeds)
+    assert not torch.equal(first, second)
+    drawn = []
+    for seed in seeds:
+        with rng.forked(seed):
+            drawn.append(torch.rand(4))
+    assert not torch.equal(*drawn)
+    first, second = (rng.stream(seed).random(4) for seed in seeds)
+    assert (first != second).all()
+
+
+def test_a_generator_is_the_mersenne_twister_of_its_words():
+    # The same words, handed to numpy's own implementation; more draws than
+    # there are words.
+    words = rng.stream(9).integers(2**32, size=624, dtype=np.uint64)
+    twister = np.random.MT19937()
+    state = {'key': words.astype(np.uint32), 'pos': 624}
+    twister.state = {'bit_generator': 'MT19937', 'state': state}
+    drawn = torch.randint(256, (1500,), generator=rng.generator(9))
+    assert drawn.tolist() == (twister.random_raw(1500) % 256).tolist()
+
+
+def test_streams_differ_by_what_they_are_for():
+    lists = (1,), (1, 0), (1, 1), (1, 1, 0), (0, 1), (2**32,), (0,)
+    assert len({rng.stream(*items).random() for items in lists}) == len(lists)
+
+
+def test_secret_seeds_do_not_follow_torch():
+    found = set()
+    for _ in range(3):
+        torch_geometric.seed_everything(5)
+        found.add(rng.resolve_secret(None))
+    assert len(found) == 3
+    assert rng.resolve_secret(7) == 7

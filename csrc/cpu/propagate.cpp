@@ -1,6 +1,6 @@
 // Exact propagation on the CPU: AGP's Algorithm 1 (Wang et al. 2021) for all
-// columns at once, each level one gather over the rows with the degree
-// scaling and the sum over levels fused into its end.
+// columns at once, in Horner's order (horner.h), a few cache lines of columns
+// at a time.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -9,9 +9,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <optional>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "advance.h"
+#include "horner.h"
+#include "kernels.h"
 #include "scratch.h"
 
 namespace pyg_trust {
@@ -20,71 +24,281 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// A row of `stride` columns is summed from entries, not from stored rows, if
+// the rows of x have no more entries than this in these columns on average.
+constexpr int64_t kFewEntries = 8;
+
+// A level is computed for some rows alone if these have no more of all entries
+// of the graph than this.
+constexpr double kFewRows = 0.6;
+
+// The kernels of a type.
+void load(const Step<float, float>& step, int64_t begin, int64_t end) {
+  kernels().load_float(step, begin, end);
+}
+void load(const Step<float, Float16>& step, int64_t begin, int64_t end) {
+  kernels().load_half(step, begin, end);
+}
+void load(const Step<double, double>& step, int64_t begin, int64_t end) {
+  kernels().load_double(step, begin, end);
+}
+void take(const Step<float, float>& step, int64_t begin, int64_t end) {
+  kernels().step_float(step, begin, end);
+}
+void take(const Step<float, Float16>& step, int64_t begin, int64_t end) {
+  kernels().step_half(step, begin, end);
+}
+void take(const Step<double, double>& step, int64_t begin, int64_t end) {
+  kernels().step_double(step, begin, end);
+}
+
+// x: dense, or the rows (ptr, index, value) of a sparse matrix.
+struct Signal {
+  const Tensor* dense;
+  const Tensor* ptr;
+  const Tensor* index;
+  const Tensor* value;
+  int64_t columns;
+};
+
+// The entries of a sparse x, tile after tile of `together` columns.
+template <typename scalar_t>
+class Tiles {
+ public:
+  Tiles(const Signal& signal, int64_t num_nodes, int64_t together)
+      : num_nodes_(num_nodes), together_(together) {
+    const auto* ptr = signal.ptr->const_data_ptr<int64_t>();
+    const auto* index = signal.index->const_data_ptr<int64_t>();
+    const auto* value = signal.value->const_data_ptr<scalar_t>();
+    const int64_t count = signal.index->numel();
+    start_.assign((signal.columns + together - 1) / together + 1, 0);
+    for (int64_t k = 0; k < count; ++k)
+      ++start_[index[k] / together + 1];
+    for (size_t tile = 1; tile < start_.size(); ++tile)
+      start_[tile] += start_[tile - 1];
+    row_.resize(count);
+    column_.resize(count);
+    value_.resize(count);
+    std::vector<int64_t> next(start_.begin(), start_.end());
+    for (int64_t v = 0; v < num_nodes; ++v) {
+      for (int64_t k = ptr[v]; k < ptr[v + 1]; ++k) {
+        const int64_t at = next[index[k] / together]++;
+        row_[at] = static_cast<int32_t>(v);
+        column_[at] = static_cast<uint8_t>(index[k] % together);
+        value_[at] = value[k];
+      }
+    }
+    ptr_.resize(num_nodes + 1);
+  }
+
+  // Those of a tile; `sent(row, column, value)` is what would be stored.
+  template <typename Sent>
+  Entries<scalar_t> of(int64_t tile, const Sent& sent) {
+    const int64_t begin = start_[tile], end = start_[tile + 1];
+    sent_.resize(end - begin);
+    std::fill(ptr_.begin(), ptr_.end(), 0);
+    for (int64_t k = begin; k < end; ++k) {
+      ++ptr_[row_[k] + 1];
+      sent_[k - begin] = sent(row_[k], column_[k], value_[k]);
+    }
+    for (int64_t v = 0; v < num_nodes_; ++v)
+      ptr_[v + 1] += ptr_[v];
+    return {ptr_.data(), column_.data() + begin, value_.data() + begin,
+            sent_.data()};
+  }
+
+  int64_t count(int64_t tile) const { return start_[tile + 1] - start_[tile]; }
+
+  // Rounds what `of` made.
+  scalar_t* sent() { return sent_.data(); }
+
+ private:
+  const int64_t num_nodes_, together_;
+  std::vector<int64_t> start_, ptr_;
+  std::vector<int32_t> row_;
+  std::vector<uint8_t> column_;
+  std::vector<scalar_t> value_, sent_;
+};
+
+// The rows that each level needs, from the end (level 0) on: those asked for,
+// then those they receive from, until these are most of the graph.
+std::vector<std::vector<int32_t>> rows_needed(const Tensor& rowptr_,
+                                              const Tensor& col_,
+                                              const Tensor& rows_,
+                                              int64_t levels,
+                                              bool three_term) {
+  const auto* rowptr = rowptr_.const_data_ptr<int64_t>();
+  const auto* col = col_.const_data_ptr<int32_t>();
+  const auto* rows = rows_.const_data_ptr<int64_t>();
+  const int64_t n = rowptr_.numel() - 1;
+  const auto few = static_cast<int64_t>(kFewRows * col_.numel());
+  std::vector<std::vector<int32_t>> needed;
+  needed.emplace_back(rows, rows + rows_.numel());
+  while (static_cast<int64_t>(needed.size()) < levels) {
+    const std::vector<int32_t>& last = needed.back();
+    int64_t entries = 0;
+    for (const int32_t v : last)
+      entries += rowptr[v + 1] - rowptr[v];
+    if (entries > few)
+      break;
+    std::vector<uint8_t> mark(n, 0);
+    for (const int32_t v : last) {
+      mark[v] |= three_term;
+      for (int64_t e = rowptr[v]; e < rowptr[v + 1]; ++e)
+        mark[col[e]] = 1;
+    }
+    entries = 0;
+    std::vector<int32_t> next;
+    for (int64_t v = 0; v < n; ++v) {
+      if (mark[v]) {
+        next.push_back(static_cast<int32_t>(v));
+        entries += rowptr[v + 1] - rowptr[v];
+      }
+    }
+    if (entries > few)
+      break;
+    needed.push_back(std::move(next));
+  }
+  return needed;
+}
+
 template <typename scalar_t, typename store_t>
 Tensor propagate_typed(const Tensor& rowptr,
                        const Tensor& col,
-                       const Tensor& x,
+                       const Signal& x,
                        const Tensor& recv,
                        const Tensor& send,
-                       const Tensor& weights) {
-  const int64_t n = x.size(0), columns = x.size(1);
-  const int64_t levels = weights.numel() - 1;
+                       const Tensor& weights,
+                       const std::optional<Tensor>& scale,
+                       bool three_term,
+                       const std::optional<Tensor>& rows) {
+  const int64_t n = rowptr.numel() - 1, columns = x.columns;
   const auto* w = weights.const_data_ptr<double>();
+  int64_t levels = weights.numel() - 1;
+  while (levels > 0 && w[levels] == 0)
+    --levels;
   // So many columns are in flight, in whole vectors: powers of two, then cache
   // lines.
-  constexpr int64_t line = kCacheLine / sizeof(scalar_t);
+  constexpr int64_t line = 64 / sizeof(scalar_t);
   const int64_t together = std::min(columns, kColumns<scalar_t>);
   const int64_t stride =
       together < line
           ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(together)))
           : (together + line - 1) / line * line;
+  const int64_t num_out = rows ? rows->numel() : n;
+  Tensor out = torch::stable::new_empty(recv, {num_out, columns});
+  if (columns == 0)
+    return out;
+  wish_for_huge_pages(out.mutable_data_ptr<scalar_t>(),
+                      num_out * columns * int64_t{sizeof(scalar_t)});
 
-  Tensor out = torch::stable::new_empty(x, {n, columns});
-  Scratch<store_t> one(n * stride, Pages::kHuge);
-  Scratch<store_t> two(n * stride, Pages::kHuge);
-  const auto* d_send = send.const_data_ptr<scalar_t>();
-  Level<scalar_t, store_t> level;
-  level.rowptr = rowptr.const_data_ptr<int64_t>();
-  level.col = col.const_data_ptr<int32_t>();
-  level.num_entries = col.numel();
-  level.recv = recv.const_data_ptr<scalar_t>();
-  level.send = d_send;
-  level.ratio = 1;
-  level.z_stride = columns;
-  level.stride = stride;
-  level.first = 0;
+  std::vector<std::vector<int32_t>> needed;
+  if (rows)
+    needed = rows_needed(rowptr, col, *rows, levels, three_term);
+  Scratch<store_t> one(levels > 0 ? n * stride : 0, Pages::kHuge);
+  Scratch<store_t> two(levels > 1 ? n * stride : 0, Pages::kHuge);
+  std::optional<Tiles<scalar_t>> tiles;
+  if (x.dense == nullptr)
+    tiles.emplace(x, n, together);
+
+  Step<scalar_t, store_t> step{};
+  step.rowptr = rowptr.const_data_ptr<int64_t>();
+  step.col = col.const_data_ptr<int32_t>();
+  step.num_entries = col.numel();
+  step.recv = recv.const_data_ptr<scalar_t>();
+  step.send = send.const_data_ptr<scalar_t>();
+  step.z_stride = columns;
+  step.at_zero = static_cast<scalar_t>(at_zero(w, levels + 1, three_term));
+  std::vector<int64_t> no_entries;
+  if (levels == 0) {  // z = w_0 x
+    no_entries.assign(n + 1, 0);
+    step.rowptr = no_entries.data();
+  }
+  alignas(64) scalar_t factors[2][kColumns<scalar_t>];
   for (int64_t first = 0; first < columns; first += together) {
     const int64_t count = std::min(together, columns - first);
-    const auto* in = x.const_data_ptr<scalar_t>() + first;
-    auto* z = out.mutable_data_ptr<scalar_t>() + first;
+    // Of the last columns no more vectors than they need.
+    step.stride =
+        count == together ? stride
+        : stride < line   ? static_cast<int64_t>(
+                              std::bit_ceil(static_cast<uint64_t>(count)))
+                          : (count + line - 1) / line * line;
+    step.columns = count;
+    if (scale) {
+      const auto* given = scale->const_data_ptr<scalar_t>() + first;
+      for (int64_t c = 0; c < kColumns<scalar_t>; ++c) {
+        factors[0][c] = c < count ? given[c] : scalar_t(1);
+        factors[1][c] = scalar_t(1) / factors[0][c];
+      }
+      step.scale = factors[0];
+      step.unscale = factors[1];
+    }
+    const auto highest = static_cast<scalar_t>(w[levels]);
+    bool from_entries = false;
+    if (tiles) {
+      const int64_t tile = first / together;
+      step.entries = tiles->of(tile, [&](int32_t v, uint8_t c, scalar_t value) {
+        if (step.scale != nullptr)
+          value *= step.scale[c];
+        return step.send[v] * (highest * value);
+      });
+      if constexpr (!std::is_same_v<scalar_t, store_t>)
+        kernels().round_half(tiles->sent(), tiles->count(tile));
+      from_entries = levels > 0 && tiles->count(tile) <= kFewEntries * n;
+    } else {
+      step.x = x.dense->const_data_ptr<scalar_t>() + first;
+      step.x_stride = columns;
+    }
+
     store_t* current = one.get();
     store_t* next = two.get();
-    by_rows(n, stride, [&](int64_t begin, int64_t end) {
-      for (int64_t u = begin; u < end; ++u) {
-        store_t* row = current + u * stride;
-        for (int64_t c = 0; c < count; ++c) {
-          const scalar_t value = in[u * columns + c];
-          z[u * columns + c] = static_cast<scalar_t>(w[0]) * value;
-          row[c] = static_cast<store_t>(d_send[u] * value);
-        }
-        std::fill(row + count, row + stride, store_t{});
-      }
-    });
-    level.z = z;
-    level.columns = count;
-    // Of the last columns no more vectors than they need.
-    level.end = std::min(stride, (count + line - 1) / line * line);
-    for (int64_t i = 1; i <= levels; ++i) {
-      level.in = current;
-      level.out = i < levels ? next : nullptr;
-      level.weight = static_cast<scalar_t>(w[i]);
+    // Two levels on, three terms count y_L.
+    if (levels > 0 && (!from_entries || (three_term && levels > 1))) {
+      step.out = current;
+      step.weight = highest;
+      step.in = nullptr;
       by_rows(n, stride, [&](int64_t begin, int64_t end) {
-        advance_rows(level, begin, end);
+        load(step, begin, end);
+      });
+    }
+    for (int64_t i = std::max<int64_t>(levels - 1, 0); i >= 0; --i) {
+      const bool top = i + 1 >= levels;
+      step.in = levels == 0 || (top && from_entries) ? nullptr : current;
+      // The last level of two or more finds u_2 there.
+      step.before = next;
+      step.out = i > 0 ? next : nullptr;
+      step.z = out.mutable_data_ptr<scalar_t>() + first;
+      step.weight = static_cast<scalar_t>(w[i]);
+      step.factor = static_cast<scalar_t>(level_factor(three_term, i));
+      step.three_term = three_term && !top;
+      const bool some = i < static_cast<int64_t>(needed.size());
+      step.rows = some ? needed[i].data() : nullptr;
+      const int64_t num_rows =
+          some ? static_cast<int64_t>(needed[i].size()) : n;
+      by_rows(num_rows, stride, [&](int64_t begin, int64_t end) {
+        take(step, begin, end);
       });
       std::swap(current, next);
     }
   }
   return out;
+}
+
+Tensor run(const Tensor& rowptr,
+           const Tensor& col,
+           const Signal& x,
+           const Tensor& recv,
+           const Tensor& send,
+           const Tensor& weights,
+           bool half,
+           const std::optional<Tensor>& scale,
+           bool three_term,
+           const std::optional<Tensor>& rows) {
+  const auto typed = recv.scalar_type() == ScalarType::Double
+                         ? propagate_typed<double, double>
+                     : half ? propagate_typed<float, Float16>
+                            : propagate_typed<float, float>;
+  return typed(rowptr, col, x, recv, send, weights, scale, three_term, rows);
 }
 
 Tensor propagate(const Tensor& rowptr,
@@ -93,14 +307,31 @@ Tensor propagate(const Tensor& rowptr,
                  const Tensor& recv,
                  const Tensor& send,
                  const Tensor& weights,
-                 bool half) {
-  if (x.scalar_type() == ScalarType::Double)
-    return propagate_typed<double, double>(rowptr, col, x, recv, send,
-                                           weights);
-  if (half)
-    return propagate_typed<float, BFloat16>(rowptr, col, x, recv, send,
-                                            weights);
-  return propagate_typed<float, float>(rowptr, col, x, recv, send, weights);
+                 bool half,
+                 const std::optional<Tensor>& scale,
+                 bool three_term,
+                 const std::optional<Tensor>& rows) {
+  const Signal signal{&x, nullptr, nullptr, nullptr, x.size(1)};
+  return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
+             rows);
+}
+
+Tensor propagate_entries(const Tensor& rowptr,
+                         const Tensor& col,
+                         const Tensor& ptr,
+                         const Tensor& index,
+                         const Tensor& value,
+                         int64_t columns,
+                         const Tensor& recv,
+                         const Tensor& send,
+                         const Tensor& weights,
+                         bool half,
+                         const std::optional<Tensor>& scale,
+                         bool three_term,
+                         const std::optional<Tensor>& rows) {
+  const Signal signal{nullptr, &ptr, &index, &value, columns};
+  return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
+             rows);
 }
 
 }  // namespace
@@ -108,4 +339,5 @@ Tensor propagate(const Tensor& rowptr,
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("propagate", TORCH_BOX(&pyg_trust::propagate));
+  m.impl("propagate_entries", TORCH_BOX(&pyg_trust::propagate_entries));
 }

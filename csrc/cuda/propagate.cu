@@ -4,6 +4,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <optional>
+
 #include "cuda/machine.cuh"
 
 namespace pyg_trust {
@@ -18,7 +20,9 @@ Tensor propagate_typed(const Tensor& rowptr,
                        const Tensor& x,
                        const Tensor& recv,
                        const Tensor& send,
-                       const Tensor& weights) {
+                       const Tensor& weights,
+                       const std::optional<Tensor>& scale,
+                       bool three_term) {
   const cuda::Guard guard(x);
   Tensor out = torch::stable::new_empty(x, {x.size(0), x.size(1)});
   cuda::Machine machine(x);
@@ -29,7 +33,8 @@ Tensor propagate_typed(const Tensor& rowptr,
           x.size(0), col.numel(), x.size(1), x.const_data_ptr<scalar_t>(),
           recv.const_data_ptr<scalar_t>(), send.const_data_ptr<scalar_t>(),
           cuda::on_host(weights, "weights"), weights.numel() - 1,
-          out.mutable_data_ptr<scalar_t>()});
+          out.mutable_data_ptr<scalar_t>(),
+          scale ? scale->const_data_ptr<scalar_t>() : nullptr, three_term});
   return out;
 }
 
@@ -39,14 +44,15 @@ Tensor propagate(const Tensor& rowptr,
                  const Tensor& recv,
                  const Tensor& send,
                  const Tensor& weights,
-                 bool half) {
-  if (x.scalar_type() == ScalarType::Double)
-    return propagate_typed<double, double>(rowptr, col, x, recv, send,
-                                           weights);
-  if (half)
-    return propagate_typed<float, device::Half>(rowptr, col, x, recv, send,
-                                                weights);
-  return propagate_typed<float, float>(rowptr, col, x, recv, send, weights);
+                 bool half,
+                 const std::optional<Tensor>& scale,
+                 bool three_term,
+                 const std::optional<Tensor>& /* rows: taken by ops.py */) {
+  const auto typed = x.scalar_type() == ScalarType::Double
+                         ? propagate_typed<double, double>
+                     : half ? propagate_typed<float, Float16>
+                            : propagate_typed<float, float>;
+  return typed(rowptr, col, x, recv, send, weights, scale, three_term);
 }
 
 }  // namespace

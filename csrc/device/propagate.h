@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "device/policy.h"
+#include "half.h"
+#include "horner.h"
 
 namespace pyg_trust::device {
 
@@ -13,22 +15,17 @@ namespace pyg_trust::device {
 // cut into pieces of that many, whose sums are added in order.
 constexpr int64_t kLongest = 512;
 
-// Half the bytes of a float, with 8 significant bits.
-struct Half {
-  uint16_t bits;
-};
-
-PYG_TRUST_HD inline float widen(Half value) {
-  return bits<float>(static_cast<uint32_t>(value.bits) << 16);
+PYG_TRUST_HD inline float widen(Float16 value) {
+  const uint32_t raised = ((value.bits & 0x7FFFu) << 13) + (113u << 23);
+  const float small = bits<float>(raised) - 6.103515625e-05f;  // 2^-14
+  return bits<float>(widen_bits(value.bits, bits<uint32_t>(small)));
 }
 template <typename scalar_t>
 PYG_TRUST_HD inline scalar_t widen(scalar_t value) {
   return value;
 }
-// To nearest, ties to even; finite values alone come here.
-PYG_TRUST_HD inline void narrow(float value, Half& to) {
-  const auto word = bits<uint32_t>(value);
-  to.bits = static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+PYG_TRUST_HD inline void narrow(float value, Float16& to) {
+  to.bits = narrow_bits(bits<uint32_t>(value));
 }
 template <typename scalar_t>
 PYG_TRUST_HD inline void narrow(scalar_t value, scalar_t& to) {
@@ -201,6 +198,8 @@ struct Exact {
   const double* weights;
   int64_t levels;
   scalar_t* z;
+  const scalar_t* scale;  // of what is stored, by column, or null
+  bool three_term;
 };
 
 struct Everything {
@@ -222,55 +221,85 @@ void propagate_by(Machine& machine, const Exact<scalar_t>& p) {
   const scalar_t* x = p.x;
   const scalar_t* recv = p.recv;
   const scalar_t* send = p.send;
+  const scalar_t* scale = p.scale;
   scalar_t* z = p.z;
+  int64_t levels = p.levels;
+  while (levels > 0 && p.weights[levels] == 0)
+    --levels;
 
-  const auto first = static_cast<scalar_t>(p.weights[0]);
+  // y_L, or all of z.
+  const auto highest = static_cast<scalar_t>(p.weights[levels]);
+  const bool all = levels == 0;
   machine.run(n, stride, [=] PYG_TRUST_RUN(int64_t u, int64_t c) {
-    scalar_t value = 0;
-    if (c < columns) {
-      value = x[u * columns + c];
-      z[u * columns + c] = first * value;
+    scalar_t value = c < columns ? x[u * columns + c] : scalar_t(0);
+    if (all) {
+      if (c < columns)
+        z[u * columns + c] = highest * value;
+      return;
     }
-    narrow(static_cast<scalar_t>(send[u] * value), current[u * stride + c]);
+    if (scale != nullptr && c < columns)
+      value *= scale[c];
+    narrow(static_cast<scalar_t>(send[u] * (highest * value)),
+           current[u * stride + c]);
   });
-  for (int64_t i = 1; i <= p.levels; ++i) {
+  const auto alone =
+      static_cast<scalar_t>(at_zero(p.weights, levels + 1, p.three_term));
+  for (int64_t i = levels - 1; i >= 0; --i) {
     const auto weight = static_cast<scalar_t>(p.weights[i]);
-    const bool last = i == p.levels;
+    const auto factor = static_cast<scalar_t>(level_factor(p.three_term, i));
+    const bool last = i == 0;
+    const bool three_term = p.three_term && i + 1 < levels;
     store_t* out = following;
     gather<parts, width, scalar_t>(
         machine, p.rowptr, p.col, rows, n, current, stride, Everything{},
         [=] PYG_TRUST_RUN(int64_t v, int64_t group,
                           const Pack<scalar_t, width>& received) {
           Pack<scalar_t, width> sum = received;
-          for (int c = 0; c < width; ++c)
-            sum.at[c] *= recv[v];
+          const scalar_t by = recv[v] * factor;
           const int64_t begin = group * width;
-          if (weight != 0) {
-            scalar_t* to = z + v * columns + begin;
-            if (columns % width == 0) {  // aligned: all at once
-              auto* pack = reinterpret_cast<Pack<scalar_t, width>*>(to);
-              Pack<scalar_t, width> old = *pack;
-              for (int c = 0; c < width; ++c)
-                old.at[c] += weight * sum.at[c];
-              *pack = old;
-            } else {
-              for (int c = 0; c < width && begin + c < columns; ++c)
-                to[c] += weight * sum.at[c];
-            }
-          }
+          auto* place = reinterpret_cast<Pack<store_t, width>*>(
+              out + v * stride + begin);
+          Pack<store_t, width> before{};
+          if (three_term)
+            before = *place;
           if (!last) {
             Pack<store_t, width> next;
-            for (int c = 0; c < width; ++c)
-              narrow(static_cast<scalar_t>(send[v] * sum.at[c]), next.at[c]);
-            *reinterpret_cast<Pack<store_t, width>*>(out + v * stride +
-                                                     begin) = next;
+            for (int c = 0; c < width; ++c) {
+              scalar_t value = sum.at[c] * by;
+              if (weight != 0 && begin + c < columns) {
+                scalar_t more = x[v * columns + begin + c];
+                if (scale != nullptr)
+                  more *= scale[begin + c];
+                value = weight * more + value;
+              }
+              value *= send[v];
+              if (three_term)
+                value -= widen(before.at[c]);
+              narrow(value, next.at[c]);
+            }
+            *place = next;
+            return;
+          }
+          const bool apart = three_term && send[v] == 0;
+          const scalar_t own = apart ? alone : weight;
+          for (int c = 0; c < width && begin + c < columns; ++c) {
+            scalar_t value = sum.at[c] * by;
+            if (apart)
+              value = 0;
+            else if (three_term)
+              value -= widen(before.at[c]) * (scalar_t(1) / send[v]);
+            if (scale != nullptr)
+              value *= scalar_t(1) / scale[begin + c];
+            if (own != 0)
+              value = own * x[v * columns + begin + c] + value;
+            z[v * columns + begin + c] = value;
           }
         });
     std::swap(current, following);
   }
 }
 
-// z = sum_i weights[i] (D_recv B D_send)^i x.
+// z = sum_i weights[i] (D_recv B D_send)^i x, as in horner.h.
 template <typename store_t, typename scalar_t, typename Machine>
 void propagate(Machine& machine, const Exact<scalar_t>& p) {
   constexpr int kWidest = 16 / sizeof(store_t);  // bytes that load at once

@@ -7,26 +7,49 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.certify import certifies, certify
+from pyg_trust.certificates.collective import (
+    CollectiveCertificate,
+    certify_collective,
+)
+from pyg_trust.certificates.divided import Divided, VoteCertificate
 from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.losses import RobustLoss
 from pyg_trust.certificates.plots import (
     neighborhood_purity,
+    plot_certified_grid,
     plot_certified_ratio,
+    plot_certified_votes,
     plot_purity,
 )
+from pyg_trust.certificates.smoothed import (
+    SmoothedCertificate,
+    SmoothedClassifier,
+    certify_smoothed,
+)
 from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.transforms.flip_bits import BitFlips
 
 __all__ = [
     'BROKEN',
     'ROBUST',
     'UNKNOWN',
+    'BitFlips',
     'Certificate',
+    'CollectiveCertificate',
+    'Divided',
     'RobustLoss',
+    'SmoothedCertificate',
+    'SmoothedClassifier',
     'ThreatModel',
+    'VoteCertificate',
     'certifies',
     'certify',
+    'certify_collective',
     'certify_pagerank',
+    'certify_smoothed',
     'neighborhood_purity',
+    'plot_certified_grid',
     'plot_certified_ratio',
+    'plot_certified_votes',
     'plot_purity',
 ]

@@ -203,7 +203,7 @@ class Deployed:
         check_instance('data', data, Data)
         found = CSRGraph.convert(data).to('cpu')
         weight = found.weight
-        if weight is not None and not bool((weight == 1).all()):
+        if weight is not None and bool(weight.ne(1).any()):
             raise ValueError(
                 "'data' needs to be unweighted: an edge is there or not (got "
                 "an 'edge_weight')"

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.certificates.certificate import Certificate
+from pyg_trust.certificates.divided import VoteCertificate
+from pyg_trust.certificates.smoothed import SmoothedCertificate
 from pyg_trust.graph import CSRGraph
 
 
@@ -130,6 +132,78 @@ def plot_purity(
     ax.axhline(0, color='gray', linewidth=0.5)
     ax.set_xlabel('neighbourhood purity')
     ax.set_ylabel('worst-case margin')
+    return ax
+
+
+def plot_certified_grid(
+    report: SmoothedCertificate,
+    kind: str = 'edges',
+    *,
+    limit: int = 20,
+    ax: Any = None,
+) -> Any:
+    """Draws the share certified by additions and deletions, as a heat map.
+
+    Args:
+        report (SmoothedCertificate): of one run, which serves all radii.
+        kind (str): :obj:`'edges'` or :obj:`'features'`.
+            (default: :obj:`'edges'`)
+        limit (int): the largest radius to draw. (default: :obj:`20`)
+        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
+            new figure. (default: :obj:`None`)
+
+    Returns:
+        matplotlib.axes.Axes: with an image, additions upwards.
+    """
+    check_instance('report', report, SmoothedCertificate)
+    _check_drawing(None, ax)
+    reached = report.radii(kind, limit=limit)
+    most = max(int(reached.max()), 0)
+    steps = torch.arange(most + 1)
+    share = (reached[..., None] >= steps).double().mean(0)
+    ax = _axes(ax)
+    image = ax.imshow(
+        share.numpy(), origin='lower', vmin=0, vmax=1, aspect='auto'
+    )
+    ax.figure.colorbar(image, ax=ax, label='share certified')
+    ax.set_xlabel(f'deleted {kind}')
+    ax.set_ylabel(f'added {kind}')
+    return ax
+
+
+def plot_certified_votes(
+    certificate: VoteCertificate,
+    labels: Tensor,
+    *,
+    label: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draws the certified accuracy against the number of changes.
+
+    Args:
+        certificate (VoteCertificate): its :obj:`baseline`, if there is one,
+            becomes a line at all numbers of changes.
+        labels (Tensor): the true classes of all targets: int64.
+        label (str, optional): the name of the curve. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
+            new figure. (default: :obj:`None`)
+
+    Returns:
+        matplotlib.axes.Axes: with one more curve.
+    """
+    check_instance('certificate', certificate, VoteCertificate)
+    check_tensor('labels', labels, torch.int64, ('num',))
+    _check_drawing(label, ax)
+    most = max(int(certificate.radius.max()), 0) + 1
+    shares = [
+        certificate.certified_accuracy(labels, k) for k in range(most + 1)
+    ]
+    ax = _axes(ax)
+    ax.step(range(most + 1), shares, where='mid', label=label)
+    if certificate.baseline is not None:
+        ax.axhline(certificate.baseline, color='gray', linestyle=':')
+    ax.set_xlabel(f'changes ({certificate.by})')
+    ax.set_ylabel('certified accuracy')
     return ax
 
 

@@ -1,5 +1,15 @@
 """Pure functions on tensors and numbers: the mathematics of pyg_trust."""
 
+from pyg_trust.functional.accounting import (
+    calibrate_fdp,
+    calibrate_lam,
+    fdp_epsilon,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon,
+    wor_epsilon_pld,
+    wor_epsilon_rdp,
+)
 from pyg_trust.functional.aggregate import (
     attention,
     fuse,
@@ -9,7 +19,12 @@ from pyg_trust.functional.aggregate import (
     reconstruction_loss,
     weighted_log_probability,
 )
-from pyg_trust.functional.attacks import AUC, auc_interval
+from pyg_trust.functional.attacks import (
+    AUC,
+    auc_interval,
+    holm,
+    permutation_test,
+)
 from pyg_trust.functional.budget import (
     BudgetBound,
     clip_budget,
@@ -17,35 +32,28 @@ from pyg_trust.functional.budget import (
     pagerank_bounds,
     refine_pagerank_bounds,
 )
+from pyg_trust.functional.chebyshev import (
+    Chebyshev,
+    chebyshev,
+)
 from pyg_trust.functional.clustering import (
     SweepCut,
     sweep_cut,
     uniform_signal,
 )
-from pyg_trust.functional.diffusion import diffuse, diffusion_error
-from pyg_trust.functional.dp import (
-    calibrate_fdp,
-    calibrate_lam,
-    clip_factors,
-    fdp_epsilon,
-    fdp_sensitivity,
-    fdp_terms,
-    gaussian_profile,
-    lam_from_opacus,
-    lam_to_opacus,
-    max_steps,
-    private_quantile,
-    rdp_coupled,
-    rdp_epsilon,
-    rdp_fdp,
-    rdp_gaussian,
-    rdp_wang,
-    rdp_wor,
-    rdp_wor_profile,
-    wor_epsilon,
-    wor_epsilon_pld,
-    wor_epsilon_rdp,
-    wor_profile,
+from pyg_trust.functional.confidence import (
+    clopper_pearson,
+)
+from pyg_trust.functional.diffusion import (
+    diffuse,
+    diffusion_error,
+)
+from pyg_trust.functional.estimates import (
+    Plan,
+    eps_for,
+    plan,
+    propagate_median,
+    variance_bound,
 )
 from pyg_trust.functional.flips import (
     SingleFlip,
@@ -65,13 +73,32 @@ from pyg_trust.functional.measures import (
     single_target,
     transition,
 )
+from pyg_trust.functional.mechanisms import (
+    clip_factors,
+    fdp_sensitivity,
+    fdp_terms,
+    gaussian_profile,
+    lam_from_opacus,
+    lam_to_opacus,
+    private_quantile,
+    rdp_coupled,
+    rdp_fdp,
+    rdp_gaussian,
+    rdp_wang,
+    rdp_wor,
+    rdp_wor_profile,
+    wor_profile,
+)
 from pyg_trust.functional.newton import (
+    compose_shifts,
     feature_removal_bound,
+    gaussian_budget,
     hessian_solve,
     minimize,
     node_removal_bound,
     paper_bound,
     removal_budget,
+    shift_epsilon,
     tight_bound,
 )
 from pyg_trust.functional.partition import (
@@ -91,7 +118,10 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     training_graph,
 )
-from pyg_trust.functional.perturbations import Perturbations, Policy
+from pyg_trust.functional.perturbations import (
+    Perturbations,
+    Policy,
+)
 from pyg_trust.functional.policy import (
     Optimum,
     WorstCase,
@@ -102,14 +132,11 @@ from pyg_trust.functional.policy import (
 )
 from pyg_trust.functional.program import linear_program
 from pyg_trust.functional.propagation import (
-    Plan,
-    eps_for,
-    plan,
     propagate,
-    propagate_median,
+)
+from pyg_trust.functional.queries import (
     prune_bound,
     query,
-    variance_bound,
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -124,6 +151,25 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
+from pyg_trust.functional.smoothing import (
+    FlipRegions,
+    certified,
+    flip_regions,
+    joint_regions,
+    min_probability,
+    min_probability_table,
+    worst_case_probability,
+)
+from pyg_trust.functional.voting import (
+    CertifiedVotes,
+    CollectiveVotes,
+    certified_mean,
+    certified_votes,
+    collective_votes,
+    group_probability_bound,
+    survives_votes,
+)
 from pyg_trust.functional.walks import (
     DisjointWalks,
     check_walks,
@@ -135,7 +181,11 @@ from pyg_trust.functional.walks import (
 __all__ = [
     'AUC',
     'BudgetBound',
+    'CertifiedVotes',
+    'Chebyshev',
+    'CollectiveVotes',
     'DisjointWalks',
+    'FlipRegions',
     'Measure',
     'Optimum',
     'PartitionLosses',
@@ -155,30 +205,43 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'certified',
+    'certified_mean',
+    'certified_votes',
+    'chebyshev',
     'check_partition',
     'check_walks',
     'clip_budget',
     'clip_factors',
+    'clopper_pearson',
+    'collective_votes',
+    'compose_shifts',
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
+    'draw_runs',
     'dual_bound',
     'eps_for',
     'fdp_epsilon',
     'fdp_sensitivity',
     'fdp_terms',
     'feature_removal_bound',
+    'flip_regions',
     'frame_bound',
     'frame_bounds',
     'fuse',
+    'gaussian_budget',
     'gaussian_profile',
     'graph_fourier',
+    'group_probability_bound',
     'hash_partition',
     'heat',
     'hessian_solve',
     'hkpr',
+    'holm',
     'info_nce',
     'itersine',
+    'joint_regions',
     'katz',
     'lam_from_opacus',
     'lam_to_opacus',
@@ -190,6 +253,8 @@ __all__ = [
     'max_steps',
     'mean_probability',
     'metis_partition',
+    'min_probability',
+    'min_probability_table',
     'min_subgraphs',
     'minimize',
     'monic_cubic',
@@ -201,6 +266,7 @@ __all__ = [
     'partition_from_lists',
     'partition_losses',
     'partition_quality',
+    'permutation_test',
     'plan',
     'policy_iteration',
     'policy_value',
@@ -212,9 +278,11 @@ __all__ = [
     'query',
     'random_partition',
     'rdp_coupled',
+    'rdp_delta',
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_select',
     'rdp_wang',
     'rdp_wor',
     'rdp_wor_profile',
@@ -228,8 +296,10 @@ __all__ = [
     'sgc',
     'shard_limits',
     'shard_sizes',
+    'shift_epsilon',
     'single_flip_margins',
     'single_target',
+    'survives_votes',
     'sweep_cut',
     'tight_bound',
     'training_graph',
@@ -243,4 +313,5 @@ __all__ = [
     'wor_epsilon_rdp',
     'wor_profile',
     'worst_case_margins',
+    'worst_case_probability',
 ]

@@ -38,13 +38,14 @@ def majority_vote(outputs: Tensor) -> Tensor:
     r"""The shares of the sub-models' votes, ties broken by the mean.
 
     .. math::
-        p_{uc} = \frac{1}{S + 1/2} \left( \left| \{ i : \arg\max e^i_u = c
-        \} \right| + \tfrac12 \bar{p}_{uc} \right)
+        p_{uc} = \frac{1}{S_u + 1/2} \left( \left| \{ i : \arg\max e^i_u =
+        c \} \right| + \tfrac12 \bar{p}_{uc} \right)
 
-    with :math:`\bar{p}` of :func:`mean_probability`. Half a vote never
-    overrules a whole one, so that the argmax is a class with the most votes;
-    among those it is the one with the largest mean probability, and then the
-    first. A sub-model votes for the first of its largest logits.
+    over the :math:`S_u` sub-models that vote, with :math:`\bar{p}` of
+    :func:`mean_probability`. Half a vote never overrules a whole one, so that
+    the argmax is a class with the most votes; among those it is the one with
+    the largest mean probability, and then the first. A sub-model votes for
+    the first of its largest logits, and abstains where all of them are equal.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -56,10 +57,12 @@ def majority_vote(outputs: Tensor) -> Tensor:
         ValueError: if :obj:`outputs` has another shape.
     """
     _check_outputs(outputs)
-    shards, _, classes = outputs.shape
-    votes = torch.nn.functional.one_hot(outputs.argmax(-1), classes).sum(0)
+    votes = torch.nn.functional.one_hot(outputs.argmax(-1), outputs.size(-1))
+    votes = votes * (outputs != outputs[..., :1]).any(-1, keepdim=True)
+    votes = votes.sum(0)
     mean = mean_probability(outputs)
-    return (votes.to(mean.dtype) + mean / 2) / (shards + 0.5)
+    count = votes.sum(-1, keepdim=True)
+    return (votes.to(mean.dtype) + mean / 2) / (count + 0.5)
 
 
 def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:

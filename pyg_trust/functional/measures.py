@@ -132,6 +132,15 @@ class Measure:
                 f"'shrink' needs to be positive and finite (got {self.shrink})"
             )
         object.__setattr__(self, 'weights', tuple(map(float, self.weights)))
+        numbers = (self.a, self.b, self.shrink, self.spectral_radius)
+        flags = (self.self_loops, self.undirected, self.along)
+        key = repr((numbers, flags, self.weights))
+        object.__setattr__(self, '_key', key)
+
+    @property
+    def key(self) -> str:
+        """All that decides the result: equal for equal measures."""
+        return self.__dict__['_key']
 
     @property
     def levels(self) -> int:

@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_instance,
     check_integer,
     check_number,
     check_range,
@@ -282,7 +283,11 @@ def random_partition(
 
 
 def hash_partition(
-    n_id: Tensor, num_shards: int, *, seed: int | None = None
+    n_id: Tensor,
+    num_shards: int,
+    *,
+    seed: int | None = None,
+    allow_empty: bool = False,
 ) -> Tensor:
     r"""A shard for each node from a keyed hash of its name alone.
 
@@ -300,7 +305,10 @@ def hash_partition(
         n_id (Tensor): int64, ``[num_nodes]``: names of the training nodes
             that they keep when others go.
         num_shards (int): the number of shards.
-        seed (int, optional): the key. (default: :obj:`None`)
+        seed (int, optional): the key; by default from the operating system.
+            (default: :obj:`None`)
+        allow_empty (bool): whether shards may get no node.
+            (default: :obj:`False`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -312,15 +320,21 @@ def hash_partition(
             another key, can help.
     """
     check_tensor('n_id', n_id, torch.int64, ('num_nodes',))
-    check_shards(n_id.numel(), num_shards)
+    check_instance('allow_empty', allow_empty, bool)
+    if allow_empty:
+        check_shards(num_shards, num_shards)
+        check_shards(n_id.numel(), 1)
+    else:
+        check_shards(n_id.numel(), num_shards)
     if int(n_id.min()) < 0 or n_id.unique().numel() < n_id.numel():
         raise ValueError(
             "'n_id' needs to hold different non-negative names "
             f'(the smallest is {int(n_id.min())}, '
             f'{n_id.unique().numel()} of {n_id.numel()} are different)'
         )
-    shard = rng.derive_each(rng.resolve(seed), n_id) % num_shards
-    if int(shard_sizes(shard, num_shards).min()) == 0:
+    shard = rng.derive_each(rng.resolve_secret(seed), n_id) % num_shards
+    sizes = shard_sizes(shard, num_shards)
+    if not allow_empty and int(sizes.min()) == 0:
         raise ValueError(
             f"'num_shards' needs to be smaller: {n_id.numel()} nodes leave "
             f'one of {num_shards} shards empty under this seed'

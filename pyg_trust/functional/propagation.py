@@ -63,36 +63,28 @@ exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
 """
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.special
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
-    check_choice,
-    check_instance,
-    check_integer,
+    check_nodes,
     check_non_negative,
-    check_number,
     is_finite,
 )
+from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.measures import Measure
-from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph import CSRGraph, pick_rows, sparse_rows
 
 # A level of a block is pushed if that is expected to cost less than so much of
 # an exact level: blocks share the memory that an exact level reads, and one
 # that goes its own way leaves more of it to the others (benchmarks/push.py).
 PULL_ABOVE = 0.25
 
-METHODS = ('sample', 'prune')  # of queries
 
-
-@torch.compiler.disable
 def propagate(
     graph: CSRGraph,
     x: Tensor,
@@ -102,6 +94,8 @@ def propagate(
     seed: int | None = None,
     force_push: bool = False,
     half: bool = False,
+    tol: float = 0.0,
+    rows: Tensor | None = None,
 ) -> Tensor:
     r"""Computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
@@ -112,6 +106,10 @@ def propagate(
     :obj:`x`: the gradient is the propagation by the transposed operator,
     exact or estimated with the same :obj:`eps`.
 
+    The exact sum goes from the last weight to the first (Horner): :math:`u_L =
+    w_L x`, :math:`u_i = w_i x + P u_{i+1}`, :math:`z = u_0`. A column has the
+    same bits whatever stands beside it.
+
     An estimate goes through the columns in blocks of a cache line, which
     share what is sampled, and level by level: where sampling would cost a
     block more than the exact product, it takes the product. Randomization
@@ -120,10 +118,17 @@ def propagate(
     Memory beside the result: two vectors for each column in flight, which are
     256 bytes of a row (64 float32 columns) or a block per thread.
 
+    Under :func:`torch.compile` with ``fullgraph=True`` and
+    :func:`torch.export.export` the exact path is one op, for a graph that was
+    propagated on before; what depends on data (NaN, overflow) is not checked
+    there.
+
     Args:
         graph (CSRGraph): the graph, unweighted.
         x (Tensor): the signals, float32 or float64, of shape ``[num_nodes]``
-            or ``[num_nodes, num_columns]``.
+            or ``[num_nodes, num_columns]``; or as many columns as a sparse CSR
+            matrix, such as bags of words. The first level of the exact path
+            then reads the entries alone; estimates make the matrix dense.
         measure (Measure): what to compute (:mod:`.measures`).
         eps (float): the quantum of AGP, relative to the L1 norm of each
             column; 0 for the exact result. (default: :obj:`0.0`)
@@ -131,22 +136,37 @@ def propagate(
             generator. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper, as in the paper. (default: :obj:`False`)
-        half (bool): whether the exact path keeps its levels in bfloat16, for
+        half (bool): whether the exact path keeps its levels in float16, for
             float32 signals: faster, with a relative error of up to
-            :math:`2^{-8}` per level where nothing averages out, and of about
-            :math:`10^{-3}` in the Frobenius norm as measured; the gradient
-            likewise. (default: :obj:`False`)
+            :math:`2^{-11}` per level where nothing averages out (and of
+            :math:`2^{-31}` of a column's largest entry, where the range of
+            float16 ends), and of about :math:`10^{-4}` in the Frobenius norm
+            as measured; the gradient likewise. Columns are scaled by powers
+            of two; what overflows all the same is an error.
+            (default: :obj:`False`)
+        tol (float): how far from :math:`z` the result may be, in exchange for
+            fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le
+            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F`, certainly and for
+            every signal (:func:`chebyshev`). Needs :math:`a + b = 1` and an
+            undirected graph. (default: :obj:`0.0`)
+        rows (Tensor, optional): the nodes whose rows of :math:`z` are wanted,
+            int64 or a bool mask: the last level is computed for them alone,
+            and earlier ones for what they need if that is little.
+            (default: :obj:`None`)
 
     Returns:
-        Tensor: :math:`z`, of the shape and dtype of :obj:`x`.
+        Tensor: :math:`z`, of the shape and dtype of :obj:`x`, dense; of the
+        rows alone if :obj:`rows` is given.
 
     Raises:
         TypeError: on another graph, measure or dtype.
         ValueError: on a weighted graph, a directed one if the measure needs
             an undirected one, a graph beyond the spectral radius of a Katz
             measure, NaN or infinity in :obj:`x`, a wrong shape or device,
-            :obj:`eps` that is negative or not finite, :obj:`half` together
-            with :obj:`eps` or with float64, or a result that overflows.
+            :obj:`eps` that is negative or not finite, :obj:`half` or
+            :obj:`tol` together with :obj:`eps`, :obj:`half` with float64,
+            :obj:`tol` where its bound does not hold, or a result that
+            overflows.
 
     Example:
         >>> from pyg_trust.functional import ppr
@@ -156,505 +176,394 @@ def propagate(
         >>> (z - torch.tensor([[2, 1], [1, 2]]) / 3).abs().max() < 1e-3
         tensor(True)
     """
-    graph = _prepare(graph, measure)
-    eps = _check_eps(eps)
+    return propagate_rows(
+        *(graph, x, measure, rows),
+        How(_check_eps(eps), seed, force_push, half, tol),
+    )
+
+
+class How(NamedTuple):
+    """How to propagate: the arguments of :func:`propagate` of these names.
+
+    Args:
+        eps (float): the quantum. (default: :obj:`0.0`)
+        seed (int, optional): the seed. (default: :obj:`None`)
+        force_push (bool): whether to sample always. (default: :obj:`False`)
+        half (bool): whether levels are float16. (default: :obj:`False`)
+        tol (float): the error of fewer levels. (default: :obj:`0.0`)
+        check (bool): whether NaN and infinity are refused, and not passed on
+            as in other layers. (default: :obj:`True`)
+    """
+
+    eps: float = 0.0
+    seed: int | None = None
+    force_push: bool = False
+    half: bool = False
+    tol: float = 0.0
+    check: bool = True
+
+
+def propagate_rows(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    rows: Tensor | None,
+    how: How,
+) -> Tensor:
+    """Is :func:`propagate`, with its arguments in one."""
+    compiling = torch.compiler.is_compiling() and how.eps == 0
+    if compiling:
+        columns = x.view(-1, 1) if x.dim() == 1 else x
+        z = _traced(columns, graph, measure, how)
+        z = z if rows is None else z[rows]
+        return z.view(-1) if x.dim() == 1 else z
+    return _eager(x, graph, measure, rows, how)
+
+
+@torch.compiler.disable
+def _eager(
+    x: Tensor,
+    given: CSRGraph,
+    measure: Measure,
+    rows: Tensor | None,
+    how: How,
+) -> Tensor:
+    graph = _prepare(given, measure)
     _check_signal(x, graph)
-    if half and (eps != 0 or x.dtype != torch.float32):
-        raise ValueError(
-            "'half' needs eps=0 and a float32 'x' "
-            f'(got eps={eps:g} and {x.dtype})'
-        )
-    columns = x.view(-1, 1) if x.dim() == 1 else x
+    _check_how(how, x, graph, measure)
+    if rows is not None:
+        rows = check_nodes('rows', rows, graph.num_nodes)
+        _check_device('rows', rows, graph)
+    if how.check and how.eps != 0:
+        _check_finite(x)
     # Exact propagation leaves the generator alone.
-    seed = 0 if eps == 0 else rng.resolve(seed)
-    z = _Propagate.apply(columns, graph, measure, eps, seed, force_push, half)
-    _check_overflow(z, measure)
+    how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
+    rest = (graph, measure, rows, how)
+    if x.layout == torch.sparse_csr and (
+        how.eps != 0 or x.device.type != 'cpu'
+    ):
+        x = x.to_dense()
+    if x.layout == torch.sparse_csr:
+        ptr, column, _, width = ops.sparse_parts(x)
+        entries = Entries(ptr, column, width)
+        z = _Propagate.apply(x.values(), entries, *rest)
+    else:
+        columns = x.view(-1, 1) if x.dim() == 1 else x
+        z = _Propagate.apply(columns, None, *rest)
+    if how.eps == 0:
+        given._cache[_key_of(measure, x.dtype, how.tol)] = True
     return z.view(-1) if x.dim() == 1 else z
 
 
-def query(
-    graph: CSRGraph,
-    signals: Tensor,
-    measure: Measure,
-    *,
-    eps: float,
-    method: str = 'sample',
-    seed: int | None = None,
-    top_k: int | None = None,
-    threshold: float = 0.0,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    r"""Computes :math:`z` for many nodes, or other sparse signals.
-
-    Each query touches what it pushes, about :math:`1/\varepsilon` edges, not
-    the whole graph: its work vectors are kept from call to call (16 bytes per
-    node, twice that in float64, and thread). Queries run in parallel and give
-    the same result for any number of threads. With :obj:`top_k` the rows are
-    what PPRGo trains on and :class:`pyg_trust.transforms.GDC` makes its edges
-    of.
-
-    Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
-    :func:`variance_bound`; :obj:`'prune'` pushes nothing at random and leaves
-    residues of :math:`|r(u)| < \varepsilon \lVert x \rVert_1 d_u^b` where
-    they are, with the error of :func:`prune_bound`. For equal time pruning
-    has the smaller error relative to :math:`d_v^b`, and sampling the smaller
-    absolute error.
+class Entries(NamedTuple):
+    """Where the values of a sparse signal are, as in a sparse CSR tensor.
 
     Args:
-        graph (CSRGraph): the graph, unweighted.
-        signals (Tensor): nodes :math:`s`, int64, ``[num_queries]``, for the
-            signals :math:`e_s`; or the signals themselves as the rows of a
-            sparse CSR matrix, ``[num_queries, num_nodes]``, float32 or
-            float64.
-        measure (Measure): what to compute (:mod:`.measures`).
-        eps (float): the quantum of AGP or the threshold of pruning, relative
-            to the L1 norm of each signal; 0 for the exact result.
-        method (str): :obj:`'sample'` or :obj:`'prune'`.
-            (default: :obj:`'sample'`)
-        seed (int, optional): the seed; by default drawn from torch's default
-            generator. (default: :obj:`None`)
-        top_k (int, optional): keep this many entries of each result, the
-            largest in magnitude. (default: :obj:`None`)
-        threshold (float): drop entries of this magnitude or less.
-            (default: :obj:`0.0`)
-        dtype (torch.dtype): float32 or float64; a matrix of signals brings
-            its own. (default: :obj:`torch.float32`)
-
-    Returns:
-        Tensor: a sparse CSR matrix, ``[num_queries, num_nodes]``, with row
-        :math:`k` the result for signal :math:`k`.
-
-    Raises:
-        TypeError, ValueError: as :func:`propagate`, and on nodes out of
-            range, an unknown :obj:`method`, or a negative :obj:`top_k` or
-            :obj:`threshold`.
-    """
-    graph = _prepare(graph, measure)
-    eps = _check_eps(eps)
-    ptr, node, value = _sparse_signals(signals, graph, dtype)
-    if method not in METHODS:
-        raise ValueError(
-            f"'method' needs to be one of {METHODS} (got {method!r})"
-        )
-    if top_k is not None:
-        check_integer('top_k', top_k, 0)
-    if not check_number('threshold', threshold) >= 0:
-        raise ValueError(
-            f"'threshold' needs to be at least 0 (got {threshold})"
-        )
-    seed = rng.resolve(seed) if method == 'sample' else 0
-    total, ratio, keep = _levels(measure)
-    count = ptr.numel() - 1
-    row = torch.arange(count, device=graph.device)
-    row = row.repeat_interleave(ptr.diff())
-    size = torch.zeros(count, dtype=torch.float64, device=graph.device)
-    size = eps * size.index_add_(0, row, value.abs().double())
-    # A norm may overflow: the largest number is quantum enough, and no bound
-    # at all for eps=0 (0 * infinity).
-    size = size.to(value.dtype).nan_to_num(0.0)
-    none = torch.zeros_like(size)
-    quantum, bound = (size, none) if method == 'sample' else (none, size)
-    ptr, node, value = ops.push_sparse(
-        graph.push_graph(measure.a, value.dtype, measure.along),
-        graph.degree_power(-measure.b, value.dtype),
-        ptr,
-        node,
-        value,
-        quantum,
-        bound,
-        ratio,
-        keep,
-        seed,
-        top_k=-1 if top_k is None else top_k,
-        threshold=threshold / total,
-    )
-    value = value * total
-    _check_overflow(value, measure)
-    return sparse_rows(ptr, node, value, (count, graph.num_nodes))
-
-
-def _sparse_signals(
-    signals: Tensor, graph: CSRGraph, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    num_nodes = graph.num_nodes
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"'dtype' needs to be float32 or float64 (got {dtype})"
-        )
-    matrix = isinstance(signals, Tensor) and (
-        signals.layout == torch.sparse_csr
-    )
-    if matrix:
-        if signals.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                "'signals' needs to be float32 or float64 "
-                f'(got {signals.dtype})'
-            )
-        if signals.dim() != 2 or signals.size(1) != num_nodes:
-            raise ValueError(
-                "'signals' needs to have the shape [num_queries, "
-                f'{num_nodes}] (got {list(signals.shape)})'
-            )
-        ptr, node = signals.crow_indices(), signals.col_indices()
-        ptr, node, value = ptr.long(), node.long(), signals.values()
-        if not bool(value.isfinite().all()):
-            raise ValueError("'signals' needs to be finite (got NaN or inf)")
-    else:
-        if not isinstance(signals, Tensor) or signals.dtype != torch.int64:
-            got = getattr(signals, 'dtype', type(signals).__name__)
-            raise TypeError(
-                "'signals' needs to be an int64 tensor of nodes or a sparse "
-                f'CSR matrix (got {got})'
-            )
-        if signals.dim() != 1:
-            raise ValueError(
-                "'signals' needs to have one dimension, if nodes "
-                f'(got the shape {list(signals.shape)})'
-            )
-        ptr = torch.arange(signals.numel() + 1, device=signals.device)
-        node, value = signals, torch.ones_like(signals, dtype=dtype)
-    if node.device != graph.device:
-        raise ValueError(
-            f"'signals' needs to be on the graph's device, {graph.device} "
-            f'(got {node.device})'
-        )
-    if node.numel() > 0:
-        low, high = int(node.min()), int(node.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"'signals' needs to have nodes in [0, {num_nodes}) "
-                f'(got {low} to {high})'
-            )
-    return ptr, node, value
-
-
-def variance_bound(
-    graph: CSRGraph, x: Tensor, measure: Measure, eps: float
-) -> Tensor:
-    r"""Bounds the variance of every entry of the AGP estimate.
-
-    .. math::
-        \operatorname{Var}[\hat{z}(v)] \le \gamma\, \varepsilon \lVert x
-        \rVert_1 W \sum_{i=1}^{L} i\, w_i (P^i |x|)(v)
-
-    as derived in the text of this module. The bound costs one exact
-    propagation. It is loose: measured variances are often a tenth of it.
-
-    Args:
-        graph (CSRGraph): as in :func:`propagate`.
-        x (Tensor): as in :func:`propagate`.
-        measure (Measure): as in :func:`propagate`.
-        eps (float): as in :func:`propagate`.
-
-    Returns:
-        Tensor: the bound, of the shape of :obj:`x`, float64.
-
-    Raises:
-        TypeError, ValueError: as :func:`propagate`, and if no bound is known
-            for the measure on this graph.
-    """
-    prepared = _prepare(graph, measure)
-    eps = _check_eps(eps)
-    _check_signal(x, prepared)
-    x = x.detach().double().abs()
-    spread = tuple(i * w for i, w in enumerate(measure.weights))
-    if sum(spread) == 0:
-        return torch.zeros_like(x)
-    scale = _largest_response(prepared, measure) * eps * sum(measure.weights)
-    z = propagate(graph, x, replace(measure, weights=spread))
-    return scale * x.sum(0) * z
-
-
-class Plan(NamedTuple):
-    """How to meet a guarantee at the least expected cost.
-
-    Args:
-        eps (float): the quantum of every run.
-        repetitions (int): the number of runs, odd; their median counts.
-        failure (float): the chance that the median of a node is off, at most.
+        ptr (Tensor): int64, ``[num_nodes + 1]``.
+        column (Tensor): int64, ``[nnz]``.
+        width (int): the number of columns.
     """
 
-    eps: float
-    repetitions: int
-    failure: float
-
-
-def plan(
-    delta: float,
-    levels: int,
-    *,
-    relative_error: float = 0.1,
-    failure: float = 0.01,
-    bound: str = 'tight',
-) -> Plan:
-    r"""The quantum and the number of runs that guarantee a relative error.
-
-    The promise is that of :func:`eps_for`, for the median of :math:`R` runs
-    (:func:`propagate_median`). A run fails with probability :math:`p \propto
-    \varepsilon` at most, and the median only if at least :math:`(R + 1)/2`
-    runs do, whose probability is the regularized incomplete beta function
-    :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
-    :obj:`failure` gives the largest :math:`p`, and with it
-    :math:`\varepsilon`, for every :math:`R`; of these the cheapest is
-    chosen, by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
-    thousands of times cheaper than a single run.
-
-    Args:
-        delta (float): as in :func:`eps_for`.
-        levels (int): as in :func:`eps_for`.
-        relative_error (float): as in :func:`eps_for`. (default: :obj:`0.1`)
-        failure (float): as in :func:`eps_for`. (default: :obj:`0.01`)
-        bound (str): as in :func:`eps_for`. (default: :obj:`'tight'`)
-
-    Raises:
-        ValueError: as :func:`eps_for`.
-
-    Example:
-        >>> best = plan(1e-3, levels=10, relative_error=0.1, failure=1e-6)
-        >>> best.failure <= 1e-6, best.repetitions % 2
-        (True, 1)
-    """
-
-    def eps(chance: float) -> float:
-        return eps_for(
-            delta,
-            levels,
-            relative_error=relative_error,
-            failure=chance,
-            bound=bound,
-        )
-
-    best = Plan(eps(failure), 1, failure)
-    # More runs than 4 ln(1/failure) + 9 never pay.
-    for runs in range(3, int(4 * math.log(1 / failure)) + 11, 2):
-        half = (runs + 1) / 2
-        chance = float(scipy.special.betaincinv(half, half, failure))
-        if runs / eps(chance) < best.repetitions / best.eps:
-            best = Plan(eps(chance), runs, failure)
-    return best
-
-
-def propagate_median(
-    graph: CSRGraph,
-    x: Tensor,
-    measure: Measure,
-    plan: Plan,
-    *,
-    seed: int | None = None,
-    force_push: bool = False,
-    progress_bar: bool = False,
-) -> Tensor:
-    r"""The median of independent estimates, entry by entry.
-
-    Unlike a single estimate it is not unbiased, and not differentiable.
-    Memory: that of :attr:`Plan.repetitions` results.
-
-    Args:
-        graph (CSRGraph): as in :func:`propagate`.
-        x (Tensor): as in :func:`propagate`.
-        measure (Measure): as in :func:`propagate`.
-        plan (Plan): quantum and repetitions, from :func:`plan`.
-        seed (int, optional): as in :func:`propagate`.
-            (default: :obj:`None`)
-        force_push (bool): as in :func:`propagate`. (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
-
-    Raises:
-        TypeError, ValueError: as :func:`propagate`.
-    """
-    _check_signal(x, _prepare(graph, measure))
-    check_instance('plan', plan, Plan)
-    _check_eps(plan.eps)
-    if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
-        raise ValueError(
-            f"'plan' needs odd 'repetitions' (got {plan.repetitions})"
-        )
-    seed = rng.resolve(seed)
-    runs, numbers = [], range(plan.repetitions)
-    for run in tqdm(numbers, disable=not progress_bar, desc='runs'):
-        z = propagate(
-            graph,
-            x.detach(),
-            measure,
-            eps=plan.eps,
-            seed=rng.derive(seed, run),
-            force_push=force_push,
-        )
-        runs.append(z)
-    return torch.stack(runs).median(0).values
-
-
-def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
-    r"""Bounds the error of a pruned query, for a signal of L1 norm one.
-
-    .. math::
-        |\hat{z}(v) - z(v)| \le \varepsilon\, W \sum_{i<L}
-        \frac{Y_{i+1}}{Y_i}\, d_v^b \le \varepsilon\, W L\, d_v^b
-
-    *Proof.* A residue that is left on level :math:`i` would have added
-    :math:`\frac{W}{Y_i} \sum_{k>i} \frac{w_k}{W} P^{k-i}` times itself, and
-    all that are left there are below :math:`\varepsilon d^b`, entry by entry.
-    As :math:`P d^b = D^{-a} A \mathbf{1} = d^{1-a} \le d^b` for :math:`a + b
-    \ge 1` (and degrees of at least one), the powers of :math:`P` leave
-    :math:`\varepsilon d^b` a bound, and the weights sum to :math:`W Y_{i+1} /
-    Y_i`.
-
-    Args:
-        graph (CSRGraph): an undirected graph.
-        measure (Measure): with :math:`a + b \ge 1`.
-        eps (float): the threshold of :func:`query`.
-
-    Returns:
-        Tensor: float64, ``[num_nodes]``.
-
-    Raises:
-        TypeError, ValueError: as :func:`propagate`, and if the graph is
-            directed or :math:`a + b < 1`.
-    """
-    graph = _prepare(graph, measure)
-    eps = _check_eps(eps)
-    if (
-        not graph.is_undirected
-        or measure.a + measure.b < 1
-        or measure.shrink > 1
-    ):
-        raise ValueError(
-            "'graph' needs to be undirected and 'measure' to have a + b >= 1 "
-            f'(got {measure} on '
-            f'{"an undirected" if graph.is_undirected else "a directed"} '
-            'graph): no bound is known otherwise'
-        )
-    total, ratio, _ = _levels(measure)
-    scale = eps * total * float(ratio.sum())
-    return scale * graph.degree_power(measure.b, torch.float64)
-
-
-def eps_for(
-    delta: float,
-    levels: int,
-    *,
-    relative_error: float = 0.1,
-    failure: float = 0.01,
-    bound: str = 'tight',
-) -> float:
-    r"""The quantum that guarantees a relative error above a threshold.
-
-    For every node with :math:`z(v) > \delta \lVert x \rVert_1 W` (non-negative
-    signals; :math:`W = 1` for the probability series), the estimate is within
-    :obj:`relative_error` of :math:`z(v)` with probability :math:`1 -`
-    :obj:`failure`, each node by itself. By Chebyshev's inequality and
-    :math:`\operatorname{Var}[\hat{z}(v)] \le c\, \varepsilon \lVert x
-    \rVert_1 W z(v)`,
-
-    .. math::
-        \varepsilon = \frac{\text{failure} \cdot \text{relative\_error}^2
-        \cdot \delta}{c}, \quad c = L \text{ (tight) or } L(L+1)/2
-        \text{ (Lemma 4.2)} .
-
-    The defaults are those of Definition 1.1. Chebyshev's inequality and the
-    variance bound are both loose, so that a quantum 10 to 1000 times larger
-    often meets the same error in practice: measure it.
-
-    Args:
-        delta (float): the threshold, in :math:`(0, 1]`.
-        levels (int): the number of levels :math:`L` of the measure.
-        relative_error (float): in :math:`(0, 1)`. (default: :obj:`0.1`)
-        failure (float): in :math:`(0, 1)`. (default: :obj:`0.01`)
-        bound (str): :obj:`'tight'`, which needs :math:`\gamma = 1` (see the
-            text of this module), or :obj:`'paper'`.
-            (default: :obj:`'tight'`)
-
-    Raises:
-        ValueError: if an argument is out of range.
-    """
-    if not 0 < check_number('delta', delta) <= 1:
-        raise ValueError(f"'delta' needs to be in (0, 1] (got {delta})")
-    check_integer('levels', levels, 1)
-    for name, value in (
-        ('relative_error', relative_error),
-        ('failure', failure),
-    ):
-        if not 0 < check_number(name, value) < 1:
-            raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
-    factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
-    check_choice('bound', bound, factors)
-    return failure * relative_error**2 * delta / factors[bound]
+    ptr: Tensor
+    column: Tensor
+    width: int
 
 
 class _Propagate(torch.autograd.Function):
+    # Linear in x (an estimate in its expectation): the derivative in the
+    # direction of t is the propagation of t.
     @staticmethod
     def forward(
-        ctx: Any,
         x: Tensor,
+        entries: Entries | None,
         graph: CSRGraph,
         measure: Measure,
-        eps: float,
-        seed: int,
-        force_push: bool,
-        half: bool,
+        rows: Tensor | None,
+        how: How,
     ) -> Tensor:
-        ctx.arguments = graph, measure, eps, seed, force_push, half
-        if eps == 0:
-            return _exact(graph, x, measure, half)
-        return _randomized(graph, x, measure, eps, seed, force_push)
+        if how.check:
+            _check_finite(x)
+        signal = x
+        if entries is not None:
+            size = (graph.num_nodes, entries.width)
+            signal = sparse_rows(entries.ptr, entries.column, x, size)
+        if how.eps == 0:
+            z = _exact(graph, signal, measure, how, rows)
+        else:
+            z = _randomized(graph, signal, measure, how)
+            z = z if rows is None else z[rows]
+        if how.check or (how.half and is_finite(x)):
+            _check_overflow(z, measure, how.half)
+        return z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.arguments = inputs[1:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        graph, measure, eps, seed, *flags = ctx.arguments
-        seed = rng.derive(seed, 1)
-        adjoint = measure.adjoint()
-        z = _Propagate.apply(grads[0], graph, adjoint, eps, seed, *flags)
-        return z, None, None, None, None, None, None
+        entries, graph, measure, rows, how = ctx.arguments
+        how = how._replace(seed=rng.derive(how.seed, 1), check=False)
+        grad = grads[0]
+        if rows is not None:
+            zeros = grad.new_zeros(graph.num_nodes, grad.size(1))
+            grad = zeros.index_add(0, rows, grad)
+        z = _Propagate.apply(grad, None, graph, measure.adjoint(), None, how)
+        if entries is not None:
+            nodes = torch.arange(graph.num_nodes, device=z.device)
+            z = z[nodes.repeat_interleave(entries.ptr.diff()), entries.column]
+        return z, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        entries, graph, measure, rows, how = ctx.arguments
+        how = how._replace(seed=rng.derive(how.seed, 2), check=False)
+        return _Propagate.apply(
+            tangents[0], entries, graph, measure, rows, how
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple,
+        x: Tensor,
+        entries: Entries | None,
+        graph: CSRGraph,
+        measure: Measure,
+        rows: Tensor | None,
+        how: How,
+    ) -> tuple[Tensor, int]:
+        if entries is not None:
+            raise ValueError("'x' needs to be dense under vmap")
+        # As so many more columns.
+        x = x.movedim(in_dims[0], -1)
+        wide = x.reshape(x.size(0), -1)
+        z = _Propagate.apply(wide, None, graph, measure, rows, how)
+        return z.reshape(z.size(0), *x.shape[1:]), x.dim() - 1
+
+
+def _operator(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, tol: float
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    # R, S, the coefficients, and whether these are of Chebyshev polynomials.
+    key = ('operator', _key_of(measure, dtype, tol))
+    if key not in graph._cache:
+        graph._cache[key] = _make_operator(graph, measure, dtype, tol)
+    return graph._cache[key]
+
+
+def _key_of(measure: Measure, dtype: torch.dtype, tol: float) -> str:
+    return f'{measure.key} {dtype} {tol}'
+
+
+def _make_operator(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, tol: float
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    recv = graph.degree_power(-measure.a, dtype)
+    send = graph.degree_power(-measure.b, dtype)
+    weights, three_term = measure.weights, False
+    if tol > 0:
+        fewer = chebyshev(measure, tol)
+        if fewer.levels < measure.levels:
+            weights, three_term = fewer.coefficients, True
+    if measure.shrink != 1:
+        # As rounded; the weights make up for the rounding.
+        shrink = torch.tensor(measure.shrink, dtype=dtype)
+        recv = recv * shrink
+        if not three_term:
+            off = measure.shrink / float(shrink)
+            weights = tuple(w * off**i for i, w in enumerate(weights))
+    return recv, send, torch.tensor(weights, dtype=torch.float64), three_term
 
 
 def _exact(
-    graph: CSRGraph, x: Tensor, measure: Measure, half: bool = False
-) -> Tensor:
-    recv = graph.degree_power(-measure.a, x.dtype)
-    weights = torch.tensor(measure.weights, dtype=torch.float64)
-    if measure.shrink != 1:
-        # As rounded; the weights make up for the rounding.
-        shrink = torch.tensor(measure.shrink, dtype=x.dtype)
-        recv = recv * shrink
-        weights *= (measure.shrink / shrink.double()) ** torch.arange(
-            len(weights)
-        )
-    return ops.propagate(
-        *graph.receivers(measure.along),
-        x,
-        recv,
-        graph.degree_power(-measure.b, x.dtype),
-        weights,
-        half,
-    )
-
-
-def _randomized(
     graph: CSRGraph,
     x: Tensor,
     measure: Measure,
-    eps: float,
-    seed: int,
-    force_push: bool,
+    how: How,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    quantum = (eps * _norms(x)).to(x.dtype)
+    recv, send, weights, three_term = _operator(
+        graph, measure, x.dtype, how.tol
+    )
+    rank = None
+    if graph.order is not None and x.device.type == 'cpu':
+        rowptr, col, order, rank = graph.ordered_receivers(measure.along)
+        recv, send, x = recv[order], send[order], _take_rows(x, order)
+        rows = rank if rows is None else rank[rows]
+    else:
+        rowptr, col = graph.receivers(measure.along)
+    scale = None
+    if how.half:
+        largest = _largest(x)
+        room = _growth(rowptr, recv, send, weights, three_term)
+        scale = half_scale(largest * (send.max() * room))
+    only = rows if x.device.type == 'cpu' and rows is not rank else None
+    z = ops.propagate(
+        *(rowptr, col, x, recv, send),
+        *(weights, how.half, scale, three_term, only),
+    )
+    return z[rows] if rows is not None and only is None else z
+
+
+def _take_rows(x: Tensor, nodes: Tensor) -> Tensor:
+    if x.layout == torch.strided:
+        return x[nodes]
+    ptr, index, value, width = ops.sparse_parts(x)
+    start, entry = pick_rows(ptr, nodes)
+    size = (nodes.numel(), width)
+    return sparse_rows(start, index[entry], value[entry], size)
+
+
+def _largest(x: Tensor) -> Tensor:
+    # The largest magnitude in every column.
+    if x.layout == torch.sparse_csr:
+        zeros = x.values().new_zeros(x.size(1))
+        index = x.col_indices().long()
+        return zeros.scatter_reduce_(0, index, x.values().abs(), 'amax')
+    if x.size(0) == 0:
+        return x.new_zeros(x.size(1))
+    # Not aminmax, which is 25 times slower.
+    return torch.maximum(x.amax(0), -x.amin(0))
+
+
+def _growth(
+    rowptr: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    three_term: bool,
+) -> float:
+    # What is stored is y_i = sum_{k >= i} w_k (S R B)^(k - i) S x: at most so
+    # many times the largest entry of S x, by the largest sum of a row of S R
+    # B. For Chebyshev polynomials the sizes in the mean, sum_{j >= i} (j - i +
+    # 1) |c_j|, as |U_j| <= j + 1. Beyond 2^8 precision is worth more: what
+    # overflows float16 then shows in z, and is refused.
+    size = weights.abs().tolist()
+    largest = 1.0
+    if not three_term:
+        sums = rowptr.diff() * (recv.double() * send.double())
+        largest = max(1.0, float(sums.max())) * (1 + 1e-5)
+        tail = top = 0.0
+        for w in reversed(size):
+            tail = w + largest * tail
+            top = max(top, tail)
+    else:
+        top = tail = slope = 0.0
+        for w in reversed(size):
+            tail += w
+            slope += tail
+            top = max(top, slope)
+    return min(top, 256.0 * max(size))
+
+
+def half_scale(largest: Tensor) -> Tensor:
+    """The power of two that brings each number into [2^13, 2^14]."""
+    exponent = torch.frexp(largest).exponent.clamp(-112, 126)
+    known = largest.isfinite() & (largest > 0)
+    return torch.where(
+        known, torch.ldexp(torch.ones_like(largest), 14 - exponent), 1.0
+    )
+
+
+def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
+    # All that depends on data is there since the first call.
+    if _key_of(measure, x.dtype, how.tol) not in given._cache:
+        raise ValueError(
+            "'graph' needs to be propagated on once with this measure and "
+            'dtype before it is compiled or exported'
+        )
+    graph = given.with_self_loops() if measure.self_loops else given
+    recv, send, weights, three_term = _operator(
+        graph, measure, x.dtype, how.tol
+    )
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    return propagate_exactly(
+        x,
+        *graph.receivers(measure.along),
+        *graph.receivers(not measure.along),
+        *(recv, send, weights, how.half, three_term),
+    )
+
+
+@torch.library.custom_op('pyg_trust::propagate_exactly', mutates_args=())
+def propagate_exactly(
+    x: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    back_rowptr: Tensor,
+    back_col: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    half: bool,
+    three_term: bool,
+) -> Tensor:
+    """Is :func:`pyg_trust.ops.propagate` with its gradient, as one op."""
+    scale = None
+    if half:
+        room = _growth(rowptr, recv, send, weights, three_term)
+        scale = half_scale(_largest(x) * (send.max() * room))
+    return ops.propagate(
+        *(rowptr, col, x, recv, send),
+        *(weights, half, scale, three_term),
+    )
+
+
+@propagate_exactly.register_fake
+def _(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep_operator(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:8])
+    ctx.rest = inputs[8:]
+
+
+def _pass_back(ctx: Any, grad: Tensor) -> tuple:
+    rowptr, col, back_rowptr, back_col, recv, send, *rest = ctx.saved_tensors
+    x = propagate_exactly(
+        *(grad, back_rowptr, back_col, rowptr, col, send, recv),
+        *(*rest, *ctx.rest),
+    )
+    return (x, *(None,) * 9)
+
+
+propagate_exactly.register_autograd(_pass_back, setup_context=_keep_operator)
+
+
+def _randomized(
+    graph: CSRGraph, x: Tensor, measure: Measure, how: How
+) -> Tensor:
+    quantum = (how.eps * _norms(x)).to(x.dtype)
     if not bool(quantum.isfinite().all()):
         # A norm that overflows, or the gradient of a loss that is not finite,
         # which has to show: sampling would send nothing.
-        return _exact(graph, x, measure)
+        return _exact(graph, x, measure, How())
     total, ratio, keep = _levels(measure)
-    z, _ = ops.push(
-        graph.push_graph(measure.a, x.dtype, measure.along),
+    rest = (
         graph.receivers(measure.along),
         graph.degree_power(-measure.a, x.dtype),
         graph.degree_power(-measure.b, x.dtype),
-        x,
-        quantum,
-        ratio,
-        keep,
-        seed,
-        pull_above=math.inf if force_push else PULL_ABOVE,
+        *(x, quantum, ratio, keep),
     )
+    how_much = math.inf if how.force_push else PULL_ABOVE
+    layout = (measure.a, x.dtype, measure.along)
+    z = None
+    if (
+        how_much < math.inf
+        and x.device.type == 'cpu'
+        and not graph.has_push_graph(measure.along)
+    ):
+        # The rows that costs are estimated from decide whether the layout of
+        # all is needed; on dense signals it mostly is not.
+        nodes = ops.cost_nodes(graph.num_nodes)
+        some = graph.push_graph(*layout, nodes=nodes)
+        z = ops.pull(some, *rest, how_much)
+    if z is None:
+        full = graph.push_graph(*layout)
+        z, _ = ops.push(full, *rest, how.seed or 0, pull_above=how_much)
     return z if total == 1 else z.mul_(total)
 
 
@@ -683,32 +592,6 @@ def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
         float(tails[0]),
         torch.from_numpy(tails[1:] / tails[:-1] * measure.shrink),
         torch.from_numpy(weights / tails),
-    )
-
-
-def _largest_response(graph: CSRGraph, measure: Measure) -> float:
-    # gamma: the largest G_k(v, u) that is known to be possible.
-    a, b = measure.a, measure.b
-    if measure.shrink <= 1 and (
-        (graph.is_undirected and a + b >= 1)
-        or (b == 1 and measure.along)
-        or (a == 1 and not measure.along)
-    ):
-        return 1.0
-    if graph.is_undirected and a == b == 0:
-        weights = np.array(measure.weights)
-        growth = graph.spectral_radius * measure.shrink
-        powers = growth ** np.arange(len(weights))
-        return max(
-            float((weights[k:] * powers[: len(weights) - k]).sum() / tail)
-            for k, tail in enumerate(weights[::-1].cumsum()[::-1])
-            if k > 0 and tail > 0
-        )
-    raise ValueError(
-        f"no variance bound is known for 'measure' {measure} on "
-        f'{"an undirected" if graph.is_undirected else "a directed"} graph: '
-        'it needs a + b >= 1 or a = b = 0 (undirected), b = 1 (along the '
-        'edges) or a = 1 (against them), and no shrink above 1'
     )
 
 
@@ -747,10 +630,39 @@ def _check_eps(eps: float) -> float:
     return check_non_negative('eps', eps)
 
 
+def _check_how(how: How, x: Tensor, graph: CSRGraph, measure: Measure) -> None:
+    if how.half and (how.eps != 0 or x.dtype != torch.float32):
+        raise ValueError(
+            "'half' needs eps=0 and a float32 'x' "
+            f'(got eps={how.eps:g} and {x.dtype})'
+        )
+    if check_non_negative('tol', how.tol) == 0:
+        return
+    if how.eps != 0:
+        raise ValueError(f"'tol' needs eps=0 (got eps={how.eps:g})")
+    if not graph.is_undirected:
+        raise ValueError(
+            "'tol' needs an undirected 'graph', as the eigenvalues of a "
+            'directed one are complex (got a directed one)'
+        )
+    chebyshev(measure, how.tol)
+
+
+def _check_device(name: str, tensor: Tensor, graph: CSRGraph) -> None:
+    if tensor.device != graph.device:
+        raise ValueError(
+            f"'{name}' needs to be on the graph's device, {graph.device} "
+            f'(got {tensor.device})'
+        )
+
+
 def _check_signal(x: Tensor, graph: CSRGraph) -> None:
-    if not isinstance(x, Tensor) or x.layout != torch.strided:
+    layouts = (torch.strided, torch.sparse_csr)
+    if not isinstance(x, Tensor) or x.layout not in layouts:
         got = getattr(x, 'layout', type(x).__name__)
-        raise TypeError(f"'x' needs to be a dense tensor (got {got})")
+        raise TypeError(
+            f"'x' needs to be a dense or a sparse CSR tensor (got {got})"
+        )
     if x.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"'x' needs to be float32 or float64 (got {x.dtype})")
     if x.dim() not in (1, 2) or x.size(0) != graph.num_nodes:
@@ -759,18 +671,23 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f'[{graph.num_nodes}, num_columns], a row per node '
             f'(got {list(x.shape)})'
         )
-    if x.device != graph.device:
-        raise ValueError(
-            f"'x' needs to be on the graph's device, {graph.device} "
-            f'(got {x.device})'
-        )
-    if not is_finite(x):
+    _check_device('x', x, graph)
+
+
+def _check_finite(x: Tensor) -> None:
+    if not is_finite(x.values() if x.layout == torch.sparse_csr else x):
         raise ValueError("'x' needs to be finite (got NaN or infinity)")
 
 
-def _check_overflow(z: Tensor, measure: Measure) -> None:
-    if not is_finite(z.detach()):
+def _check_overflow(z: Tensor, measure: Measure, half: bool = False) -> None:
+    if is_finite(z.detach()):
+        return
+    if half:
         raise ValueError(
-            f"'measure' {measure} overflows {z.dtype} on this graph, as the "
-            "powers of its operator grow: use float64 or a smaller 'shrink'"
+            f"'half' overflows float16 for 'measure' {measure} on this graph, "
+            'as the powers of its operator grow: use half=False'
         )
+    raise ValueError(
+        f"'measure' {measure} overflows {z.dtype} on this graph, as the "
+        "powers of its operator grow: use float64 or a smaller 'shrink'"
+    )

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust.functional.dp import fdp_terms
+from pyg_trust.functional.mechanisms import fdp_terms
 from pyg_trust.loader.step_batches import (
     StepBatches,
     StepLoader,

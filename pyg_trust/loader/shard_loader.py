@@ -15,8 +15,17 @@ from pyg_trust.functional.ragged import pointer
 _OWN = ('collate_fn', 'generator', 'dataset')
 
 
-class _ShardDataset(Dataset[Data]):
-    # Nodes and edges sorted by shard once, so that a shard costs its size.
+class ShardDataset(Dataset[Data]):
+    """The shards of a graph, by number; some may be empty.
+
+    Nodes and edges are sorted by shard once, so that a shard costs its size.
+
+    Args:
+        data (Data): the graph.
+        shard (Tensor): int64, ``[num_nodes]``: -1 for nodes in none.
+        num_shards (int): the number of shards.
+    """
+
     def __init__(self, data: Data, shard: Tensor, num_shards: int) -> None:
         self.data = data
         count = shard_sizes(shard, num_shards)
@@ -134,7 +143,7 @@ class ShardLoader(DataLoader):
         check_partition(inside, num_shards)
         self.num_shards = num_shards
         super().__init__(
-            _ShardDataset(data, shard.clamp(min=-1), num_shards),
+            ShardDataset(data, shard.clamp(min=-1), num_shards),
             batch_size=batch_size,
             collate_fn=Batch.from_data_list,
             generator=rng.generator(seed),

@@ -1,5 +1,6 @@
 """Batches that every step draws afresh, uniformly without replacement."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,14 +16,17 @@ from torch_geometric.sampler import BaseSampler
 from pyg_trust import rng
 from pyg_trust._checks import check_integer
 
-Choice = Callable[[int, int], np.ndarray]
+Choice = Callable[[int, int, int], np.ndarray]
 
 
 class StepBatches(Sampler[list[int]]):
     r"""Draws :math:`m` of :math:`M` units at every step, none twice.
 
-    Steps are counted through all epochs, and the draw of a step depends on
-    the seed and its number alone.
+    Steps are counted through all epochs. The draw of a step depends on the
+    seed and its number alone, or is that of ``choose``, where a private engine
+    has set it: ``choose(step, count, size)`` draws so many of :obj:`count`.
+    Such a draw is kept until the step is spent (:meth:`forget`): whoever
+    begins an epoch anew is given the same batch, not another try.
 
     Args:
         batch_size (int): :math:`m`, which is constant.
@@ -51,12 +55,29 @@ class StepBatches(Sampler[list[int]]):
         self.position = 0
         self.chunk_size: int | None = None
         self.choose: Choice | None = None
+        self._kept: dict[int, Tensor] = {}
+
+    def forget(self, steps: int) -> None:
+        """Forgets the draws of the first so many steps, which were spent.
+
+        Args:
+            steps (int): how many.
+        """
+        check_step(steps)
+        self._kept = {k: v for k, v in self._kept.items() if k >= steps}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers make batches of what was drawn; they draw none.
+        return {**self.__dict__, 'choose': None, '_kept': {}}
 
     def index(self, step: int) -> Tensor:
         """The units that a step draws, int64, ``[batch_size]``."""
         count = self.count(step)
         if self.choose is not None:
-            return torch.from_numpy(self.choose(count, self.batch_size))
+            if step not in self._kept:
+                drawn = self.choose(step, count, self.batch_size)
+                self._kept[step] = torch.from_numpy(drawn)
+            return self._kept[step]
         # Without torch.randperm, whose seed has 32 bits and whose law has the
         # bias of a remainder: rates are exact, and so is this.
         philox = np.random.Philox(key=rng.derive(self.seed, step))
@@ -159,6 +180,18 @@ class StepLoader(NodeLoader):
         Raises:
             ValueError: if it does not.
         """
+
+    def untransformed(self, index: list[int]) -> Any:
+        """A batch before the loader's ``transform``.
+
+        Args:
+            index (list[int]): what the batch sampler has drawn.
+        """
+        plain = copy.copy(self)
+        plain.__dict__['transform'] = None
+        # Bound to the loader itself, with its transform.
+        plain.__dict__.pop('collate_fn', None)
+        return plain(index)
 
     def sample_rate_at(self, step: int) -> float:
         """The public sampling rate of a step, as :meth:`num_subgraphs_at`.

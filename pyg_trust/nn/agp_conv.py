@@ -2,60 +2,132 @@
 
 from typing import Any
 
+import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import OptTensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
     REAL,
     check_integer,
     check_non_negative,
+    check_number,
+    check_range,
     check_tensor,
 )
 from pyg_trust.functional.measures import Measure, appnp, sgc
-from pyg_trust.functional.propagation import propagate
-from pyg_trust.graph import CSRGraph
+from pyg_trust.functional.propagation import How, propagate_rows
+from pyg_trust.graph import CSRGraph, LastGraph
 
 
-class _AGPConv(MessagePassing):
-    """What SGC and APPNP share: the graph, the cache, the propagation."""
+class _Propagation:
+    """What SGC and APPNP share: the graph, what is kept, how it is done."""
 
-    def __init__(
-        self,
-        measure: Measure,
-        eps: float,
-        seed: int | None,
-        cached: bool,
-        **kwargs: Any,
-    ) -> None:
-        kwargs.setdefault('aggr', 'add')
-        super().__init__(**kwargs)
+    measure: Measure
+    cached: bool
+    explain: bool | None
+    _cached_x: Tensor | None
+
+    def _set_up(self, measure: Measure, how: How) -> None:
         self.measure = measure
-        self.eps = check_non_negative('eps', eps)
-        self.seed = None if seed is None else rng.resolve(seed)
-        self.cached = cached
+        self.eps, self.seed = how.eps, how.seed
+        self.half, self.tol = how.half, how.tol
+        self._last_graph = LastGraph()
         self._cached_graph: CSRGraph | None = None
 
-    def reset_parameters(self) -> None:
-        """Forgets what is cached."""
-        super().reset_parameters()
+    def _forget(self) -> None:
+        self._last_graph.clear()
         self._cached_graph = None
 
-    def _propagate(self, x: Tensor, edge_index: Any) -> Tensor:
-        if not isinstance(x, Tensor) or x.dim() == 0:
-            raise TypeError(
-                f"'x' needs to be a tensor with a row per node (got {x!r})"
-            )
-        graph = self._cached_graph
-        if graph is None:
-            graph = CSRGraph.convert(edge_index, x.size(0), transposed=True)
-            if self.cached:
-                self._cached_graph = graph
-        return propagate(graph, x, self.measure, eps=self.eps, seed=self.seed)
+    def _graph_of(self, x: Tensor, edge_index: Any) -> CSRGraph:
+        if self._cached_graph is not None:
+            return self._cached_graph
+        if isinstance(edge_index, CSRGraph):
+            return CSRGraph.convert(edge_index, x.size(0))
+        return self._last_graph.convert(edge_index, x.size(0))
+
+    def _need_exact(self, name: str) -> None:
+        _need_exact(name, self.eps, self.half, self.tol)
+
+    def _run(self, x: Tensor, graph: CSRGraph, of: Any) -> Tensor:
+        # NaN goes where it goes in PyG's layers.
+        how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
+        z = propagate_rows(graph, x, self.measure, None, how)
+        if self.cached:
+            self._cached_graph = graph
+        elif graph is not of and not torch.compiler.is_compiling():
+            self._last_graph.keep(graph, of, x.size(0))
+        return z
+
+    def _options(self) -> str:
+        text = f', eps={self.eps:g}'
+        if self.seed is not None:
+            text += f', seed={self.seed}'
+        if self.half:
+            text += ', half=True'
+        if self.tol:
+            text += f', tol={self.tol:g}'
+        return text
 
 
-class SGConv(_AGPConv):
+def _checked(eps: float, seed: int | None, half: bool, tol: float) -> How:
+    check_non_negative('eps', eps)
+    check_non_negative('tol', tol)
+    seed = None if seed is None else rng.resolve(seed)
+    if eps != 0 and (half or tol != 0):
+        raise ValueError(
+            "'eps' is for estimates, 'half' and 'tol' for the exact path "
+            f'(got eps={eps:g}, half={half}, tol={tol:g})'
+        )
+    return How(eps, seed, False, half, tol)
+
+
+def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
+    if eps != 0 or half or tol != 0:
+        raise ValueError(
+            f"'{name}' is taken message by message, as in PyG, and needs "
+            f'eps=0, half=False and tol=0 (got eps={eps:g}, half={half}, '
+            f'tol={tol:g})'
+        )
+
+
+def _as_edges(
+    edge_index: Any, edge_weight: Tensor | None, num_nodes: int
+) -> tuple[Any, Tensor | None]:
+    # What PyG's layers take.
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        check_tensor(
+            'edge_index', edge_index, (torch.int64, torch.int32), (2, 'num')
+        )
+        check_range('edge_index', edge_index, num_nodes, 'as x has rows')
+        if edge_weight is not None:
+            size = edge_index.size(1)
+            check_tensor('edge_weight', edge_weight, REAL, (size,))
+        return edge_index, edge_weight
+    if edge_weight is not None:
+        raise ValueError(
+            "'edge_weight' goes with an 'edge_index' alone "
+            f'(got a {type(edge_index).__name__}, which has its own weights)'
+        )
+    graph = CSRGraph.convert(edge_index, num_nodes, transposed=True)
+    return graph.to_edge_index()
+
+
+def _check_x(x: Tensor) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in REAL:
+        got = getattr(x, 'dtype', type(x).__name__)
+        raise TypeError(
+            f"'x' needs to be a float32 or float64 tensor (got {got})"
+        )
+    if x.dim() not in (1, 2):
+        raise ValueError(
+            "'x' needs to have a row per node and one or two dimensions "
+            f'(got the shape {list(x.shape)})'
+        )
+
+
+class SGConv(_Propagation, pyg.SGConv):
     r"""The simple graph convolution, propagated by AGP.
 
     .. math::
@@ -65,10 +137,13 @@ class SGConv(_AGPConv):
 
     (`"Simplifying Graph Convolutional Networks"
     <https://arxiv.org/abs/1902.07153>`_, Wu et al. 2019), a drop-in for
-    :class:`torch_geometric.nn.SGConv` on undirected, unweighted graphs. For
-    :obj:`eps=0` the two agree; otherwise the propagated features are the
-    unbiased estimate of :func:`pyg_trust.functional.propagate`, and so are
-    the gradients with respect to the features.
+    :class:`torch_geometric.nn.SGConv` on undirected graphs. For :obj:`eps=0`
+    the two agree; otherwise the propagated features are the unbiased estimate
+    of :func:`pyg_trust.functional.propagate`, and so are the gradients with
+    respect to the features.
+
+    With edge weights, and while an explainer masks edges, the messages are
+    PyG's own: exact, as fast as there.
 
     Args:
         in_channels (int): the size of each input sample; -1 to derive it
@@ -82,29 +157,43 @@ class SGConv(_AGPConv):
             (default: :obj:`True`)
         bias (bool): whether to learn a bias. (default: :obj:`True`)
         eps (float): the quantum of AGP, relative to the L1 norm of each
-            column; 0 for the exact result. (default: :obj:`1e-5`)
+            column; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
             (default: :obj:`None`)
+        half (bool): whether levels are kept in float16, as in
+            :func:`pyg_trust.functional.propagate`. (default: :obj:`False`)
+        tol (float): the certain error that fewer levels may cost, as in
+            :func:`pyg_trust.functional.propagate`; a single power saves few.
+            (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
     Shapes:
-        - **input:** node features ``[num_nodes, in_channels]``; the graph as
-          an ``edge_index``, :class:`EdgeIndex`, sparse :obj:`adj_t`,
-          or, to convert it once, a :class:`~pyg_trust.graph.CSRGraph`.
+        - **input:** node features ``[num_nodes, in_channels]``, dense or
+          sparse CSR; the graph as an ``edge_index``, :class:`EdgeIndex`,
+          sparse :obj:`adj_t`, or, to convert it once, a
+          :class:`~pyg_trust.graph.CSRGraph`; edge weights ``[num_edges]``
+          (optional). The graph of the last ``edge_index`` is kept until
+          another one comes or it is changed in place.
         - **output:** ``[num_nodes, out_channels]``.
 
     Raises:
         TypeError, ValueError: as :func:`pyg_trust.functional.propagate` and
-            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`.
+            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and
+            on edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is
+            set.
 
     Example:
         >>> import torch
-        >>> conv = SGConv(3, 2, K=2, eps=0.0)
+        >>> conv = SGConv(3, 2, K=2)
         >>> conv(torch.rand(2, 3), torch.tensor([[0, 1], [1, 0]])).shape
         torch.Size([2, 2])
     """
+
+    # PyG compiles one of its own for every class, and explainers go back to
+    # what they find here: not to the one compiled for the parent.
+    propagate = pyg.MessagePassing.propagate
 
     def __init__(
         self,
@@ -115,47 +204,67 @@ class SGConv(_AGPConv):
         add_self_loops: bool = True,
         bias: bool = True,
         *,
-        eps: float = 1e-5,
+        eps: float = 0.0,
         seed: int | None = None,
+        half: bool = False,
+        tol: float = 0.0,
         **kwargs: Any,
     ) -> None:
         check_integer('in_channels', in_channels, -1)
         check_integer('out_channels', out_channels, 1)
-        check_integer('K', K, 0)
-        measure = sgc(K, self_loops=add_self_loops)
-        super().__init__(measure, eps, seed, cached, **kwargs)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.lin = Linear(in_channels, out_channels, bias=bias)
-        self._cached_x: Tensor | None = None
-        self.reset_parameters()
+        measure = sgc(
+            check_integer('K', K, 0), self_loops=bool(add_self_loops)
+        )
+        how = _checked(eps, seed, half, tol)
+        super().__init__(
+            in_channels,
+            out_channels,
+            K,
+            cached,
+            add_self_loops,
+            bias,
+            **kwargs,
+        )
+        self._set_up(measure, how)
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew, and forgets what is cached."""
         super().reset_parameters()
-        self.lin.reset_parameters()
-        self._cached_x = None
+        if hasattr(self, '_last_graph'):
+            self._forget()
 
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
+    ) -> Tensor:
         """Propagates and transforms :obj:`x`."""
-        z = self._cached_x
-        if z is None:
-            wanted = self.lin.in_channels
-            width = 'in_channels' if wanted < 1 else wanted
-            check_tensor('x', x, REAL, ('num_nodes', width))
-            z = self._propagate(x, edge_index)
-            if self.cached:
-                self._cached_x = z
+        if self._cached_x is not None:
+            return self.lin(self._cached_x.detach())
+        wanted = self.lin.in_channels
+        width = 'in_channels' if wanted < 1 else wanted
+        check_tensor('x', x, REAL, ('num_nodes', width))
+        if edge_weight is not None or self.explain:
+            self._need_exact('explain' if self.explain else 'edge_weight')
+            # propagate_type: (x: Tensor, edge_weight: OptTensor)
+            return super().forward(
+                x, *_as_edges(edge_index, edge_weight, x.size(0))
+            )
+        graph = self._graph_of(x, edge_index)
+        if graph.is_weighted:
+            self._need_exact('edge_weight')
+            return super().forward(x, *graph.to_edge_index())
+        z = self._run(x, graph, edge_index)
+        if self.cached:
+            self._cached_x = z
         return self.lin(z)
 
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self.in_channels}, {self.out_channels}, '
-            f'K={self.measure.levels}, eps={self.eps:g})'
+            f'K={self.K}{self._options()})'
         )
 
 
-class APPNP(_AGPConv):
+class APPNP(_Propagation, pyg.APPNP):
     r"""The propagation of APPNP by AGP.
 
     .. math::
@@ -165,19 +274,29 @@ class APPNP(_AGPConv):
 
     (`"Predict then Propagate" <https://arxiv.org/abs/1810.05997>`_, Gasteiger
     et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on
-    undirected, unweighted graphs. For :obj:`eps=0` the two agree; otherwise
-    values and gradients are the unbiased estimates of
+    undirected graphs. For :obj:`eps=0` the two agree; otherwise values and
+    gradients are the unbiased estimates of
     :func:`pyg_trust.functional.propagate`.
+
+    With edge weights, :obj:`normalize=False`, :obj:`dropout` in training, and
+    while an explainer masks edges, the messages are PyG's own: exact, as fast
+    as there.
 
     Args:
         K (int): the number of steps.
         alpha (float): the teleport probability.
+        dropout (float): the dropout of edges during training, as in PyG.
+            (default: :obj:`0.0`)
         cached (bool): whether to keep the converted graph, for transductive
             learning. (default: :obj:`False`)
         add_self_loops (bool): whether missing self-loops are added.
             (default: :obj:`True`)
-        eps (float): as in :class:`SGConv`. (default: :obj:`1e-5`)
+        normalize (bool): whether the adjacency matrix is normalised, as in
+            PyG. (default: :obj:`True`)
+        eps (float): as in :class:`SGConv`. (default: :obj:`0.0`)
         seed (int, optional): as in :class:`SGConv`. (default: :obj:`None`)
+        half (bool): as in :class:`SGConv`. (default: :obj:`False`)
+        tol (float): as in :class:`SGConv`. (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -186,32 +305,76 @@ class APPNP(_AGPConv):
         - **output:** the shape of the input features.
 
     Raises:
-        TypeError, ValueError: as :class:`SGConv`.
+        TypeError, ValueError: as :class:`SGConv`, and if :obj:`dropout` or
+            :obj:`normalize=False` goes with :obj:`eps`, :obj:`half` or
+            :obj:`tol`.
     """
+
+    # PyG compiles one of its own for every class, and explainers go back to
+    # what they find here: not to the one compiled for the parent.
+    propagate = pyg.MessagePassing.propagate
 
     def __init__(
         self,
         K: int,
         alpha: float,
+        dropout: float = 0.0,
         cached: bool = False,
         add_self_loops: bool = True,
+        normalize: bool = True,
         *,
-        eps: float = 1e-5,
+        eps: float = 0.0,
         seed: int | None = None,
+        half: bool = False,
+        tol: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        check_integer('K', K, 0)
-        measure = appnp(alpha, levels=K, self_loops=add_self_loops)
-        super().__init__(measure, eps, seed, cached, **kwargs)
-        self.K = K
-        self.alpha = alpha
+        measure = appnp(
+            alpha,
+            levels=check_integer('K', K, 0),
+            self_loops=bool(add_self_loops),
+        )
+        if not 0 <= check_number('dropout', dropout) <= 1:
+            raise ValueError(
+                f"'dropout' needs to be in [0, 1] (got {dropout})"
+            )
+        how = _checked(eps, seed, half, tol)
+        if dropout > 0:
+            _need_exact('dropout', eps, half, tol)
+        if not normalize:
+            _need_exact('normalize', eps, half, tol)
+        super().__init__(
+            K, alpha, dropout, cached, add_self_loops, normalize, **kwargs
+        )
+        self._set_up(measure, how)
 
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+    def reset_parameters(self) -> None:
+        """Forgets what is cached."""
+        super().reset_parameters()
+        self._forget()
+
+    def forward(
+        self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
+    ) -> Tensor:
         """Propagates :obj:`x`."""
-        return self._propagate(x, edge_index)
+        _check_x(x)
+        dropping = self.dropout > 0 and self.training
+        if edge_weight is not None or self.explain:
+            self._need_exact('explain' if self.explain else 'edge_weight')
+        elif self.normalize and not dropping:
+            graph = self._graph_of(x, edge_index)
+            if not graph.is_weighted:
+                return self._run(x, graph, edge_index)
+            self._need_exact('edge_weight')
+            edge_index, edge_weight = graph.to_edge_index()
+        edges = _as_edges(edge_index, edge_weight, x.size(0))
+        # propagate_type: (x: Tensor, edge_weight: OptTensor)
+        return super().forward(x, *edges)
 
     def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}(K={self.K}, alpha={self.alpha}, '
-            f'eps={self.eps:g})'
-        )
+        text = f'{type(self).__name__}(K={self.K}, alpha={self.alpha}'
+        if self.dropout:
+            text += f', dropout={self.dropout}'
+        if not self.normalize:
+            text += ', normalize=False'
+        return f'{text}{self._options()})'

@@ -14,14 +14,17 @@ from pyg_trust.privacy.audit import (
     canary_graph,
     empirical_epsilon,
 )
-from pyg_trust.privacy.engine import (
-    PrivacyEngine,
-    PrivacyReport,
-    PrivateTraining,
-)
+from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
-from pyg_trust.privacy.noise import SecureNoise, SeededNoise
-from pyg_trust.privacy.private import (
+from pyg_trust.privacy.planning import (
+    Proposal,
+    SearchReport,
+    propose,
+    search,
+    search_epsilon,
+)
+from pyg_trust.privacy.report import PrivacyReport
+from pyg_trust.privacy.wrappers import (
     PrivateLoader,
     PrivateModule,
     PrivateOptimizer,
@@ -38,9 +41,9 @@ __all__ = [
     'PrivateModule',
     'PrivateOptimizer',
     'PrivateTraining',
+    'Proposal',
     'RDPAccountant',
-    'SecureNoise',
-    'SeededNoise',
+    'SearchReport',
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
@@ -48,5 +51,8 @@ __all__ = [
     'canary_graph',
     'create_accountant',
     'empirical_epsilon',
+    'propose',
     'register_accountants',
+    'search',
+    'search_epsilon',
 ]

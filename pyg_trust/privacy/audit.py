@@ -37,7 +37,7 @@ from pyg_trust._checks import (
     check_non_negative,
     check_number,
 )
-from pyg_trust.functional.dp import check_delta
+from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.report import Report, provenance

@@ -35,7 +35,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyg_trust.functional.dp import clip_factors
+from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.rows import (

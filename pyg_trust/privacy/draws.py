@@ -1,6 +1,7 @@
 """The random numbers of a forward pass: left out, kept, and used again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyg_trust import rng
 from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.rows import Conflict, Rows, RowTracker
 
@@ -156,6 +159,81 @@ class NoDropout(TorchFunctionMode):
         if func in _DROPOUTS:
             return args[0] if args else (kwargs or {})['input']
         return func(*args, **(kwargs or {}))
+
+
+class DrawsBySubgraph(TorchDispatchMode):
+    """Draws a subgraph's random numbers from a stream of its own.
+
+    A tensor with a row per node, or per edge, gets for the rows of each
+    subgraph what they would get if it were alone, so that what a model does
+    with several subgraphs can be compared with what it does with each.
+    Whatever else is drawn (one number for all, say) depends on the seed and
+    on how many draws there were before.
+
+    Args:
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        edge_owner (Tensor, optional): int64, ``[num_edges]``: that of each
+            edge.
+        names (Sequence[int]): what the subgraphs are called.
+        seed (int): the seed.
+    """
+
+    def __init__(
+        self,
+        owner: Tensor,
+        edge_owner: Tensor | None,
+        names: Sequence[int],
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.rows = {} if edge_owner is None else {len(edge_owner): edge_owner}
+        self.rows[len(owner)] = owner
+        self.names = names
+        self.seed = seed
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls random operations once for each subgraph."""
+        kwargs = kwargs or {}
+        # Also draws what it would, by which others notice.
+        out = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return out
+        self.count += 1
+        rows = None
+        if isinstance(out, Tensor) and out.dim():
+            rows = self.rows.get(out.size(0))
+        if rows is None:
+            with _seeded(rng.derive(self.seed, self.count)):
+                return func(*args, **kwargs)
+        for number, name in enumerate(self.names):
+            here = (rows == number).nonzero().view(-1)
+
+            def cut(value: Any, here: Tensor = here) -> Any:
+                size = out.size(0)
+                if isinstance(value, Tensor) and value.dim():
+                    return value[here] if value.size(0) == size else value
+                if isinstance(value, list) and value and value[0] == size:
+                    return [here.numel(), *value[1:]]
+                return value
+
+            with _seeded(rng.derive(self.seed, self.count, name)):
+                own = {k: cut(v) for k, v in kwargs.items()}
+                out[here] = func(*map(cut, args), **own)
+        return out
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def _dropout(

@@ -1,31 +1,36 @@
 """Differentially private training of any PyG model."""
 
+import inspect
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
-from tqdm import tqdm
 
-from pyg_trust import rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
     check_instance,
+    check_integer,
     check_number,
 )
-from pyg_trust.functional.dp import check_delta, check_lam, private_quantile
+from pyg_trust.functional.mechanisms import (
+    check_delta,
+    check_lam,
+    private_quantile,
+)
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.loader.step_batches import check_positive
+from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
@@ -35,15 +40,14 @@ from pyg_trust.privacy.accountant import (
     WORAccountant,
     create_accountant,
 )
+from pyg_trust.privacy.attaching import check_alone, check_parts
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.noise import SecureNoise, SeededNoise
-from pyg_trust.privacy.private import (
-    REDUCTIONS,
-    PrivateLoader,
-    PrivateModule,
-    PrivateOptimizer,
-    PrivateStep,
-)
+from pyg_trust.privacy.norms import gradient_norms
+from pyg_trust.privacy.pipeline import check_tables, check_transform
+from pyg_trust.privacy.report import PrivacyReport, assumptions
+from pyg_trust.privacy.state import load as load_state
+from pyg_trust.privacy.state import public_fingerprint
+from pyg_trust.privacy.state import save as save_state
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -52,9 +56,17 @@ from pyg_trust.privacy.validation import (
     check_parameters,
     find_call,
 )
-from pyg_trust.report import Guarantee, Report, fingerprint, provenance
+from pyg_trust.privacy.wrappers import (
+    REDUCTIONS,
+    PrivateLoader,
+    PrivateModule,
+    PrivateOptimizer,
+    PrivateStep,
+    Single,
+)
+from pyg_trust.report import provenance
 
-_NOISE = 2
+_BATCH, _NOISE = 1, 2
 _PROBED = 32
 # Rates that change with the partition are rounded up to this grid: it costs a
 # thousandth, and composing many equal steps is fast.
@@ -76,99 +88,7 @@ class PrivateTraining(NamedTuple):
     loader: PrivateLoader
 
 
-@dataclass(frozen=True)
-class PrivacyReport(Report):
-    r"""What was guaranteed, and under which assumptions.
-
-    Args:
-        epsilon (float): :math:`\epsilon` of everything so far.
-        delta (float): :math:`\delta`.
-        target_epsilon (float, optional): the budget, if there is one.
-        steps (int): the steps so far.
-        relation (str): which graphs are neighbours.
-        sampling (str): how the units of a step are drawn.
-        mechanism (str): the accountant.
-        unit (str): whose gradients are clipped.
-        batch_size (int): :math:`m`, the units of a step.
-        sample_rates (tuple): rates and number of steps with each.
-        max_grad_norm (float): :math:`C`.
-        units_per_row (int): how many units a row can be in.
-        sensitivity (float): how far replacing a row can move the sum.
-        noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        lam (float): :math:`\lambda = \sigma` over the sensitivity.
-        noise_std (float): :math:`\sigma`, of the noise on the sum.
-        secure_mode (bool): whether noise and batches are of a cryptographic
-            source.
-        assumptions (tuple): what the guarantee rests on and does not cover.
-        data (str): a fingerprint of what is public of the data.
-        provenance (dict): versions and arguments; no seeds, which are secret.
-    """
-
-    epsilon: float
-    delta: float
-    target_epsilon: float | None
-    steps: int
-    relation: str
-    sampling: str
-    mechanism: str
-    unit: str
-    batch_size: int
-    sample_rates: tuple[tuple[float, int], ...]
-    max_grad_norm: float
-    units_per_row: int
-    sensitivity: float
-    noise_multiplier: float
-    lam: float
-    noise_std: float
-    secure_mode: bool
-    assumptions: tuple[str, ...]
-    data: str
-    provenance: dict[str, Any]
-
-    def guarantee(self) -> Guarantee:
-        """What nobody can tell from the weights."""
-        limit = self.target_epsilon
-        return Guarantee(
-            procedure='private training',
-            promise=(
-                f'the weights after each of {self.steps} steps, all together, '
-                f'are ({self.epsilon:.4g}, {self.delta:g})-differentially '
-                "private in any one node's features"
-            ),
-            assumptions=self.assumptions,
-            not_covered=(
-                'edges, and which nodes there are',
-                'predictions, which read the features of neighbours',
-            ),
-            spent={'epsilon': self.epsilon},
-            budget={'epsilon': math.inf if limit is None else limit},
-            data=self.data,
-            origin=self.provenance,
-        )
-
-    def explain(self) -> str:
-        """The guarantee in words."""
-        rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
-        lines = [
-            f'The weights after each of {self.steps} steps, all together, are '
-            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
-            'whoever sees them can hardly tell whether a node had its '
-            'features or any others.',
-            f'Neighbours are graphs that differ by "{self.relation}". Each '
-            f'step draws {self.batch_size} units ({self.unit}), '
-            f'{self.sampling}, at a rate of {rates}; clips the gradient of '
-            f'each to {self.max_grad_norm:.4g}; sums; and adds Gaussian noise '
-            f'of the standard deviation {self.noise_std:.4g}, which is '
-            f'{self.lam:.4g} times the {self.sensitivity:.4g} by which '
-            'replacing a row can move the sum.',
-            f'Accounted for by {self.mechanism!r}. This holds if, and covers '
-            'only what follows:',
-            *(f'- {line}' for line in self.assumptions),
-        ]
-        return '\n'.join(lines)
-
-
-class PrivacyEngine:
+class PrivacyEngine(Single):
     r"""Trains any PyG model with differential privacy of feature rows.
 
     Node-level DP-SGD on disjoint random walks, after `"Training
@@ -227,63 +147,84 @@ class PrivacyEngine:
 
     **Order of events.** A step is on the account, and on the disk if there is
     a ``ledger``, before its noise is drawn: a crash can waste a step of the
-    budget, never hide one.
+    budget, never hide one. A batch that was drawn stays the batch of its step
+    until the step is spent.
+
+    **Randomness.** Noise and the choice of batches come from the operating
+    system (:class:`~pyg_trust.noise.SecureNoise`); nothing that seeds torch or
+    numpy decides them. With an explicit ``seed`` a run can be repeated, by
+    anyone who knows or guesses the seed, and is *not* private: its report
+    begins with :data:`pyg_trust.noise.SEEDED`.
 
     Args:
         accountant (str): :obj:`'pld_wor'` (tighter) or :obj:`'rdp_wor'` (the
             paper's); :obj:`'rdp_fdp'` for an
             :class:`~pyg_trust.loader.EgoLoader`. (default: :obj:`'pld_wor'`)
-        secure_mode (bool): whether noise and the choice of batches come from
-            the operating system's cryptographic generator
-            (:class:`~pyg_trust.privacy.SecureNoise`). Use it for anything
-            that is released. (default: :obj:`False`)
-        seed (int, optional): of the noise, to repeat an experiment; it has to
-            be kept secret. Not for :obj:`secure_mode`. A process that goes on
-            from a checkpoint or a ledger never uses it again.
+        seed (int, optional): of the noise and the batches, to repeat an
+            experiment; what comes out is not private. A process that goes on
+            from a checkpoint or a ledger draws other noise.
             (default: :obj:`None`)
         ledger (str or Path, optional): a file for the durable account
             (:class:`~pyg_trust.ledger.PrivacyLedger`). What it says was spent
             is spent. (default: :obj:`None`)
+        ledger_head (str, optional): the ``ledger_head`` of an earlier report.
+            A ledger that does not go on from there, since lines were cut off
+            or an older copy was put in its place, is refused.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on a wrong argument.
     """
+
+    advice = ': copy the model (its copy is plain), or take state_dict()'
 
     def __init__(
         self,
         accountant: str = 'pld_wor',
         *,
-        secure_mode: bool = False,
         seed: int | None = None,
         ledger: str | Path | None = None,
+        ledger_head: str | None = None,
     ) -> None:
-        if secure_mode and seed is not None:
-            raise ValueError(
-                "'seed' needs to be None in 'secure_mode', which has none "
-                f'(got {seed})'
-            )
         check_choice('accountant', accountant, ACCOUNTANTS)
         if ledger is not None:
             check_instance('ledger', ledger, str, Path)
+        if ledger_head is not None:
+            check_instance('ledger_head', ledger_head, str)
+            if ledger is None:
+                raise ValueError(
+                    "'ledger_head' needs a 'ledger' that goes on from it"
+                )
         self._kind = accountant
         self._accountant: WORAccountant | None = None
         self._data = ''
-        self.secure_mode = bool(secure_mode)
-        self._seed = 0 if secure_mode else rng.resolve(seed)
-        self._noise: SecureNoise | SeededNoise
-        self._noise = SecureNoise() if secure_mode else self._seeded()
+        self._seed = None if seed is None else rng.resolve(seed)
+        self._noise = self._source(_NOISE)
         self._ledger_path = ledger
+        self._ledger_head = ledger_head
         self._leaks: list[str] = []
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
         self._target: tuple[float, float] | tuple[None, None] = (None, None)
 
-    def _seeded(self, *items: int) -> SeededNoise:
-        return SeededNoise(rng.derive(self._seed, _NOISE, *items))
+    @property
+    def seeded(self) -> bool:
+        """Whether noise and batches come from an explicit seed."""
+        return self._seed is not None
+
+    def _source(self, *items: int) -> SecureNoise | SeededNoise:
+        if self._seed is None:
+            return noise.source()
+        return noise.source(rng.derive(self._seed, *items))
 
     def _fresh_noise(self) -> None:
         # Noise that was used before could be subtracted.
-        if not self.secure_mode:
-            word = int.from_bytes(os.urandom(7), 'big')
-            self._noise = self._seeded(word)
+        word = int.from_bytes(os.urandom(7), 'big')
+        self._noise = self._source(_NOISE, word)
+
+    def _choose(self, step: int, count: int, size: int) -> np.ndarray:
+        return self._source(_BATCH, step).choose(count, size)
 
     def make_private(
         self,
@@ -300,6 +241,8 @@ class PrivacyEngine:
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -336,8 +279,15 @@ class PrivacyEngine:
                 isolation; by default ``model(batch.x, batch.edge_index)``.
                 (default: :obj:`None`)
             criterion (callable, optional): ``criterion(output, target)``, the
-                loss, to be tested. It is not used otherwise.
-                (default: :obj:`None`)
+                loss, to be tested before training starts. It is not used
+                otherwise. (default: :obj:`None`)
+            trust_loss (bool): whether to leave the loss that is
+                back-propagated unchecked; the report repeats it.
+                (default: :obj:`False`)
+            public (Sequence[str]): buffers, frozen parameters and attributes
+                of the model that have a row per node of the graph and hold
+                nothing private; the report repeats them.
+                (default: :obj:`()`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -361,6 +311,8 @@ class PrivacyEngine:
             method=method,
             forward=forward,
             criterion=criterion,
+            trust_loss=trust_loss,
+            public=public,
         )
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
@@ -416,6 +368,11 @@ class PrivacyEngine:
                 "'noise_multiplier' follows from 'target_epsilon': leave it "
                 "out, or use 'make_private'"
             )
+        for name in kwargs:
+            if name not in inspect.signature(self.make_private).parameters:
+                raise TypeError(
+                    f"'make_private_with_epsilon' takes no argument '{name}'"
+                )
         if steps is None:
             assert epochs is not None
             check_positive('epochs', epochs)
@@ -431,7 +388,7 @@ class PrivacyEngine:
             target_delta=target_delta,
             **kwargs,
         )
-        noise = self._open(data_loader).noise_multiplier_for(
+        multiplier = self._open(data_loader).noise_multiplier_for(
             target_epsilon,
             target_delta,
             sample_rate=self._highest_rate(data_loader, steps),
@@ -441,7 +398,7 @@ class PrivacyEngine:
         data_loader.batch_sampler.chunk_size = kwargs.get(
             'max_physical_batch_size'
         )
-        return self._attach(step, optimizer, data_loader, noise)
+        return self._attach(step, optimizer, data_loader, multiplier)
 
     def _prepare(
         self,
@@ -457,6 +414,8 @@ class PrivacyEngine:
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
+        trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
@@ -471,11 +430,13 @@ class PrivacyEngine:
         for name, value in (('forward', forward), ('criterion', criterion)):
             if value is not None:
                 check_callable(name, value)
+        check_instance('trust_loss', trust_loss, bool)
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             _positive('target_epsilon', target_epsilon)
             account.get_epsilon(check_delta(target_delta))
         check_layers(module)
+        check_tables(module, data_loader.data.num_nodes, public)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -483,6 +444,8 @@ class PrivacyEngine:
             loss_reduction,
             data_loader.subgraphs_per_batch,
             self._add_noise,
+            trust_loss,
+            public,
         )
         self._probe(step, data_loader, forward, criterion)
         return step
@@ -511,8 +474,9 @@ class PrivacyEngine:
         self._noise_multiplier = float(noise_multiplier)
         self._max_grad_norm = step.max_grad_norm
         self._loss_reduction = step.loss_reduction
-        if isinstance(self._noise, SecureNoise):
-            data_loader.batch_sampler.choose = self._noise.choose
+        data_loader.batch_sampler.choose = self._choose
+        step.pins.hold_layers()
+        step.pins.hold()
         self._training = training
         return training
 
@@ -522,30 +486,7 @@ class PrivacyEngine:
                 'an engine trains one model: make a new engine, as budgets '
                 'of two models add up and are not shared'
             )
-        if isinstance(module, PrivateModule) or isinstance(
-            optimizer, PrivateOptimizer
-        ):
-            raise ValueError("'module' and 'optimizer' are private already")
-        for name, value, kind in (
-            ('module', module, nn.Module),
-            ('optimizer', optimizer, torch.optim.Optimizer),
-            ('data_loader', loader, StepLoader),
-        ):
-            if not isinstance(value, kind):
-                raise TypeError(
-                    f"'{name}' needs to be a {kind.__name__} (got "
-                    f'{type(value).__name__})'
-                )
-        if loader.batch_sampler.choose is not None:
-            raise ValueError("'data_loader' is private already")
-        mixed = loader.data.get('propagated', ())
-        if mixed:
-            raise ValueError(
-                "'data_loader' needs features that are a node's own (got "
-                f'{", ".join(map(repr, mixed))}, which AGP has propagated: '
-                'the rows of other nodes are in them, and no row would be '
-                'protected; train on raw features and propagate the logits)'
-            )
+        check_parts(module, optimizer, loader)
 
     def _probe(
         self,
@@ -556,8 +497,10 @@ class PrivacyEngine:
     ) -> None:
         # The structure of some subgraphs; their features are not used.
         count = min(_PROBED, loader.subgraphs_per_batch)
-        batch = loader(loader.batch_sampler.write(0, torch.arange(count)))
+        index = loader.batch_sampler.write(0, torch.arange(count))
+        batch = loader(index)
         owner, count = loader.check_batch(batch, 0, count)
+        check_transform(loader.transform, loader.untransformed(index))
         device = step.parameters[0].device
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(step.module, batch, forward)
@@ -610,18 +553,39 @@ class PrivacyEngine:
         return len(self.accountant)
 
     @property
+    def ledger_head(self) -> str | None:
+        """A digest of all lines of the ledger, to be noted elsewhere."""
+        return None if self._ledger is None else self._ledger.head
+
+    @property
     def exhausted(self) -> bool:
         """Whether the budget does not allow the next step."""
         self._attached()
         return not self._allowed(self.steps)
 
-    def get_epsilon(self, delta: float) -> float:
-        r""":math:`\epsilon` of everything so far.
+    def get_epsilon(self, delta: float, steps: int = 0) -> float:
+        r""":math:`\epsilon` of everything so far, and of steps to come.
 
         Args:
             delta (float): in :math:`(0, 1)`.
+            steps (int): how many more steps to count, with the noise of
+                :meth:`make_private`; what a plan will have spent is known
+                before training. (default: :obj:`0`)
         """
-        return self.accountant.get_epsilon(check_delta(delta))
+        check_integer('steps', steps, 0)
+        accountant = self.accountant
+        if steps:
+            self._attached()
+            accountant = deepcopy(accountant)
+            rates = Counter(
+                self._rate(self._loader, step)
+                for step in range(self.steps, self.steps + steps)
+            )
+            accountant.history += [
+                (self.noise_multiplier, rate, count)
+                for rate, count in rates.items()
+            ]
+        return accountant.get_epsilon(check_delta(delta))
 
     def _rate(self, loader: StepLoader, step: int) -> float:
         rate = loader.sample_rate_at(step)
@@ -655,6 +619,7 @@ class PrivacyEngine:
         return left > 0
 
     def _add_noise(self, sums: list[Tensor]) -> list[Tensor]:
+        check_alone()
         step = self.steps
         if not self._allowed(step):
             raise BudgetExceededError(
@@ -756,7 +721,7 @@ class PrivacyEngine:
         if epsilon is not None:
             epsilon = _positive('epsilon', epsilon)
             accountant = self._open(data_loader)
-        norms = self._norms(
+        norms = gradient_norms(
             module, data_loader, criterion, forward, progress_bar
         )
         if epsilon is not None:
@@ -784,37 +749,6 @@ class PrivacyEngine:
             )
         norms = np.nan_to_num(norms, nan=high, posinf=high)
         return float(np.percentile(np.clip(norms, low, high), percentile))
-
-    def _norms(
-        self,
-        module: nn.Module,
-        loader: StepLoader,
-        criterion: Criterion,
-        forward: Forward | None,
-        progress_bar: bool,
-    ) -> np.ndarray:
-        device = next(module.parameters()).device
-        found = []
-        parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-        for index in tqdm(parts, disable=not progress_bar, desc='norms'):
-            batch = loader(loader.batch_sampler.write(0, index))
-            owner, count = loader.check_batch(batch, 0, index.numel())
-            batch, owner = batch.to(device), owner.to(device)
-            call = find_call(module, batch, forward)
-            tape_of = SubgraphGradients(module).record(owner, count)
-            with torch.enable_grad(), tape_of as tape:
-                out = call(module, batch)
-            leaf = out.detach()[:count].requires_grad_()
-            with torch.enable_grad():
-                loss = criterion(leaf, batch.y[:count]) * count
-            grad = torch.zeros_like(out)
-            grad[:count] = torch.autograd.grad(loss, leaf)[0]
-            rows = owner
-            if out.size(0) != owner.numel():
-                rows = torch.arange(count, device=device)
-            clipped = tape.clipped_sum(out, grad, 1.0, output_owner=rows)
-            found.append(clipped.norms.double().cpu())
-        return torch.cat(found).numpy()
 
     def _attached(self) -> PrivateTraining:
         if self._training is None:
@@ -852,8 +786,15 @@ class PrivacyEngine:
                 state = accountant.state_dict()
                 spent = {'history', 'pure_epsilon'}
                 about = {k: v for k, v in state.items() if k not in spent}
-                header = {'format': 1, 'accountant': about, 'data': data}
-                ledger = PrivacyLedger(self._ledger_path, header)
+                header = {
+                    'format': 2,
+                    'accountant': about,
+                    'data': data,
+                    'seeded': self.seeded,
+                }
+                ledger = PrivacyLedger(
+                    self._ledger_path, header, self._ledger_head
+                )
                 if ledger.steps or ledger.pure_epsilon:
                     state['history'] = ledger.history
                     state['pure_epsilon'] = ledger.pure_epsilon
@@ -868,23 +809,6 @@ class PrivacyEngine:
             raise
         return accountant
 
-    def _setting(self) -> dict[str, Any]:
-        model = self._attached().model.module
-        return {
-            'noise_multiplier': self.noise_multiplier,
-            'max_grad_norm': self.max_grad_norm,
-            'loss_reduction': self.loss_reduction,
-            'target_epsilon': self.target_epsilon,
-            'target_delta': self.target_delta,
-            'secure_mode': self.secure_mode,
-            'sampler': self._loader.setting(),
-            'data': public_fingerprint(self._loader),
-            'parameters': {
-                name: [list(p.shape), str(p.dtype), p.requires_grad]
-                for name, p in model.named_parameters()
-            },
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Everything to go on with: weights, optimizer, account, setting.
 
@@ -893,18 +817,7 @@ class PrivacyEngine:
         there anything of the features: even a hash of them would tell which
         of two graphs was trained on.
         """
-        model, optimizer, _ = self._attached()
-        return {
-            'format': 1,
-            'steps': self.steps,
-            'setting': self._setting(),
-            'accountant': deepcopy(self.accountant.state_dict()),
-            'model': {
-                name: value.detach().clone()
-                for name, value in model.state_dict().items()
-            },
-            'optimizer': deepcopy(optimizer.state_dict()),
-        }
+        return save_state(self)
 
     def load_state_dict(
         self, state: dict[str, Any], *, rewind: bool = False
@@ -926,74 +839,7 @@ class PrivacyEngine:
                 or mechanism, or lies behind what was spent. Nothing is
                 changed then.
         """
-        model, optimizer, _ = self._attached()
-        names = ('format', *_ENTRIES)
-        for name in names:
-            if not isinstance(state, dict) or name not in state:
-                raise ValueError(f"the state needs an entry '{name}'")
-        if state['format'] != 1:
-            raise ValueError(
-                f"the state's 'format' needs to be 1 (got {state['format']})"
-            )
-        for name in ('setting', 'accountant', 'model', 'optimizer'):
-            if not isinstance(state[name], dict):
-                raise ValueError(
-                    f"the state's '{name}' needs to be a dictionary (got "
-                    f'{type(state[name]).__name__})'
-                )
-        _compare('setting', state['setting'], self._setting())
-        theirs = create_like(self.accountant)
-        theirs.load_state_dict(state['accountant'])
-        if len(theirs) != state['steps']:
-            raise ValueError(
-                f"the state's 'steps' needs to be {len(theirs)}, the length "
-                f'of its history (got {state["steps"]})'
-            )
-        if len(theirs) >= self.steps:
-            ahead = deepcopy(self.accountant)
-            ahead.load_state_dict(state['accountant'])
-        else:
-            # The account is ahead: does it go on from the state's?
-            theirs.load_state_dict(self.accountant.state_dict())
-            ahead = self.accountant
-            if not rewind:
-                raise ValueError(
-                    f"the state's {state['steps']} steps lie behind the "
-                    f"{self.steps} that were spent, and what was spent can't "
-                    "be taken back: load it with 'rewind=True' to go on from "
-                    'its weights with these on the account'
-                )
-        _compare(
-            'model',
-            {k: list(v.shape) for k, v in state['model'].items()},
-            {k: list(v.shape) for k, v in model.state_dict().items()},
-        )
-        before = deepcopy(optimizer.state_dict())
-        weights = deepcopy(model.state_dict())
-        try:
-            try:
-                optimizer.load_state_dict(deepcopy(state['optimizer']))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"the state's 'optimizer' does not fit: {error}"
-                ) from error
-            if self._ledger is not None:
-                for line in _after(ahead.history, self._ledger.steps):
-                    self._ledger.record(*line)
-                more = ahead.pure_epsilon - self._ledger.pure_epsilon
-                if more > 0:
-                    self._ledger.record_pure(more)
-            self.accountant.load_state_dict(ahead.state_dict())
-            self._limit = None
-            # Before there are weights that may have seen the present one.
-            self._fresh_noise()
-            self._training_step().reset()
-            model.load_state_dict(state['model'])
-        except BaseException:
-            # What was paid stays paid.
-            optimizer.load_state_dict(before)
-            model.load_state_dict(weights)
-            raise
+        load_state(self, state, rewind)
 
     def _training_step(self) -> PrivateStep:
         return self._attached().optimizer._step
@@ -1037,8 +883,17 @@ class PrivacyEngine:
             noise_multiplier=self.noise_multiplier,
             lam=self.noise_multiplier / (2 * terms),
             noise_std=self.noise_multiplier * self.max_grad_norm,
-            secure_mode=self.secure_mode,
-            assumptions=self._assumptions(),
+            seeded=self.seeded,
+            ledger_head=self.ledger_head,
+            assumptions=assumptions(
+                self.seeded,
+                self._ledger is not None,
+                [
+                    *self._leaks,
+                    *self._training_step().pins.notes(),
+                    *self._training_step().notes(),
+                ],
+            ),
             data=public_fingerprint(self._loader),
             provenance=provenance(
                 loss_reduction=self.loss_reduction,
@@ -1046,82 +901,6 @@ class PrivacyEngine:
                 ledger=self._ledger_path is not None,
             ),
         )
-
-    def _assumptions(self) -> tuple[str, ...]:
-        lines = [
-            'protected is one row of the features (with the label, if masks, '
-            'sampling and loss weights do not depend on labels); edges, the '
-            'presence of a node and who is a training node are not',
-            'predictions are not protected: to infer is to read the features '
-            'of neighbours',
-            'graph, training nodes and subgraphs were made without looking at '
-            'features; so were C, the noise, the number of steps and the '
-            'hyper-parameters (each run of a search is a release of its own)',
-            'no transform before or in the loader mixes the rows of several '
-            'nodes (row-wise scaling is fine; propagation, PCA and '
-            'standardisation are not)',
-            'the loss is one term per subgraph, of its own rows, averaged or '
-            'summed',
-            'released are weights, optimizer state and this report; training '
-            'losses, clipping rates, batches, seeds and stops that depend on '
-            'private data are not covered',
-        ]
-        if self.secure_mode:
-            lines.append(
-                'noise and batches are of a cryptographic generator, in '
-                'floating point: a defence against known attacks, not a proof'
-            )
-        else:
-            lines.append(
-                'noise and batches are of seeded generators: use secure_mode '
-                'for a release, and keep the seeds secret'
-            )
-        return (*lines, *self._leaks)
-
-
-_ENTRIES = ('steps', 'setting', 'accountant', 'model', 'optimizer')
-
-
-def public_fingerprint(loader: Any) -> str:
-    """A hash of what is public of a loader's data.
-
-    Nodes, edges, roots and what the features look like, not the features: a
-    hash of these in a file would tell two neighbouring graphs apart.
-    """
-    data: Data = loader.data
-    shape = None if data.x is None else [list(data.x.shape), str(data.x.dtype)]
-    return fingerprint(
-        data.edge_index, loader.input_nodes, data.num_nodes, repr(shape)
-    )
-
-
-def create_like(accountant: WORAccountant) -> WORAccountant:
-    """An accountant of the same kind that nothing was spent on."""
-    made = deepcopy(accountant)
-    made.history = []
-    return made
-
-
-def _after(
-    history: Sequence[tuple[float, float, int]], steps: int
-) -> list[tuple[float, float]]:
-    # The steps of a history after so many.
-    lines = [(z, q) for z, q, count in history for _ in range(count)]
-    return lines[steps:]
-
-
-def _compare(what: str, found: Any, expected: dict[str, Any]) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(
-            f"the state's '{what}' needs to be a dictionary (got "
-            f'{type(found).__name__})'
-        )
-    for name in (*expected, *found):
-        if found.get(name) != expected.get(name):
-            raise ValueError(
-                f"the state's '{what}' needs to have '{name}' = "
-                f'{expected.get(name)!r} (got {found.get(name)!r})'
-            )
 
 
 def _positive(name: str, value: float) -> float:

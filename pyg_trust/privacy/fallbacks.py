@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from pyg_trust.functional.dp import clip_factors
+from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.privacy.calls import (
     EDGE,
     INDEX,

@@ -33,11 +33,12 @@ from pyg_trust._checks import (
     check_integer,
     check_number,
 )
-from pyg_trust.functional.dp import clip_factors
+from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.privacy import bookkeeping, fallbacks
 from pyg_trust.privacy.bookkeeping import Recorder
 from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in
 from pyg_trust.privacy.draws import (
+    DrawsBySubgraph,
     KeepDraws,
     Mask,
     NoDropout,
@@ -196,7 +197,8 @@ class SubgraphGradients:
         Some subgraphs of a real batch, among them the largest and the
         smallest, get random features. Their gradients, clipped and summed by
         the method, are compared with those of each one run on its own, in
-        double precision if the module can, and with dropout switched off. The
+        double precision if the module can, with dropout switched off and
+        other random numbers drawn for each subgraph by itself. The
         module is copied: neither it nor torch's random state is changed. A
         module that mixes subgraphs fails, whatever the method.
 
@@ -524,7 +526,8 @@ class _Trial:
         self.params = {n: p for n, p in named if p.requires_grad}
         generator = torch.Generator().manual_seed(_SEED)
         self.places, self.cotangents, self.owners = [], [], []
-        self.together = tensors_in(call.run())
+        with self._draws(call, range(call.num_subgraphs)):
+            self.together = tensors_in(call.run())
         for place, out in enumerate(self.together):
             if not out.requires_grad:
                 continue
@@ -544,8 +547,10 @@ class _Trial:
 
     def _alone(self, subgraph: int) -> list[Tensor]:
         subgraphs = torch.tensor([subgraph], device=self.call.owner.device)
+        call, _ = self.call.extract(subgraphs)
         try:
-            outputs = tensors_in(self.call.extract(subgraphs)[0].run())
+            with self._draws(call, [subgraph]):
+                outputs = tensors_in(call.run())
         except ValueError as error:
             raise ValueError(
                 "'module' needs to keep subgraphs apart, and to run on each "
@@ -558,8 +563,8 @@ class _Trial:
             ):
                 raise ValueError(
                     "'module' needs to keep subgraphs apart (what it returns "
-                    'for one changes when it is alone, or is random other '
-                    'than by dropout)'
+                    'for one changes when it is alone, or is random in a way '
+                    'that is not by rows of nodes or edges)'
                 )
         params = list(self.params.values())
         found = torch.autograd.grad(
@@ -576,6 +581,11 @@ class _Trial:
         pairs = zip(params, found, strict=True)
         return [torch.zeros_like(p) if g is None else g for p, g in pairs]
 
+    @staticmethod
+    def _draws(call: Call, names: Sequence[int]) -> DrawsBySubgraph:
+        edges = None if call.edges is None else call.owner[call.edges[0]]
+        return DrawsBySubgraph(call.owner, edges, names, _SEED)
+
     def problem(self, method: str, chunk_size: int) -> str | None:
         """What is wrong with a method, if something is."""
         norms = torch.stack(
@@ -590,7 +600,10 @@ class _Trial:
         call = self.call
         try:
             with NoDropout(), torch.enable_grad():
-                with gradients.record(call.owner, call.num_subgraphs) as tape:
+                with (
+                    self._draws(call, range(call.num_subgraphs)),
+                    gradients.record(call.owner, call.num_subgraphs) as tape,
+                ):
                     outputs = tensors_in(call.run())
                 result = tape.clipped_sum(
                     [outputs[i] for i in self.places],

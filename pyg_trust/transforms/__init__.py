@@ -2,12 +2,15 @@
 
 from pyg_trust.transforms.agp import AGP
 from pyg_trust.transforms.bounded_degree import BoundedDegree
+from pyg_trust.transforms.division import Division
+from pyg_trust.transforms.flip_bits import FlipBits
 from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
     GFT,
     GraphEmbedding,
     GraphScattering,
 )
+from pyg_trust.transforms.propagated_features import PropagatedFeatures
 from pyg_trust.transforms.shards import Shards
 
 __all__ = [
@@ -15,7 +18,10 @@ __all__ = [
     'GDC',
     'GFT',
     'BoundedDegree',
+    'Division',
+    'FlipBits',
     'GraphEmbedding',
     'GraphScattering',
+    'PropagatedFeatures',
     'Shards',
 ]

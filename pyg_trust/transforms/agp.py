@@ -1,14 +1,23 @@
 """AGP as a dataset transform."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import rng
+from pyg_trust import marks, rng
 from pyg_trust._checks import check_instance, check_non_negative
+from pyg_trust.functional.chebyshev import chebyshev
+from pyg_trust.functional.estimates import variance_bound
 from pyg_trust.functional.measures import Measure, make_measure
-from pyg_trust.functional.propagation import propagate, variance_bound
+from pyg_trust.functional.propagation import (
+    _check_finite,
+    _check_signal,
+    propagate,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Guarantee, fingerprint, provenance
 
@@ -36,14 +45,20 @@ class MeasureTransform(BaseTransform):
         return make_measure(self.measure, graph, **self.arguments)
 
     def __repr__(self) -> str:
+        # All that decides what is computed: PyG compares it with that of a
+        # dataset on the disk (pre_transform).
+        measure = self.measure
+        if isinstance(measure, Measure):
+            measure = f'{measure} of {measure.key}'
         given = ''.join(
-            f', {name}={value}'
-            for name, value in self.arguments.items()
+            f', {name}={value!r}'
+            for name, value in {**self.arguments, **self._options()}.items()
             if value is not None
         )
-        return (
-            f'{type(self).__name__}({self.measure}{given}, eps={self.eps:g})'
-        )
+        return f'{type(self).__name__}({measure}{given})'
+
+    def _options(self) -> dict[str, Any]:
+        return {'eps': self.eps, 'seed': self.seed}
 
 
 @functional_transform('agp')
@@ -78,13 +93,20 @@ class AGP(MeasureTransform):
         tol (float, optional): the largest tail of the series that is cut.
             (default: :obj:`None`, which stands for :obj:`1e-4`)
         eps (float): the quantum of AGP, relative to the L1 norm of each
-            feature column; 0 for the exact result. (default: :obj:`1e-5`)
+            feature column; 0 for the exact result, which is the faster one
+            for dense features. (default: :obj:`0.0`)
         seed (int, optional): the seed; by default drawn from torch's default
             generator at every call. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper. (default: :obj:`False`)
+        half (bool): whether the exact path keeps its levels in float16, as
+            in :func:`pyg_trust.functional.propagate`.
+            (default: :obj:`False`)
+        level_tol (float): the certain error that fewer levels may cost: the
+            :obj:`tol` of :func:`pyg_trust.functional.propagate`, while
+            :obj:`tol` here is that of the series. (default: :obj:`0.0`)
         attr (str): the attribute to propagate, a float32 or float64 tensor
-            with a row per node. (default: :obj:`'x'`)
+            with a row per node, dense or sparse CSR. (default: :obj:`'x'`)
         out (str, optional): the attribute to write to; by default
             :obj:`attr`, whose features are then replaced.
             (default: :obj:`None`)
@@ -114,9 +136,11 @@ class AGP(MeasureTransform):
         beta: float | None = None,
         levels: int | None = None,
         tol: float | None = None,
-        eps: float = 1e-5,
+        eps: float = 0.0,
         seed: int | None = None,
         force_push: bool = False,
+        half: bool = False,
+        level_tol: float = 0.0,
         attr: str = 'x',
         out: str | None = None,
     ) -> None:
@@ -134,6 +158,14 @@ class AGP(MeasureTransform):
         if out is not None:
             check_instance('out', out, str)
         self.force_push = force_push
+        self.half = half
+        self.level_tol = check_non_negative('level_tol', level_tol)
+        if eps != 0 and (half or level_tol != 0):
+            raise ValueError(
+                "'eps' is for estimates, 'half' and 'level_tol' for the exact "
+                f'path (got eps={eps:g}, half={half}, '
+                f'level_tol={level_tol:g})'
+            )
         self.attr = attr
         self.out = attr if out is None else out
 
@@ -152,7 +184,10 @@ class AGP(MeasureTransform):
             eps=self.eps,
             seed=self.seed,
             force_push=self.force_push,
+            half=self.half,
+            tol=self.level_tol,
         )
+        marks.remember(x, data[self.out])
         before = data.get('propagated', ())
         data.propagated = tuple(dict.fromkeys((*before, self.out)))
         return data
@@ -169,9 +204,22 @@ class AGP(MeasureTransform):
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
+        _check_signal(x, graph)
+        _check_finite(x)
+        if x.layout == torch.sparse_csr:
+            x = x.to_dense()
         what = f'{self.out!r} is {measure} of {self.attr!r}'
         if self.eps == 0:
             promise = f'{what}, up to rounding'
+            if self.half:
+                promise += ' (levels in float16)'
+            if self.level_tol:
+                bound = chebyshev(measure, self.level_tol).bound
+                promise += (
+                    f' and to within {bound:.3g} times the sum of the weights '
+                    f'times the norm of {self.attr!r}, |D^(a-1/2) .|_F, as '
+                    'levels are cut'
+                )
             assumptions: tuple[str, ...] = ()
         else:
             variance = variance_bound(graph, x, measure, self.eps)
@@ -190,6 +238,15 @@ class AGP(MeasureTransform):
             data=fingerprint(x, graph.rowptr, graph.col),
             origin=provenance(transform=repr(self), seed=self.seed),
         )
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = super()._options()
+        for name in ('force_push', 'half'):
+            options[name] = True if getattr(self, name) else None
+        options['level_tol'] = self.level_tol or None
+        options['attr'] = None if self.attr == 'x' else self.attr
+        options['out'] = None if self.out == self.attr else self.out
+        return options
 
     def _inputs(self, data: Data) -> tuple[CSRGraph, Tensor]:
         graph = CSRGraph.from_data(data)

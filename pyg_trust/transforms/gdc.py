@@ -1,5 +1,7 @@
 """Graph diffusion convolution by AGP queries."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -7,7 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 
 from pyg_trust._checks import check_choice, check_integer, check_non_negative
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import METHODS, query
+from pyg_trust.functional.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms.agp import MeasureTransform
 
@@ -147,11 +149,16 @@ class GDC(MeasureTransform):
         )
         return data
 
-    def __repr__(self) -> str:
-        return (
-            f'{super().__repr__()[:-1]}, top_k={self.top_k}, '
-            f'threshold={self.threshold:g})'
-        )
+    def _options(self) -> dict[str, Any]:
+        return {
+            **super()._options(),
+            'method': None if self.method == 'sample' else self.method,
+            'top_k': self.top_k,
+            'threshold': self.threshold,
+            'normalization': (
+                None if self.normalization == 'in' else str(self.normalization)
+            ),
+        }
 
 
 def _normalize(

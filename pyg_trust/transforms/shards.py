@@ -106,7 +106,7 @@ class Shards(BaseTransform):
         partition.check_shards(num_shards, num_shards)
         self.num_shards = num_shards
         self.method = method
-        self.seed = rng.resolve(seed)
+        self.seed = rng.resolve_secret(seed)
         self.embedding = embedding
         self.progress_bar = progress_bar
         self.kwargs = kwargs

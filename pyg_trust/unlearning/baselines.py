@@ -22,7 +22,7 @@ from pyg_trust._checks import check_instance, check_integer, check_positive
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms.graph_scattering import graph_signal
-from pyg_trust.unlearning.scattering import check_graphs, graph_labels
+from pyg_trust.unlearning.training_graphs import check_graphs, graph_labels
 
 
 class GINClassifier:

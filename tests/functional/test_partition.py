@@ -10,6 +10,8 @@ from pyg_trust import functional as F
 from pyg_trust import rng
 from pyg_trust.functional import partition
 
+pytestmark = pytest.mark.sparse
+
 GRAPHS = ('random', 'star', 'isolated', 'no_edges', 'blocks')
 NODES, SHARDS = 120, 6
 

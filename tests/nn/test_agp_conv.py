@@ -1,14 +1,20 @@
+import copy
+import pickle
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from pyg_trust import functional as F
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import APPNP, SGConv
 from pyg_trust.testing import make_graph
+
+pytestmark = pytest.mark.sparse
 
 GRAPH = make_graph('random')
 EDGE_INDEX = GRAPH.to_edge_index()[0]
@@ -137,7 +143,13 @@ def test_compiled_model():
 
 
 def test_repr_and_lazy_channels():
-    assert str(SGConv(6, 3, K=2)) == 'SGConv(6, 3, K=2, eps=1e-05)'
+    assert str(SGConv(6, 3, K=2)) == 'SGConv(6, 3, K=2, eps=0)'
+    assert str(APPNP(4, 0.2, 0.5, half=False, seed=3)) == (
+        'APPNP(K=4, alpha=0.2, dropout=0.5, eps=0, seed=3)'
+    )
+    assert str(SGConv(6, 3, half=True, tol=1e-3)) == (
+        'SGConv(6, 3, K=1, eps=0, half=True, tol=0.001)'
+    )
     assert str(APPNP(4, 0.2, eps=0)) == 'APPNP(K=4, alpha=0.2, eps=0)'
     assert SGConv(-1, 3)(X, GRAPH).shape == (40, 3)
     assert isinstance(APPNP(4, 0.2), pyg.MessagePassing)
@@ -169,3 +181,270 @@ def test_data_is_taken_too():
     data = Data(edge_index=EDGE_INDEX, num_nodes=40)
     conv = APPNP(3, 0.2, eps=0)
     assert torch.equal(conv(X, data), conv(X, CSRGraph.from_data(data)))
+
+
+# As in PyG ###################################################################
+
+
+def twins(*arguments, **kwargs):
+    """PyG's layer and ours, with positional arguments as in PyG's page."""
+    return pyg.APPNP(*arguments, **kwargs), APPNP(*arguments, **kwargs)
+
+
+WEIGHT = torch.rand(
+    EDGE_INDEX.size(1), generator=torch.Generator().manual_seed(1)
+)
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        (10, 0.1, 0.5),
+        (3, 0.1, 0.5, False, False, True),
+        (3, 0.1, 0.0, False, True, False),
+        (3, 0.1, 0.0, True, True, True),
+    ],
+)
+@pytest.mark.parametrize('weighted', [False, True])
+def test_one_changed_import_is_enough(arguments, weighted):
+    theirs, ours = twins(*arguments)
+    weight = WEIGHT.clone() if weighted else None
+    gradient = weighted and not theirs.cached
+    if gradient:
+        weight.requires_grad_()
+    for training in (True, False):
+        results = []
+        for layer in (theirs, ours):
+            torch.manual_seed(0)
+            layer.train(training)
+            results.append(layer(X, EDGE_INDEX, weight))
+            if gradient:
+                results[-1].square().sum().backward()
+                results.append(weight.grad.clone())
+                weight.grad = None
+        for one, other in zip(
+            results[: len(results) // 2],
+            results[len(results) // 2 :],
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_edge_weights_of_every_form():
+    theirs, ours = pyg.SGConv(6, 3, K=2), SGConv(6, 3, K=2)
+    ours.load_state_dict(theirs.state_dict())
+    graph = CSRGraph.from_edge_index(EDGE_INDEX, 40, WEIGHT)
+    wanted = theirs(X, EDGE_INDEX, WEIGHT)
+    torch.testing.assert_close(ours(X, EDGE_INDEX, WEIGHT), wanted)
+    torch.testing.assert_close(ours(X, graph), wanted)
+    adj_t = graph.transpose().to_torch_sparse()
+    torch.testing.assert_close(ours(X, adj_t), wanted)
+    data = Data(edge_index=EDGE_INDEX, edge_weight=WEIGHT, num_nodes=40)
+    torch.testing.assert_close(ours(X, data), wanted)
+
+
+@pytest.mark.parametrize('kwargs', [{'eps': 1e-3}, {'half': True}])
+def test_what_has_no_exact_kernel_is_refused_by_name(kwargs):
+    for name, run in (
+        (
+            'edge_weight',
+            lambda: APPNP(2, 0.1, **kwargs)(X, EDGE_INDEX, WEIGHT),
+        ),
+        (
+            'edge_weight',
+            lambda: SGConv(6, 3, **kwargs)(X, EDGE_INDEX, WEIGHT),
+        ),
+        ('dropout', lambda: APPNP(2, 0.1, 0.5, **kwargs)),
+        ('normalize', lambda: APPNP(2, 0.1, normalize=False, **kwargs)),
+    ):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            run()
+    with pytest.raises(ValueError, match="'eps'"):
+        APPNP(2, 0.1, eps=1e-3, half=True)
+
+
+def test_explainers_reach_the_edges():
+    model = pyg.Sequential(
+        'x, edge_index',
+        [
+            (torch.nn.Linear(6, 3), 'x -> x'),
+            (APPNP(3, 0.1), 'x, edge_index -> x'),
+        ],
+    )
+    explainer = Explainer(
+        model,
+        GNNExplainer(epochs=3),
+        explanation_type='model',
+        edge_mask_type='object',
+        model_config={
+            'mode': 'multiclass_classification',
+            'task_level': 'node',
+            'return_type': 'raw',
+        },
+    )
+    before = model(X, EDGE_INDEX)
+    mask = explainer(X, EDGE_INDEX, index=3).edge_mask
+    assert mask.shape == EDGE_INDEX.shape[1:]
+    # Edges that are far away have no part in it.
+    assert 0 < int((mask > 0).sum()) <= EDGE_INDEX.size(1)
+    assert torch.equal(model(X, EDGE_INDEX), before)
+
+
+def test_nan_goes_where_it_goes_in_pyg():
+    x = X.clone()
+    x[3, 1] = torch.nan
+    x[9, 2] = torch.inf
+    theirs, ours = twins(2, 0.1)
+    torch.testing.assert_close(
+        ours(x, EDGE_INDEX), theirs(x, EDGE_INDEX), equal_nan=True
+    )
+
+
+# The last graph ##############################################################
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    count = []
+    convert = CSRGraph.from_edge_index.__func__
+
+    def counting(cls, *args, **kwargs):
+        count.append(1)
+        return convert(cls, *args, **kwargs)
+
+    monkeypatch.setattr(CSRGraph, 'from_edge_index', classmethod(counting))
+    return count
+
+
+def test_the_same_edge_index_is_converted_once(conversions):
+    conv = APPNP(2, 0.1)
+    for _ in range(3):
+        conv(X, EDGE_INDEX)
+    assert len(conversions) == 1
+
+
+def test_a_change_in_place_is_noticed(conversions):
+    conv = APPNP(2, 0.1)
+    edge_index = EDGE_INDEX.clone()
+    before = conv(X, edge_index)
+    view = edge_index[1]
+    edge_index[0, 0] += 0
+    conv(X, edge_index)
+    assert len(conversions) == 2
+    # Through a view: an edge and its reverse go to another node.
+    u, v = 3, int(EDGE_INDEX[1][EDGE_INDEX[0] == 3][0])
+    w = next(
+        w
+        for w in range(40)
+        if w not in EDGE_INDEX[1][EDGE_INDEX[0] == u] and w != u
+    )
+    forth = (edge_index[0] == u) & (edge_index[1] == v)
+    back = (edge_index[0] == v) & (edge_index[1] == u)
+    view[forth] = w
+    edge_index[0][back] = w
+    after = conv(X, edge_index)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, APPNP(2, 0.1)(X, edge_index.clone()))
+
+
+def test_another_tensor_at_the_same_place_is_another_graph():
+    conv = APPNP(2, 0.1)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(40, generator=generator)
+        other = order[EDGE_INDEX]  # freed, and its memory used again
+        assert torch.equal(conv(X, other), APPNP(2, 0.1)(X, other))
+        del other
+    assert conv(X[:, :1], EDGE_INDEX).shape == (40, 1)
+    more = torch.cat([X, X])
+    assert torch.equal(conv(more, EDGE_INDEX)[:40], conv(X, EDGE_INDEX))
+
+
+def test_copies_of_a_layer_keep_no_graph():
+    conv = APPNP(2, 0.1)
+    wanted = conv(X, EDGE_INDEX)
+    for other in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        assert torch.equal(other(X, EDGE_INDEX), wanted)
+        assert other._last_graph is not conv._last_graph
+
+
+# Compiled and exported #######################################################
+
+
+def layers():
+    yield APPNP(3, 0.2)
+    yield APPNP(12, 0.1, tol=1e-2)
+    yield SGConv(6, 3, K=2, half=True)
+
+
+@pytest.mark.parametrize('conv', layers(), ids=str)
+def test_compiled_in_one_graph(conv):
+    torch._dynamo.reset()
+    conv(X, GRAPH)
+    model = torch.compile(
+        lambda x: conv(torch.relu(x), GRAPH) + 1,
+        backend='aot_eager',
+        fullgraph=True,
+    )
+    x = X.clone().requires_grad_()
+    other = X.clone().requires_grad_()
+    wanted = conv(torch.relu(other), GRAPH) + 1
+    found = model(x)
+    torch.testing.assert_close(found, wanted)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    torch.testing.assert_close(x.grad, other.grad)
+
+
+@pytest.mark.parametrize('conv', layers(), ids=str)
+def test_exported(conv):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x):
+            return self.conv(x, GRAPH)
+
+    model = Model()
+    wanted = model(X)
+    program = torch.export.export(model, (X,))
+    torch.testing.assert_close(program.module()(2 * X), model(2 * X))
+    torch.testing.assert_close(program.module()(X), wanted)
+
+
+def test_compiling_what_was_never_run_says_what_to_do():
+    torch._dynamo.reset()
+    graph = CSRGraph.from_edge_index(EDGE_INDEX, 40)
+    model = torch.compile(
+        lambda x: APPNP.forward(CONV, x, graph),
+        backend='eager',
+        fullgraph=True,
+    )
+    with pytest.raises(Exception, match=r'ValueError|propagated on once'):
+        model(X)
+
+
+CONV = APPNP(2, 0.3)
+
+
+def test_half_and_tol_are_the_functional():
+    graph = CSRGraph.from_edge_index(EDGE_INDEX, 40)
+    measure = F.appnp(0.1, levels=12)
+    for kwargs in ({'half': True}, {'tol': 1e-2}, {'half': True, 'tol': 0.1}):
+        z = F.propagate(graph, X, measure, **kwargs)
+        assert torch.equal(APPNP(12, 0.1, **kwargs)(X, graph), z)
+        assert not torch.equal(APPNP(12, 0.1)(X, graph), z)
+
+
+def test_indices_of_32_bits():
+    index = EdgeIndex(EDGE_INDEX.int(), sparse_size=(40, 40))
+    assert torch.equal(APPNP(3, 0.2)(X, index), APPNP(3, 0.2)(X, GRAPH))
+
+
+def test_sparse_features_go_in_as_they_are():
+    x = torch.where(X > 0.7, X, 0)
+    conv = SGConv(6, 3, K=2)
+    assert torch.equal(conv(x.to_sparse_csr(), GRAPH), conv(x, GRAPH))
+    z = APPNP(3, 0.2)(x.to_sparse_csr(), EDGE_INDEX)
+    assert torch.equal(z, APPNP(3, 0.2)(x, EDGE_INDEX))

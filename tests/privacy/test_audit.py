@@ -43,7 +43,7 @@ def audit(break_it=None, **arguments):
     [
         {},
         {'lam': 2.0},
-        {'secure_mode': True, 'seed': None},
+        {'seed': None},
         {'accountant': 'rdp_wor'},
         {'steps': 4, 'lam': 2.0},
         {'batch_size': 500},

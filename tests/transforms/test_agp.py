@@ -73,7 +73,7 @@ def test_agp_in_a_pipeline():
     out = pipeline(make_data())
     normal = T.NormalizeFeatures()(make_data())
     assert torch.equal(out.x, AGP('appnp', alpha=0.1, seed=1)(normal).x)
-    assert 'AGP(appnp, alpha=0.1, eps=1e-05)' in str(pipeline)
+    assert 'AGP(appnp, alpha=0.1, eps=0.0, seed=1)' in str(pipeline)
 
 
 def test_seed_everything_is_enough():
@@ -199,7 +199,7 @@ def test_gdc_replaces_weights_and_adj_t():
     assert torch.equal(out.edge_index, wanted.edge_index)
     torch.testing.assert_close(out.edge_weight, wanted.edge_weight)
     assert str(transform) == (
-        'GDC(appnp, alpha=0.2, eps=0, top_k=None, threshold=0.001)'
+        'GDC(appnp, alpha=0.2, eps=0.0, threshold=0.001)'
     )
 
 
@@ -242,3 +242,73 @@ def test_agp_promises_what_the_bound_says():
     said = sampled.guarantee(data)
     assert f'{float(variance.max().sqrt()):.3g}' in said.promise
     assert said.data == exact.data != sampled.guarantee(sampled(data)).data
+
+
+def test_whatever_changes_the_result_is_in_the_repr(tmp_path):
+    # PyG takes a dataset from the disk if the repr of pre_transform is equal.
+    base = {'measure': 'appnp', 'alpha': 0.2}
+    changes = [
+        {},
+        {'eps': 1e-3},
+        {'eps': 1.23456789e-3},
+        {'eps': 1.23456788e-3},
+        {'seed': 3},
+        {'seed': 4},
+        {'eps': 1e-3, 'force_push': True},
+        {'attr': 'y'},
+        {'out': 'z'},
+        {'half': True},
+        {'level_tol': 1e-3},
+        {'levels': 4},
+        {'tol': 1e-3},
+        {'alpha': 0.2 + 1e-12},
+        *(
+            {'measure': F.Measure(0.5, 0.5, weights), 'alpha': None}
+            for weights in ((0.5, 0.5), (0.5, 0.5 + 1e-12), (0.5, 0.0, 0.5))
+        ),
+    ]
+    seen = {repr(AGP(**{**base, **change})) for change in changes}
+    assert len(seen) == len(changes)
+    gdc = {'measure': 'heat', 't': 1.0, 'top_k': 2}
+    others = [
+        {},
+        {'method': 'prune'},
+        {'normalization': None},
+        {'normalization': 'sym'},
+        {'top_k': 3},
+        {'threshold': 0.1},
+        {'eps': 1e-3},
+        {'seed': 1},
+    ]
+    assert len({repr(GDC(**{**gdc, **o})) for o in others}) == len(others)
+
+
+def test_features_are_propagated_exactly_unless_told_otherwise():
+    data = make_data()
+    out = AGP('heat', t=2.0)(data).x
+    assert torch.equal(out, F.propagate(GRAPH, data.x, F.heat(2.0)))
+
+
+def test_half_and_fewer_levels():
+    data = make_data()
+    measure = F.heat(2.0)
+    for ours, theirs in (
+        ({'half': True}, {'half': True}),
+        ({'level_tol': 1e-2}, {'tol': 1e-2}),
+    ):
+        transform = AGP('heat', t=2.0, **ours)
+        wanted = F.propagate(GRAPH, data.x, measure, **theirs)
+        assert torch.equal(transform(data).x, wanted)
+        assert not torch.equal(AGP('heat', t=2.0)(data).x, wanted)
+    bound = F.chebyshev(measure, 1e-2).bound
+    assert f'{bound:.3g}' in transform.guarantee(data).promise
+    with pytest.raises(ValueError, match="'eps'"):
+        AGP('heat', t=2.0, eps=1e-3, half=True)
+
+
+def test_sparse_features():
+    data = make_data()
+    data.x = torch.where(data.x > 0.7, data.x, 0)
+    wanted = AGP('appnp', alpha=0.2)(data).x
+    data.x = data.x.to_sparse_csr()
+    assert torch.equal(AGP('appnp', alpha=0.2)(data).x, wanted)

@@ -8,6 +8,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.functional.newton import gradient, minimize
 from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
@@ -50,6 +51,8 @@ def random_graphs(count, num_classes=2, seed=0, with_x=True):
 
 def make(graphs, max_degree=None, **kwargs):
     kwargs.setdefault('seed', 0)
+    if {'noise_std', 'accounting', 'on_exceed'} & kwargs.keys():
+        kwargs.setdefault('noise', 'objective')
     transform = kwargs.pop('transform', None) or GraphScattering(
         **SCATTERING, max_degree=max_degree
     )
@@ -100,8 +103,14 @@ def equal(one, two):
 
 
 def parts(model):
+    """What the solution solves, and the solution, before noise."""
     now = model._model
-    return now.Z, now.Y, now.W, now.B
+    return now.train.Z, now.train.Y, now.W, now.B
+
+
+def replaced(model, **changes):
+    """The inner state of a classifier with other training graphs."""
+    return model._replace(train=model.train._replace(**changes))
 
 
 def one_node_each(graphs, seed=1):
@@ -145,7 +154,7 @@ def test_more_classes_and_their_names():
 
 def test_solves_the_perturbed_problem():
     graphs = random_graphs(30)
-    model = make(graphs, lam=1e-2)
+    model = make(graphs, lam=1e-2, noise='objective')
     state = model.state_dict()
     Z = GraphScattering(**SCATTERING).embed(graphs, torch.float64)
     Y = torch.tensor([2.0 * int(g.y) - 1 for g in graphs]).view(-1, 1)
@@ -178,14 +187,15 @@ def test_noise_is_gaussian_fresh_and_secret():
         graphs, transform=GraphScattering(4, 4, 4), noise_std=0.3, seed=5
     )
     assert torch.equal(again.state_dict()['B'], B)
-    other = make(graphs, transform=GraphScattering(4, 4, 4), seed=6)
+    other = make(
+        graphs, transform=GraphScattering(4, 4, 4), noise_std=0.3, seed=6
+    )
     assert not torch.equal(other.state_dict()['B'], B)
     model.fit(graphs)
     assert not torch.equal(model.state_dict()['B'], B)
     report = str(model.remove(RemovalRequest(graphs=[0])))
     for shown in (repr(model), report, str(model.verify())):
         assert str(float(B[0, 0]))[:8] not in shown
-        assert 'seed' not in shown
 
 
 def test_the_callers_graphs_stay_as_they_are():
@@ -204,10 +214,11 @@ def test_the_callers_graphs_stay_as_they_are():
 @pytest.mark.parametrize('max_degree', [None, 8])
 @pytest.mark.parametrize('loss', ['logistic', 'squared'])
 @pytest.mark.parametrize('num_classes', [2, 3])
-def test_deleting_is_training_without(max_degree, loss, num_classes):
+@pytest.mark.parametrize('noise', ['output', 'objective'])
+def test_deleting_is_training_without(max_degree, loss, num_classes, noise):
     graphs = random_graphs(30, num_classes, with_x=max_degree is None)
-    model = make(graphs, max_degree, loss=loss, lam=1e-2)
-    state = model.state_dict()
+    model = make(graphs, max_degree, loss=loss, lam=1e-2, noise=noise)
+    before, B = model._model.W, model._model.B
     request = RemovalRequest(
         nodes={2: [0, 4], 7: [1]},
         graphs=[11, 12],
@@ -218,20 +229,27 @@ def test_deleting_is_training_without(max_degree, loss, num_classes):
     assert report.num_graphs == model.num_graphs == 28
     left = without(graphs, request)
     Z = model.transform.embed(left, torch.float64)
-    now = model.state_dict()
+    now = model._model
     torch.testing.assert_close(
         model.embeddings.to_dense(), Z, rtol=0, atol=1e-14
     )
     # The exact solution on what remains, with the same noise.
-    assert torch.equal(now['B'], state['B'])
-    exact = minimize(Z, model._model.Y, now['B'], 1e-2, loss)
-    distance = float((now['W'] - exact.W).norm())
-    assert distance <= report.bound / (1e-2 * 28) + 1e-8
-    if loss == 'squared':
-        assert report.action == 'step'
-        assert distance < 1e-8
+    assert torch.equal(now.B, B)
+    exact = minimize(Z, now.train.Y, B, 1e-2, loss)
+    distance = float((now.W - exact.W).norm())
+    if noise == 'output':
+        assert distance <= report.distance_bound < 1e-8
+        assert distance <= report.bound * report.release_std
+        # What is released, and nothing else, is off by the noise.
+        gap = (model.weight - now.W).norm() / report.release_std
+        assert float(gap) == pytest.approx(now.W.numel() ** 0.5, rel=0.5)
     else:
-        assert distance < float((state['W'] - exact.W).norm()) / 5
+        assert distance <= report.bound / (1e-2 * 28) + 1e-8
+        if loss == 'squared':
+            assert report.action == 'step'
+            assert distance < 1e-8
+        else:
+            assert distance < float((before - exact.W).norm()) / 5
     assert model.verify().ok
 
 
@@ -266,7 +284,7 @@ def test_multi_class_shares_one_budget():
     # The certificate is about the joint residual: with the same residual in
     # every class it is sqrt(C) times one class's, not C budgets.
     graphs = random_graphs(30, 3)
-    model = make(graphs, lam=1e-3)
+    model = make(graphs, lam=1e-3, noise='objective')
     report = model.remove(RemovalRequest(nodes={0: [0]}))
     per_class = gradient(*parts(model), 1e-3, 'logistic').norm(dim=0)
     assert report.residual == pytest.approx(
@@ -285,7 +303,7 @@ def test_bounds_are_ordered_and_reported():
     assert set(reports['bound'].increments) == {'tight'}
     paper = reports['paper'].increments
     assert set(paper) == {'tight', 'paper', 'node'}
-    assert reports['residual'].bound <= reports['bound'].bound
+    assert reports['residual'].bound <= 2 * reports['bound'].bound
     assert paper['tight'] <= paper['paper'] <= paper['node']
     # Worst cases say nothing about whole graphs.
     model = make(graphs, accounting='paper', noise_std=10.0)
@@ -406,7 +424,7 @@ def test_batch_or_one_by_one():
         one.embeddings, two.embeddings, rtol=0, atol=1e-14
     )
     exact = [
-        minimize(m.embeddings, m._model.Y, m._model.B, 1e-3).W
+        minimize(m.embeddings, m._model.train.Y, m._model.B, 1e-3).W
         for m in (one, two)
     ]
     torch.testing.assert_close(*exact, rtol=0, atol=1e-6)
@@ -544,7 +562,12 @@ def test_refused_for_other_reasons():
 @pytest.mark.parametrize(
     ('change', 'error'),
     [
-        ({'epsilon': 1.5}, ValueError),
+        ({'epsilon': 1.5, 'noise': 'objective'}, ValueError),
+        ({'epsilon': math.inf}, ValueError),
+        ({'release_std': 0.0}, ValueError),
+        ({'noise': 'none'}, ValueError),
+        ({'accounting': 'bound'}, ValueError),
+        ({'num_classes': 1}, ValueError),
         ({'epsilon': 0.0}, ValueError),
         ({'epsilon': -1.0}, ValueError),
         ({'delta': 0.0}, ValueError),
@@ -607,35 +630,44 @@ def test_verify_finds_what_is_left_over():
     assert model.verify().ok
 
     # A row of the removed node's graph that was not embedded again.
-    Z = good.Z.clone()
-    Z[3] = clean.Z[3]
-    model._model = good._replace(Z=Z)
+    Z = good.train.Z.clone()
+    Z[3] = clean.train.Z[3]
+    model._model = replaced(good, Z=Z)
     check = model.verify()
     assert not check.ok
     assert check.embedding_error > 1e-6
     # Inner products of it.
-    K = good.K.clone()
-    K[3, 5] = clean.K[3, 5]
-    model._model = good._replace(K=K)
+    K = good.train.K.clone()
+    K[3, 5] = clean.train.K[3, 5]
+    model._model = replaced(good, K=K)
     assert not model.verify().ok
     # Weights that never heard of the removal.
     model._model = good._replace(W=clean.W)
     check = model.verify()
     assert not check.ok
     assert not check.bound_holds
+    # A release that never heard of it, or has half of the noise, or none.
+    half = good.W + (good.released - good.W) / 2
+    for released in (clean.released, half, good.W):
+        model._model = good._replace(released=released)
+        check = model.verify()
+        assert not check.ok
+        assert check.noise_p_value < 1e-9
     # The graph as it was.
-    model._model = good._replace(graphs={**good.graphs, 3: clean.graphs[3]})
+    now, was = good.train.graphs, clean.train.graphs
+    model._model = replaced(good, graphs={**now, 3: was[3]})
     check = model.verify()
     assert not check.ok
+    assert not check.sealed
     assert check.leftovers == ('node 0 of graph 3',)
     # A removed graph that is still stored.
-    model._model = good._replace(graphs={**good.graphs, 4: clean.graphs[4]})
+    model._model = replaced(good, graphs={**now, 4: was[4]})
     assert 'graph 4' in model._leftovers()
     # Features that are a view into those before the removal.
-    kept = copy.copy(good.graphs[3])
-    whole = torch.cat([clean.graphs[3].x[:1], kept.x])
+    kept = copy.copy(now[3])
+    whole = torch.cat([was[3].x[:1], kept.x])
     kept.x = whole[1:]
-    model._model = good._replace(graphs={**good.graphs, 3: kept})
+    model._model = replaced(good, graphs={**now, 3: kept})
     check = model.verify()
     assert not check.ok
     assert check.leftovers == ('x of graph 3 is a view into a larger tensor',)
@@ -651,11 +683,13 @@ def test_verify_finds_features_and_edges():
     model.remove(RemovalRequest(features={1: [3]}, edges={2: [(u, v)]}))
     assert model.verify().ok
     good = model._model
-    old = {**good.graphs, 1: clean.graphs[1], 2: clean.graphs[2]}
-    model._model = good._replace(graphs=old)
+    was = clean.train.graphs
+    old = {**good.train.graphs, 1: was[1], 2: was[2]}
+    model._model = replaced(good, graphs=old)
     assert set(model._leftovers()) == {
         'features of node 3 of graph 1',
         f'edge {u} -> {v} of graph 2',
+        f'edge {v} -> {u} of graph 2',
     }
 
 
@@ -687,21 +721,30 @@ def test_state_survives_a_round_trip(max_degree, mode, tmp_path):
     assert equal(other.state_dict(), before)
 
 
-def test_states_that_do_not_fit():
+@pytest.mark.parametrize('noise', ['output', 'objective'])
+def test_states_that_do_not_fit(noise):
     graphs = random_graphs(20)
-    state = make(graphs).state_dict()
+    state = make(graphs, noise=noise).state_dict()
 
     def fresh(**kwargs):
+        kwargs.setdefault('noise', noise)
         return ScatteringClassifier(GraphScattering(**SCATTERING), **kwargs)
 
     with pytest.raises(ValueError, match='other arguments'):
         fresh(epsilon=0.5).load_state_dict(state)
     cut = {**state, 'W': state['W'][1:]}
-    with pytest.raises(ValueError, match="'B' and 'W'"):
+    with pytest.raises(ValueError, match='W of the state'):
         fresh().load_state_dict(cut)
     moved = {**state, 'W': state['W'] + 1}
     with pytest.raises(ValueError, match='weights of the state'):
         fresh().load_state_dict(moved)
+    if noise == 'output':
+        # As it would be without noise.
+        exact = fresh()
+        exact.load_state_dict(state)
+        bare = {**state, 'W': exact._model.W}
+        with pytest.raises(ValueError, match='as their noise'):
+            fresh().load_state_dict(bare)
     swapped = {**state, 'graphs': {**state['graphs'], 0: state['graphs'][1]}}
     model = fresh()
     with pytest.raises(ValueError, match='not those of its ledger'):
@@ -727,7 +770,7 @@ def test_reports_are_plain():
     report = model.remove(RemovalRequest(nodes={3: [0]}))
     assert report.to_dict()['increments'].keys() == {'tight', 'paper', 'node'}
     assert '"action"' in report.to_json()
-    assert str(report).startswith('UnlearnReport')
+    assert str(report).startswith(SEEDED + '\nUnlearnReport')
     said = report.guarantee()
     assert said.remaining['gradient residual'] == model.ledger.remaining
     assert said.data == report.data == model.ledger.entries[-1].data
@@ -773,6 +816,7 @@ def test_bounds_hold_on_real_removals(datasets, name, mode):
         GraphScattering(**options),
         lam=lam,
         mode=mode,
+        noise='objective',
         accounting='bound',
         seed=0,
     ).fit(train)
@@ -786,7 +830,8 @@ def test_bounds_hold_on_real_removals(datasets, name, mode):
     assert sorted(ratios)[len(ratios) // 2] <= 8
     check = model.verify()
     assert check.ok
-    exact = minimize(model.embeddings, model._model.Y, model._model.B, lam).W
+    now = model._model
+    exact = minimize(now.train.Z, now.train.Y, now.B, lam).W
     score = model.score(test)
-    model._model = model._model._replace(W=exact)
+    model._model = now._replace(released=exact)
     assert abs(score - model.score(test)) <= 0.02

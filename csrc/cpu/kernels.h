@@ -1,0 +1,120 @@
+// The kernels that are compiled once for each instruction set, as whole files
+// (kernels_*.cpp), and chosen when the library is loaded. All give the same
+// bits: no multiply-add is fused, and each column is summed by itself.
+#pragma once
+
+#include <cstdint>
+
+#include "half.h"
+#include "parallel.h"
+
+namespace pyg_trust {
+
+// The most columns that go through a level together: four cache lines of sums.
+template <typename scalar_t>
+constexpr int64_t kColumns = 4 * 64 / sizeof(scalar_t);
+
+// One exact level of a push. Buffers have `stride` columns; those from `first`
+// to `end` are advanced, of which `columns` are real, and the others stay
+// zero.
+template <typename scalar_t>
+struct Level {
+  const int64_t* rowptr;
+  const int32_t* col;
+  int64_t num_entries;
+  const scalar_t* in;    // send * r
+  scalar_t* out;         // send * ratio * P r, if not null
+  const scalar_t* recv;  // d^-a
+  const scalar_t* send;  // d^-b
+  scalar_t ratio;
+  scalar_t* z;         // += weight * ratio * P r
+  int64_t z_stride;
+  scalar_t weight;
+  int64_t stride;
+  int64_t first;
+  int64_t end;
+  int64_t columns;
+};
+
+// A signal whose entries are few: those of row v that lie in the columns at
+// hand are [ptr[v], ptr[v + 1]).
+template <typename scalar_t>
+struct Entries {
+  const int64_t* ptr;
+  const uint8_t* column;
+  const scalar_t* value;  // of x
+  const scalar_t* sent;   // of y_L, as it would be stored
+};
+
+// One level of exact propagation, as in horner.h: rows of y_i, or at the end
+// those of z, from the rows of y_{i+1}.
+template <typename scalar_t, typename store_t>
+struct Step {
+  const int64_t* rowptr;
+  const int32_t* col;
+  int64_t num_entries;
+  const int32_t* rows;  // which rows, or null for all
+  const scalar_t* recv;
+  const scalar_t* send;
+  // x, dense (row v at x + v * x_stride) or, if that is null, sparse.
+  const scalar_t* x;
+  int64_t x_stride;
+  Entries<scalar_t> entries;
+  // Powers of two that what is stored is multiplied by, a column each, and
+  // their inverses; null for none.
+  const scalar_t* scale;
+  const scalar_t* unscale;
+  const store_t* in;  // y_{i+1}; null if that is sparse
+  store_t* out;       // y_i, over y_{i+2} if three terms count; null at the end
+  scalar_t* z;        // at the end: row k is that of the k-th row asked for
+  int64_t z_stride;
+  scalar_t weight;  // w_i
+  scalar_t factor;  // how often P counts
+  bool three_term;  // whether - u_{i+2}, which is in `out` or in `before`
+  const store_t* before;
+  scalar_t at_zero;  // p(0)
+  int64_t stride;    // columns of the buffers: 1, 2, 4, ... or whole lines
+  int64_t columns;   // that are real
+};
+
+struct Kernels {
+  int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
+
+  void (*advance_float)(const Level<float>&, int64_t begin, int64_t end);
+  void (*advance_double)(const Level<double>&, int64_t begin, int64_t end);
+  // y_L of the rows [begin, end).
+  void (*load_float)(const Step<float, float>&, int64_t begin, int64_t end);
+  void (*load_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
+  void (*load_double)(const Step<double, double>&, int64_t begin, int64_t end);
+  // The rows [begin, end), or those that `rows` lists there.
+  void (*step_float)(const Step<float, float>&, int64_t begin, int64_t end);
+  void (*step_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
+  void (*step_double)(const Step<double, double>&, int64_t begin, int64_t end);
+  // Values as they would be stored, widened again.
+  void (*round_half)(float* values, int64_t count);
+};
+
+extern const Kernels kBaseKernels;
+#if defined(__x86_64__) && defined(__GNUC__)
+#define PYG_TRUST_X86 1
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+// Those of this processor, or fewer if the environment variable
+// ATEN_CPU_CAPABILITY (torch's own) is 'default' or 'avx2'.
+const Kernels& kernels();
+
+// Calls run(begin, end) for ranges of the rows [0, n), in parallel.
+template <typename Run>
+void by_rows(int64_t n, int64_t stride, const Run& run) {
+  constexpr int64_t rows = 256;
+  parallel_tasks((n + rows - 1) / rows, n * stride, [&] {
+    return [&](int64_t task) {
+      const int64_t end = (task + 1) * rows;
+      run(task * rows, end < n ? end : n);
+    };
+  });
+}
+
+}  // namespace pyg_trust

@@ -1,0 +1,25 @@
+// The kernels for AVX2 and F16C.
+#include "kernels.h"
+
+#ifdef PYG_TRUST_X86
+#include <immintrin.h>
+
+#include <cstring>
+
+// All that is compiled from here on. Headers of others stand above, so that no
+// function that other files share is compiled with instructions that not every
+// processor has.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx2,f16c")
+#endif
+#define PYG_TRUST_F16C
+#include "rows.h"
+
+PYG_TRUST_KERNELS(kAvx2Kernels, 1)
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif

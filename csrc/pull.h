@@ -1,0 +1,40 @@
+// Rows of one level of propagation, wherever they lie: what a change of the
+// graph touches. The sums are those of the exact propagation, entry by entry
+// in the same order (gather.h), so a row that is pulled again has the bits that
+// a propagation from scratch gives it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gather.h"
+
+namespace pyg_trust {
+
+// Rows with room: row v is col[start[v]], ..., ascending, length[v] of them.
+// Behind its end a row may have entries that are not in use.
+struct OpenRows {
+  const int64_t* start;
+  const int64_t* length;
+  const int32_t* col;
+};
+
+// y(v) = recv[v] * (the sum of in(u) over row v), for the rows v in a list.
+template <typename scalar_t>
+struct Pull {
+  OpenRows rows;
+  const int64_t* list;  // of rows, or null for all
+  const scalar_t* in;   // what is sent, `columns` numbers a row
+  int64_t columns;
+  const scalar_t* recv;
+  const scalar_t* send;
+  scalar_t* out;  // row v becomes send[v] * y(v), if not null
+  scalar_t* z;    // row k += weight * y(list[k]), if not null
+  scalar_t weight;
+};
+
+// Entries begin, ..., end - 1 of the list.
+void pull_range(const Pull<float>& pull, int64_t begin, int64_t end);
+void pull_range(const Pull<double>& pull, int64_t begin, int64_t end);
+
+}  // namespace pyg_trust

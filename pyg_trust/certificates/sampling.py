@@ -1,0 +1,353 @@
+"""Votes of a model over noisy copies of a graph."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Batch, Data
+from tqdm import tqdm
+
+from pyg_trust.certificates.lazy import LinearFeatures
+from pyg_trust.graph import quiet_sparse, sparse_rows
+from pyg_trust.transforms.flip_bits import (
+    BitFlips,
+    NoisyCopies,
+    edge_index_of,
+)
+
+# Bytes of the copies that go through the model together.
+_BYTES = 2**28
+# How far outputs may move with the batch, relative to the largest.
+_APART = 1e-4
+
+
+class Pipeline(NamedTuple):
+    """A model and how it is called.
+
+    Args:
+        model (Module): the model.
+        graphs (bool): whether it classifies graphs, not nodes.
+        transform (Callable, optional): applied to every noisy copy.
+        forward (Callable, optional): from a batch to logits.
+        sparse_x (bool): features as a sparse matrix.
+        sparse_adj (bool): edges as a transposed sparse matrix.
+    """
+
+    model: Module
+    graphs: bool = False
+    transform: Callable[[Data], Data] | None = None
+    forward: Callable[[Data], Tensor] | None = None
+    sparse_x: bool = False
+    sparse_adj: bool = False
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's mode comes back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    # Layers that make sparse matrices do not say whether to check them.
+    unchecked = torch.sparse.check_sparse_tensor_invariants(False)
+    try:
+        with torch.no_grad(), quiet_sparse(), unchecked:
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def check_uncached(model: Module) -> None:
+    """Refuses layers that keep the graph of their first call.
+
+    Args:
+        model (Module): the model.
+
+    Raises:
+        ValueError: if a layer has ``cached=True``.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, 'cached', False):
+            raise ValueError(
+                f"'model' can't have layers with cached=True (got '{name}'): "
+                'they would keep one graph for all others'
+            )
+
+
+class Sampler:
+    """The logits of noisy copies of one graph.
+
+    Args:
+        pipeline (Pipeline): the model.
+        data (Data): the graph.
+        noise (BitFlips): the noise.
+        seed (int): the seed.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, data: Data, noise: BitFlips, seed: int
+    ) -> None:
+        self.pipeline, self.data, self.seed = pipeline, data, seed
+        self.copies = NoisyCopies(data, noise)
+        parameter = next(pipeline.model.parameters(), None)
+        self.device = (
+            torch.device('cpu') if parameter is None else parameter.device
+        )
+        x = data.get('x')
+        self.rows = 1 if pipeline.graphs else self.copies.num_nodes
+        self._fixed_x: Tensor | None = None
+        self._products: dict[int, tuple[Tensor, Tensor]] = {}
+        if pipeline.sparse_x and self.copies.features is None:
+            self._fixed_x = _csr_of(x)
+
+    def logits(self, first: int, count: int, plain: bool = False) -> Tensor:
+        """Those of some copies: ``[count, rows, num_classes]``.
+
+        Args:
+            first (int): the number of the first copy.
+            count (int): how many.
+            plain (bool): whether without sparse matrices.
+                (default: :obj:`False`)
+        """
+        pipe = self.pipeline
+        if pipe.transform is not None or pipe.forward is not None:
+            out = self._general(first, count)
+        else:
+            out = self._direct(first, count, plain)
+        if not isinstance(out, Tensor) or not out.is_floating_point():
+            raise TypeError(
+                "'model' needs to return a floating point tensor of logits "
+                f'(got {getattr(out, "dtype", type(out).__name__)})'
+            )
+        if out.dim() != 2 or out.size(0) != count * self.rows:
+            raise ValueError(
+                "'model' needs to return logits of the shape "
+                f'[{count * self.rows}, num_classes], for {count} copies '
+                f'(got {list(out.shape)})'
+            )
+        if out.size(1) == 0:
+            raise ValueError("'model' needs to return at least one class")
+        return out.view(count, self.rows, -1)
+
+    def _general(self, first: int, count: int) -> Tensor:
+        # PyG's own batches: anything may be in the data.
+        pipe, n = self.pipeline, self.copies.num_nodes
+        edges = features = None
+        if self.copies.edges is not None:
+            edges = self.copies.draw_edges(self.seed, first, count)
+        if self.copies.features is not None:
+            features = self.copies.draw_features(self.seed, first, count)
+        made = []
+        for s in range(count):
+            copy = self.data.clone()
+            copy.num_nodes = n
+            if edges is not None:
+                ptr, col = _rows(*edges, s * n, n)
+                copy.edge_index = edge_index_of(ptr, col - s * n)
+            if features is not None:
+                ptr, col = _rows(*features, s * n, n)
+                copy.x = _dense(ptr, col, self.data.x)
+            made.append(
+                copy if pipe.transform is None else pipe.transform(copy)
+            )
+        batch = Batch.from_data_list(made).to(self.device)
+        if pipe.forward is not None:
+            return pipe.forward(batch)
+        graph = (batch.batch,) if pipe.graphs else ()
+        return pipe.model(batch.x, batch.edge_index, *graph)
+
+    def _direct(self, first: int, count: int, plain: bool) -> Tensor:
+        pipe, n = self.pipeline, self.copies.num_nodes
+        x = self._features(first, count, pipe.sparse_x and not plain)
+        inputs = [x, *self._graph(first, count, pipe.sparse_adj and not plain)]
+        if pipe.graphs:
+            batch = torch.arange(count, device=self.device)
+            inputs.append(batch.repeat_interleave(n))
+        return pipe.model(*inputs)
+
+    def _features(self, first: int, count: int, sparse: bool) -> Tensor:
+        x = self.data.x
+        width = x.size(-1)
+        shape = (count * self.copies.num_nodes, width)
+        if self.copies.features is None:
+            if not sparse:
+                return x.to(self.device).repeat(count, 1)
+            return LinearFeatures(
+                lambda weight: self._once(weight).repeat(count, 1),
+                shape,
+                x.new_empty(0, device=self.device),
+            )
+        ptr, col = self.copies.draw_features(self.seed, first, count)
+        if not sparse:
+            return _dense(ptr, col, x).to(self.device)
+        index = torch.int32 if col.numel() < 2**31 else torch.int64
+        matrix = sparse_rows(
+            ptr.to(index), col.to(index), x.new_ones(col.numel()), shape
+        ).to(self.device)
+        return LinearFeatures(
+            lambda weight: _product(matrix, weight),
+            shape,
+            x.new_empty(0, device=self.device),
+        )
+
+    def _once(self, weight: Tensor) -> Tensor:
+        # Features without noise: what a layer makes of them stays the same.
+        if id(weight) not in self._products:
+            assert self._fixed_x is not None
+            made = _product(self._fixed_x.to(self.device), weight)
+            if not isinstance(weight, torch.nn.Parameter):
+                return made
+            self._products[id(weight)] = (weight, made)
+        return self._products[id(weight)][1]
+
+    def _graph(self, first: int, count: int, sparse: bool) -> list[Tensor]:
+        n, weight = self.copies.num_nodes, self.data.get('edge_weight')
+        total = count * n
+        if self.copies.edges is None:
+            shift = n * torch.arange(count).repeat_interleave(
+                self.data.edge_index.size(1)
+            )
+            edge_index = self.data.edge_index.cpu().repeat(1, count) + shift
+            symmetric = False
+        else:
+            ptr, col = self.copies.draw_edges(self.seed, first, count)
+            symmetric = not self.copies.noise.directed
+            if not (sparse and symmetric):
+                edge_index = edge_index_of(ptr, col)
+        if not sparse:
+            weights = [] if weight is None else [weight.repeat(count)]
+            return [part.to(self.device) for part in (edge_index, *weights)]
+        if not symmetric:
+            source, target = edge_index
+            order = (target * total + source).argsort(stable=True)
+            ptr = torch.zeros(total + 1, dtype=torch.int64)
+            torch.cumsum(target.bincount(minlength=total), 0, out=ptr[1:])
+            col = source[order]
+        like = next(self.pipeline.model.parameters(), torch.empty(0))
+        value = torch.ones(col.numel(), dtype=like.dtype)
+        if weight is not None:
+            value = weight.cpu().repeat(count)[order].to(like.dtype)
+        made = sparse_rows(ptr, col.long(), value, (total, total))
+        return [made.to(self.device)]
+
+    def batch_size(self) -> int:
+        """How many copies take about 256 MiB together."""
+        n, data = self.copies.num_nodes, self.data
+        widths = [p.size(0) for p in self.pipeline.model.parameters()]
+        widest = max([1, *widths])
+        edges = int(data.edge_index.size(1))
+        zeros, ones = self.copies.cells['edges']
+        plus, minus = self.copies.noise.edges
+        if self.copies.edges is not None:
+            drawn = plus * zeros + (1 - minus) * ones
+            edges = int(drawn * (1 if self.copies.noise.directed else 2))
+        size = 16 * edges + 8 * n * widest
+        if not self.pipeline.sparse_adj:
+            size += 8 * edges * widest
+        x = data.get('x')
+        if x is not None and self.pipeline.sparse_x:
+            zeros, ones = self.copies.cells['features']
+            plus, minus = self.copies.noise.features
+            size += int(12 * (plus * zeros + (1 - minus) * ones))
+        elif x is not None:
+            size += 8 * x.numel()
+            if not self.pipeline.sparse_adj:
+                size += 4 * edges * x.size(-1)
+        most = (2**31 - 1) // max(n, 1)
+        return max(1, min(_BYTES // max(size, 1), most, 10_000))
+
+    def check(self, together: int = 3) -> str:
+        """Why copies can't go through the model together, or nothing.
+
+        Raises:
+            ValueError: if the model is random in evaluation mode.
+        """
+        alone = [self.logits(s, 1, True)[0] for s in range(together)]
+        again = self.logits(0, 1, True)[0]
+        if _differ(alone[0], again):
+            raise ValueError(
+                "'model' needs to be the same function at every call (got "
+                'another output for the same copy in evaluation mode)'
+            )
+        batch = self.logits(0, together)
+        if any(map(_differ, alone, batch)):
+            return (
+                'one copy at a time, without sparse matrices: outputs of '
+                'the model depend on what else is in its batch'
+            )
+        return ''
+
+    def votes(
+        self,
+        first: int,
+        count: int,
+        batch_size: int,
+        bar: tqdm,
+        plain: bool = False,
+    ) -> Tensor:
+        """How many copies vote for each class: ``[rows, C + 1]``.
+
+        The last column has the votes of outputs that are not finite.
+        """
+        total: Tensor | None = None
+        for start in range(first, first + count, batch_size):
+            number = min(batch_size, first + count - start)
+            logits = self.logits(start, number, plain)
+            classes = logits.size(2)
+            if total is None:
+                total = torch.zeros(self.rows, classes + 1).long()
+            if total.size(1) != classes + 1:
+                raise ValueError(
+                    "'model' needs to return as many classes for every copy "
+                    f'(got {total.size(1) - 1}, then {classes})'
+                )
+            vote = logits.argmax(2)
+            vote[~logits.isfinite().all(2)] = classes
+            one_hot = vote.t().cpu()
+            total.scatter_add_(1, one_hot, torch.ones_like(one_hot))
+            bar.update(number)
+        assert total is not None
+        return total
+
+
+def _differ(one: Tensor, two: Tensor) -> bool:
+    if one.shape != two.shape:
+        return True
+    finite = one.isfinite()
+    if not torch.equal(finite, two.isfinite()):
+        return True
+    scale = one[finite].abs().max() if bool(finite.any()) else one.new_ones(1)
+    apart = (one - two)[finite].abs()
+    return bool((apart > _APART * scale).any())
+
+
+def _rows(
+    ptr: Tensor, col: Tensor, first: int, count: int
+) -> tuple[Tensor, Tensor]:
+    part = ptr[first : first + count + 1]
+    return part - part[0], col[int(part[0]) : int(part[-1])]
+
+
+def _dense(ptr: Tensor, col: Tensor, like: Tensor) -> Tensor:
+    rows, width = ptr.numel() - 1, like.size(1)
+    row, at = edge_index_of(ptr, col)
+    made = torch.zeros(rows, width, dtype=like.dtype)
+    made.view(-1)[row * width + at] = 1
+    return made
+
+
+def _csr_of(x: Tensor) -> Tensor:
+    row, col = x.cpu().nonzero(as_tuple=True)
+    ptr = torch.zeros(x.size(0) + 1, dtype=torch.int64)
+    torch.cumsum(row.bincount(minlength=x.size(0)), 0, out=ptr[1:])
+    value = x.detach().cpu()[row, col]
+    return sparse_rows(ptr.int(), col.int(), value, (x.size(0), x.size(1)))
+
+
+def _product(matrix: Tensor, weight: Tensor) -> Tensor:
+    # As matrix @ weight.t(), which fills its result with zeros first.
+    dense = weight.detach().t().contiguous()
+    out = dense.new_empty(matrix.size(0), dense.size(1))
+    return torch.addmm(out, matrix, dense, beta=0, out=out)

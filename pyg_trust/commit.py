@@ -1,0 +1,339 @@
+r"""One guarded commit: how a saved state gives way to the next.
+
+A removal that was saved must not come back. Whoever writes a state over
+another one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`)
+does it in three steps:
+
+1. take the lock of the place, which the operating system holds for a process
+   and takes back when the process ends, however it ends (:func:`exclusive`);
+2. compare (:func:`check_continues`): the new state needs to *continue* the
+   one that is there. Every state carries its :class:`Lineage`, a random name
+   for each change since the first fit. What is there has to be a beginning
+   of the lineage of what comes. Otherwise somebody else was here since it was
+   read, and :class:`StaleStateError` says what they did and what to do;
+3. replace the file in one step (:func:`pyg_trust.files.write`).
+
+Threads that share an object take turns (:class:`ObjectLock`,
+:func:`synchronized`).
+
+Locks of files need a file system that has them: local disks do, some network
+file systems do not.
+"""
+
+import contextlib
+import functools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from pyg_trust import files
+from pyg_trust._checks import check_instance
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
+    import msvcrt
+
+_BYTES = 16
+# Between two tries of a lock where the system can't wait for it.
+_PAUSE = 0.02
+
+P = ParamSpec('P')
+T = TypeVar('T')
+Self = TypeVar('Self')
+
+
+class StaleStateError(RuntimeError):
+    """Somebody else has changed a saved state since it was read.
+
+    Nothing was written. Load the state again, and repeat the request.
+    """
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The names of all states from the first to the present one.
+
+    A name is 128 random bits, so that two objects that go on from the same
+    state are told apart after their first change.
+
+    Args:
+        names (tuple[str, ...]): the oldest first.
+
+    Example:
+        >>> first = Lineage().next()
+        >>> one, two = first.next(), first.next()
+        >>> one.generation, one.continues(first), one.continues(two)
+        (1, True, False)
+    """
+
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_instance('names', self.names, tuple)
+        for name in self.names:
+            check_instance('names', name, str)
+            if len(name) != 2 * _BYTES or set(name) - set('0123456789abcdef'):
+                raise ValueError(
+                    f"'names' needs to hold {2 * _BYTES} hexadecimal digits "
+                    f'each (got {name!r})'
+                )
+
+    @classmethod
+    def of(cls, state: Any) -> 'Lineage':
+        """The lineage in a saved state, or a complaint.
+
+        Args:
+            state (dict): with its names under ``'lineage'``.
+        """
+        check_instance('state', state, dict)
+        names = state.get('lineage')
+        if not isinstance(names, list | tuple) or not names:
+            raise ValueError(
+                "'state' needs to have a 'lineage': it is no state of this "
+                f'version (got {names!r})'
+            )
+        return cls(tuple(names))
+
+    @property
+    def generation(self) -> int:
+        """How many changes there were since the first state."""
+        return len(self.names) - 1
+
+    def next(self) -> 'Lineage':
+        """The lineage after a change."""
+        return Lineage((*self.names, secrets.token_hex(_BYTES)))
+
+    def continues(self, other: 'Lineage') -> bool:
+        """Whether another one is this one, or a beginning of it.
+
+        Args:
+            other (Lineage): the other.
+        """
+        check_instance('other', other, Lineage)
+        return self.names[: len(other.names)] == other.names
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(generation={self.generation})'
+
+
+def check_continues(
+    place: str | Path, found: dict[str, Any] | None, new: dict[str, Any]
+) -> None:
+    """Refuses to write a state over one that it does not continue.
+
+    Call it while the :func:`exclusive` lock of the place is held.
+
+    Args:
+        place (str or Path): where, for the message.
+        found (dict, optional): what is there, with its ``'lineage'`` and
+            ``'ledger'``.
+        new (dict): what is to be written, with the same.
+
+    Raises:
+        StaleStateError: if what is there has changed since :obj:`new` was
+            read from it.
+        ValueError: if it never was the same state.
+    """
+    check_instance('place', place, str, Path)
+    if found is None:
+        return
+    check_instance('found', found, dict)
+    there, ours = Lineage.of(found), Lineage.of(new)
+    if ours.continues(there):
+        return
+    if there.names[0] != ours.names[0]:
+        raise ValueError(
+            f'{place} holds the state of another fit, whose removals this '
+            'one would undo: load it, write to another place, or delete it '
+            'first'
+        )
+    lost, did = _beyond(new, found), _beyond(found, new)
+    raise StaleStateError(
+        f'another object or process has changed {place} since this one read '
+        f'it: it did {did}. Nothing was written. To go on, load() the state '
+        'into a new object and repeat what was not saved'
+        + (f': {lost}' if lost != 'nothing' else '')
+    )
+
+
+def save(path: str | Path, state: dict[str, Any]) -> None:
+    """Writes a state to a file, if it continues the one that is there.
+
+    Args:
+        path (str or Path): of the file.
+        state (dict): as :func:`pyg_trust.files.save` takes it, with its
+            ``'lineage'`` and ``'ledger'``.
+
+    Raises:
+        StaleStateError: as :func:`check_continues`.
+        ValueError: as :func:`check_continues`, or if the file is no state.
+    """
+    check_instance('path', path, str, Path)
+    Lineage.of(state)
+    path = Path(path)
+    with exclusive(path):
+        check_continues(path, _peek(path), state)
+        files.save(path, state)
+
+
+@contextlib.contextmanager
+def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
+    """Holds the lock of a file or folder for the time of a block.
+
+    Waits for whoever holds it. The lock is on a file beside the place, which
+    is there for no longer than the block. Not reentrant.
+
+    Args:
+        place (str or Path): what is guarded; it need not be there.
+        reading (bool): go on without the lock where nobody can write, as it
+            could not be taken there. (default: :obj:`False`)
+    """
+    check_instance('place', place, str, Path)
+    place = Path(place)
+    path = place.with_name(f'.{place.name}.lock')
+    try:
+        file = _locked(path)
+    except OSError:
+        if not reading or os.access(path.parent, os.W_OK):
+            raise
+        file = None
+    try:
+        yield
+    finally:
+        if file is not None:
+            _unlock(path, file)
+
+
+class ObjectLock:
+    """A lock that the threads which use an object take turns with.
+
+    A thread can take it again while it has it. A copy of an object has a lock
+    of its own, and so has one that was pickled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __copy__(self) -> 'ObjectLock':
+        return ObjectLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'ObjectLock':
+        return ObjectLock()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return ObjectLock, ()
+
+
+def synchronized(
+    method: Callable[Concatenate[Self, P], T],
+) -> Callable[Concatenate[Self, P], T]:
+    """Makes threads take turns with a method of an object.
+
+    Args:
+        method (callable): of a class whose objects have an
+            :class:`ObjectLock` as ``_lock``.
+    """
+
+    @functools.wraps(method)
+    def taking_turns(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:  # type: ignore[attr-defined]
+            return method(self, *args, **kwargs)
+
+    return taking_turns
+
+
+def _locked(path: Path) -> BufferedWriter:
+    # A lock file that is locked and still has its name: whoever unlocks one
+    # deletes it, and others may have waited for that. Whoever loses the file,
+    # by an interrupt, closes it, and so unlocks it.
+    while True:
+        file = path.open('ab')
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:  # pragma: no cover
+            while not _try_windows(file.fileno()):
+                time.sleep(_PAUSE)
+        if _same_file(path, file.fileno()):
+            return file
+        file.close()
+
+
+def _unlock(path: Path, file: BufferedWriter) -> None:
+    with file:
+        if fcntl is not None:
+            path.unlink(missing_ok=True)
+            # A forked child may have the file too: closing is not enough.
+            fcntl.flock(file, fcntl.LOCK_UN)
+    if fcntl is None:  # pragma: no cover
+        # Open files can't be deleted there: whoever waits keeps it.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _try_windows(handle: int) -> bool:  # pragma: no cover
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore
+    except OSError:
+        return False
+    return True
+
+
+def _same_file(path: Path, handle: int) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(handle))
+
+
+def _peek(path: Path) -> dict[str, Any] | None:
+    # What is in a file, without reading its tensors.
+    if not path.exists():
+        return None
+    try:
+        found = torch.load(
+            path, map_location='cpu', mmap=True, weights_only=True
+        )
+        Lineage.of(found)
+    except Exception as error:
+        raise ValueError(
+            f'{path} is a file of another kind, which is not written over: '
+            f'choose another place, or delete it first ({error})'
+        ) from None
+    names = ('lineage', 'ledger')
+    return {name: found[name] for name in names if name in found}
+
+
+def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
+    # What the ledger of a state has more than that of another, in words.
+    lines, known = _lines(state), _lines(other)
+    more = [
+        f'{line.get("action")} {line.get("request") or ""}'.strip()
+        for number, line in enumerate(lines)
+        if number >= len(known) or known[number] != line
+    ]
+    if len(more) > 3:
+        more = [*more[:3], f'and {len(more) - 3} more']
+    return ', '.join(more) or 'nothing'
+
+
+def _lines(state: dict[str, Any]) -> list[dict[str, Any]]:
+    ledger = state.get('ledger')
+    lines = ledger.get('entries') if isinstance(ledger, dict) else None
+    return lines if isinstance(lines, list) else []

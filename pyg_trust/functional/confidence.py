@@ -1,0 +1,97 @@
+"""Confidence bounds of probabilities from counts."""
+
+import math
+
+import numpy as np
+import torch
+from scipy.special import betainc, betaincinv
+from torch import Tensor
+
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_range,
+    check_tensor,
+)
+
+
+def _check_level(name: str, value: float) -> float:
+    if not 0 < check_number(name, value) < 1:
+        raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
+    return float(value)
+
+
+def clopper_pearson(
+    counts: Tensor, num_samples: int, alpha: float, side: str = 'lower'
+) -> Tensor:
+    r"""One-sided bounds of probabilities (Clopper and Pearson 1934).
+
+    The lower one is the :math:`p` with :math:`P[\mathrm{Bin}(n, p) \ge k] =
+    \alpha`, the :math:`\alpha`-quantile of :math:`\mathrm{Beta}(k, n - k +
+    1)`, and 0 for :math:`k = 0`; the upper one is 1 minus the lower one of
+    :math:`n - k`. Each is wrong with probability at most :math:`\alpha`,
+    *provided that what is counted was chosen before*: pick the class on other
+    samples. Rounded outwards: the tail at the bound is at most
+    :math:`\alpha`.
+
+    Args:
+        counts (Tensor): :math:`k`, int64, any shape.
+        num_samples (int): :math:`n`, fixed before looking.
+        alpha (float): the level of each bound, in (0, 1).
+        side (str): :obj:`'lower'` or :obj:`'upper'`.
+            (default: :obj:`'lower'`)
+
+    Returns:
+        Tensor: float64, as :obj:`counts`.
+
+    Raises:
+        TypeError: on another type or dtype.
+        ValueError: if a count is not in :math:`[0, n]`, or something else is
+            out of range.
+
+    Example:
+        >>> clopper_pearson(torch.tensor([0, 5, 10]), 10, 0.05)
+        tensor([0.0000, 0.2224, 0.7411], dtype=torch.float64)
+    """
+    check_integer('num_samples', num_samples, 1)
+    check_tensor('counts', counts, torch.int64, getattr(counts, 'shape', ()))
+    check_range('counts', counts, num_samples + 1, 'the samples')
+    _check_level('alpha', alpha)
+    check_choice('side', side, ('lower', 'upper'))
+    k = counts.detach().cpu().numpy().astype(np.float64)
+    if side == 'upper':
+        k = num_samples - k
+    rest = num_samples - k + 1
+    some = np.maximum(k, 1.0)
+    bound = betaincinv(some, rest, alpha) * (1 - 1e-12)
+    for _ in range(64):
+        high = betainc(some, rest, bound) > alpha
+        if not high.any():
+            break
+        bound = np.where(high, bound * (1 - 1e-9), bound)
+    bound = np.where((k > 0) & (betainc(some, rest, bound) <= alpha), bound, 0)
+    if side == 'upper':
+        bound = np.nextafter(1 - bound, 2.0).clip(max=1.0)
+        bound[...] = np.where(k == 0, 1.0, bound)
+    return torch.from_numpy(np.asarray(bound)).view(counts.shape)
+
+
+def look_level(alpha: float, look: int) -> float:
+    r"""The part of a level that one of any number of looks may spend.
+
+    .. math::
+        \alpha_j = \frac{6 \alpha}{\pi^2 j^2}, \qquad
+        \sum_{j \ge 1} \alpha_j = \alpha
+
+    With bounds at these levels, samples may be added until the result
+    pleases: all looks together are wrong with probability at most
+    :math:`\alpha`.
+
+    Args:
+        alpha (float): the level of the whole.
+        look (int): :math:`j`, from 1.
+    """
+    _check_level('alpha', alpha)
+    check_integer('look', look, 1)
+    return alpha * 6 / (math.pi * look) ** 2

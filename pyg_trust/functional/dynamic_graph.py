@@ -1,0 +1,350 @@
+"""A graph that edges and nodes leave and enter, with a way back.
+
+Rows have room behind their end, so that an edit costs the rows that it
+touches. Names never change: what is removed leaves an empty row behind.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust import ops
+from pyg_trust.functional.ragged import ranges
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import OpenRows
+
+
+class Journal:
+    """How to take back what was written, the last first."""
+
+    def __init__(self) -> None:
+        self._back: list[Callable[[], object]] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to take back."""
+        return not self._back
+
+    def note(self, back: Callable[[], object]) -> None:
+        """Notes a way back; call it *before* the step that it takes back.
+
+        Args:
+            back (callable): takes the step back, and does nothing if the
+                step was not done.
+        """
+        self._back.append(back)
+
+    def rows(self, tensor: Tensor, index: Tensor) -> None:
+        """Notes rows that are about to be written.
+
+        Args:
+            tensor (Tensor): what is written.
+            index (Tensor): int64: its rows.
+        """
+        old = tensor[index]
+        self.note(lambda: tensor.index_copy_(0, index, old))
+
+    def undo(self) -> None:
+        """Takes everything back; may be called again if interrupted."""
+        while self._back:
+            self._back[-1]()
+            self._back.pop()
+
+    def clear(self) -> None:
+        """Forgets the way back, and what was removed with it."""
+        self._back.clear()
+
+
+class Edit(NamedTuple):
+    """What an edit changed, in names of nodes.
+
+    Args:
+        structure (Tensor): int64: nodes whose degree or neighbours changed.
+        features (Tensor): int64: nodes whose features changed.
+    """
+
+    structure: Tensor
+    features: Tensor
+
+
+class _Rows:
+    # Rows with room. The view is replaced as a whole where rows have to move.
+
+    def __init__(self, rowptr: Tensor, col: Tensor) -> None:
+        length = rowptr.diff()
+        col = col.to(torch.int32, copy=True)
+        self.view = OpenRows(rowptr[:-1].clone(), length, col)
+        self.room = length.clone()
+
+    def entries(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        start, length, col = self.view
+        count = length[nodes]
+        at = ranges(start[nodes], count)
+        return nodes.repeat_interleave(count), col[at].long()
+
+    def make_room(self, row: Tensor) -> None:
+        # For one more entry for each time that a row is named.
+        nodes, more = row.unique(return_counts=True)
+        start, length, col = self.view
+        need = length[nodes] + more
+        short = need > self.room[nodes]
+        nodes, need = nodes[short], need[short]
+        if nodes.numel() == 0:
+            return
+        room = need + need // 2 + 2
+        count = length[nodes]
+        starts = col.numel() + room.cumsum(0) - room
+        old = ranges(start[nodes], count)
+        col = torch.cat([col, col.new_full((int(room.sum()),), -1)])
+        col[ranges(starts, count)] = col[old]
+        col[old] = -1
+        start = start.index_copy(0, nodes, starts)
+        self.view = OpenRows(start, length, col)
+        self.room[nodes] = room
+
+    def grow(self, count: int) -> None:
+        start, length, col = self.view
+        none = length.new_zeros(count)
+        self.room = torch.cat([self.room, none])
+        self.view = OpenRows(
+            torch.cat([start, none]), torch.cat([length, none]), col
+        )
+
+
+class DynamicGraph:
+    r"""Rows of an unweighted graph that can be edited.
+
+    Args:
+        graph (CSRGraph): unweighted, without duplicates.
+        self_loops (bool): whether missing self-loops are added, as in
+            :class:`.Measure`.
+        along (bool): whether signals travel along the edges.
+    """
+
+    def __init__(
+        self, graph: CSRGraph, self_loops: bool, along: bool = True
+    ) -> None:
+        self.undirected = graph.is_undirected
+        self.self_loops = self_loops
+        self.own_loop = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        self.own_loop[graph.row[graph.row == graph.col]] = True
+        if self_loops:
+            graph = graph.with_self_loops()
+        self.out = _Rows(graph.rowptr, graph.col)
+        self.into = self.out
+        if not self.undirected:
+            back = graph.transpose()
+            self.into = _Rows(back.rowptr, back.col)
+        self.along = along
+        self.alive = torch.ones(graph.num_nodes, dtype=torch.bool)
+        self._stamp = torch.zeros(graph.num_nodes, dtype=torch.int32)
+        self._mark = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of names, those of removed nodes included."""
+        return self.alive.numel()
+
+    @property
+    def degree(self) -> Tensor:
+        """The number of edges that leave each node: int64."""
+        return self.out.view.length
+
+    @property
+    def num_entries(self) -> int:
+        """The number of directed edges, self-loops included."""
+        return int(self.degree.sum())
+
+    @property
+    def receiving(self) -> OpenRows:
+        """Row :math:`v` lists the nodes that :math:`v` receives from."""
+        return (self.into if self.along else self.out).view
+
+    @property
+    def sending(self) -> OpenRows:
+        """Row :math:`v` lists the nodes that :math:`v` sends to."""
+        return (self.out if self.along else self.into).view
+
+    def receivers(self, seeds: Tensor, extra: Tensor) -> Tensor:
+        """Those who receive from some nodes, and some more, each once.
+
+        Args:
+            seeds (Tensor): int64: the senders.
+            extra (Tensor): int64: nodes that belong to the result anyway.
+        """
+        self._mark += 1
+        if self._mark == 2**31 - 1:
+            self._stamp.zero_()
+            self._mark = 1
+        return ops.touched_rows(
+            self.sending, seeds, extra, self._stamp, self._mark
+        )
+
+    def has_edges(self, edges: Tensor) -> Tensor:
+        """Which edges are there, self-loops that were added not counted.
+
+        Args:
+            edges (Tensor): int64, ``[2, k]``.
+        """
+        n = self.num_nodes
+        row, col = edges
+        if row.numel() == 0:
+            return row == col
+        inside = (edges >= 0).all(0) & (edges < n).all(0)
+        source = row[inside].unique()
+        there = torch.stack(self.out.entries(source))
+        key = there[0] * n + there[1]
+        found = torch.isin(row * n + col, key) & inside
+        loop = inside & (row == col)
+        found[loop] = self.own_loop[row[loop]]
+        return found
+
+    def remove(self, nodes: Tensor, edges: Tensor, journal: Journal) -> Tensor:
+        """Takes nodes, with all their edges, and edges away.
+
+        Args:
+            nodes (Tensor): int64, each once.
+            edges (Tensor): int64, ``[2, k]``; of an undirected graph, either
+                direction means both.
+            journal (Journal): notes the way back.
+
+        Returns:
+            Tensor: int64: the nodes whose degree or neighbours changed.
+
+        Raises:
+            ValueError: if a node or an edge is not there; nothing has changed.
+        """
+        for node in nodes[~self._known(nodes)].tolist()[:1]:
+            raise ValueError(f'node {node} is not there{_GONE}')
+        for u, v in edges[:, ~self.has_edges(edges)].t().tolist()[:1]:
+            raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+        loop = edges[0] == edges[1]
+        gone = torch.cat([nodes, edges[0, loop]])
+        journal.rows(self.own_loop, gone)
+        self.own_loop[gone] = False
+        source, target = self.out.entries(nodes)
+        parts = [torch.stack([source, target])]
+        if not self.undirected:
+            target, source = self.into.entries(nodes)
+            parts.append(torch.stack([source, target]))
+        else:
+            parts.append(parts[0].flip(0))
+        parts.append(edges[:, ~loop] if self.self_loops else edges)
+        changed = self._edit(torch.cat(parts, dim=1), False, journal)
+        journal.rows(self.alive, nodes)
+        self.alive[nodes] = False
+        return torch.cat([nodes, changed]).unique()
+
+    def insert(self, edges: Tensor, journal: Journal) -> Tensor:
+        """Adds edges between nodes that are there.
+
+        Args:
+            edges (Tensor): int64, ``[2, k]``; of an undirected graph, either
+                direction means both.
+            journal (Journal): notes the way back.
+
+        Returns:
+            Tensor: int64: the nodes whose degree or neighbours changed.
+
+        Raises:
+            ValueError: if an end is not there, or an edge is there already;
+                nothing has changed.
+        """
+        ends = edges.flatten()
+        for node in ends[~self._known(ends)].tolist()[:1]:
+            raise ValueError(f'node {node} is not there{_GONE}')
+        for u, v in edges[:, self.has_edges(edges)].t().tolist()[:1]:
+            raise ValueError(
+                f'edge {u} -> {v} is there already: an edge can be there once'
+            )
+        loop = edges[0] == edges[1]
+        journal.rows(self.own_loop, edges[0, loop])
+        self.own_loop[edges[0, loop]] = True
+        added = edges[:, ~loop] if self.self_loops else edges
+        return self._edit(added, True, journal)
+
+    def grow(self, count: int, journal: Journal) -> Tensor:
+        """Adds nodes without edges but the self-loops of the measure.
+
+        Args:
+            count (int): how many.
+            journal (Journal): notes the way back.
+
+        Returns:
+            Tensor: int64: their names, the next ones.
+        """
+        names = torch.arange(self.num_nodes, self.num_nodes + count)
+        before = dict(vars(self))
+        rows = {id(r): dict(vars(r)) for r in (self.out, self.into)}
+
+        def back() -> None:
+            for part in (self.out, self.into):
+                vars(part).update(rows[id(part)])
+            vars(self).update(before)
+
+        journal.note(back)
+        for part in {id(r): r for r in (self.out, self.into)}.values():
+            part.grow(count)
+        self.own_loop = torch.cat([self.own_loop, names < 0])
+        self.alive = torch.cat([self.alive, names >= 0])
+        self._stamp = torch.cat([self._stamp, self._stamp.new_zeros(count)])
+        if self.self_loops:
+            self._edit(torch.stack([names, names]), True, journal)
+        return names
+
+    def edge_index(self) -> Tensor:
+        """The edges, in names, added self-loops left out: ``[2, m]``."""
+        nodes = torch.arange(self.num_nodes)
+        edges = torch.stack(self.out.entries(nodes))
+        if self.self_loops:
+            loop = edges[0] == edges[1]
+            edges = edges[:, ~loop | self.own_loop[edges[0]]]
+        return edges
+
+    def to_csr(self) -> CSRGraph:
+        """The graph as it is now; removed nodes are left without edges."""
+        return CSRGraph.from_edge_index(self.edge_index(), self.num_nodes)
+
+    def _known(self, nodes: Tensor) -> Tensor:
+        inside = (nodes >= 0) & (nodes < self.num_nodes)
+        inside[inside.clone()] = self.alive[nodes[inside]]
+        return inside
+
+    def _edit(self, edges: Tensor, insert: bool, journal: Journal) -> Tensor:
+        n = self.num_nodes
+        if self.undirected:
+            edges = torch.cat([edges, edges.flip(0)], dim=1)
+        key = (edges[0] * n + edges[1]).unique()
+        source, target = key // n, key % n
+        self._apply(self.out, source, target, insert, journal)
+        if not self.undirected:
+            order = (target * n + source).argsort()
+            self._apply(
+                self.into, target[order], source[order], insert, journal
+            )
+        return torch.cat([source, target]).unique()
+
+    def _apply(
+        self,
+        rows: _Rows,
+        row: Tensor,
+        entry: Tensor,
+        insert: bool,
+        journal: Journal,
+    ) -> None:
+        if insert:
+            rows.make_room(row)
+
+        def edit(insert: bool) -> int:
+            return ops.edit_rows(rows.view, row, entry, insert)
+
+        # Where nothing was done, the way back finds nothing to do.
+        journal.note(lambda: edit(not insert))
+        at = edit(insert)
+        if at >= 0:  # pragma: no cover
+            raise RuntimeError(f'row {int(row[at])} does not fit its edit')
+
+
+_GONE = ': it never was, or was removed before'

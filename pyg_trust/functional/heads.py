@@ -1,0 +1,504 @@
+r"""Linear heads of node classifiers, and removal from them, measured.
+
+With the rows :math:`z_i` of the training nodes, :math:`n` of them *now*,
+
+.. math::
+    L(W, D) = \sum_{i=1}^n \ell(W^\top z_i, y_i) + \frac{\lambda n}{2} \lVert
+    W \rVert_F^2 + \langle B, W \rangle, \qquad
+    \nabla L = Z^\top G + \lambda n W + B, \quad G = \partial \ell / \partial
+    a, \quad a = W^\top z .
+
+=========== ============================== ============ ====================
+head        :math:`\ell`                   :math:`\gamma_1` :math:`\gamma_2`
+=========== ============================== ============ ====================
+``ovr``     :math:`\sum_c \log(1 +         1/4          :math:`1/(6\sqrt3)`
+            e^{-y_c a_c})`
+``softmax`` cross entropy                  1/2          :math:`1/\sqrt2`
+``squared`` :math:`\sum_c (a_c - y_c)^2`   2            0
+=========== ============================== ============ ====================
+
+:math:`\gamma_1` and :math:`\gamma_2` are Lipschitz constants of :math:`G` and
+of the Hessian in :math:`a`. For ``softmax`` the Hessian is
+:math:`\operatorname{diag}(p) - pp^\top \preceq I/2`, and
+:math:`|D^3 \ell[u, h, h]| = |\operatorname{E}_p (u - \operatorname{E}u)(h -
+\operatorname{E}h)^2| \le (\max u - \min u) \operatorname{Var}_p(h) \le
+\sqrt2 \lVert u \rVert \cdot \lVert h \rVert^2 / 2`. ``ovr`` and ``squared``
+have one output for two classes and one per class for more, :math:`y_c = \pm
+1`.
+
+**The certificate.** :math:`L` is :math:`\lambda n`-strongly convex, so for
+*any* :math:`W`
+
+.. math::
+    \lVert W - W^* \rVert_F \le \frac{\lVert \nabla L(W, D') \rVert_F}
+    {\lambda n'}, \qquad W^* = \arg\min L(\cdot, D'),
+
+by :math:`\langle \nabla L(W) - \nabla L(W^*), W - W^* \rangle \ge \lambda n'
+\lVert W - W^* \rVert^2` and :math:`\nabla L(W^*) = 0`. The residual is
+*measured* (:meth:`Objective.gradient`), with all that rounding can hide; how
+:math:`W` was found plays no part.
+
+**The step.** :math:`H p = -\nabla L(W, D')`, the *full* present gradient. The
+papers solve for the change of the gradient (Guo et al. 2020, Chien et al.
+2022, Yi and Wei 2025) and carry what was left for ever, so that their bounds
+add up until they have to retrain; here what was left is corrected with the
+next step and nothing adds up. Since any :math:`p` may be used, :math:`H` is
+the factored Hessian of an earlier time (:class:`Factor`).
+"""
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.newton import GAMMA_2, Residual, spectral_norm
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.graph import CSRGraph
+
+HEADS = ('ovr', 'softmax', 'squared')
+GAMMA_1 = {'ovr': 0.25, 'softmax': 0.5, 'squared': 2.0}
+CURVATURE_CHANGE = {
+    'ovr': GAMMA_2['logistic'],
+    'softmax': 1 / math.sqrt(2),
+    'squared': 0.0,
+}
+
+# Up to so many weights the whole Hessian of softmax is factored.
+JOINT_LIMIT = 1024
+
+UNIT = torch.finfo(torch.float64).eps / 2
+
+
+def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
+    """What the outputs are compared with: float64, ``[n, num_outputs]``.
+
+    Args:
+        y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
+            not count, whose targets are 0.
+        num_classes (int): at least 2.
+        head (str): of the table above.
+    """
+    there = (y >= 0).unsqueeze(1)
+    if head == 'softmax':
+        hot = torch.nn.functional.one_hot(y.clamp(min=0), num_classes)
+        return hot.double() * there
+    first = 1 if num_classes == 2 else 0
+    hot = y.unsqueeze(1) == torch.arange(first, num_classes)
+    return torch.where(hot, 1.0, -1.0).double() * there
+
+
+def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
+    """The derivative of the loss in the margins, 0 for rows of targets 0.
+
+    Args:
+        margin (Tensor): ``[n, num_outputs]``.
+        Y (Tensor): of :func:`targets`.
+        head (str): of the table above.
+    """
+    if head == 'ovr':
+        return -Y * torch.sigmoid(-Y * margin)
+    if head == 'softmax':
+        return margin.softmax(1) * Y.sum(1, keepdim=True) - Y
+    return 2 * (margin - Y) * Y.abs()
+
+
+def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
+    """The derivative of :func:`slopes` along a change of the margins.
+
+    Args:
+        margin (Tensor): ``[n, num_outputs]``.
+        Y (Tensor): of :func:`targets`.
+        head (str): of the table above.
+        change (Tensor): as :obj:`margin`.
+    """
+    if head == 'ovr':
+        p = torch.sigmoid(margin)
+        return p * (1 - p) * Y.abs() * change
+    if head == 'softmax':
+        p = margin.softmax(1)
+        mean = (p * change).sum(1, keepdim=True)
+        return p * (change - mean) * Y.sum(1, keepdim=True)
+    return 2 * change * Y.abs()
+
+
+def hidden(
+    Z: Tensor,
+    G: Tensor,
+    W: Tensor,
+    head: str,
+    drift: float = 0.0,
+    size: float | None = None,
+) -> float:
+    r"""What rounding can hide of :math:`Z^\top G(ZW)`, and of a drift.
+
+    As in :func:`.newton.residual`; slopes are computed from exponentials,
+    which are off by a few units, absolutely.
+
+    Args:
+        Z (Tensor): ``[n, d]``.
+        G (Tensor): the slopes, ``[n, num_outputs]``.
+        W (Tensor): the weights, ``[d, num_outputs]``.
+        head (str): of the table above.
+        drift (float): the norm of what is added. (default: :obj:`0.0`)
+        size (float, optional): the norm of :obj:`Z`, if known.
+            (default: :obj:`None`)
+    """
+    (n, d), z = Z.shape, float(Z.norm()) if size is None else size
+    return UNIT * (
+        (n + 8) * z * float(G.norm())
+        + GAMMA_1[head] * (d + 8) * z**2 * float(W.norm())
+        + 8 * z * math.sqrt(max(G.numel(), 1))
+        + 4 * drift
+    )
+
+
+class Factor(NamedTuple):
+    r"""A factored Hessian, of whatever time: *frozen*.
+
+    It was made of rows that may be gone by now. No certificate depends on it,
+    but it is secret, and has to be made anew to be rid of them.
+
+    Args:
+        kind (str): ``'classes'``: a Hessian for every output; ``'shared'``:
+            one for all; ``'joint'``: one of all outputs together;
+            ``'majoriser'``: :math:`\frac12 Z^\top Z + \mu` across classes
+            and :math:`\mu` along their sum.
+        lower (Tensor): Cholesky factors.
+        mu (float): of the Hessian.
+    """
+
+    kind: str
+    lower: Tensor
+    mu: float
+
+    def solve(self, right: Tensor) -> Tensor:
+        """Solves for every output: ``[d, num_outputs]``.
+
+        Args:
+            right (Tensor): as the result.
+        """
+        if self.kind == 'classes':
+            found = torch.cholesky_solve(
+                right.t().unsqueeze(2).contiguous(), self.lower
+            )
+            return found.squeeze(2).t()
+        if self.kind == 'joint':
+            flat = right.t().reshape(-1, 1)
+            found = torch.cholesky_solve(flat, self.lower)
+            return found.view(right.size(1), -1).t()
+        if self.kind == 'shared':
+            return torch.cholesky_solve(right, self.lower)
+        along = right.mean(1, keepdim=True)
+        across = torch.cholesky_solve(right - along, self.lower)
+        return across + along / self.mu
+
+
+class Gradient(NamedTuple):
+    """A gradient and its norm.
+
+    Args:
+        value (Tensor): ``[d, num_outputs]``.
+        norm (Residual): its norm, as computed and with all that may be
+            missing.
+    """
+
+    value: Tensor
+    norm: Residual
+
+
+class Problem(Protocol):
+    """What :func:`refine` minimises."""
+
+    def gradient(self, W: Tensor) -> Gradient:
+        """The gradient, with a bound of its error."""
+
+    def factor(self, W: Tensor) -> Factor:
+        """A factored Hessian, or something like it."""
+
+    def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
+        """A step from a gradient."""
+
+
+class Objective(NamedTuple):
+    r""":math:`L(\cdot, D)` of the rows that there are.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``; rows that do not count are 0.
+        Y (Tensor): of :func:`targets`, 0 for these.
+        mu (float): :math:`\lambda n`, of the rows that count.
+        head (str): of the table above.
+        B (Tensor, optional): the linear term, ``[d, num_outputs]``.
+            (default: :obj:`None`)
+        size (float, optional): the Frobenius norm of :obj:`Z`, if known.
+            (default: :obj:`None`)
+    """
+
+    Z: Tensor
+    Y: Tensor
+    mu: float
+    head: str
+    B: Tensor | None = None
+    size: float | None = None
+
+    def gradient(self, W: Tensor) -> Gradient:
+        r""":math:`\nabla L(W, D)`: one pass over the rows.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        G = slopes(self.Z @ W, self.Y, self.head)
+        rest = self.mu * W
+        drift = float(rest.norm())
+        if self.B is not None:
+            rest = rest + self.B
+            drift += float(self.B.norm())
+        # Faster than Z' G where G is narrow.
+        value = (G.t() @ self.Z).t() + rest
+        measured = float(value.norm())
+        upper = measured + hidden(self.Z, G, W, self.head, drift, self.size)
+        return Gradient(value, Residual(measured, upper))
+
+    def times(self, W: Tensor, P: Tensor) -> Tensor:
+        """The Hessian at :obj:`W` times a matrix.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+            P (Tensor): as :obj:`W`.
+        """
+        Z = self.Z
+        change = curved(Z @ W, self.Y, self.head, Z @ P)
+        return Z.t() @ change + self.mu * P
+
+    def factor(self, W: Tensor) -> Factor:
+        """Factors the Hessian at :obj:`W`, or what majorises it.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        Z, (d, outputs) = self.Z, W.shape
+        if self.head == 'squared':
+            weight = self.Y.abs().amax(1, keepdim=True)
+            kind, hessian = 'shared', 2 * Z.t() @ (weight * Z)
+        elif self.head == 'ovr':
+            p = torch.sigmoid(Z @ W)
+            s = p * (1 - p) * self.Y.abs()
+            blocks = [Z.t() @ (column.unsqueeze(1) * Z) for column in s.t()]
+            kind, hessian = 'classes', torch.stack(blocks)
+        elif d * outputs <= JOINT_LIMIT:
+            p = (Z @ W).softmax(1) * self.Y.sum(1, keepdim=True)
+            hessian = Z.new_empty((outputs, d, outputs, d))
+            for one in range(outputs):
+                for two in range(one + 1):
+                    s = -p[:, one] * p[:, two]
+                    if one == two:
+                        s = s + p[:, one]
+                    block = Z.t() @ (s.unsqueeze(1) * Z)
+                    hessian[one, :, two] = block
+                    hessian[two, :, one] = block
+            kind, hessian = 'joint', hessian.view(d * outputs, -1)
+        else:
+            kind, hessian = 'majoriser', 0.5 * Z.t() @ Z
+        hessian.diagonal(dim1=-2, dim2=-1).add_(self.mu)
+        return Factor(kind, torch.linalg.cholesky(hessian), self.mu)
+
+    def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
+        """A Newton step, with the Hessian of :obj:`factor`.
+
+        Where that is a majoriser alone, which contracts slowly, by conjugate
+        gradients with the true Hessian.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+            grad (Tensor): as :obj:`W`.
+            factor (Factor): of :meth:`factor`, of whatever time.
+        """
+        if factor.kind != 'majoriser':
+            return factor.solve(grad)
+        return _conjugate_gradients(self, W, grad, factor)
+
+
+def _conjugate_gradients(
+    problem: Objective, W: Tensor, right: Tensor, factor: Factor
+) -> Tensor:
+    # To a hundredth of the gradient.
+    P = torch.zeros_like(right)
+    left = right.clone()
+    goal = 0.01 * float(right.norm())
+    D = solved = factor.solve(left)
+    old = float((left * solved).sum())
+    for _ in range(50):
+        HD = problem.times(W, D)
+        step = old / float((D * HD).sum())
+        P, left = P + step * D, left - step * HD
+        if float(left.norm()) <= goal:
+            break
+        solved = factor.solve(left)
+        new = float((left * solved).sum())
+        D, old = solved + new / old * D, new
+    return P
+
+
+class Refined(NamedTuple):
+    """What :func:`refine` found.
+
+    Args:
+        W (Tensor): the weights.
+        gradient (Gradient): there, measured.
+        factor (Factor): the last one that was used.
+        iterations (int): the number of steps.
+    """
+
+    W: Tensor
+    gradient: Gradient
+    factor: Factor
+    iterations: int
+
+
+def refine(
+    problem: Problem,
+    W: Tensor,
+    tol: float,
+    max_iter: int,
+    *,
+    start: Gradient | None = None,
+    factor: Factor | None = None,
+) -> Refined:
+    r"""Steps until the residual, rounding included, is at most :obj:`tol`.
+
+    A step is halved until it shortens the gradient. The factor is made anew
+    where two steps in a row shorten it by less than 4; without one, for every
+    step (Newton's method). Ends early where rounding is all that is left.
+
+    Args:
+        problem (Problem): what to minimise.
+        W (Tensor): where to start.
+        tol (float): the residual to reach.
+        max_iter (int): the most steps.
+        start (Gradient, optional): the gradient at :obj:`W`, if known.
+            (default: :obj:`None`)
+        factor (Factor, optional): to begin with. (default: :obj:`None`)
+    """
+    anew = factor is None
+    gradient = problem.gradient(W) if start is None else start
+    slow = iteration = 0
+    while gradient.norm.upper > tol and iteration < max_iter:
+        measured, upper = gradient.norm
+        if measured <= upper - measured:
+            break
+        if factor is None or slow == 2 or (anew and iteration):
+            factor, slow = problem.factor(W), 0
+        P = problem.direction(W, gradient.value, factor)
+        t = 1.0
+        while True:
+            tried = problem.gradient(W - t * P)
+            if tried.norm.measured <= (1 - 1e-4 * t) * measured:
+                break
+            t /= 2
+            if t < 2**-30:
+                break
+        if t < 2**-30:
+            if slow == 0 and not anew:
+                # A factor that is of no use any more.
+                slow = 2
+                iteration += 1
+                continue
+            break
+        W, gradient = W - t * P, tried
+        slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
+        iteration += 1
+    return Refined(
+        W, gradient, problem.factor(W) if factor is None else factor, iteration
+    )
+
+
+def step_bound(objective: Objective, P: Tensor, head: str) -> float:
+    r"""Bounds the residual after a step with the exact Hessian.
+
+    .. math::
+        \lVert R(p) \rVert_F \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert
+        q \rVert_2,
+
+    :math:`q` the squares of the entries of :math:`Z'p` (``ovr``) or of the
+    norms of its rows (``softmax``). Without what rounding hides.
+
+    Args:
+        objective (Objective): of the data that remain.
+        P (Tensor): the step, ``[d, num_outputs]``.
+        head (str): of the table above.
+    """
+    if CURVATURE_CHANGE[head] == 0:
+        return 0.0
+    squares = (objective.Z @ P).square()
+    if head == 'softmax':
+        squares = squares.sum(1)
+    spread = float(squares.norm())
+    return CURVATURE_CHANGE[head] / 2 * spectral_norm(objective.Z) * spread
+
+
+def feature_error_bound(
+    eta: float, G: Tensor, W: Tensor, Z: Tensor, head: str = 'ovr'
+) -> float:
+    r"""Bounds what an error of the features adds to the residual.
+
+    For :math:`\lVert \hat Z - Z^* \rVert_F \le \eta`,
+
+    .. math::
+        \lVert \nabla L(W; Z^*) - \nabla L(W; \hat Z) \rVert_F \le \eta
+        \lVert G \rVert_2 + \gamma_1 \eta \lVert W \rVert_2 (\lVert \hat Z
+        \rVert_2 + \eta).
+
+    *Proof.* With :math:`E = Z^* - \hat Z` the difference is :math:`E^\top
+    G(Z^*W) + \hat Z^\top [G(Z^*W) - G(\hat ZW)]`, or :math:`E^\top G(\hat ZW)
+    + Z^{*\top} [\ldots]`, and the bracket is at most :math:`\gamma_1 \lVert EW
+    \rVert_F`. (ScaleGUN's term has no :math:`\lVert W \rVert`, without which
+    it does not hold: :math:`\hat z = (1, 0)`, :math:`w = (0, 50)`, :math:`E =
+    (0, \rho)` changes the gradient by :math:`12.5 \rho`.)
+
+    Args:
+        eta (float): :math:`\eta`.
+        G (Tensor): the slopes at :math:`\hat Z W`, ``[n, num_outputs]``.
+        W (Tensor): the weights, ``[d, num_outputs]``.
+        Z (Tensor): :math:`\hat Z`, ``[n, d]``.
+        head (str): of the table above. (default: :obj:`'ovr'`)
+    """
+    sizes = [spectral_norm(matrix) for matrix in (G, W, Z)]
+    return eta * sizes[0] + GAMMA_1[head] * eta * sizes[1] * (sizes[2] + eta)
+
+
+def column_residual(
+    graph: CSRGraph,
+    measure: Measure,
+    x: Tensor,
+    W: Tensor,
+    Y: Tensor,
+    train: Tensor,
+    mu: float,
+    head: str = 'ovr',
+) -> Tensor:
+    r"""The gradient at exact features, without the features.
+
+    With :math:`M = \sum_i w_i P^i`: the margins are :math:`[M (xW)]_T`, and
+    :math:`Z^\top G = x^\top M^\top \bar G` with :math:`\bar G = G` on the
+    training nodes :math:`T` and 0 elsewhere. Two propagations of as many
+    columns as there are outputs, one with the adjoint measure, in place of one
+    of all features.
+
+    Args:
+        graph (CSRGraph): the graph.
+        measure (Measure): the measure.
+        x (Tensor): float64, ``[num_nodes, d]``.
+        W (Tensor): ``[d, num_outputs]``.
+        Y (Tensor): of :func:`targets`, of the training nodes.
+        train (Tensor): int64: the training nodes.
+        mu (float): :math:`\lambda n`.
+        head (str): of the table above. (default: :obj:`'ovr'`)
+
+    Returns:
+        Tensor: ``[d, num_outputs]``.
+    """
+    margin = propagate(graph, x @ W, measure)[train]
+    spread = x.new_zeros((x.size(0), W.size(1)))
+    spread[train] = slopes(margin, Y, head)
+    return x.t() @ propagate(graph, spread, measure.adjoint()) + mu * W

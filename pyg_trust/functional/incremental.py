@@ -1,0 +1,471 @@
+r"""Propagated features of a graph that changes: only what an edit touches.
+
+With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
+(:mod:`.measures`), the state is what nodes *send* on each level,
+
+.. math::
+    t_i = D^{-b} y_i, \quad y_i = P^i x, \quad
+    y_{i+1}(v) = d_v^{-a} \sum_{u \to v} t_i(u), \quad i = 0, \ldots, L - 1,
+
+sums in ascending order of :math:`u`. Let :math:`S` be the nodes whose degree
+or neighbours an edit changed and :math:`F` those whose features changed. Then
+:math:`t_0` changes at :math:`F`, and for :math:`b > 0` at :math:`S`, whose
+degrees changed; and where :math:`t_i` changes at :math:`C_i`, :math:`y_{i+1}`
+and :math:`t_{i+1}` change at most at
+
+.. math::
+    C_{i+1} = N'[C_i] \cup S ,
+
+where :math:`N'` are those who receive in the new graph. (For :math:`b > 0` all
+neighbours of :math:`S` are in :math:`C_1`, since what :math:`S` sends depends
+on its degree.) Everything else reads the same numbers as before.
+
+**From scratch.** A row is computed by :func:`pyg_trust.ops.pull_rows` alone,
+for one node or for all: the inner loop of ``csrc/gather.h``, which exact
+propagation runs on too. What it returns depends on the row and on nothing
+else, and the powers of a degree come from one table. So after any sequence of
+edits the state has the bits of a new :class:`LevelState` of the graph as it
+is; nothing of what was before is in it. (:func:`.propagate` agrees with it to
+rounding, and to the bit where it adds in the same order.)
+
+Rows :math:`z(v)` are computed when they are asked for, from :math:`x` and
+:math:`t_0, \ldots, t_{L-1}`, and not kept: none can be out of date.
+
+**Infinite series.** For :math:`z = \alpha (I - (1 - \alpha) P)^{-1} x`, where
+an edit changes everything a little, :class:`SeriesState` holds an estimate
+:math:`\hat z` and its residual :math:`R = \alpha x + (1 - \alpha) P \hat z -
+\hat z`, and pushes what is above a threshold (`Zhang et al. 2016
+<https://arxiv.org/abs/1602.04120>`_, `Zheng et al. 2022
+<https://arxiv.org/abs/2212.09963>`_). Whatever :math:`\hat z` is, the error is
+:math:`E = z - \hat z = (I - (1 - \alpha) P)^{-1} R`. For :math:`a + b = 1` the
+operator is similar to the symmetric :math:`D^{-1/2} A D^{-1/2}`, whose norm is
+at most one, so
+
+.. math::
+    \lVert D^{a - 1/2} E \rVert_F \le \lVert D^{a - 1/2} R \rVert_F / \alpha .
+
+(Norms, not signed sums: residues :math:`+\rho` and :math:`-\rho` do not cancel
+in the error.)
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust import ops
+from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
+from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.ragged import ranges
+
+# From so much of all edges on, a level is computed as a whole.
+WHOLE_ABOVE = 1 / 3
+
+
+def degree_power(degree: Tensor, exponent: float) -> Tensor:
+    r"""Powers :math:`d^{e}` of degrees, with :math:`0` at degree 0.
+
+    One number for a degree, wherever it stands: vectorized powers may differ
+    in the last bit between the middle and the end of a tensor.
+
+    Args:
+        degree (Tensor): int64.
+        exponent (float): the exponent; 0 gives ones, at degree 0 too.
+
+    Returns:
+        Tensor: float64.
+    """
+    if exponent == 0:
+        return torch.ones(degree.shape, dtype=torch.float64)
+    values, place = degree.unique(return_inverse=True)
+    power = [
+        0.0
+        if d == 0
+        # As torch and numpy do.
+        else 1 / math.sqrt(d)
+        if exponent == -0.5
+        else float(d) ** exponent
+        for d in values.tolist()
+    ]
+    return torch.tensor(power, dtype=torch.float64)[place]
+
+
+class Touched(NamedTuple):
+    """What an update recomputed.
+
+    Args:
+        nodes (Tensor, optional): int64: the nodes whose :math:`z` may have
+            changed; :obj:`None` for all.
+        rows (int): how many these are.
+        work (int): entries of rows that were read.
+    """
+
+    nodes: Tensor | None
+    rows: int
+    work: int
+
+
+class _State:
+    # The graph, the features and the powers of the degrees.
+
+    def __init__(
+        self, graph: DynamicGraph, x: Tensor, measure: Measure
+    ) -> None:
+        if measure.shrink != 1 or measure.spectral_radius is not None:
+            raise ValueError(
+                f"'measure' {measure} depends on the spectral radius of the "
+                'graph, which changes with it'
+            )
+        self.graph = graph
+        self.measure = measure
+        self.x = x.clone(memory_format=torch.contiguous_format)
+        self.recv = self._power(graph.degree, measure.a)
+        self.send = self._power(graph.degree, measure.b)
+        self.journal = Journal()
+
+    def _power(self, degree: Tensor, exponent: float) -> Tensor:
+        return degree_power(degree, -exponent).to(self.x.dtype)
+
+    def _take(self, edit: Edit, x: Tensor | None) -> None:
+        # New degrees and features.
+        for power, exponent in (
+            (self.recv, self.measure.a),
+            (self.send, self.measure.b),
+        ):
+            self.journal.rows(power, edit.structure)
+            power[edit.structure] = self._power(
+                self.graph.degree[edit.structure], exponent
+            )
+        self.journal.rows(self.x, edit.features)
+        self.x[edit.features] = 0 if x is None else x
+
+    def _grow_rows(self, name: str, count: int, fill: float = 0) -> None:
+        old = getattr(self, name)
+        self.journal.note(lambda: setattr(self, name, old))
+        more = old.new_full((count, *old.shape[1:]), fill)
+        setattr(self, name, torch.cat([old, more]))
+
+    def undo(self) -> None:
+        """Takes back all updates since the last :meth:`commit`.
+
+        The graph has a journal of its own.
+        """
+        self.journal.undo()
+
+    def commit(self) -> None:
+        """Forgets how to take updates back, and the old rows with it."""
+        self.journal.clear()
+
+
+class LevelState(_State):
+    r"""Features of :math:`L` levels, exact after every edit.
+
+    Memory: :math:`(L + 1) N d` numbers, :math:`L N d` for :math:`b = 0`.
+
+    Args:
+        graph (DynamicGraph): the graph, made for :obj:`measure`; it is edited
+            first, and :meth:`update` is then told what changed.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
+        measure (Measure): with fixed weights.
+    """
+
+    def __init__(
+        self, graph: DynamicGraph, x: Tensor, measure: Measure
+    ) -> None:
+        super().__init__(graph, x, measure)
+        self.sent: list[Tensor] = []
+        if measure.levels:
+            first = self.x if self._shared else self.send.unsqueeze(1) * self.x
+            self.sent.append(first)
+        for level in range(1, measure.levels):
+            self.sent.append(self._whole(level))
+
+    @property
+    def _shared(self) -> bool:
+        return self.measure.b == 0
+
+    @property
+    def error_bound(self) -> float:
+        """Of the features, in the Frobenius norm: rounding alone."""
+        return 0.0
+
+    def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
+        """Recomputes what an edit touches.
+
+        Args:
+            edit (Edit): what changed.
+            x (Tensor, optional): the new features of ``edit.features``; zeros
+                by default. (default: :obj:`None`)
+        """
+        measure = self.measure
+        self._take(edit, x)
+        touched: Tensor | None = edit.features
+        if measure.b > 0:
+            touched = torch.cat([edit.features, edit.structure]).unique()
+            if self.sent:
+                self.journal.rows(self.sent[0], touched)
+                self.sent[0][touched] = (
+                    self.send[touched].unsqueeze(1) * self.x[touched]
+                )
+        parts = [edit.features] if measure.weights[0] else []
+        work, entries = 0, self.graph.num_entries
+        for level in range(1, measure.levels + 1):
+            if touched is not None:
+                touched = self.graph.receivers(touched, edit.structure)
+                read = int(self.graph.receiving.length[touched].sum())
+                if read > WHOLE_ABOVE * entries:
+                    touched = None
+            work += entries if touched is None else read
+            if touched is not None and measure.weights[level]:
+                parts.append(touched)
+            if level == measure.levels:
+                break
+            if touched is None:
+                self._swap(level, self._whole(level))
+            else:
+                self.journal.rows(self.sent[level], touched)
+                self._pull(level, touched, self.sent[level])
+        if touched is None:
+            return Touched(None, int(self.graph.alive.sum()), work)
+        nodes = parts[0] if len(parts) == 1 else torch.cat(parts).unique()
+        return Touched(nodes, nodes.numel(), work)
+
+    def rows(self, nodes: Tensor | None = None) -> Tensor:
+        """Rows of :math:`z`, of the graph as it is: ``[k, num_columns]``.
+
+        Args:
+            nodes (Tensor, optional): int64; all by default.
+                (default: :obj:`None`)
+        """
+        weights = self.measure.weights
+        z = weights[0] * (self.x if nodes is None else self.x[nodes])
+        for level in range(1, len(weights)):
+            if weights[level] == 0:
+                continue
+            ops.pull_rows(
+                self.graph.receiving,
+                nodes,
+                self.sent[level - 1],
+                self.recv,
+                self.send,
+                z=z,
+                weight=weights[level],
+            )
+        return z
+
+    def grow(self, count: int) -> None:
+        """Makes room for nodes that were added to the graph, features 0.
+
+        Args:
+            count (int): how many; tell :meth:`update` of them afterwards.
+        """
+        for name in ('x', 'recv', 'send'):
+            self._grow_rows(name, count)
+        for level, old in enumerate(self.sent):
+            shared = level == 0 and self._shared
+            more = old.new_zeros((count, old.size(1)))
+            self._swap(level, self.x if shared else torch.cat([old, more]))
+
+    def _swap(self, level: int, new: Tensor) -> None:
+        old, sent = self.sent[level], self.sent
+        self.journal.note(lambda: sent.__setitem__(level, old))
+        sent[level] = new
+
+    def _whole(self, level: int) -> Tensor:
+        out = torch.empty_like(self.x)
+        self._pull(level, None, out)
+        return out
+
+    def _pull(self, level: int, nodes: Tensor | None, out: Tensor) -> None:
+        ops.pull_rows(
+            self.graph.receiving,
+            nodes,
+            self.sent[level - 1],
+            self.recv,
+            self.send,
+            out=out,
+        )
+
+
+class SeriesState(_State):
+    r"""Features of the infinite series, to an error that is known.
+
+    .. math::
+        z = \alpha (I - (1 - \alpha) P)^{-1} x, \qquad a + b = 1,
+
+    on an undirected graph. :meth:`rows` are *not* a function of the present
+    data: what is left below the threshold depends on what was there before.
+    Use :meth:`solve` for what is served and for what certifies. Memory:
+    :math:`3 N d` numbers.
+
+    Args:
+        graph (DynamicGraph): undirected, made for :obj:`measure`.
+        x (Tensor): float64, ``[num_nodes, num_columns]``; copied.
+        measure (Measure): :math:`a` and :math:`b`; its weights play no part.
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        theta (float): rows are pushed while :math:`\lVert R_v \rVert_2 >
+            \theta \sqrt{d_v}`.
+    """
+
+    def __init__(
+        self,
+        graph: DynamicGraph,
+        x: Tensor,
+        measure: Measure,
+        alpha: float,
+        theta: float,
+    ) -> None:
+        if abs(measure.a + measure.b - 1) > 1e-12 or not graph.undirected:
+            raise ValueError(
+                "'measure' needs a + b = 1 and an undirected graph for an "
+                f'infinite series (got {measure})'
+            )
+        super().__init__(graph, x, measure)
+        self.alpha = alpha
+        self.theta = theta
+        self._interrupted = False
+        self.z = torch.zeros_like(self.x)
+        self.residue = alpha * self.x
+        self.limit = self._limit(graph.degree)
+        self._push(torch.arange(graph.num_nodes))
+        self.commit()
+
+    @property
+    def error_bound(self) -> float:
+        r"""A bound of :math:`\lVert z - \hat z \rVert_F`, from :math:`R`."""
+        self._settle()
+        degree = self.graph.degree.clamp(min=1).double()
+        power = degree ** (self.measure.a - 0.5)
+        size = float((power.unsqueeze(1) * self.residue).norm())
+        return size * float((1 / power).max()) / self.alpha
+
+    def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
+        """Recomputes the residual where an edit changed it, and pushes.
+
+        Args:
+            edit (Edit): what changed.
+            x (Tensor, optional): the new features of ``edit.features``; zeros
+                by default. (default: :obj:`None`)
+        """
+        self._settle()
+        self._take(edit, x)
+        structure, graph = edit.structure, self.graph
+        self.journal.rows(self.limit, structure)
+        self.limit[structure] = self._limit(graph.degree[structure])
+        gone = structure[~graph.alive[structure]]
+        self.journal.rows(self.z, gone)
+        self.z[gone] = 0
+        both = torch.cat([structure, edit.features])
+        nodes = graph.receivers(structure, both)
+        self.journal.rows(self.residue, nodes)
+        self.residue[nodes] = self._residue(nodes)
+        pushed, work = self._push(nodes)
+        nodes = torch.cat([nodes, pushed]).unique()
+        return Touched(nodes, nodes.numel(), work)
+
+    def rows(self, nodes: Tensor | None = None) -> Tensor:
+        r"""Rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
+
+        Args:
+            nodes (Tensor, optional): int64; all by default.
+                (default: :obj:`None`)
+        """
+        return self.z.clone() if nodes is None else self.z[nodes]
+
+    def solve(
+        self, signal: Tensor, tail: float, adjoint: bool = False
+    ) -> Tensor:
+        r"""The series of other signals on the graph as it is, cut off.
+
+        By :math:`\sum_{i < L} \alpha (1 - \alpha)^i P^i u` with the smallest
+        :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
+        the norm of :attr:`error_bound` what is missing is at most
+        :obj:`tail` of the signal.
+
+        Args:
+            signal (Tensor): float64, ``[num_nodes, num_columns]``.
+            tail (float): in :math:`(0, 1)`.
+            adjoint (bool): whether :math:`P` is transposed.
+                (default: :obj:`False`)
+        """
+        follow, graph = 1 - self.alpha, self.graph
+        recv, send, rows = self.recv, self.send, graph.receiving
+        if adjoint:
+            recv, send, rows = send, recv, graph.sending
+        count = 1
+        if follow > 0:
+            count = max(1, math.ceil(math.log(tail) / math.log(follow)))
+        z = self.alpha * signal
+        sent = send.unsqueeze(1) * signal
+        other = torch.empty_like(sent)
+        for level in range(1, count):
+            weight = self.alpha * follow**level
+            ops.pull_rows(
+                rows, None, sent, recv, send, out=other, z=z, weight=weight
+            )
+            sent, other = other, sent
+        return z
+
+    @property
+    def spread(self) -> float:
+        r"""The condition :math:`\max_{uv} (d_u / d_v)^{|a - 1/2|}`.
+
+        In the Frobenius norm the series grows nothing by more than this.
+        """
+        degree = self.graph.degree.clamp(min=1).double()
+        power = degree ** (self.measure.a - 0.5)
+        return float(power.max() / power.min())
+
+    def grow(self, count: int) -> None:
+        """Makes room for nodes that were added to the graph, features 0.
+
+        Args:
+            count (int): how many; tell :meth:`update` of them afterwards.
+        """
+        for name in ('x', 'z', 'residue', 'recv', 'send'):
+            self._grow_rows(name, count)
+        self._grow_rows('limit', count, self.theta)
+
+    def _limit(self, degree: Tensor) -> Tensor:
+        return self.theta * degree.clamp(min=1).double().sqrt()
+
+    def _residue(self, nodes: Tensor) -> Tensor:
+        follow = torch.zeros((nodes.numel(), self.x.size(1))).to(self.x)
+        rows = self.graph.receiving
+        local = rows.length[nodes]
+        # The rows that these read, sent.
+        at = ranges(rows.start[nodes], local)
+        sender = rows.col[at].long()
+        place = torch.arange(nodes.numel()).repeat_interleave(local)
+        sent = self.send[sender].unsqueeze(1) * self.z[sender]
+        follow.index_add_(0, place, sent)
+        follow *= (1 - self.alpha) * self.recv[nodes].unsqueeze(1)
+        return self.alpha * self.x[nodes] + follow - self.z[nodes]
+
+    def _settle(self) -> None:
+        # Whatever the estimate is, this is its residual.
+        if self._interrupted:
+            nodes = torch.arange(self.graph.num_nodes)
+            self.residue.copy_(self._residue(nodes))
+            self._interrupted = False
+
+    def _push(self, seeds: Tensor) -> tuple[Tensor, int]:
+        # An interrupt before the way back is noted leaves an estimate that is
+        # not the old one, and of which the residual is not known.
+        self._interrupted = True
+        nodes, z, residue, count = ops.push_rows(
+            self.graph.sending,
+            seeds,
+            self.recv,
+            self.send,
+            self.limit,
+            1 - self.alpha,
+            self.z,
+            self.residue,
+        )
+        state, left = self.z, self.residue
+        self.journal.note(lambda: state.index_copy_(0, nodes, z))
+        self.journal.note(lambda: left.index_copy_(0, nodes, residue))
+        self._interrupted = False
+        return nodes, count

@@ -1,0 +1,571 @@
+r"""Mechanisms of private training: what one step of DP-SGD tells.
+
+The relation, everywhere in this module: two graphs are neighbours if they
+have the same edges, the same nodes and the same training mask, and one row of
+the features is **replaced** by any other. Edges and the presence of a node
+are *not* protected.
+
+The mechanism is one step of `"Training Differentially Private Graph Neural
+Networks with Random Walk Sampling" <https://arxiv.org/abs/2301.00738>`_ (Ayle
+et al. 2023): of :math:`M` node-disjoint subgraphs (so that a node is in at
+most one) :math:`m` are drawn uniformly without replacement, **afresh and
+independently in every step**; :math:`m` is constant; the gradients of the
+subgraphs are clipped to the norm :math:`C` and summed, and
+:math:`\mathcal{N}(0, \sigma^2 I)` is added. How the subgraphs were made must
+not depend on the features. Replacing a row changes at most one clipped
+gradient, so the sum moves by at most :math:`2C`. Two numbers describe a step:
+
+.. math::
+    q = m / M \qquad\text{and}\qquad \lambda = \sigma / (2C),
+
+here always called :obj:`q` and :obj:`lam`. The noise multiplier of Opacus is
+:math:`\sigma / C = 2\lambda`; :func:`lam_from_opacus` and
+:func:`lam_to_opacus` convert, and nothing else does.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import gammaln, log_ndtr, logsumexp
+from torch import Tensor
+
+from pyg_trust._checks import (
+    check_finite,
+    check_integer,
+    check_number,
+    check_positive,
+    check_tensor,
+)
+
+MIN_LAM = 0.05
+_check_int = partial(check_integer, numpy=True)
+_MAX_TERNARY = 256
+
+
+def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
+    r"""What to multiply each gradient with before they are summed.
+
+    .. math::
+        c_i = \min(1, C / \lVert g_i \rVert_2), \quad
+        c_i = 0 \text{ where the norm is not finite,}
+
+    so that no gradient adds more than :math:`C`, whatever the features are.
+    A gradient with factor zero has to be left out and not multiplied:
+    :math:`0 \cdot \infty` is not zero.
+
+    Args:
+        norms (Tensor): ``[num_subgraphs]``.
+        max_grad_norm (float): :math:`C`; infinity to clip nothing.
+
+    Returns:
+        Tensor: as :obj:`norms`, in :math:`[0, 1]`.
+    """
+    check_tensor('norms', norms, None, ('num_subgraphs',))
+    if not check_number('max_grad_norm', max_grad_norm) > 0:
+        raise ValueError(
+            f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
+        )
+    if max_grad_norm == math.inf:
+        return norms.isfinite().to(norms)
+    factors = (max_grad_norm / norms).clamp(max=1)
+    return torch.where(norms.isfinite(), factors, 0)
+
+
+def lam_from_opacus(noise_multiplier: float) -> float:
+    r"""Converts :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`.
+
+    Args:
+        noise_multiplier (float): as Opacus' optimizer takes it.
+    """
+    return check_lam(check_number('noise_multiplier', noise_multiplier) / 2)
+
+
+def lam_to_opacus(lam: float) -> float:
+    r"""Converts :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`.
+
+    Args:
+        lam (float): the noise over the replace-one sensitivity.
+    """
+    return 2 * check_lam(lam)
+
+
+def gaussian_profile(epsilon: float, lam: float) -> float:
+    r"""The :math:`\delta(\epsilon)` of the Gaussian mechanism.
+
+    .. math::
+        \delta(\epsilon) = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
+        - e^\epsilon\, \Phi(-\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu}),
+        \quad \mu = 1 / \lambda
+
+    which is exact (`Balle and Wang 2018, Theorem 8
+    <https://arxiv.org/abs/1805.06530>`_).
+
+    Args:
+        epsilon (float): any finite number, also a negative one.
+        lam (float): noise over sensitivity.
+    """
+    epsilon = check_finite('epsilon', epsilon)
+    mu = 1 / check_lam(lam)
+    high = log_ndtr(mu / 2 - epsilon / mu)
+    low = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return float(-math.exp(high) * math.expm1(min(low - high, 0.0)))
+
+
+def wor_profile(epsilon: float, q: float, lam: float) -> float:
+    r"""A bound of :math:`\delta(\epsilon)` of one step without replacement.
+
+    `Balle, Barthe and Gaboardi 2018, Theorem 9
+    <https://arxiv.org/abs/1807.01647>`_: for :math:`\epsilon \ge 0`
+
+    .. math::
+        \delta'\left(\log(1 + q (e^\epsilon - 1))\right)
+        \le q\, \delta_{\mathrm{Gauss}}(\epsilon).
+
+    The theorem is for sampling without replacement, replace-one and any pair
+    of neighbours; the relation is symmetric, so negative :math:`\epsilon`
+    follow by :math:`\delta(\epsilon) = 1 - e^\epsilon + e^\epsilon
+    \delta(-\epsilon)`.
+
+    Args:
+        epsilon (float): any finite number.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+    """
+    epsilon = check_finite('epsilon', epsilon)
+    q, lam = check_q(q), check_lam(lam)
+    if epsilon < 0:
+        return -math.expm1(epsilon) + math.exp(epsilon) * wor_profile(
+            -epsilon, q, lam
+        )
+    return q * gaussian_profile(float(unamplify(epsilon, q)), lam)
+
+
+def rdp_gaussian(orders: Sequence[float], lam: float) -> np.ndarray:
+    r"""Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
+
+    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of
+    any sampling rate, too: given which subgraphs were drawn, a step is a
+    Gaussian mechanism or does not see the row, and the divergence is
+    quasi-convex.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    return check_orders(orders) / (2 * check_lam(lam) ** 2)
+
+
+def rdp_coupled(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+    r"""Rényi DP of a step, by coupling the draws of both neighbours.
+
+    .. math::
+        \frac{1}{a-1} \log\left(1 - q + q\, e^{a(a-1) / (2\lambda^2)}\right)
+
+    Both outputs are mixtures over the *same* uniform draw. With probability
+    :math:`1 - q` the draw misses the row and the components agree, otherwise
+    they are Gaussians at most :math:`2C` apart, and :math:`\int P^a Q^{1-a}`
+    is jointly convex. It is continuous at :math:`q = 1`.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, q = check_orders(orders), check_q(q)
+    moment = a * (a - 1) / (2 * check_lam(lam) ** 2)
+    return np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
+
+
+def rdp_wang(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+    r"""Rényi DP of a step by Wang, Balle and Kasiviswanathan, Theorem 27.
+
+    `"Subsampled Rényi Differential Privacy and Analytical Moments Accountant"
+    <https://arxiv.org/abs/1808.00087>`_ (2019), for replace-one and sampling
+    without replacement. With :math:`\epsilon(j) = j / (2 \lambda^2)` and
+    integer :math:`a`,
+
+    .. math::
+        (a - 1)\, g(a) = \log\Big\{ 1 &+ q^2 \tbinom{a}{2}
+        \min\left[4 (e^{\epsilon(2)} - 1), 2 e^{\epsilon(2)}\right] \\
+        &+ \sum_{j=3}^a q^j \tbinom{a}{j} \min\left[
+        4 \sqrt{B(2 \lfloor j/2 \rfloor) B(2 \lceil j/2 \rceil)},
+        2 e^{(j-1) \epsilon(j)}\right] \Big\}.
+
+    :math:`B(l) = \sum_i (-1)^{l-i} \tbinom{l}{i} e^{i(i-1)/(2\lambda^2)}` is
+    :math:`E_Q[(P/Q - 1)^l]` of two Gaussians. Only even :math:`l` are needed,
+    for which it is an integral of a positive function and is computed as one:
+    the sum cancels. Above order 256 the term with :math:`B` is left out,
+    which only makes the bound larger. Between integers
+    :math:`(a - 1)\, g(a)` is interpolated linearly, an upper bound as it is
+    convex, and 0 at 1.
+
+    The bound can be *worse* than no amplification (:math:`4 q^2 > 1`, about):
+    use :func:`rdp_wor`.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, q, lam = check_orders(orders), check_q(q), check_lam(lam)
+    low = np.floor(a)
+    share = a - low
+    need = np.unique(np.concatenate([low, low[share > 0] + 1]))
+    value = {order: _wang(int(order), q, lam) for order in need}
+    value[1.0] = 0.0
+    return np.array(
+        [
+            ((1 - s) * value[n] + (s * value[n + 1] if s else 0)) / (x - 1)
+            for x, n, s in zip(a, low, share, strict=True)
+        ]
+    )
+
+
+def rdp_wor(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+    r"""Rényi DP of a step: at each order the least of three bounds.
+
+    The least of :func:`rdp_wang`, :func:`rdp_gaussian` and
+    :func:`rdp_coupled`, each of which holds at each order by itself. It is
+    continuous at :math:`q = 1` and never above no amplification.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    return np.minimum.reduce(
+        [
+            rdp_wang(orders, q, lam),
+            rdp_gaussian(orders, lam),
+            rdp_coupled(orders, q, lam),
+        ]
+    )
+
+
+def rdp_wor_profile(
+    orders: Sequence[float], q: float, lam: float
+) -> np.ndarray:
+    r"""Rényi DP of the pair of distributions behind :func:`wor_profile`.
+
+    That pair dominates a step (see :func:`wor_epsilon_pld`), so its
+    divergence bounds the step's, and is the least that the profile alone can
+    give. With :math:`\ell \sim \mathcal{N}(-\mu^2/2, \mu^2)` and
+    :math:`y = 1 - q + q e^\ell`,
+
+    .. math::
+        e^{(a-1) g(a)} - 1
+        = E\left[1_{\ell > 0} (y^a - 1)(1 - y^{1-a})\right].
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate :math:`m / M`.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, q, mu = check_orders(orders), check_q(q), 1 / check_lam(lam)
+    found = []
+    for order in a:
+        # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
+        top = order * mu + 14
+        pieces = max(64, math.ceil(2 * top))
+        node, weight = np.polynomial.legendre.leggauss(16)
+        width = top / pieces
+        x = width * (np.arange(pieces)[:, None] + (node + 1) / 2)
+        loss = amplify(mu * x, q)
+        log_term = (
+            order * loss
+            + np.log(-np.expm1(-order * loss))
+            + np.log(-np.expm1((1 - order) * loss))
+            - (x + mu / 2) ** 2 / 2
+            - math.log(2 * math.pi) / 2
+        )
+        log_sum = logsumexp(log_term, b=np.broadcast_to(weight, x.shape))
+        found.append(np.logaddexp(0, log_sum + math.log(width / 2)))
+    return np.array(found) / (a - 1)
+
+
+def fdp_terms(K: int, layers: int) -> int:
+    r"""How many nodes' gradients one row can reach in a bounded graph.
+
+    .. math::
+        \mathrm{terms} = 1 + K + \cdots + K^l = \frac{K^{l+1} - 1}{K - 1}
+
+    Args:
+        K (int): the largest degree, which the graph must have been cut to.
+        layers (int): the number :math:`l` of message-passing layers.
+    """
+    K = _check_int('K', K, 1)
+    layers = _check_int('layers', layers, 0)
+    return sum(K**level for level in range(layers + 1))
+
+
+def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
+    r"""The replace-one sensitivity of the FDP baseline.
+
+    .. math::
+        \Delta = 2\, \frac{K^{l+1} - 1}{K - 1}\, C
+
+    of the sum of gradients clipped **per root** to :math:`C`, each of which
+    replacing a row moves by at most :math:`2C`, if at most
+    :func:`fdp_terms` roots see the row.
+
+    Args:
+        K (int): the largest degree.
+        layers (int): the number :math:`l` of message-passing layers.
+        max_grad_norm (float): the clipping norm :math:`C`.
+    """
+    C = check_positive('max_grad_norm', max_grad_norm)
+    return 2 * fdp_terms(K, layers) * C
+
+
+def rdp_fdp(
+    orders: Sequence[float], num_nodes: int, m: int, terms: int, lam: float
+) -> np.ndarray:
+    r"""Rényi DP of a step of the FDP baseline.
+
+    `"Node-Level Differentially Private Graph Neural Networks"
+    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021):
+
+    .. math::
+        g(a) = \frac{1}{a-1} \log E_{\rho}
+        \exp\left(\frac{a (a-1) \rho^2}
+        {2 \lambda^2\, \mathrm{terms}^2}\right)
+
+    where :math:`\rho`, the number of drawn nodes that see the row, is
+    hypergeometric: :math:`m` of :math:`N` nodes are drawn uniformly without
+    replacement, :math:`\mathrm{terms}` of which see it. The noise is
+    :math:`\lambda` times :func:`fdp_sensitivity`, so Opacus' noise
+    multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        num_nodes (int): the number :math:`N` of training nodes.
+        m (int): the number of nodes drawn in each step.
+        terms (int): as :func:`fdp_terms` gives it.
+        lam (float): noise over sensitivity.
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+
+    Raises:
+        ValueError: also if :obj:`m` or :obj:`terms` is above
+            :obj:`num_nodes`.
+    """
+    a, lam = check_orders(orders), check_lam(lam)
+    num_nodes = _check_int('num_nodes', num_nodes, 1)
+    m = _check_int('m', m, 1)
+    terms = _check_int('terms', terms, 1)
+    if max(m, terms) > num_nodes:
+        raise ValueError(
+            f"'m' and 'terms' can't be above {num_nodes} nodes (got {m} and "
+            f'{terms})'
+        )
+    rho = np.arange(max(0, m + terms - num_nodes), min(m, terms) + 1.0)
+    log_mass = (
+        _log_binom(terms, rho)
+        + _log_binom(num_nodes - terms, m - rho)
+        - _log_binom(num_nodes, m)
+    )
+    # The logarithms are large and cancel: let the masses sum to one again.
+    log_mass = log_mass - logsumexp(log_mass)
+    scale = a * (a - 1) / (2 * lam**2 * terms**2)
+    log_moment = logsumexp(log_mass + scale[:, None] * rho**2, axis=1)
+    return log_moment / (a - 1)
+
+
+def private_quantile(
+    values: Sequence[float] | np.ndarray,
+    share: float,
+    epsilon: float,
+    low: float,
+    high: float,
+    uniform: np.ndarray,
+    sensitivity: int = 1,
+) -> float:
+    r"""A quantile with pure :math:`\epsilon`-DP, by the exponential mechanism.
+
+    `Smith 2011 <https://doi.org/10.1145/1993636.1993743>`_, on the logarithmic
+    scale. A candidate :math:`r` in :math:`[\mathrm{low}, \mathrm{high}]` has
+    the density
+
+    .. math::
+        p(r) \propto \frac{1}{r} \exp\left(-\frac{\epsilon}{2 k}
+        \big| \#\{i : v_i < r\} - p\, n \big| \right),
+
+    and replacing a row, which changes at most :math:`k` of the :math:`n`
+    values, moves the count by at most :math:`k`. The number of values is
+    public.
+
+    Args:
+        values (sequence of float): the private values; those outside of the
+            interval, or no numbers, count as its nearer (or upper) end.
+        share (float): :math:`p`, in :math:`(0, 1)`.
+        epsilon (float): what it may spend.
+        low (float): the least answer, positive.
+        high (float): the greatest.
+        uniform (ndarray): float64, ``[len(values) + 2]``: secret uniform
+            numbers in :math:`(0, 1]`, which are used up.
+        sensitivity (int): :math:`k`. (default: :obj:`1`)
+
+    Returns:
+        float: a number near the quantile.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+    low, high = check_positive('low', low), check_positive('high', high)
+    epsilon = check_positive('epsilon', epsilon)
+    k = _check_int('sensitivity', sensitivity, 1)
+    if not low < high:
+        raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
+    if not 0 < check_number('share', share) < 1:
+        raise ValueError(f"'share' needs to be in (0, 1) (got {share})")
+    v = numbers('values', values)
+    if v.ndim != 1 or v.size == 0:
+        raise ValueError("'values' needs to hold at least one number")
+    uniform = numbers('uniform', uniform)
+    if uniform.shape != (v.size + 2,):
+        raise ValueError(
+            f"'uniform' needs to hold {v.size + 2} numbers (got shape "
+            f'{list(uniform.shape)})'
+        )
+    if not ((uniform >= 0) & (uniform <= 1)).all():
+        raise ValueError("'uniform' needs to be in (0, 1]")
+    uniform = np.clip(uniform, 2.0**-53, 1 - 2.0**-53)
+    v = np.sort(np.clip(np.where(np.isnan(v), high, v), low, high))
+    edge = np.log(np.concatenate([[low], v, [high]]))
+    width = np.diff(edge)
+    cost = np.abs(np.arange(v.size + 1) - share * v.size)
+    with np.errstate(divide='ignore'):
+        log_mass = np.log(width) - epsilon / (2 * k) * cost
+        # The largest of these, Gumbel noise added, is drawn in proportion.
+        index = int(np.argmax(log_mass - np.log(-np.log(uniform[:-1]))))
+    inside = edge[index] + uniform[-1] * width[index]
+    return float(min(max(math.exp(inside), low), high))
+
+
+def check_lam(lam: float) -> float:
+    """Checks a noise over sensitivity and returns it as a float."""
+    lam = check_number('lam', lam)
+    if not MIN_LAM <= lam < math.inf:
+        raise ValueError(
+            f"the noise over the sensitivity 2C ('lam', half of Opacus' noise "
+            f'multiplier) needs to be finite and at least {MIN_LAM} (got '
+            f'{lam})'
+        )
+    return float(lam)
+
+
+def check_q(q: float, name: str = 'q') -> float:
+    """Checks a sampling rate and returns it as a float."""
+    if not 0 < check_number(name, q) <= 1:
+        raise ValueError(f"'{name}' needs to be in (0, 1] (got {q})")
+    return float(q)
+
+
+def check_delta(delta: float) -> float:
+    """Checks a delta and returns it as a float."""
+    if not 0 < check_number('delta', delta) < 1:
+        raise ValueError(f"'delta' needs to be in (0, 1) (got {delta})")
+    return float(delta)
+
+
+def check_orders(orders: Sequence[float]) -> np.ndarray:
+    """Checks Rényi orders and returns them as float64."""
+    a = numbers('orders', orders)
+    if a.ndim != 1 or a.size == 0 or not ((a > 1) & (a < math.inf)).all():
+        raise ValueError(
+            "'orders' needs to be a list of finite numbers above 1 (got "
+            f'{a.tolist()})'
+        )
+    return a
+
+
+def numbers(name: str, values: Any) -> np.ndarray:
+    """Checks a list of numbers and returns it as float64."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"'{name}' needs to be a list of numbers (got {values!r})"
+        ) from None
+
+
+def _log1m(q: float) -> float:
+    return math.log1p(-q) if q < 1 else -math.inf
+
+
+def _log_binom(n: float, k: float | np.ndarray) -> np.ndarray:
+    return gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
+
+
+def amplify(loss: np.ndarray, q: float) -> np.ndarray:
+    """log(1 - q + q e^loss) of losses from 0 up."""
+    small = np.log1p(q * np.expm1(np.minimum(loss, 1.0)))
+    large = np.logaddexp(_log1m(q), math.log(q) + loss)
+    return np.where(loss < 1, small, large)
+
+
+def unamplify(epsilon: float | np.ndarray, q: float) -> np.ndarray:
+    """The inverse of :func:`amplify`."""
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / q)
+    far = np.maximum(epsilon, 1.0)
+    large = far + np.log1p(-(1 - q) * np.exp(-far)) - math.log(q)
+    return np.where(np.less(epsilon, 1), small, large)
+
+
+def _wang(order: int, q: float, lam: float) -> float:
+    """(a - 1) g(a) of :func:`rdp_wang` at an integer order."""
+    if order == 1:
+        return 0.0
+    j = np.arange(2.0, order + 1)
+    log_bound = math.log(2) + j * (j - 1) / (2 * lam**2)
+    if lam**-2 < 700:
+        second = math.log(4) + math.log(math.expm1(lam**-2))
+        log_bound[0] = min(log_bound[0], second)
+    if 3 <= order <= _MAX_TERNARY:
+        log_b = _log_central(lam)
+        index = np.arange(3, order + 1)
+        down, up = log_b[index // 2], log_b[-(-index // 2)]
+        log_bound[1:] = np.minimum(
+            log_bound[1:], math.log(4) + (down + up) / 2
+        )
+    terms = j * math.log(q) + _log_binom(order, j) + log_bound
+    return float(np.logaddexp(0, logsumexp(terms)))
+
+
+@lru_cache(maxsize=32)
+def _log_central(lam: float) -> np.ndarray:
+    """The log of E_Q[(P/Q - 1)^(2k)] of Gaussians, k = 0, ..., 128.
+
+    By the trapezoidal rule: the integrand is entire and decays like a
+    Gaussian, so its error is far below that of float64.
+    """
+    mu = 1 / lam
+    found = [0.0]
+    for power in range(2, _MAX_TERNARY + 1, 2):
+        reach = math.sqrt(power) + 14
+        x = np.arange(-reach, power * mu + reach, 0.05) + 1e-3
+        z = mu * x - mu**2 / 2
+        log_base = np.maximum(z, 0) + np.log(-np.expm1(-np.abs(z)))
+        log_sum = logsumexp(power * log_base - x**2 / 2)
+        found.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
+    return np.array(found)

@@ -1,0 +1,320 @@
+r"""Votes: how many may change before the class can, and what privacy keeps.
+
+Every view of an input votes, and a change of :math:`k` elements reaches at
+most :math:`k` views (`Levine and Feizi 2021
+<https://arxiv.org/abs/2006.14768>`_; `Xia et al. 2024
+<https://openreview.net/forum?id=IGzaH538fz>`_). What follows is certain, and
+tight: some :math:`M + 1` votes do change the class, or tie.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_range,
+    check_tensor,
+)
+
+TIES = ('any', 'first')
+
+
+class CertifiedVotes(NamedTuple):
+    """Classes by vote, and how many votes may change.
+
+    Args:
+        predicted (Tensor): int64, ``[num]``: the class.
+        radius (Tensor): int64, ``[num]``: the most views that may say
+            anything else without another class; -1 for a tie.
+        counts (Tensor): int64, ``[num, num_classes]``: the votes.
+    """
+
+    predicted: Tensor
+    radius: Tensor
+    counts: Tensor
+
+
+class CollectiveVotes(NamedTuple):
+    """How many classes stay in the worst set of corrupted views.
+
+    Args:
+        lower (int): so many surely stay.
+        upper (int): so many stay under the worst set that was found.
+        exact (bool): whether all sets were tried, so that both are equal.
+    """
+
+    lower: int
+    upper: int
+    exact: bool
+
+
+def _check_votes(votes: Tensor, num_classes: int) -> None:
+    check_integer('num_classes', num_classes, 1)
+    check_tensor('votes', votes, torch.int64, ('num_views', 'num'))
+    if votes.size(0) == 0:
+        raise ValueError("'votes' needs to have at least one view (got 0)")
+    check_range('votes', votes, num_classes, 'the classes')
+
+
+def _count(votes: Tensor, num_classes: int) -> Tensor:
+    counts = votes.new_zeros(votes.size(1), num_classes)
+    return counts.scatter_add_(1, votes.t(), torch.ones_like(votes.t()))
+
+
+def certified_votes(
+    votes: Tensor, num_classes: int, *, ties: str = 'any'
+) -> CertifiedVotes:
+    r"""The class with most votes, and how many votes may change.
+
+    With :math:`n_c` votes for the class :math:`c`, at worst :math:`n_c - k`
+    stand against :math:`n_{c'} + k`:
+
+    .. math::
+        M = \min_{c' \ne c} \left\lfloor \frac{n_c - n_{c'} - t}{2}
+        \right\rfloor
+
+    where :math:`t = 1` if a tie may be lost to :math:`c'`: always, or for
+    classes before :math:`c` alone.
+
+    Args:
+        votes (Tensor): int64, ``[num_views, num]``.
+        num_classes (int): the number of classes.
+        ties (str): :obj:`'any'` if ties are broken by what a change could
+            reach, as mean probabilities are; :obj:`'first'` if by the order
+            of the classes. (default: :obj:`'any'`)
+
+    Raises:
+        TypeError: on another type or dtype.
+        ValueError: on no view, or votes that are no classes.
+
+    Example:
+        >>> votes = torch.tensor([[1], [1], [1], [1], [0]])
+        >>> certified_votes(votes, 2).radius
+        tensor([1])
+    """
+    _check_votes(votes, num_classes)
+    check_choice('ties', ties, TIES)
+    counts = _count(votes, num_classes)
+    predicted = counts.argmax(1)  # the first of several
+    best = counts.gather(1, predicted[:, None])
+    lost = torch.ones_like(counts)
+    if ties == 'first':
+        lost = (torch.arange(num_classes) < predicted[:, None]).long()
+    spare = (best - counts - lost).div(2, rounding_mode='floor')
+    spare.scatter_(1, predicted[:, None], votes.size(0))
+    return CertifiedVotes(predicted, spare.amin(1), counts)
+
+
+def certified_mean(
+    probability: Tensor, *, tolerance: float = 1e-9
+) -> CertifiedVotes:
+    r"""The class of the largest mean probability, as :func:`certified_votes`.
+
+    With the margins :math:`m_i = p_{i c} - p_{i c'}`, a view that says
+    anything may fall to -1, so that :math:`k` views may change iff
+
+    .. math::
+        \sum_i m_i - \sum_{i \in \text{the } k \text{ largest}} (m_i + 1) > 0
+
+    for all :math:`c' \ne c`, with the tolerance to spare.
+
+    Args:
+        probability (Tensor): ``[num_views, num, num_classes]``.
+        tolerance (float): for rounding where means are deployed.
+            (default: :obj:`1e-9`)
+
+    Raises:
+        TypeError: on another dtype.
+        ValueError: on no view, or rows that are no probabilities.
+    """
+    shape = ('num_views', 'num', 'num_classes')
+    check_tensor('probability', probability, None, shape, finite=True)
+    if probability.size(0) == 0 or probability.size(2) == 0:
+        raise ValueError(
+            "'probability' needs to have a view and a class "
+            f'(got the shape {list(probability.shape)})'
+        )
+    check_non_negative('tolerance', tolerance)
+    p = probability.double()
+    apart = (p.sum(2) - 1).abs()
+    if bool((p < 0).any()) or bool((apart > 1e-4).any()):
+        raise ValueError(
+            "'probability' needs to have rows of probabilities (got one that "
+            'is negative or does not add up to 1)'
+        )
+    views, num, classes = p.shape
+    predicted = p.sum(0).argmax(1)
+    chosen = p.gather(2, predicted.expand(views, num)[..., None])
+    margin = chosen - p
+    # Row k: what is left after the k largest have fallen to -1.
+    fall = margin.sort(0, descending=True).values + 1
+    left = margin.sum(0) - torch.cat([fall[:1] * 0, fall.cumsum(0)])
+    left.scatter_(
+        2, predicted.expand(views + 1, num)[..., None], float(views + 1)
+    )
+    stays = (left > tolerance).all(2)
+    counts = _count(p.argmax(2), classes)
+    return CertifiedVotes(predicted, stays.sum(0) - 1, counts)
+
+
+def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
+    """Whose class stays whatever a given set of views says.
+
+    Args:
+        votes (Tensor): int64, ``[num_views, num]``.
+        num_classes (int): the number of classes.
+        views (Tensor): int64, the corrupted views.
+
+    Returns:
+        Tensor: bool, ``[num]``: whether the class leads by more than these
+        views can give away; a tie counts as lost.
+    """
+    _check_votes(votes, num_classes)
+    check_tensor('views', views, torch.int64, ('num_corrupted',))
+    check_range('views', views, votes.size(0), 'the views')
+    which = views.unique()
+    held = torch.ones(votes.size(0), dtype=torch.bool)
+    held[which] = False
+    counts = _count(votes, num_classes)
+    return _leads(counts, _count(votes[held], num_classes), which.numel())
+
+
+def _leads(counts: Tensor, left: Tensor, corrupted: int) -> Tensor:
+    predicted = counts.argmax(1)[:, None]
+    rest = left.clone().scatter_(1, predicted, -1)
+    return left.gather(1, predicted)[:, 0] > rest.amax(1) + corrupted
+
+
+def collective_votes(
+    votes: Tensor, num_classes: int, corrupted: int, *, max_sets: int = 20000
+) -> CollectiveVotes:
+    """How many classes stay at once if the same views are corrupted for all.
+
+    Tries all sets of views, if there are no more than :obj:`max_sets`;
+    otherwise the nodes whose own radius suffices surely stay, and a greedy
+    set shows how many may not.
+
+    Args:
+        votes (Tensor): int64, ``[num_views, num]``.
+        num_classes (int): the number of classes.
+        corrupted (int): the number of corrupted views.
+        max_sets (int): see above. (default: :obj:`20000`)
+
+    Raises:
+        TypeError: on another type or dtype.
+        ValueError: if more views are corrupted than there are, or as
+            :func:`certified_votes`.
+
+    Example:
+        >>> votes = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 0], [1, 1]])
+        >>> collective_votes(votes, 2, 1)
+        CollectiveVotes(lower=1, upper=1, exact=True)
+    """
+    _check_votes(votes, num_classes)
+    check_integer('corrupted', corrupted, 0, votes.size(0))
+    check_integer('max_sets', max_sets, 1)
+    views = votes.size(0)
+    counts = _count(votes, num_classes)
+    one_hot = torch.nn.functional.one_hot(votes, num_classes)
+
+    def stay(chosen: tuple[int, ...]) -> int:
+        left = counts - one_hot[list(chosen)].sum(0) if chosen else counts
+        return int(_leads(counts, left, len(chosen)).sum())
+
+    if math.comb(views, corrupted) <= max_sets:
+        sets: Iterator = itertools.combinations(range(views), corrupted)
+        worst = min(stay(chosen) for chosen in sets)
+        return CollectiveVotes(worst, worst, True)
+    chosen: tuple[int, ...] = ()
+    for _ in range(corrupted):
+        free = [i for i in range(views) if i not in chosen]
+        chosen = min(((*chosen, i) for i in free), key=stay)
+    alone = certified_votes(votes, num_classes)
+    return CollectiveVotes(
+        int((alone.radius >= corrupted).sum()), stay(chosen), False
+    )
+
+
+def group_probability_bound(
+    p: float,
+    rows: int,
+    epsilon: float | Sequence[float],
+    delta: float | Sequence[float] = 0.0,
+) -> float:
+    r"""What replaced training rows leave of a class's probability.
+
+    For training that is :math:`(\epsilon, \delta)`-private when one row of
+    features is replaced, and a class that it gives with probability
+    :math:`p` (`Ma, Zhu and Hsu 2019 <https://arxiv.org/abs/1903.09860>`_):
+
+    .. math::
+        p' \ge \max\left( e^{-k \epsilon} (p - \delta_k),\;
+        1 - e^{k \epsilon} (1 - p) - \delta_k \right), \qquad
+        \delta_k = \delta \frac{e^{k \epsilon} - 1}{e^{\epsilon} - 1}
+
+    A class stays the likeliest where that is above 1/2. For :math:`p` take
+    the lower bound of :func:`clopper_pearson` over independent private
+    trainings, the class chosen on others. The promise is of use for
+    :math:`k \epsilon` up to about 2: at :math:`\epsilon = 8` it takes
+    :math:`p > 0.9998`, some 27,000 trainings. It covers replaced rows of
+    training nodes alone, neither edges nor what is fed in at inference, and
+    releasing :math:`m` models costs :math:`m` times the budget.
+
+    Args:
+        p (float): :math:`p`, in [0, 1].
+        rows (int): :math:`k`, how many rows are replaced.
+        epsilon (float or list[float]): :math:`\epsilon`, or several points of
+            the same curve, of which the best is taken.
+        delta (float or list[float]): :math:`\delta`, as many.
+            (default: :obj:`0.0`)
+
+    Returns:
+        float: the bound, at least 0.
+
+    Raises:
+        TypeError: on another type.
+        ValueError: if something is out of range, or the lists differ in
+            length.
+
+    Example:
+        >>> round(group_probability_bound(0.9, 1, 0.1), 6)
+        0.889483
+    """
+    if not 0 <= check_number('p', p) <= 1:
+        raise ValueError(f"'p' needs to be in [0, 1] (got {p})")
+    check_integer('rows', rows, 0)
+    curve: list[list[float]] = []
+    for name, value in (('epsilon', epsilon), ('delta', delta)):
+        given: Any = value if isinstance(value, list | tuple) else [value]
+        curve.append([check_non_negative(name, point) for point in given])
+    if len(curve[0]) != len(curve[1]) or not curve[0]:
+        raise ValueError(
+            "'epsilon' and 'delta' need to have the same length "
+            f'(got {len(curve[0])} and {len(curve[1])})'
+        )
+    if max(curve[1]) > 1:
+        raise ValueError(f"'delta' needs to be at most 1 (got {delta})")
+    if rows == 0:
+        return float(p)
+    best = 0.0
+    for eps, one in zip(*curve, strict=True):
+        total = rows * eps
+        if total > 700:
+            continue
+        share = rows if eps == 0 else np.expm1(total) / np.expm1(eps)
+        lost = one * share
+        best = max(
+            best,
+            math.exp(-total) * (p - lost),
+            1 - math.exp(total) * (1 - p) - lost,
+        )
+    return float(best)

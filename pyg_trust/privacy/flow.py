@@ -1,0 +1,548 @@
+r"""Follows the rows of a batch from the model to ``loss.backward()``.
+
+Private training needs the gradient that a loss sends back to the rows of a
+subgraph to be a function of this subgraph's rows (outputs, labels, features)
+and of constants alone:
+
+.. math::
+    \frac{\partial \ell}{\partial z_r} = \phi_r \big(
+    z_s, y_s, x_s : s \text{ in the subgraph of } r \big) .
+
+What the loss is like is up to the user, so nothing is concluded from its
+name, its value at some points or its derivatives, all of which miss
+statistics that are detached, a maximum over rows, or a quantile. Instead the
+outputs and the batch are handed out as tensors that carry, for each number,
+whose data it depends on (:mod:`pyg_trust.privacy.owners`), through every
+operation of the user's own loss and of its backward pass, detached or not.
+What arrives at the model is then known to depend, row by row, on the row's own
+subgraph, or is refused: a sum over rows is fine, as its gradient is a
+constant; the square root of one is not, since its gradient has the sum in it.
+
+A value that would leave for Python (``item``, ``bool``, ``numpy``) while the
+loss is being computed can't be followed further, and is refused until
+``loss.backward()`` is done.
+"""
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.owners import (
+    MIXED,
+    PUBLIC,
+    Owner,
+    base_name,
+    compact,
+    is_mixed,
+    join,
+    owners_after,
+    tensors_of_tree,
+)
+
+# Structure, which is public.
+_STRUCTURE = ('batch', 'ptr', 'e_id', 'root', 'batch_size', 'num_nodes')
+_NAMES = ('n_id', 'input_id')
+_HINT = (
+    '. Each term has to be made of the rows of one subgraph and of '
+    'constants: take statistics of a batch out of the loss, or hand in '
+    "'trust_loss=True', after which the report says that the loss was not "
+    'checked'
+)
+
+
+class Watch:
+    """What is known of the loss of one batch."""
+
+    def __init__(self) -> None:
+        #: Whether the gradient is still to come.
+        self.live = True
+        #: Whether labels were left out of a mean.
+        self.ignored = False
+
+
+class _Memory:
+    # Numbers that several tensors are views of.
+    def __init__(self) -> None:
+        self.views = 0
+        self.spoiled: _Why | None = None
+
+
+class _Why:
+    """Where rows of several subgraphs met, and how this comes back."""
+
+    def __init__(self, met: str, back: str | None = None) -> None:
+        self.met = met
+        self.back = back
+
+
+class Followed(Tensor):
+    """A tensor that knows whose data each of its numbers depends on.
+
+    It computes as the tensor that it stands for. :func:`follow` makes them.
+    """
+
+    _value: Tensor
+    _owner: Owner
+    _watch: Watch
+    _memory: _Memory
+    _why: _Why | None
+    # Numbers of nodes, that are public: they may be read, but what is looked
+    # up by them belongs to the row.
+    _is_name: bool
+
+    @staticmethod
+    def __new__(
+        cls,
+        value: Tensor,
+        owner: Owner,
+        watch: Watch,
+        memory: _Memory | None = None,
+        why: _Why | None = None,
+        is_name: bool = False,
+    ) -> 'Followed':
+        """Stands for a tensor."""
+        self = Tensor._make_wrapper_subclass(
+            cls,
+            value.size(),
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            layout=value.layout,
+            device=value.device,
+        )
+        self._value = value
+        self._owner = owner
+        self._watch = watch
+        self._memory = _Memory() if memory is None else memory
+        self._memory.views += 1
+        self._why = why
+        self._is_name = is_name
+        return self
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return repr(self._value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value, spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _escape('pickling', self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _escape('deepcopy', self).detach().clone()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Torch's own functions, but for those that leave it."""
+        kwargs = kwargs or {}
+        if func in _ESCAPES:
+            rest = [_plain(a) for a in args[1:]]
+            return func(_escape(func.__name__, args[0]), *rest, **kwargs)
+        if func is _GET_DATA:
+            func = Tensor.detach
+        elif func is _SET_DATA:
+            _refuse('its data are replaced')
+        elif func in (F.cross_entropy, F.nll_loss):
+            found = _without_ignored(func, args, kwargs)
+            if found is not None:
+                return found
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Every operation on numbers, forward and backward."""
+        kwargs = kwargs or {}
+        given = [
+            t
+            for t in tensors_of_tree([*args, *kwargs.values()])
+            if isinstance(t, Followed)
+        ]
+        watch = given[0]._watch
+        for t in given:
+            watch = t._watch if t._watch.live else watch
+        values = [_plain(a) for a in args]
+        named = {k: _plain(v) for k, v in kwargs.items()}
+        if watch.live:
+            _check_stays(func, args, kwargs, given)
+        written = _written(func, args, kwargs)
+        if watch.live and not all(isinstance(t, Followed) for t in written):
+            _refuse(
+                f"'{base_name(func)}' writes them into a tensor that has no "
+                'rows of the batch (make that with zeros_like or ones_like '
+                'of one that has, or write after loss.backward())'
+            )
+        out = func(*values, **named)
+        if not watch.live:
+            return _wrap_earlier(out, watch, args, kwargs)
+
+        def owner_of(value: Any) -> Owner:
+            return _owner(value, watch)
+
+        owners = owners_after(func, args, kwargs, out, owner_of, _plain)
+        why = _reason(func, given, owners, watch)
+        if written:
+            _write(written, owners, why, watch)
+        return _wrap(out, owners, watch, given, why, args, kwargs)
+
+
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_ESCAPES: frozenset[Any] = frozenset(
+    [
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.untyped_storage,
+        Tensor.storage,
+        Tensor.data_ptr,
+        Tensor.__cuda_array_interface__.__get__,
+    ]
+)
+
+
+def follow(
+    value: Tensor, rows: Tensor, watch: Watch, is_name: bool = False
+) -> Followed:
+    """Hands out a tensor whose rows are of the given subgraphs.
+
+    Args:
+        value (Tensor): ``[num_rows, *]``.
+        rows (Tensor): int64, ``[num_rows]``: the subgraph of each row.
+        watch (Watch): the batch's.
+        is_name (bool): whether the numbers themselves are public.
+            (default: :obj:`False`)
+    """
+    owner = (rows + 1).to(torch.int32).view(-1, *[1] * (value.dim() - 1))
+    owner = owner.expand(value.shape)
+    return Followed(value.detach(), owner, watch, is_name=is_name)
+
+
+def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
+    """A copy of a batch that hands out what belongs to rows as such.
+
+    Features, labels and names of nodes are followed, and features of edges.
+    Masks, edges and ``batch`` are structure, which is public.
+
+    Args:
+        batch (Data): the batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        count (int): the number of subgraphs.
+        watch (Watch): the batch's.
+    """
+    out = copy.copy(batch)
+    edges = batch.get('edge_index')
+    units = torch.arange(count, device=owner.device)
+    for name, value in batch.to_dict().items():
+        if (
+            not isinstance(value, Tensor)
+            or value.layout != torch.strided
+            or value.dim() == 0
+            or name in _STRUCTURE
+            or name.endswith('mask')
+            or 'index' in name
+        ):
+            continue
+        if value.size(0) == owner.numel() and batch.is_node_attr(name):
+            out[name] = follow(value, owner, watch, name in _NAMES)
+        elif value.size(0) == count and not name.startswith('edge'):
+            out[name] = follow(value, units, watch, name in _NAMES)
+        elif (
+            isinstance(edges, Tensor)
+            and edges.layout == torch.strided
+            and batch.is_edge_attr(name)
+        ):
+            out[name] = follow(value, owner[edges[0]], watch)
+    return out
+
+
+def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
+    """The gradient by the outputs, if each row's is of its own subgraph.
+
+    Args:
+        grad (Tensor): what came back, ``[num_rows, *]``.
+        rows (Tensor): int64, ``[num_rows]``: the subgraph of each row.
+        watch (Watch): the batch's.
+
+    Raises:
+        ValueError: if a row's depends on other subgraphs, or it is not known
+            on what it depends.
+    """
+    if not isinstance(grad, Followed):
+        _refuse(
+            'a gradient came back that was not computed from the outputs of '
+            'the model'
+        )
+    assert isinstance(grad, Followed)
+    owner = _owner(grad, watch)
+    if owner is not None:
+        small = compact(owner)
+        own = (rows + 1).view(-1, *[1] * (small.dim() - 1))
+        if not bool(((small == own) | (small == PUBLIC)).all()):
+            why = grad._memory.spoiled or grad._why
+            where = ''
+            if why is not None:
+                where = f": they meet in '{why.met}'"
+                if why.back is not None:
+                    where += f" and come back through '{why.back}'"
+            raise ValueError(
+                'the loss needs to be a mean or a sum of one term per '
+                'subgraph, but the gradient of one depends on the rows of '
+                f'others{where}{_HINT}'
+            )
+    watch.live = False
+    return grad._value
+
+
+def _refuse(what: str) -> None:
+    raise ValueError(
+        'the loss needs to be computed in a way that rows of the batch can be '
+        f'followed, but {what}{_HINT}'
+    )
+
+
+def _escape(name: str, value: Any) -> Any:
+    if isinstance(value, Followed):
+        if value._watch.live and not value._is_name:
+            _refuse(
+                f"'{name}' takes their values out of torch before "
+                'loss.backward() (read them after it)'
+            )
+        return value._value.detach()
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Followed):
+        return value._value
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(item) for item in value)
+    return value
+
+
+def _owner(value: Any, watch: Watch) -> Owner:
+    if not isinstance(value, Followed):
+        return None
+    if value._memory.spoiled is not None or value._watch is not watch:
+        mixed = torch.tensor(MIXED, dtype=torch.int32, device=value.device)
+        return mixed.expand(value.shape)
+    return value._owner
+
+
+def _check_stays(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: list[Followed],
+) -> None:
+    if _is_harmless(func) or all(t._is_name for t in given):
+        return
+    name = base_name(func)
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        what = {'_local_scalar_dense': 'item, float, int or bool'}
+        _refuse(
+            f"'{what.get(name, name)}' takes their values out of torch before "
+            'loss.backward() (read them after it)'
+        )
+    if name in ('index', '_unsafe_index', 'index_put'):
+        masks = [
+            t
+            for t in tensors_of_tree(args[1])
+            if t.dtype in (torch.bool, torch.uint8)
+        ]
+        if not any(isinstance(t, Followed) for t in masks):
+            return
+    _refuse(
+        f"'{name}' makes a number of rows that depends on their values "
+        '(multiply by a mask or use torch.where, or take a mask that is in '
+        'the batch)'
+    )
+
+
+@cache
+def _is_harmless(func: Any) -> bool:
+    # Neither what it returns nor its shape is told to Python.
+    tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+    is_told = any(tag in func.tags for tag in tags)
+    return not is_told and base_name(func) != 'is_nonzero'
+
+
+@cache
+def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _written(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:
+    found = []
+    for place, name in _written_places(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        found += tensors_of_tree(value)
+    return found
+
+
+def _node() -> str | None:
+    # What is differentiated now, in the loss's own words.
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    name: str = node.name()
+    return name.split('::')[-1].split('Backward')[0].lower()
+
+
+def _reason(
+    func: Any, given: list[Followed], owners: list[Owner], watch: Watch
+) -> _Why | None:
+    if not any(is_mixed(owner) for owner in owners):
+        return None
+    before = None
+    for t in given:
+        why = t._memory.spoiled or t._why
+        if t._watch is not watch:
+            why = _Why('a tensor of an earlier batch')
+        before = before or why
+    node = _node()
+    name = node or base_name(func).strip('_')
+    if before is None:
+        return _Why(name, node)
+    if before.back is None and node is not None:
+        return _Why(before.met, node)
+    return before
+
+
+def _write(
+    written: list[Tensor],
+    owners: list[Owner],
+    why: _Why | None,
+    watch: Watch,
+) -> None:
+    # What was changed in place depends on what came, and so do its views.
+    for place, target in enumerate(written):
+        assert isinstance(target, Followed)
+        came = owners[place] if place < len(owners) else None
+        if len(written) > 1 or len(owners) != 1:
+            came = join(*(o for o in owners)) if owners else None
+        before = target._owner
+        if came is None or came is before:
+            continue
+        after = join(before, came)
+        assert after is not None
+        if before is not None and torch.equal(
+            after.expand(target.shape), before.expand(target.shape)
+        ):
+            continue
+        if target._memory.views == 1:
+            target._owner = after.expand(target.shape)
+            target._why = target._why or why
+        else:
+            target._memory.spoiled = why or _Why('a change in place')
+
+
+def _wrap(
+    out: Any,
+    owners: list[Owner],
+    watch: Watch,
+    given: list[Followed],
+    why: _Why | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    queue = list(owners)
+    every = tensors_of_tree([*args, *kwargs.values()])
+    is_name = len(every) == len(given) and all(t._is_name for t in given)
+    same = {id(t._value): t for t in given}
+    memories = {
+        t._value.untyped_storage().data_ptr(): t._memory
+        for t in given
+        if t._value.layout == torch.strided
+    }
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            owner = queue.pop(0)
+            if id(value) in same:
+                return same[id(value)]
+            memory = None
+            if value.layout != torch.strided:
+                _refuse('it is sparse')
+            if value.layout == torch.strided and value.numel():
+                memory = memories.get(value.untyped_storage().data_ptr())
+            return Followed(value, owner, watch, memory, why, is_name)
+        if isinstance(value, tuple | list):
+            return type(value)(visit(item) for item in value)
+        return value
+
+    return visit(out)
+
+
+def _wrap_earlier(
+    out: Any, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    # Of a batch whose gradient has come: whatever it is computed for, it is
+    # not to come back in the loss of another.
+    tensors = tensors_of_tree([*args, *kwargs.values()])
+    same = {id(_plain(t)): t for t in tensors}
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            found = same.get(id(value))
+            return Followed(value, None, watch) if found is None else found
+        if isinstance(value, tuple | list):
+            return type(value)(visit(item) for item in value)
+        return value
+
+    return visit(out)
+
+
+def _without_ignored(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    # A mean over labels that are not ignored divides by their number, which
+    # is public: it is a mask. None where torch's own is the same.
+    known = ('input', 'target', 'weight')
+    got = {**dict(zip(known, args, strict=False)), **kwargs}
+    for name in ('size_average', 'reduce'):
+        if got.get(name, 0) is None:
+            del got[name]
+    allowed = {*known, 'ignore_index', 'reduction', 'label_smoothing'}
+    target = got.get('target')
+    if (
+        len(args) > len(known)
+        or got.keys() - allowed
+        or got.get('weight') is not None
+        or got.get('reduction', 'mean') != 'mean'
+        or not isinstance(target, Followed)
+        or target.is_floating_point()
+        or not target._watch.live
+    ):
+        return None
+    kept = target._value != got.get('ignore_index', -100)
+    count = int(kept.sum())
+    if count == kept.numel() and not got.get('label_smoothing'):
+        return None
+    target._watch.ignored |= count < kept.numel()
+    terms = func(**{**got, 'reduction': 'none'})
+    return terms.sum() / count

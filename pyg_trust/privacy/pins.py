@@ -1,0 +1,118 @@
+"""The model as the last private step left it, to notice other hands."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Pins:
+    """Notices what changes a model between two private steps.
+
+    A second optimizer on a shared layer moves weights by gradients without
+    noise, and a layer put in later was not looked at. The values of all
+    parameters are kept and compared, since versions do not tell of changes
+    through ``.data``; that takes the memory of a second set of weights.
+
+    Args:
+        module (torch.nn.Module): the model.
+        parameters (list[Parameter]): what is trained.
+    """
+
+    def __init__(
+        self, module: nn.Module, parameters: list[nn.Parameter]
+    ) -> None:
+        self.module = module
+        self._trained = {id(p) for p in parameters}
+        self._layers = self._find_layers()
+        self._values: dict[str, Tensor] | None = None
+        self.loaded = 0
+
+    def hold(self) -> None:
+        """Takes the weights as they are."""
+        self._values = {
+            name: p.detach().clone()
+            for name, p in self.module.named_parameters()
+        }
+
+    def release(self) -> None:
+        """Lets the weights go: an optimizer of ours is about to move them."""
+        self._values = None
+
+    def load(self) -> None:
+        """Takes weights that the user has loaded, which the report repeats."""
+        self.loaded += 1
+        self.hold()
+
+    def hold_layers(self) -> None:
+        """Takes the layers as they are."""
+        self._layers = self._find_layers()
+
+    def check_layers(self) -> None:
+        """Refuses other layers, and other parameters to train.
+
+        Raises:
+            ValueError: if there are.
+        """
+        if self._find_layers() != self._layers:
+            raise ValueError(
+                "'module' needs to keep its layers: one was added, removed or "
+                'replaced after make_private, and was not looked at'
+            )
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if {id(p) for p in trained} != self._trained:
+            raise ValueError(
+                "'module' needs to train the same parameters all the time: "
+                'freeze or add them before make_private'
+            )
+
+    def check_values(self) -> None:
+        """Refuses weights that something else has moved.
+
+        Raises:
+            RuntimeError: if they were.
+        """
+        name = self.moved()
+        if name is not None:
+            raise RuntimeError(
+                f"'{name}' was changed since the last private step, by a "
+                'second optimizer or by hand: what has not gone through the '
+                'private optimizer may hold private data without noise. Load '
+                'weights that were released, or are public, with '
+                'load_state_dict of the private model'
+            )
+
+    def moved(self) -> str | None:
+        """A parameter that is not as it was left, if there is one."""
+        if self._values is None:
+            return None
+        names, flags = [], []
+        for name, p in self.module.named_parameters():
+            kept = self._values.get(name)
+            if kept is None or kept.shape != p.shape or kept.dtype != p.dtype:
+                return name
+            now = p.detach()
+            kept = kept.to(now.device)
+            moved = (now != kept) & ~(now.isnan() & kept.isnan())
+            names.append(name)
+            flags.append(moved.any())
+        # One look at the device for all of them.
+        found = torch.stack(flags).tolist() if flags else []
+        return next((n for n, f in zip(names, found, strict=True) if f), None)
+
+    def notes(self) -> list[str]:
+        """What the report has to say."""
+        notes = []
+        name = self.moved()
+        if name is not None:
+            notes.append(
+                f"NOT COVERED: the weights as they are now: '{name}' was "
+                'changed by something else since the last private step'
+            )
+        if self.loaded:
+            notes.append(
+                f'weights were loaded from elsewhere {self.loaded} times; '
+                'they were released by this training before, or are public'
+            )
+        return notes
+
+    def _find_layers(self) -> list[tuple[str, int]]:
+        return [(name, id(m)) for name, m in self.module.named_modules()]

@@ -1,0 +1,192 @@
+"""What private training guarantees, with every assumption."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_trust.noise import SEEDED
+from pyg_trust.report import Guarantee, Report
+
+
+@dataclass(frozen=True)
+class PrivacyReport(Report):
+    r"""What was guaranteed, and under which assumptions.
+
+    Args:
+        epsilon (float): :math:`\epsilon` of everything so far.
+        delta (float): :math:`\delta`.
+        target_epsilon (float, optional): the budget, if there is one.
+        steps (int): the steps so far.
+        relation (str): which graphs are neighbours.
+        sampling (str): how the units of a step are drawn.
+        mechanism (str): the accountant.
+        unit (str): whose gradients are clipped.
+        batch_size (int): :math:`m`, the units of a step.
+        sample_rates (tuple): rates and number of steps with each.
+        max_grad_norm (float): :math:`C`.
+        units_per_row (int): how many units a row can be in.
+        sensitivity (float): how far replacing a row can move the sum.
+        noise_multiplier (float): Opacus' :math:`\sigma / C`.
+        lam (float): :math:`\lambda = \sigma` over the sensitivity.
+        noise_std (float): :math:`\sigma`, of the noise on the sum.
+        seeded (bool): whether noise and batches come from an explicit seed:
+            then nothing is private.
+        ledger_head (str, optional): a digest of all lines of the ledger, if
+            there is one. Handed to the next engine, it shows that no line
+            was lost.
+        assumptions (tuple): what the guarantee rests on and does not cover.
+        data (str): a fingerprint of what is public of the data.
+        provenance (dict): versions and arguments; no seeds, which are secret.
+    """
+
+    epsilon: float
+    delta: float
+    target_epsilon: float | None
+    steps: int
+    relation: str
+    sampling: str
+    mechanism: str
+    unit: str
+    batch_size: int
+    sample_rates: tuple[tuple[float, int], ...]
+    max_grad_norm: float
+    units_per_row: int
+    sensitivity: float
+    noise_multiplier: float
+    lam: float
+    noise_std: float
+    seeded: bool
+    ledger_head: str | None
+    assumptions: tuple[str, ...]
+    data: str
+    provenance: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """What nobody can tell from the weights."""
+        limit = self.target_epsilon
+        return Guarantee(
+            procedure='private training',
+            promise=(
+                (f'{SEEDED}; with secret noise, ' if self.seeded else '')
+                + f'the weights after each of {self.steps} steps, all '
+                f'together, are ({self.epsilon:.4g}, {self.delta:g})-'
+                "differentially private in any one node's features"
+            ),
+            assumptions=self.assumptions,
+            not_covered=(
+                'edges, and which nodes there are',
+                'predictions, which read the features of neighbours',
+            ),
+            spent={'epsilon': self.epsilon},
+            budget={'epsilon': math.inf if limit is None else limit},
+            data=self.data,
+            origin=self.provenance,
+            kind='privacy',
+            values={
+                name: getattr(self, name)
+                for name in (
+                    'seeded',
+                    'epsilon',
+                    'delta',
+                    'steps',
+                    'relation',
+                    'sampling',
+                    'mechanism',
+                    'unit',
+                    'batch_size',
+                    'max_grad_norm',
+                    'units_per_row',
+                    'sensitivity',
+                    'noise_multiplier',
+                    'lam',
+                    'sample_rates',
+                    'noise_std',
+                    'ledger_head',
+                )
+            },
+        )
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+    def explain(self) -> str:
+        """The guarantee in words."""
+        rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
+        lines = [
+            *([SEEDED + '.'] if self.seeded else []),
+            f'The weights after each of {self.steps} steps, all together, are '
+            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
+            'whoever sees them can hardly tell whether a node had its '
+            'features or any others.',
+            f'Neighbours are graphs that differ by "{self.relation}". Each '
+            f'step draws {self.batch_size} units ({self.unit}), '
+            f'{self.sampling}, at a rate of {rates}; clips the gradient of '
+            f'each to {self.max_grad_norm:.4g}; sums; and adds Gaussian noise '
+            f'of the standard deviation {self.noise_std:.4g}, which is '
+            f'{self.lam:.4g} times the {self.sensitivity:.4g} by which '
+            'replacing a row can move the sum.',
+            f'Accounted for by {self.mechanism!r}. This holds if, and covers '
+            'only what follows:',
+            *(f'- {line}' for line in self.assumptions),
+        ]
+        return '\n'.join(lines)
+
+
+def assumptions(
+    seeded: bool, has_ledger: bool, leaks: Sequence[str]
+) -> tuple[str, ...]:
+    """What a guarantee rests on, and what it does not cover.
+
+    Args:
+        seeded (bool): whether noise and batches come from an explicit seed.
+        has_ledger (bool): whether there is a ledger.
+        leaks (sequence of str): what was released beside the steps.
+    """
+    lines = [
+        'protected is one row of the features (with the label, if masks, '
+        'sampling and loss weights do not depend on labels); edges, the '
+        'presence of a node and who is a training node are not',
+        'predictions are not protected: to infer is to read the features '
+        'of neighbours',
+        'graph, training nodes and subgraphs were made without looking at '
+        'features; so were C, the noise, the number of steps and the '
+        'hyper-parameters (each run of a search is a release of its own, '
+        'unless pyg_trust.privacy.search made it)',
+        'the weights that training began with do not depend on private data',
+        'no transform before or in the loader mixes the rows of several '
+        'nodes (row-wise scaling is fine; propagation, PCA and '
+        'standardisation are not)',
+        'the loss is one term per subgraph, of its own rows, averaged or '
+        'summed',
+        'released are weights, optimizer state and this report; training '
+        'losses, clipping rates, batches, seeds and stops that depend on '
+        'private data are not covered',
+    ]
+    if seeded:
+        lines.insert(0, SEEDED)
+    else:
+        lines.append(
+            "noise and batches are of the operating system's cryptographic "
+            'generator, in floating point: a defence against known attacks, '
+            'not a proof'
+        )
+    lines.append(
+        'no process was ended and started again for the sake of another '
+        'batch: in a process, a batch that was drawn is kept until its step '
+        'is spent, but a new process draws another'
+    )
+    if has_ledger:
+        lines.append(
+            'the ledger is the only account of this training: no copy of it '
+            'was spent as well, and no older one was put back (ledger_head, '
+            'noted elsewhere and handed to the next engine, shows the latter)'
+        )
+    else:
+        lines.append(
+            'all steps were taken by this process, or by those whose '
+            'checkpoint it went on from, each of which was gone on from once: '
+            'without a ledger nothing else is counted'
+        )
+    return (*lines, *leaks)

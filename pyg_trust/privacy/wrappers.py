@@ -1,0 +1,613 @@
+r"""A model, an optimizer and a loader that can only train privately.
+
+The three share a :class:`PrivateStep`, which follows every step through its
+stages and refuses whatever would leave the analysed mechanism:
+
+    loader gives a batch -> model(...) once -> loss.backward() once
+    -> optimizer.step()
+
+Only the sum of clipped gradients plus noise ever reaches ``p.grad``.
+
+Why no optimizer of Opacus: theirs trusts whoever fills ``p.grad``, draws the
+noise in float32, and tells the accountant after the noise was made. Here the
+step is on the account (and on the disk) before there is anything to see, a
+gradient from elsewhere is refused, and only the accountants are of Opacus'
+kind.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_trust._checks import check_callable
+from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
+from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.pins import Pins
+from pyg_trust.privacy.pipeline import check_names
+from pyg_trust.privacy.validation import (
+    BatchCall,
+    buffer_versions,
+    check_edges,
+    check_gradients,
+    check_isolation,
+    check_output,
+    snapshot,
+)
+
+REDUCTIONS = ('mean', 'sum')
+_MARGIN = 1e-5
+
+
+class PrivateStep:
+    r"""The step in progress: what was delivered, called, clipped and summed.
+
+    Args:
+        gradients (SubgraphGradients): of the model.
+        parameters (list[Parameter]): what is trained.
+        max_grad_norm (float): the clipping norm :math:`C`.
+        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
+        batch_size (int): :math:`m`, the units of a step.
+        add_noise (callable): pays for a step, then maps sums of clipped
+            gradients to noisy ones.
+        trust_loss (bool): whether the loss is left unchecked.
+            (default: :obj:`False`)
+        public (Sequence[str]): what the model holds that is public.
+            (default: :obj:`()`)
+    """
+
+    def __init__(
+        self,
+        gradients: SubgraphGradients,
+        parameters: list[nn.Parameter],
+        max_grad_norm: float,
+        loss_reduction: str,
+        batch_size: int,
+        add_noise: Callable[[list[Tensor]], list[Tensor]],
+        trust_loss: bool = False,
+        public: Sequence[str] = (),
+    ) -> None:
+        self.public = tuple(public)
+        self.trust_loss = trust_loss
+        self.ignored = False
+        self.gradients = gradients
+        self.module = gradients.module
+        self.parameters = parameters
+        self.max_grad_norm = max_grad_norm
+        self.loss_reduction = loss_reduction
+        self.batch_size = batch_size
+        self.add_noise = add_noise
+        names = {p: n for n, p in self.module.named_parameters()}
+        self._names = [names[p] for p in parameters]
+        self.pins = Pins(self.module, parameters)
+        self._probed: set[str] = set()
+        self._written: list[tuple[Tensor, int] | None]
+        self._written = [None] * len(parameters)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets a step that was not finished; nothing of it was seen."""
+        self._stage = 'idle'
+        self._units = 0
+        self._sums: list[Tensor] | None = None
+        self._drop_tape()
+
+    def notes(self) -> list[str]:
+        """What the report has to say of the loss."""
+        notes = []
+        if self.trust_loss:
+            notes.append(
+                'NOT CHECKED: that the loss is one term per subgraph, each of '
+                'its own rows (trust_loss=True); a loss that couples '
+                'subgraphs has a larger epsilon'
+            )
+        if self.public:
+            notes.append(
+                f'DECLARED PUBLIC: {", ".join(self.public)} of the model, '
+                'which are not protected'
+            )
+        if self.ignored:
+            notes.append(
+                'which labels are ignored (ignore_index) counts as public, as '
+                'a mask does'
+            )
+        return notes
+
+    def _drop_tape(self) -> None:
+        self._batch: Data | None = None
+        self._plain: Data | None = None
+        self._tape: Tape | None = None
+        self._out: Tensor | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the batch delivered last was used up."""
+        return self._stage in ('idle', 'done')
+
+    def deliver(self, batch: Data, owner: Tensor, count: int) -> Data:
+        """Takes note of a batch before it is handed out.
+
+        Args:
+            batch (Data): the batch.
+            owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+            count (int): the number of subgraphs.
+
+        Returns:
+            Data: the batch to hand out, in which rows are followed.
+        """
+        self._drop_tape()
+        self._plain = batch
+        self._watch = Watch()
+        if not self.trust_loss:
+            batch = follow_batch(batch, owner, count, self._watch)
+        self._batch = batch
+        self._owner = owner
+        self._count = count
+        self._versions = snapshot(batch)
+        self._stage = 'delivered'
+        return batch
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Calls the model and records how to differentiate it."""
+        plain = self._plain
+        if self._stage != 'delivered' or self._batch is None or plain is None:
+            raise RuntimeError(
+                'in training, the model needs to be called exactly once for '
+                'each batch of the private loader '
+                + {
+                    'idle': '(got a call before the first batch)',
+                    'done': '(got a call after the step of the last one)',
+                }.get(self._stage, '(got a second call)')
+            )
+        self.pins.check_layers()
+        if torch.is_autocast_enabled(self._owner.device.type):
+            raise ValueError(
+                'in training, the model needs to be called without autocast: '
+                'gradients are clipped in the type of the parameters, and in '
+                'half of the bits they are larger than their norms say'
+            )
+        call = BatchCall(self._batch, self._versions, args, kwargs)
+        self._probe(call)
+        before = buffer_versions(self.module)
+        with self.gradients.record(self._owner, self._count) as tape:
+            out = call(self.module, plain)
+        check_output(out, self._owner.numel(), self._count)
+        if buffer_versions(self.module) != before:
+            raise ValueError(
+                "'module' needs to keep its buffers as they are in training, "
+                'as they would carry data on'
+            )
+        if not out.requires_grad:
+            raise ValueError(
+                "'module' needs to return what depends on its parameters"
+            )
+        self._tape, self._out = tape, out
+        self._stage = 'called'
+        anchor = torch.zeros((), device=out.device, requires_grad=True)
+        out = out.detach()
+        if not self.trust_loss:
+            out = follow(out, self._rows(out), self._watch)
+        return _Intercept.apply(out, anchor, self)
+
+    def _rows(self, out: Tensor) -> Tensor:
+        # The subgraph of each row of the output.
+        if out.size(0) == self._owner.numel():
+            return self._owner
+        return torch.arange(self._count, device=self._owner.device)
+
+    def _probe(self, call: BatchCall) -> None:
+        # A call with other arguments than those tested is tested first.
+        if call.key not in self._probed:
+            assert self._plain is not None
+            self.probe(call, self._plain, self._owner)
+
+    def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
+        """Puts a call of the model to the test on a batch's structure."""
+        check_edges(batch, owner)
+        check_isolation(self.module, call, batch, owner)
+        check_names(self.module, call, batch, owner, self.public)
+        check_gradients(self.gradients, call, batch, owner)
+        self._probed.add(call.key)
+
+    def move(self, step: Callable[[], Any]) -> None:
+        """Moves the weights by an optimizer that has noisy gradients.
+
+        Args:
+            step (callable): takes a step.
+        """
+        # Interrupted, it has moved some: they are as noisy.
+        self.pins.release()
+        step()
+        self.pins.hold()
+
+    def backward(self, grad: Tensor) -> None:
+        """Clips and sums the gradients of the batch's subgraphs."""
+        if self._stage != 'called' or self._tape is None:
+            raise RuntimeError(
+                'in training, loss.backward() needs to be called exactly once '
+                'for each batch'
+            )
+        assert self._out is not None
+        out, count = self._out, self._count
+        owner = self._rows(out)
+        if not self.trust_loss:
+            grad = gradient(grad, owner, self._watch)
+            self.ignored |= self._watch.ignored
+        if self.loss_reduction == 'mean':
+            grad = grad * count
+        # A bit less than C, for what norms lose in float32.
+        norm = self.max_grad_norm * (1 - _MARGIN)
+        clipped = self._tape.clipped_sum(out, grad, norm, output_owner=owner)
+        sums = [clipped.sums[name].double() for name in self._names]
+        # An interrupt from here on ends the step: nothing is added twice.
+        self._stage = 'interrupted'
+        if self._sums is not None:
+            sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+        self._sums = sums
+        self._units += count
+        self._stage = 'clipped'
+        self._tape = self._out = None
+
+    def finish(self) -> bool:
+        """Ends the batch; whether the whole step has been seen.
+
+        If so, noisy gradients are in ``p.grad``.
+        """
+        self._check_parameters()
+        if self._stage != 'clipped':
+            raise RuntimeError(
+                'optimizer.step() needs to follow one loss.backward() on a '
+                'batch of the private loader '
+                + {
+                    'idle': '(got none)',
+                    'delivered': '(the model was not called)',
+                    'called': '(got no backward pass)',
+                    'interrupted': '(it was interrupted)',
+                    'done': '(got a second step)',
+                }[self._stage]
+            )
+        if self._units < self.batch_size:
+            self._stage = 'done'
+            return False
+        assert self._sums is not None
+        sums, self._sums, self._units = self._sums, None, 0
+        self._stage = 'done'
+        noisy = self.add_noise(sums)
+        for i, (parameter, grad) in enumerate(
+            zip(self.parameters, noisy, strict=True)
+        ):
+            parameter.grad = grad.to(parameter)
+            self._written[i] = (parameter.grad, parameter.grad._version)
+        return True
+
+    def _check_parameters(self) -> None:
+        self.pins.check_layers()
+        self.pins.check_values()
+        written = dict(zip(self.parameters, self._written, strict=True))
+        for name, parameter in self.module.named_parameters():
+            grad, ours = parameter.grad, written.get(parameter)
+            if grad is None:
+                continue
+            if ours is None or grad is not ours[0] or grad._version != ours[1]:
+                raise RuntimeError(
+                    f"the gradient of '{name}' came from elsewhere than the "
+                    'private model (a regulariser, a second model, a pass in '
+                    'evaluation mode, or a change by hand): it would leave '
+                    'without noise. Put the term into the model or use '
+                    'weight_decay'
+                )
+
+
+class _Intercept(torch.autograd.Function):
+    # Hands out the output; what comes back goes to the tape, not to p.grad.
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, anchor: Tensor, step: PrivateStep
+    ) -> Tensor:
+        ctx.step = step
+        ctx.tape = step._tape
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        if ctx.tape is not ctx.step._tape:
+            raise RuntimeError(
+                'in training, loss.backward() needs to be called exactly once '
+                'for each batch, before the next one'
+            )
+        ctx.step.backward(grads[0].detach())
+        return None, None, None
+
+
+class PrivateModule(nn.Module):
+    """A model whose gradients leave through noise alone.
+
+    In evaluation mode, or without gradients, it is the model. Attributes are
+    those of the model; so are the names in ``state_dict``, also where it is a
+    part of another module.
+
+    A copy (``copy.deepcopy``, ``AveragedModel``) and what is pickled or saved
+    whole is the plain model with the weights of this moment: that, averages of
+    them, and whatever is computed of them alone cost no more privacy. Weights
+    that are loaded here are noted in the report.
+
+    Args:
+        module (torch.nn.Module): the model.
+        step (PrivateStep): the step in progress.
+    """
+
+    def __init__(self, module: nn.Module, step: PrivateStep) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        object.__setattr__(self, '_step', step)
+        self.register_load_state_dict_pre_hook(_rename)
+        self.register_load_state_dict_post_hook(_note)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self.module,)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model."""
+        if self.training and torch.is_grad_enabled():
+            return self._step.forward(args, kwargs)
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == 'module':
+                raise
+            return getattr(self.module, name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state of the model itself."""
+        return self.module.state_dict(*args, **kwargs)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _rename(
+    module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
+    # Names are those of the model: put in that it is inside of another.
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f'{prefix}module.{name[len(prefix) :]}'] = state.pop(name)
+
+
+def _note(module: nn.Module, keys: Any) -> None:
+    assert isinstance(module, PrivateModule)
+    # And take it out where keys are reported.
+    for names in keys:
+        names[:] = [n.replace('module.', '', 1) for n in names]
+    module._step.pins.load()
+
+
+class Single:
+    """What there is once: a copy would spend the same budget again."""
+
+    #: What to do instead.
+    advice = ''
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._refuse('copied')
+
+    def __copy__(self) -> Any:
+        self._refuse('copied')
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._refuse('pickled')
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} can't be {what}, as two would spend one "
+            f'budget{self.advice}'
+        )
+
+
+class PrivateOptimizer(Single, torch.optim.Optimizer):
+    """Takes a step with noisy gradients, once a whole batch has been seen.
+
+    Everything else is that of the optimizer inside: schedulers, its state and
+    its parameter groups work as before. It can't be copied or pickled, since
+    two would spend one budget: its ``state_dict`` can.
+
+    Args:
+        optimizer (torch.optim.Optimizer): the optimizer inside.
+        step (PrivateStep): the step in progress.
+    """
+
+    # GradScaler skips steps on what the data are: let it find us.
+    _step_supports_amp_scaling = True
+    advice = ': take its state_dict()'
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, step: PrivateStep
+    ) -> None:
+        # For the hooks that torch hangs on optimizers; what it makes beside
+        # them is left to the optimizer inside.
+        self._made = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.optimizer = optimizer
+        self._step = step
+        self._made = True
+
+    def step(self, closure: Any = None) -> Any:
+        """Adds noise and moves the parameters.
+
+        After a part of a batch (``max_physical_batch_size``) it only ends
+        this part.
+
+        Args:
+            closure (callable, optional): is called once, before, for the
+                forward and the backward pass of the batch.
+                (default: :obj:`None`)
+
+        Returns:
+            Any: what the closure returned.
+
+        Raises:
+            BudgetExceededError: if the step would exceed the budget; nothing
+                was spent then.
+            RuntimeError: unless it follows one forward and one backward pass.
+        """
+        loss = None
+        if closure is not None:
+            check_callable('closure', closure)
+            with torch.enable_grad():
+                loss = closure()
+        if self._step.finish():
+            self._step.move(self.optimizer.step)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, which is always to set them to None."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the optimizer inside."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        if self._made:
+            self.optimizer.param_groups = value
+
+    @property
+    def state(self) -> Any:
+        """That of the optimizer inside."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._made:
+            self.optimizer.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Those of the optimizer inside."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        if self._made:
+            self.optimizer.defaults = value
+
+    def state_dict(self) -> Any:
+        """That of the optimizer inside."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Loads the state of the optimizer inside."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Is refused: the parameters are those checked in the beginning."""
+        if not self._made:
+            return
+        raise ValueError(
+            'a private optimizer takes no more parameters: add them before '
+            'make_private'
+        )
+
+    @property
+    def grad_scale(self) -> None:
+        """What GradScaler asks for; it is refused when it writes."""
+        raise AttributeError('grad_scale')
+
+    @grad_scale.setter
+    def grad_scale(self, value: Any) -> None:
+        raise TypeError(
+            'a private optimizer needs to be used without GradScaler: it '
+            'skips steps depending on the data, and scales what is clipped'
+        )
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.optimizer})'
+
+
+class PrivateLoader(Single):
+    """Gives out the batches of a loader, and keeps track of them.
+
+    It ends by itself, also in the midst of an epoch, before a step that would
+    exceed the budget; then it is empty. Whoever leaves an epoch and begins
+    another is given the batch again whose step was not taken.
+
+    Args:
+        loader (NodeLoader): the loader; its own iteration is not to be used
+            any more.
+        step (PrivateStep): the step in progress.
+        position (callable): the number of steps spent.
+        allowed (callable): whether a step may still be taken.
+        check (callable): checks a batch of a step; returns the subgraph of
+            each node and their number.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        step: PrivateStep,
+        position: Callable[[], int],
+        allowed: Callable[[int], bool],
+        check: Callable[[Data, int], tuple[Tensor, int]],
+    ) -> None:
+        self.loader = loader
+        self._step = step
+        self._position = position
+        self._allowed = allowed
+        self._check = check
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[Data]:
+        self._turn += 1
+        turn = self._turn
+        batches = self.loader.batch_sampler
+        batches.position = first = self._position()
+        chunks = len(batches) // batches.num_steps
+        self._step.reset()
+        iterator: Iterator[Data] | None = None
+        for step in range(first, first + batches.num_steps):
+            if not self._allowed(step):
+                return
+            batches.forget(self._position())
+            if iterator is None:
+                iterator = iter(self.loader)
+            for _ in range(chunks):
+                batch = next(iterator)
+                owner, count = self._check(batch, step)
+                device = self._step.parameters[0].device
+                batch = batch.to(device)
+                yield self._step.deliver(batch, owner.to(device), count)
+                if self._turn != turn:
+                    raise RuntimeError(
+                        'the private loader was started anew: only one pass '
+                        'at a time'
+                    )
+                if not self._step.finished:
+                    raise RuntimeError(
+                        'every batch of the private loader needs one forward '
+                        'pass, one backward pass and one optimizer.step(); to '
+                        'leave some out depending on the data is not '
+                        'accounted for'
+                    )
+
+    def __len__(self) -> int:
+        return len(self.loader.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == 'loader':
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.loader})'

@@ -1,0 +1,227 @@
+"""Reports: what a procedure promises its user, and how to run it again.
+
+A procedure returns a frozen dataclass that inherits from :class:`Report`. Its
+fields are plain (numbers, strings, booleans, tensors, and lists, tuples and
+dictionaries of these), so that it can be printed, stored as JSON and compared.
+What it promises is a :class:`Guarantee`, in the same words for all; a
+:class:`TrustReport` puts those of a whole application on one page.
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_geometric
+from torch import Tensor
+
+import pyg_trust
+from pyg_trust._checks import check_choice, check_instance, check_number
+
+#: Sorts of promises: about one person's data in what is released; about what
+#: was removed; about changed inputs; about numerical error; any other.
+KINDS = ('privacy', 'removal', 'robustness', 'accuracy', 'other')
+
+
+def provenance(**arguments: Any) -> dict[str, Any]:
+    """The versions that are running and the arguments of a procedure.
+
+    Args:
+        **arguments (Any): the seed and whatever else it takes to run the
+            procedure again.
+    """
+    return {
+        'pyg_trust': pyg_trust.__version__,
+        'torch': torch.__version__,
+        'torch_geometric': torch_geometric.__version__,
+        'python': platform.python_version(),
+        'arguments': arguments,
+    }
+
+
+def fingerprint(*parts: Tensor | str | float | None) -> str:
+    """A SHA-256 of tensors (type, shape and values), texts and numbers.
+
+    Args:
+        *parts (Tensor or str or float or None): what to take, in this order.
+
+    Returns:
+        str: 64 hexadecimal digits, the same on every device.
+
+    Example:
+        >>> fingerprint(torch.zeros(2)) == fingerprint(torch.zeros(2, 1))
+        False
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        check_instance('parts', part, Tensor, str, int, float, type(None))
+        if isinstance(part, Tensor):
+            header: Any = ('tensor', str(part.dtype), tuple(part.shape))
+            flat = part.detach().cpu().contiguous().view(-1)
+            content = flat.view(torch.uint8).numpy().tobytes()
+        else:
+            header, content = type(part).__name__, repr(part).encode()
+        # With its length, so that no two lists of parts look alike.
+        digest.update(repr((header, len(content))).encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The base of all reports: a table to read, a dictionary to store."""
+
+    def guarantee(self) -> 'Guarantee':
+        """What is promised, in the words that all reports share.
+
+        Raises:
+            TypeError: if this kind of report promises nothing by itself.
+        """
+        raise TypeError(f'a {type(self).__name__} promises nothing by itself')
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, tensors as nested lists."""
+        return {
+            field.name: plain(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
+
+    def to_json(self) -> str:
+        """The dictionary as JSON; numbers that are not finite are strings."""
+        return json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        rows = [
+            (field.name.replace('_', ' '), short(getattr(self, field.name)))
+            for field in dataclasses.fields(self)
+        ]
+        width = max((len(name) for name, _ in rows), default=0)
+        lines = [f'{name:<{width}}  {value}' for name, value in rows]
+        return '\n'.join([type(self).__name__, *lines])
+
+
+@dataclass(frozen=True)
+class Guarantee(Report):
+    """A promise, with all that it depends on.
+
+    Numbers stand in fields, where a program finds them; the sentences are made
+    from these.
+
+    Args:
+        procedure (str): what was done.
+        promise (str): what holds now, in one sentence.
+        assumptions (tuple[str, ...]): when it holds.
+        not_covered (tuple[str, ...]): what a reader could think is promised
+            too, and is not.
+        spent (dict[str, float]): what was spent of each budget.
+        budget (dict[str, float]): what may be spent of each budget in all.
+        data (str): a fingerprint of the data that it speaks of.
+        origin (dict[str, Any]): versions and arguments, as
+            :func:`provenance`.
+        kind (str): which sort of promise it is, one of :data:`KINDS`.
+        values (dict[str, Any]): every number and setting that the promise
+            speaks of, by the field's name: ``epsilon``, ``delta``, ``mu``,
+            ``sigma``, ``relation``, ``accountant``, counts, bounds.
+        history (dict[str, list[float]]): what was spent over time, a list for
+            each name in :obj:`spent`.
+        checked (tuple[str, ...]): how the promise was checked on this run.
+        model (str): a fingerprint of the weights that it speaks of.
+    """
+
+    procedure: str
+    promise: str
+    assumptions: tuple[str, ...]
+    not_covered: tuple[str, ...] = ()
+    spent: dict[str, float] = dataclasses.field(default_factory=dict)
+    budget: dict[str, float] = dataclasses.field(default_factory=dict)
+    data: str = ''
+    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kind: str = 'other'
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    checked: tuple[str, ...] = ()
+    model: str = ''
+
+    def __post_init__(self) -> None:
+        for name in ('procedure', 'promise', 'data', 'model'):
+            check_instance(name, getattr(self, name), str)
+        for name in ('procedure', 'promise'):
+            if not getattr(self, name):
+                raise ValueError(f"'{name}' can't be empty")
+        check_choice('kind', self.kind, KINDS)
+        for name in ('assumptions', 'not_covered', 'checked'):
+            check_instance(name, getattr(self, name), tuple, list)
+            for text in getattr(self, name):
+                check_instance(name, text, str)
+        for name in ('spent', 'budget', 'origin', 'values', 'history'):
+            check_instance(name, getattr(self, name), dict)
+        for name in ('spent', 'budget'):
+            for amount in getattr(self, name).values():
+                check_number(name, amount)
+        if set(self.spent) != set(self.budget):
+            raise ValueError(
+                "'spent' and 'budget' need to be of the same things (got "
+                f'{sorted(self.spent)} and {sorted(self.budget)})'
+            )
+        for name, amounts in self.history.items():
+            if name not in self.spent:
+                raise ValueError(
+                    "'history' needs to be of what is in 'spent' "
+                    f'(got {name!r}, need one of {sorted(self.spent)})'
+                )
+            check_instance('history', amounts, list)
+            for amount in amounts:
+                check_number('history', amount)
+
+    def guarantee(self) -> 'Guarantee':
+        """Itself."""
+        return self
+
+    @property
+    def remaining(self) -> dict[str, float]:
+        """What is left of each budget."""
+        return {
+            name: self.budget[name] - spent
+            for name, spent in self.spent.items()
+        }
+
+
+def plain(value: Any) -> Any:
+    """The value as numbers, texts, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().tolist()
+    if isinstance(value, Report):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def finite(value: Any) -> Any:
+    """The plain value with texts for numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    return value
+
+
+def short(value: Any) -> str:
+    """The value as a text for a table."""
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return short(value.item())
+        shape = ', '.join(map(str, value.shape))
+        return f'{value.dtype} tensor [{shape}]'.replace('torch.', '')
+    if isinstance(value, float):
+        return f'{value:.6g}'
+    return str(value)

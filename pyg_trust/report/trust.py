@@ -1,0 +1,236 @@
+"""The trust report: all promises of an application, in one file."""
+
+import dataclasses
+import datetime
+import json
+import math
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyg_trust import files
+from pyg_trust._checks import check_choice, check_instance
+from pyg_trust.report import pages
+from pyg_trust.report.base import Guarantee, Report, short
+
+#: The version of the JSON's layout; :func:`schema` describes it.
+SCHEMA_VERSION = 1
+FORMATS = ('.json', '.html', '.md')
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a saved :class:`TrustReport` (draft 2020-12)."""
+    text = Path(__file__).with_name('trust.schema.json').read_text()
+    return json.loads(text)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(
+        'T', 'seconds'
+    )
+
+
+@dataclass(frozen=True)
+class TrustReport(Report):
+    """All promises of an application, on one page and in one file.
+
+    Args:
+        guarantees (tuple[Guarantee, ...]): as :meth:`of` collects them.
+        created (str): when, ISO 8601 with the time zone. (default: now)
+        schema_version (int): of the layout of the JSON.
+
+    Example:
+        >>> report = TrustReport.of(
+        ...     Guarantee('sampling', 'no node is in two subgraphs', ())
+        ... )
+        >>> print(report)
+        1. sampling
+           promised: no node is in two subgraphs
+    """
+
+    guarantees: tuple[Guarantee, ...]
+    created: str = dataclasses.field(default_factory=_now)
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        check_instance('guarantees', self.guarantees, tuple)
+        if not self.guarantees:
+            raise ValueError("'guarantees' can't be empty")
+        for guarantee in self.guarantees:
+            check_instance('guarantees', guarantee, Guarantee)
+        check_instance('created', self.created, str)
+        try:
+            moment = datetime.datetime.fromisoformat(self.created)
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            raise ValueError(
+                "'created' needs to be an ISO 8601 time with its zone "
+                f'(got {self.created!r})'
+            )
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(
+                f"'schema_version' needs to be {SCHEMA_VERSION} "
+                f'(got {self.schema_version!r})'
+            )
+
+    @classmethod
+    def of(cls, *reports: Report) -> 'TrustReport':
+        """Collects the promises of reports.
+
+        Args:
+            *reports (Report): what the procedures returned.
+
+        Raises:
+            TypeError: if one is no report, or promises nothing by itself.
+            ValueError: if there are none.
+        """
+        if not reports:
+            raise ValueError("'reports' can't be empty")
+        for report in reports:
+            if not isinstance(report, Report):
+                raise TypeError(
+                    "'reports' needs to hold reports (got "
+                    f'{type(report).__name__})'
+                )
+        return cls(tuple(report.guarantee() for report in reports))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the report, whole or not at all.
+
+        Args:
+            path (str or Path): of the file. Its ending decides what is
+                written: ``.json`` for programs, ``.html`` for people (one
+                page that needs no network), ``.md`` for a model card.
+
+        Raises:
+            ValueError: on another ending.
+        """
+        check_instance('path', path, str, Path)
+        ending = Path(path).suffix
+        check_choice('path', ending, FORMATS)
+        if ending == '.html':
+            text = self.to_html()
+        elif ending == '.md':
+            text = self.to_markdown()
+        else:
+            text = self.to_json() + '\n'
+        files.write(path, text.encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> 'TrustReport':
+        """Reads what :meth:`save` has written as JSON.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: if the file is no trust report, or was damaged.
+        """
+        check_instance('path', path, str, Path)
+        try:
+            fields = json.loads(Path(path).read_text())
+            listed = fields.pop('guarantees')
+            guarantees = tuple(_guarantee(entry) for entry in listed)
+            return cls(guarantees, **fields)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"'path' needs to be a trust report in JSON: {path} is none "
+                f'({type(error).__name__}: {error})'
+            ) from None
+
+    def to_html(self) -> str:
+        """One self-contained page for people, with figures."""
+        return pages.html(self.guarantees, self.created)
+
+    def to_markdown(self) -> str:
+        """A section for a model card, in Markdown."""
+        return pages.markdown(self.guarantees, self.created)
+
+    def plot(self) -> Any:
+        """Draws how much of each budget is spent.
+
+        Returns:
+            matplotlib.figure.Figure: one bar for each budget.
+
+        Raises:
+            ImportError: without matplotlib.
+            ValueError: if nothing has a finite budget.
+        """
+        import matplotlib.pyplot as plt
+
+        bars = [
+            (f'{each.procedure}: {name}', spent / each.budget[name])
+            for each in self.guarantees
+            for name, spent in each.spent.items()
+            if 0 < each.budget[name] < math.inf
+        ]
+        if not bars:
+            raise ValueError(
+                "'plot' needs a finite budget in one of the guarantees"
+            )
+        names, shares = zip(*bars, strict=True)
+        figure, axis = plt.subplots(
+            figsize=(6, 0.6 + 0.5 * len(bars)), layout='constrained'
+        )
+        axis.barh(names, shares)
+        axis.invert_yaxis()
+        axis.axvline(1, color='black', linewidth=1)
+        axis.set(xlim=(0, max(1.05, *shares)), xlabel='share of the budget')
+        axis.set_title('How much of each budget is spent')
+        return figure
+
+    def __str__(self) -> str:
+        lines = [
+            line
+            for number, guarantee in enumerate(self.guarantees, 1)
+            for line in _paragraph(number, guarantee)
+        ]
+        versions = pages.versions(self.guarantees)
+        if versions:
+            lines += textwrap.wrap(f'made with {", ".join(versions)}', 79)
+        return '\n'.join(lines)
+
+
+def _guarantee(entry: dict[str, Any]) -> Guarantee:
+    # Numbers that JSON does not know were written as texts.
+    for name in ('spent', 'budget'):
+        entry[name] = {key: float(v) for key, v in entry[name].items()}
+    for name in ('assumptions', 'not_covered', 'checked'):
+        entry[name] = tuple(entry[name])
+    return Guarantee(**entry)
+
+
+def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
+    lines = [f'{number}. {guarantee.procedure}']
+
+    def say(title: str, text: str) -> None:
+        lines.extend(
+            textwrap.wrap(
+                f'{title}: {text}',
+                width=79,
+                initial_indent='   ',
+                subsequent_indent='     ',
+                break_long_words=False,
+            )
+        )
+
+    say('promised', guarantee.promise)
+    for text in guarantee.assumptions:
+        say('if', text)
+    for text in guarantee.not_covered:
+        say('not covered', text)
+    for text in guarantee.checked:
+        say('checked', text)
+    for name, spent in guarantee.spent.items():
+        say(
+            f'budget, {name}',
+            f'{short(spent)} of {short(guarantee.budget[name])} spent, '
+            f'{short(guarantee.remaining[name])} left',
+        )
+    if guarantee.data:
+        say('data', f'SHA-256 {guarantee.data[:16]}')
+    if guarantee.model:
+        say('model', f'SHA-256 {guarantee.model[:16]}')
+    return lines

@@ -1,0 +1,237 @@
+"""Views of a graph, each of which a changed element reaches alone."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_range,
+    check_tensor,
+)
+
+DIVISIONS = ('edges', 'nodes', 'subgraphs', 'features', 'grid')
+# Parts of the key.
+_NODES, _EDGES = 0, 1
+
+
+@functional_transform('division')
+class Division(BaseTransform):
+    r"""Draws one of the views that :class:`~pyg_trust.certificates.Divided`
+    votes over (functional name: :obj:`division`).
+
+    Every element belongs to one of :math:`T` groups by a keyed hash of its
+    *name* (``data.n_id`` of its nodes, else their positions), never of what an
+    attacker could change for others: degrees, features, the number of nodes.
+
+    ===============  =======================================================
+    ``'edges'``      view :math:`i` has the undirected edges of group
+                     :math:`i` (both directions together)
+    ``'nodes'``      the edges that leave nodes of group :math:`i`: whoever
+                     listens hears them alone, however many layers there are
+    ``'subgraphs'``  the subgraph that group :math:`i` induces
+    ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
+    ``'grid'``       edges of group :math:`i` and rows of group :math:`j`
+    ===============  =======================================================
+
+    A model trained on ``Division(T, by)`` of its data, a view each epoch,
+    has seen what it will vote on.
+
+    Args:
+        num_groups (int): :math:`T`; for the grid, on each side.
+        by (str): one of the table. (default: :obj:`'nodes'`)
+        seed (int, optional): the key of the hash; by default from the
+            operating system. (default: :obj:`None`)
+
+    Raises:
+        TypeError: on another type.
+        ValueError: if there is no group, or an unknown :obj:`by`.
+    """  # noqa: D205
+
+    def __init__(
+        self, num_groups: int, by: str = 'nodes', seed: int | None = None
+    ) -> None:
+        check_choice('by', by, DIVISIONS)
+        self.num_groups = check_integer('num_groups', num_groups, 1)
+        self.by = by
+        self.seed = rng.resolve_secret(seed)
+
+    @property
+    def num_views(self) -> int:
+        """How many views there are."""
+        return self.num_groups ** (2 if self.by == 'grid' else 1)
+
+    def forward(self, data: Data) -> Data:
+        """Returns a view, drawn from torch's generator."""
+        check_named(data)
+        return self.view(data, int(torch.randint(self.num_views, ())))
+
+    def view(self, data: Data, number: int) -> Data:
+        """Returns one view; the graph is left as it was.
+
+        Args:
+            data (Data): the graph.
+            number (int): which view.
+        """
+        check_named(data)
+        check_integer('number', number, 0, self.num_views - 1)
+        made = copy.copy(data)
+        n = int(data.num_nodes)
+        made.num_nodes = n
+        if self.by == 'subgraphs':
+            return made.subgraph(self.node_groups(data) == number)
+        first, second = divmod(number, self.num_groups)
+        edges = second if self.by != 'grid' else first
+        if self.by == 'nodes':
+            return incoming_view(made, self.node_groups(data) == edges)
+        if self.by in ('edges', 'grid'):
+            _keep_edges(made, self.edge_groups(data) == edges)
+        if self.by in ('features', 'grid'):
+            held = self.node_groups(data) == second
+            made.x = data.x * held[:, None].to(data.x.dtype)
+        return made
+
+    def node_groups(self, data: Data) -> Tensor:
+        """The group of every node: int64, ``[num_nodes]``.
+
+        Args:
+            data (Data): the graph.
+        """
+        check_named(data)
+        names = names_of(data)
+        key = rng.derive(self.seed, _NODES)
+        group = rng.derive_each(key, names.cpu()) % self.num_groups
+        return group.to(names.device)
+
+    def edge_groups(self, data: Data) -> Tensor:
+        """The group of every edge, as of its reverse: int64, ``[num_edges]``.
+
+        Args:
+            data (Data): the graph.
+        """
+        check_named(data)
+        ends = names_of(data)[data.edge_index].cpu()
+        key = rng.derive(self.seed, _EDGES)
+        low, high = ends.min(0).values, ends.max(0).values
+        word = rng.derive_each(key, low) ^ high
+        group = rng.derive_each(key, word) % self.num_groups
+        return group.to(data.edge_index.device)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.num_groups}, by={self.by!r})'
+
+
+def incoming_view(data: Data, speaks: Tensor) -> Data:
+    """The graph in which some nodes alone are heard.
+
+    Args:
+        data (Data): the graph; it is left as it was.
+        speaks (Tensor): who is heard: bool, ``[num_nodes]``.
+    """
+    made = copy.copy(data)
+    made.num_nodes = int(data.num_nodes)
+    _keep_edges(made, speaks[data.edge_index[0]])
+    return made
+
+
+def check_apart(
+    call: Callable[[Data], Tensor], data: Data, group: Tensor
+) -> None:
+    """Checks that a model keeps apart whom no edge joins.
+
+    A node of another group may change as it likes: nobody who hears group 0
+    alone may notice, up to the last bit. Nor may weights depend on who else
+    listens.
+
+    Args:
+        call (Callable): from a graph to logits.
+        data (Data): the graph.
+        group (Tensor): int64, ``[num_nodes]``.
+
+    Raises:
+        ValueError: if the model does not.
+    """
+    view = incoming_view(data, group == 0)
+    clean = call(view)
+    for node in (group != 0).nonzero().view(-1)[:3].tolist():
+        bad = copy.copy(view)
+        bad.x = data.x.clone()
+        bad.x[node] = 1 - 2 * bad.x[node]
+        moved = call(bad)
+        same = (moved == clean) | (moved.isnan() & clean.isnan())
+        same[node] = True
+        if not bool(same.all()):
+            raise ValueError(
+                "'model' needs to keep nodes apart that no edge joins (got "
+                f'another output after a change of node {node}, which nobody '
+                'hears in this view): normalization over all nodes breaks '
+                'the isolation of views'
+            )
+        keep = group == 0
+        keep[node] = True
+        row = int(keep[:node].sum())
+        apart = (call(view.subgraph(keep))[row] - clean[node]).abs().max()
+        if float(apart) > 1e-4 * max(float(clean.abs().max()), 1e-30):
+            raise ValueError(
+                "'model' needs weights that do not depend on who else "
+                'listens to a node, such as out-degrees (got another output '
+                f'for node {node} in the subgraph of its view)'
+            )
+
+
+def names_of(data: Data) -> Tensor:
+    """The names of the nodes: ``n_id``, or else their positions.
+
+    Args:
+        data (Data): a graph that :func:`check_named` takes.
+    """
+    if data.get('n_id') is not None:
+        return data.n_id
+    device = data.edge_index.device
+    return torch.arange(int(data.num_nodes or 0), device=device)
+
+
+def check_named(data: Any) -> None:
+    """Refuses what can't be divided.
+
+    Args:
+        data (Data): a homogeneous graph with an ``edge_index``.
+
+    Raises:
+        TypeError: if it is no such graph, or names are no int64.
+        ValueError: on unknown nodes, negative names, or one that is there
+            twice.
+    """
+    check_instance('data', data, Data)
+    if data.edge_index is None:
+        raise ValueError("'data' needs to have an 'edge_index'")
+    n = int(data.num_nodes or 0)
+    if n == 0:
+        raise ValueError("'data' needs to have at least one node (got 0)")
+    shape = (2, 'num_edges')
+    check_tensor('edge_index', data.edge_index, torch.int64, shape)
+    check_range('edge_index', data.edge_index, n, 'the nodes')
+    if data.get('n_id') is not None:
+        check_tensor('n_id', data.n_id, torch.int64, (n,))
+        if int(data.n_id.min()) < 0 or data.n_id.unique().numel() < n:
+            raise ValueError(
+                "'n_id' needs to hold different non-negative names (got one "
+                'that is negative, or there twice)'
+            )
+
+
+def _keep_edges(data: Data, keep: Tensor) -> None:
+    index = keep.nonzero().view(-1)
+    for name in [key for key in data.keys() if data.is_edge_attr(key)]:  # noqa: SIM118
+        value = data[name]
+        dim = data.__cat_dim__(name, value)
+        data[name] = value.index_select(dim, index.to(value.device))

@@ -1,0 +1,74 @@
+"""Traces of what was removed: every unlearner looks for them the same way."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust._checks import check_instance
+
+
+def named_leftovers(
+    data: Data, part: Mapping[str, Any], where: str = ''
+) -> list[str]:
+    """What a request has named and a graph still holds.
+
+    Edges are looked for in every direction that had to go.
+
+    Args:
+        data (Data): what is left of the graph, with its names ``n_id``.
+        part (dict): a :class:`~pyg_trust.removal.Part` as a dictionary, of a
+            ledger's line.
+        where (str): is put behind every finding. (default: :obj:`''`)
+    """
+    check_instance('data', data, Data)
+    check_instance('part', part, Mapping)
+    check_instance('where', where, str)
+    there = {v: row for row, v in enumerate(data.n_id.tolist())}
+    found = [f'node {v}{where}' for v in part.get('nodes', ()) if v in there]
+    found += [
+        f'features of node {v}{where}'
+        for v in part.get('features', ())
+        if v in there and bool(data.x[there[v]].any())
+    ]
+    arcs = [
+        *((u, v) for u, v in part.get('edges', ())),
+        *((v, u) for u, v in part.get('edges', ()) if u != v),
+        *((u, v) for u, v in part.get('directed_edges', ())),
+    ]
+    if arcs:
+        edges = {tuple(edge) for edge in data.edge_index.t().tolist()}
+        found += [
+            f'edge {u} -> {v}{where}'
+            for u, v in arcs
+            if (there.get(u), there.get(v)) in edges
+        ]
+    return found
+
+
+def views(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Tensors that are views into larger ones, which may hold what went.
+
+    Args:
+        tensors (list[tuple[str, Tensor]]): with their names; of sparse ones
+            all parts are looked at.
+    """
+    found = []
+    for name, tensor in tensors:
+        if tensor.layout == torch.sparse_csr:
+            pieces = [
+                tensor.crow_indices(),
+                tensor.col_indices(),
+                tensor.values(),
+            ]
+        else:
+            pieces = [tensor]
+        if any(
+            piece.untyped_storage().nbytes()
+            > piece.numel() * piece.element_size()
+            for piece in pieces
+        ):
+            found.append(f'{name} is a view into a larger tensor')
+    return found

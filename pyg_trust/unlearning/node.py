@@ -1,0 +1,1005 @@
+r"""Node classifiers with certified removal.
+
+Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
+head is trained on them. A removal recomputes the rows that it touches, to the
+bit as from scratch (:mod:`pyg_trust.functional.incremental`), and the head
+follows by steps whose residual is measured
+(:mod:`pyg_trust.functional.heads`).
+
+**The promise.** The reference is retraining on what remains, :math:`D'`, with
+the same settings, *exactly*, released with noise: :math:`W^*(D') + s\,\Xi`.
+The classifier keeps its weights :math:`W` secret and releases :math:`W +
+s\,\Xi`, with fresh noise for every release. With :math:`\beta` a bound of the
+residual, :math:`\lVert W - W^* \rVert_F \le \Delta = \beta / (\lambda n')`, so
+the release is that of the reference shifted by at most :math:`\Delta`, and the
+two are :math:`(\varepsilon, \delta)`-indistinguishable, both ways, by the
+profile of the Gaussian mechanism at :math:`m = \Delta / s`
+(:func:`.gaussian_budget`). All outputs are one vector with one budget.
+
+Releases compose to :math:`\sqrt{\sum_j m_j^2}`, also when requests are chosen
+by looking at earlier releases: given those, the next is a shift again, of a
+size that was fixed beforehand. The reference is then to retrain exactly after
+every request, under the same transcript.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import commit, files, noise, rng
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_nodes,
+    check_positive,
+    check_tensor,
+)
+from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.functional.heads import (
+    HEADS,
+    Factor,
+    Gradient,
+    Objective,
+    refine,
+    step_bound,
+)
+from pyg_trust.functional.measures import Measure, make_measure
+from pyg_trust.functional.newton import (
+    compose_shifts,
+    gaussian_budget,
+    removal_budget,
+    shift_epsilon,
+)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import (
+    BudgetExceededError,
+    RemovalLedger,
+    Seals,
+    coarse,
+)
+from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.report import provenance
+from pyg_trust.unlearning.node_data import encode, read_classes, read_features
+from pyg_trust.unlearning.node_report import (
+    OBJECTIVE,
+    OUTPUT,
+    NodePlan,
+    NodeUnlearnReport,
+    NodeVerifyReport,
+)
+from pyg_trust.unlearning.node_state import NodeState, Settings
+
+NOISES = ('output', 'objective')
+ACCOUNTINGS = ('residual', 'bound')
+ON_EXCEED = ('refine', 'retrain', 'raise')
+FEATURES = ('exact', 'push')
+SERIES = ('appnp', 'ppr', 'single_target')
+
+# A release spends this part of the budget, if the steps below reach it.
+PART = 0.01
+MAX_STEPS = 20
+
+
+class _Model(NamedTuple):
+    # All that training leaves behind, and its account. It is replaced as a
+    # whole, by one assignment at the end of whatever may fail. The data are
+    # edited in place, with a way back.
+    data: NodeState
+    ledger: RemovalLedger
+    seals: Seals
+    lineage: Lineage
+    W: Tensor
+    B: Tensor | None
+    weight: Tensor
+    gradient: Gradient
+    factor: Factor
+    frozen: bool
+    releases: int
+
+
+class NodeClassifier:
+    r"""A node classifier that forgets on request, with a certificate.
+
+    .. code-block:: python
+
+        model = NodeClassifier('sgc', levels=2, head='ovr')
+        model.fit(data)
+        report = model.remove(RemovalRequest(nodes=[12], edges=[(3, 7)]))
+        model.predict(nodes)
+        assert model.verify().ok
+
+    **What it promises** is in the text of this module, and in short in every
+    report, with what it does not cover. Predictions use the features of the
+    graph as it is now, for every node, and the released weights.
+
+    **What to keep secret:** :meth:`state_dict`, the ledger and the reports.
+    The frozen factor of the Hessian, which no release depends on beyond the
+    bound, is older than the removals until :meth:`flush`; no file holds it.
+
+    **When it is not worth it.** Two hops of a random node reach a large part
+    of a graph with hubs. Local updates pay for edges, features and labels,
+    and for nodes at two levels; beyond that use ``features='push'``.
+
+    Runs on the CPU, in float64. Memory: :math:`(L + 1) N d` numbers for
+    :math:`L` levels, and the Hessian.
+
+    Args:
+        measure (str or Measure): the propagation, with fixed weights:
+            :obj:`'sgc'`, :obj:`'appnp'`, :obj:`'heat'`, :obj:`'ppr'`, ...
+            (:mod:`.measures`), not :obj:`'katz'`. (default: :obj:`'sgc'`)
+        alpha (float, optional): as the measure takes it.
+            (default: :obj:`None`)
+        t (float, optional): as the measure takes it. (default: :obj:`None`)
+        levels (int, optional): as the measure takes it.
+            (default: :obj:`None`)
+        head (str): :obj:`'ovr'` (logistic, one versus the rest),
+            :obj:`'softmax'` or :obj:`'squared'`. (default: :obj:`'ovr'`)
+        lam (float): :math:`\lambda > 0`; the regularisation is
+            :math:`\frac{\lambda n}{2} \lVert W \rVert^2` with the present
+            :math:`n`. (default: :obj:`1e-3`)
+        release_std (float): the standard deviation :math:`s` of the noise of
+            a release (of :math:`b` with ``noise='objective'``); public, and
+            not to be chosen by looking at the data. (default: :obj:`1e-4`)
+        epsilon (float): positive, of a release; at most 1 with
+            ``noise='objective'``. (default: :obj:`1.0`)
+        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
+        noise (str): :obj:`'output'`, or :obj:`'objective'` for comparison
+            with the literature: a secret linear term :math:`\langle b, W
+            \rangle` and a theorem that does not hold in general.
+            (default: :obj:`'output'`)
+        accounting (str): :obj:`'residual'` measures the residual;
+            :obj:`'bound'`, for comparison, takes one exact Newton step and
+            bounds it (:func:`.step_bound`). (default: :obj:`'residual'`)
+        on_exceed (str): what happens where 20 steps do not meet the budget:
+            :obj:`'refine'` solves exactly from where they got to,
+            :obj:`'retrain'` from zero, :obj:`'raise'` raises
+            :class:`~pyg_trust.ledger.BudgetExceededError`.
+            (default: :obj:`'refine'`)
+        features (str): :obj:`'exact'`, or :obj:`'push'` for the infinite
+            series of :obj:`'appnp'`, :obj:`'ppr'` or :obj:`'single_target'`:
+            features to a threshold, which steer the steps; the certificate
+            and the predictions come from exact solves of few columns.
+            (default: :obj:`'exact'`)
+        theta (float, optional): the threshold of pushes.
+            (default: :obj:`None`)
+        encoder (callable, optional): maps features row by row, before the
+            propagation, such as a network. (default: :obj:`None`)
+        encoder_is_public (bool): your declaration that the encoder never saw
+            the data; without it nothing could be promised.
+            (default: :obj:`False`)
+        tol (float): the residual of exact solves. (default: :obj:`1e-8`)
+        seed (int, optional): makes the noise repeatable, and the release not
+            private. (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: if an argument is out of range.
+
+    Example:
+        >>> ring = torch.arange(12)
+        >>> edge_index = torch.stack([ring, (ring + 1) % 12])
+        >>> edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+        >>> data = Data(
+        ...     x=torch.eye(12), edge_index=edge_index, y=(ring >= 6).long()
+        ... )
+        >>> model = NodeClassifier(levels=2, lam=0.1, seed=0)
+        >>> model = model.fit(data, torch.arange(10))
+        >>> report = model.remove(RemovalRequest(nodes=[3], edges=[(7, 8)]))
+        >>> report.bound <= report.budget, model.verify().ok
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        measure: str | Measure = 'sgc',
+        *,
+        alpha: float | None = None,
+        t: float | None = None,
+        levels: int | None = None,
+        head: str = 'ovr',
+        lam: float = 1e-3,
+        release_std: float = 1e-4,
+        epsilon: float = 1.0,
+        delta: float = 1e-4,
+        noise: str = 'output',
+        accounting: str = 'residual',
+        on_exceed: str = 'refine',
+        features: str = 'exact',
+        theta: float | None = None,
+        encoder: Callable[[Tensor], Tensor] | None = None,
+        encoder_is_public: bool = False,
+        tol: float = 1e-8,
+        seed: int | None = None,
+    ) -> None:
+        for name, choice, choices in (
+            ('head', head, HEADS),
+            ('noise', noise, NOISES),
+            ('accounting', accounting, ACCOUNTINGS),
+            ('on_exceed', on_exceed, ON_EXCEED),
+            ('features', features, FEATURES),
+        ):
+            check_choice(name, choice, choices)
+        check_positive('lam', lam)
+        check_positive('tol', tol)
+        check_positive('release_std', release_std)
+        if noise == 'output':
+            self.budget = gaussian_budget(epsilon, delta)
+        else:
+            self.budget = removal_budget(epsilon, delta, release_std)
+        check_instance('encoder_is_public', encoder_is_public, bool)
+        if encoder is not None and not encoder_is_public:
+            raise ValueError(
+                "'encoder' needs encoder_is_public=True, your declaration "
+                'that it never saw these data: an encoder that was trained on '
+                'them remembers what is removed'
+            )
+        if encoder is not None and not callable(encoder):
+            raise TypeError(
+                f"'encoder' needs to be callable (got {type(encoder)})"
+            )
+        if accounting == 'bound' and features == 'push':
+            raise ValueError("accounting='bound' needs features='exact'")
+        self.measure = _measure(measure, alpha, t, levels)
+        if features == 'push':
+            if measure not in SERIES or levels is not None:
+                raise ValueError(
+                    "features='push' needs 'measure' to be one of "
+                    f"{SERIES}, by name and without 'levels' (got {measure})"
+                )
+            check_positive('theta', 1.0 if theta is None else theta)
+            theta = 1e-6 if theta is None else float(theta)
+        elif theta is not None:
+            raise ValueError("'theta' goes with features='push'")
+        self.lam = float(lam)
+        self.release_std = float(release_std)
+        self.epsilon = float(epsilon)
+        self.delta = float(delta)
+        self.head = head
+        self.noise = noise
+        self.accounting = accounting
+        self.on_exceed = on_exceed
+        self.features = features
+        self.encoder = encoder
+        self.tol = float(tol)
+        self._settings = Settings(
+            self.measure,
+            None if alpha is None else float(alpha),
+            theta,
+            head,
+            self.lam,
+        )
+        self._seed = None if seed is None else rng.resolve(seed)
+        self._empty = RemovalLedger(self.budget)
+        self._model: _Model | None = None
+        self._editing: _Model | None = None
+        self._lock = ObjectLock()
+
+    # Training and prediction ################################################
+
+    @synchronized
+    def fit(
+        self, data: Data, train_nodes: Tensor | None = None
+    ) -> 'NodeClassifier':
+        """Propagates and trains; nodes are named by their positions.
+
+        Keeps copies of what it needs of the graph. A second call starts over,
+        with a new ledger. Ends with a release.
+
+        Args:
+            data (Data): with ``x``, ``edge_index``, ``y`` and
+                ``train_mask``.
+            train_nodes (Tensor, optional): the training nodes, int64 indices
+                or a mask, in place of ``train_mask``. (default: :obj:`None`)
+
+        Raises:
+            TypeError, ValueError: on a graph that is weighted or has
+                duplicate edges, or is directed where the measure needs an
+                undirected one; features that are missing or not finite;
+                labels that are missing or negative; masks that are empty, of
+                another size, or overlap; or fewer than two classes.
+        """
+        graph = CSRGraph.from_data(data).to('cpu')
+        if graph.is_weighted:
+            raise ValueError(
+                "'data' needs to be unweighted (got an 'edge_weight')"
+            )
+        if self.measure.undirected and not graph.is_undirected:
+            raise ValueError(
+                "'data' needs to be undirected for measure "
+                f"'{self.measure.name}' (got a directed graph)"
+            )
+        if self.features == 'push' and not graph.is_undirected:
+            raise ValueError(
+                "'data' needs to be undirected for features='push'"
+            )
+        classes, y = read_classes(data, train_nodes)
+        x = read_features(data)
+        if self.encoder is not None:
+            x = encode(self.encoder, x)
+        state = NodeState(self._settings, classes, graph, x.double(), y)
+        outputs = state.Y.size(1)
+        releases = 0 if self._model is None else self._model.releases
+        B = self._draw_linear((x.size(1), outputs), releases)
+        W = torch.zeros((x.size(1), outputs), dtype=torch.float64)
+        problem = state.problem(PART * self._limit(state), B)
+        found = refine(
+            problem, W, min(self.tol, PART * self._limit(state)), 100
+        )
+        ledger = RemovalLedger(self.budget)
+        seals = Seals(state.blocks())
+        spent = self._spent(state, found.gradient.norm.upper)
+        ledger.record('fit', spent, data=seals.root)
+        self._model = _Model(
+            state,
+            ledger,
+            seals,
+            Lineage().next(),
+            found.W,
+            B,
+            self._release(found.W, releases),
+            found.gradient,
+            problem.factor(found.W),
+            False,
+            releases + 1,
+        )
+        return self
+
+    @synchronized
+    def decision_function(self, nodes: Tensor | None = None) -> Tensor:
+        """The margins by the released weights: ``[k]`` or ``[k, C]``.
+
+        One for two classes with one output, else one per class.
+
+        Args:
+            nodes (Tensor, optional): int64 indices or a mask; all nodes that
+                are there, ascending, by default. (default: :obj:`None`)
+
+        Raises:
+            ValueError: on a node that was removed, or never was.
+        """
+        model = self._fitted
+        margin = model.data.margins(model.weight, self._nodes(nodes))
+        return margin.view(-1) if margin.size(1) == 1 else margin
+
+    def predict(self, nodes: Tensor | None = None) -> Tensor:
+        """The labels of nodes: int64, ``[k]``.
+
+        Args:
+            nodes (Tensor, optional): as in :meth:`decision_function`.
+                (default: :obj:`None`)
+        """
+        margin = self.decision_function(nodes)
+        best = (margin > 0).long() if margin.dim() == 1 else margin.argmax(1)
+        return torch.tensor(self.classes)[best]
+
+    def predict_proba(self, nodes: Tensor | None = None) -> Tensor:
+        """The probabilities of the classes: ``[k, num_classes]``.
+
+        For :obj:`'ovr'` with more than two classes those of the outputs,
+        scaled to sum to one.
+
+        Args:
+            nodes (Tensor, optional): as in :meth:`decision_function`.
+                (default: :obj:`None`)
+
+        Raises:
+            ValueError: with ``head='squared'``, which has none.
+        """
+        if self.head == 'squared':
+            raise ValueError("'predict_proba' needs another head than squared")
+        margin = self.decision_function(nodes)
+        if margin.dim() == 1:
+            return torch.sigmoid(torch.stack([-margin, margin], dim=1))
+        if self.head == 'softmax':
+            return margin.softmax(1)
+        return torch.nn.functional.logsigmoid(margin).softmax(1)
+
+    def score(self, nodes: Tensor, y: Tensor) -> float:
+        """The share of nodes that are classified as their label.
+
+        Args:
+            nodes (Tensor): int64 indices or a mask.
+            y (Tensor): int64: the labels of all nodes, by name.
+        """
+        check_tensor('y', y, torch.int64, (self._fitted.data.place.numel(),))
+        nodes = check_nodes('nodes', nodes, y.numel())
+        return float((self.predict(nodes) == y[nodes]).double().mean())
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels, ascending; none before the first fit."""
+        return () if self._model is None else self._model.data.classes
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """The account of what was done. It names what was removed."""
+        ledger = self._empty if self._model is None else self._model.ledger
+        return ledger.copy()
+
+    @property
+    def num_train(self) -> int:
+        """The number of training nodes that remain."""
+        return self._fitted.data.num_train
+
+    @property
+    def graph(self) -> CSRGraph:
+        """What remains of the graph; removed nodes have no edges."""
+        return self._fitted.data.graph.to_csr()
+
+    @property
+    def nodes(self) -> Tensor:
+        """The names of the nodes that remain: int64."""
+        return self._fitted.data.graph.alive.nonzero().view(-1)
+
+    @property
+    def weight(self) -> Tensor:
+        """The released weights: float64, ``[d, num_outputs]``, a copy."""
+        return self._fitted.weight.clone()
+
+    # Removal ################################################################
+
+    @synchronized
+    def remove(
+        self, request: RemovalRequest | Sequence[RemovalRequest]
+    ) -> NodeUnlearnReport:
+        """Forgets what the request names, and makes one release.
+
+        Edits the graph, recomputes the rows that this touches, follows with
+        the weights until the residual is a hundredth of the budget, and adds
+        fresh noise. If anything fails or interrupts it, everything is as
+        before.
+
+        Args:
+            request (RemovalRequest or list[RemovalRequest]): what to forget,
+                in the names that :meth:`fit` saw; several make one release.
+
+        Raises:
+            TypeError: on another request.
+            ValueError: if something is not there or was removed before, or if
+                a class would be left without a training node.
+            BudgetExceededError: with ``on_exceed='raise'``, if steps do not
+                meet the budget.
+        """
+        model = self._fitted
+        part = _part(request)
+        model.data.check(part)
+        try:
+            self._editing = model
+            new, report = self._forget(model, part)
+            # Model, data and account at once.
+            self._model = new
+        finally:
+            self._settle()
+        data = new.data
+        if 4 * data.num_train < 3 * data.names.numel():
+            data.compact()
+        return report
+
+    @synchronized
+    def plan(
+        self, request: RemovalRequest | Sequence[RemovalRequest]
+    ) -> NodePlan:
+        """What :meth:`remove` would do; everything is as before.
+
+        Costs the features of a removal, and no step.
+
+        Args:
+            request (RemovalRequest or list[RemovalRequest]): as in
+                :meth:`remove`.
+        """
+        model = self._fitted
+        part = _part(request)
+        data = model.data
+        data.check(part)
+        try:
+            self._editing = model
+            change = data.forget(part, model.W, model.gradient)
+            limit = self._limit(data)
+            problem = data.problem(PART * limit, model.B)
+            gradient = change.gradient or problem.gradient(model.W)
+            hold = gradient.norm.upper <= PART * limit
+            return NodePlan(
+                action='hold' if hold else 'refine',
+                rows_touched=change.rows,
+                train_rows_touched=change.train_rows,
+                num_train=data.num_train,
+                gradient_change=gradient.norm.measured,
+            )
+        finally:
+            self._settle()
+
+    @synchronized
+    def flush(self) -> 'NodeClassifier':
+        """Makes the secret state a function of what remains.
+
+        The Hessian is factored anew, rows that were dropped are let go.
+        Weights and release stay.
+        """
+        model = self._fitted
+        model.data.compact()
+        problem = model.data.problem(PART * self._limit(model.data), model.B)
+        gradient = problem.gradient(model.W)
+        factor = problem.factor(model.W)
+        self._model = model._replace(
+            gradient=gradient, factor=factor, frozen=False
+        )
+        return self
+
+    @synchronized
+    def verify(self) -> NodeVerifyReport:
+        """Checks the classifier against what remains.
+
+        Computes the features from scratch, measures the residual on them,
+        solves exactly and compares; and looks for what should be gone.
+        """
+        model = self._fitted
+        data = model.data
+        fresh, ids = data.scratch()
+        limit = self._limit(data)
+        problem = fresh.problem(PART * limit, model.B)
+        upper = problem.gradient(model.W).norm.upper
+        zero = torch.zeros_like(model.W)
+        exact = refine(problem, zero, min(self.tol, PART * limit), 100)
+        distance = float((exact.W - model.W).norm())
+        allowed = (upper + exact.gradient.norm.upper) / data.mu
+        error, most = _feature_error(data, fresh, ids)
+        every = torch.arange(ids.numel())
+        # Those of exact retraining, without noise.
+        alike = _labels(fresh.margins(exact.W, every)) == _labels(
+            fresh.margins(model.weight, every)
+        )
+        bound = self._bound(model)
+        leftovers = (*data.leftovers(), *_named(model))
+        roots = model.seals.differing(data.blocks())
+        if roots:
+            leftovers += ('the data are not those of the ledger',)
+        return NodeVerifyReport(
+            ok=error <= most
+            and upper <= bound
+            and distance <= allowed
+            and not leftovers,
+            feature_error=error,
+            feature_error_bound=most,
+            residual=upper,
+            bound=bound,
+            bound_holds=upper <= bound,
+            distance_to_retrain=distance,
+            distance_bound=allowed,
+            agreement=float(alike.double().mean()),
+            frozen_factor=model.frozen,
+            leftovers=leftovers,
+        )
+
+    # State ##################################################################
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Everything it takes to go on: a secret.
+
+        It holds the weights before the noise and what remains of the data, not
+        the factored Hessian, which is made anew. Destroy older states after a
+        removal: they hold what was removed.
+        """
+        model = self._fitted
+        linear = {} if model.B is None else {'B': model.B.clone()}
+        return {
+            **linear,
+            'config': self._config(),
+            'lineage': list(model.lineage.names),
+            'classes': self.classes,
+            'ledger': model.ledger.state_dict(),
+            'seals': model.seals.state_dict(),
+            'data': model.data.to_dict(),
+            'W': model.W.clone(),
+            'weight': model.weight.clone(),
+            'releases': model.releases,
+        }
+
+    @synchronized
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a saved state, and computes the features anew.
+
+        Args:
+            state (dict): of :meth:`state_dict` of a classifier with the same
+                arguments.
+
+        Raises:
+            ValueError: if the arguments differ, the parts do not fit
+                together, or the state's ledger does not continue the present
+                one.
+        """
+        check_instance('state', state, dict)
+        try:
+            self._model = self._unpacked(state)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                "'state' needs to be what state_dict() returns "
+                f'({type(error).__name__}: {error})'
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes the state to a file, whole or not at all.
+
+        A removal is done once it is saved. A file system, a backup or a
+        snapshot may keep the old content of a file that was replaced.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+        """
+        commit.save(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Takes over what :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        self.load_state_dict(files.load(path))
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.measure}, head={self.head!r}, '
+            f'lam={self.lam}, release_std={self.release_std}, '
+            f'epsilon={self.epsilon}, delta={self.delta}, '
+            f'noise={self.noise!r}, features={self.features!r})'
+        )
+
+    # Private ################################################################
+
+    @property
+    def _fitted(self) -> _Model:
+        self._settle()
+        if self._model is None:
+            raise ValueError('the classifier needs to be fitted first')
+        return self._model
+
+    def _settle(self) -> None:
+        # Ends an edit: backwards, unless its model is in place. Where an
+        # interrupt ends this, whoever comes next goes on with it.
+        if self._editing is None:
+            return
+        journal = self._editing.data.journal
+        if self._model is self._editing:
+            journal.undo()
+        else:
+            journal.clear()
+        self._editing = None
+
+    def _forget(
+        self, model: _Model, part: Part
+    ) -> tuple[_Model, NodeUnlearnReport]:
+        data, B = model.data, model.B
+        change = data.forget(part, model.W, model.gradient)
+        limit = self._limit(data)
+        problem = data.problem(PART * limit, B)
+        start = change.gradient or problem.gradient(model.W)
+        bounded: float | None = None
+        if start.norm.upper <= PART * limit:
+            action, iterations = 'hold', 0
+            W, gradient, factor = model.W, start, model.factor
+        elif self.accounting == 'bound':
+            assert isinstance(problem, Objective)
+            factor = problem.factor(model.W)
+            P = problem.direction(model.W, start.value, factor)
+            left = float((problem.times(model.W, P) - start.value).norm())
+            W = model.W - P
+            gradient = problem.gradient(W)
+            rounding = start.norm.upper - start.norm.measured
+            rounding += gradient.norm.upper - gradient.norm.measured
+            bounded = step_bound(problem, P, self.head) + left + 4 * rounding
+            action, iterations = 'step', 1
+        else:
+            found = refine(
+                problem,
+                model.W,
+                PART * limit,
+                MAX_STEPS,
+                start=start,
+                factor=model.factor,
+            )
+            W, gradient, factor, iterations = found
+            action = 'step' if iterations == 1 else 'refine'
+        bound = gradient.norm.upper if bounded is None else bounded
+        if bound > limit:
+            if self.on_exceed == 'raise':
+                raise BudgetExceededError(
+                    f'the residual is at most {bound:.6g}, of a budget of '
+                    f"{limit:.6g}: choose on_exceed='refine' or 'retrain', a "
+                    "larger 'release_std' or a larger 'lam'"
+                )
+            action = self.on_exceed
+            if action == 'retrain':
+                W = torch.zeros_like(W)
+                B = self._draw_linear(W.shape, model.releases)
+                problem = data.problem(PART * limit, B)
+            found = refine(problem, W, min(self.tol, PART * limit), 100)
+            W, gradient, factor = found[:3]
+            iterations += found.iterations
+            bound = gradient.norm.upper
+        request = part.to_dict()
+        seals = model.seals.replaced(data.blocks(_names(data, part)))
+        ledger = model.ledger.copy()
+        spent = self._spent(data, bound)
+        # The residual was measured, or bounded, in full.
+        ledger.record(
+            action if action in ('refine', 'retrain') else 'measured',
+            spent,
+            request,
+            seals.root,
+        )
+        new = model._replace(
+            ledger=ledger,
+            seals=seals,
+            lineage=model.lineage.next(),
+            W=W,
+            B=B,
+            weight=self._release(W, model.releases),
+            gradient=gradient,
+            factor=factor,
+            frozen=True,
+            releases=model.releases + 1,
+        )
+        return new, NodeUnlearnReport(
+            action=action,
+            request=request,
+            rows_touched=change.rows,
+            train_rows_touched=change.train_rows,
+            stale_rows=0,
+            num_train=data.num_train,
+            gradient_change=start.norm.measured,
+            residual=gradient.norm.measured,
+            feature_error=data.feature_error,
+            bound=bound,
+            budget=limit,
+            distance_bound=bound / data.mu,
+            epsilon=self._epsilon(spent),
+            epsilon_transcript=self._transcript(ledger),
+            delta=self.delta,
+            iterations=iterations,
+            noise=self.noise,
+            release_std=self.release_std,
+            secure=self._seed is None,
+            assumptions=self._assumptions(),
+            data=seals.root,
+            origin=provenance(
+                **{**self._config(), 'measure': str(self.measure)},
+                seed=self._seed,
+            ),
+        )
+
+    def _limit(self, data: NodeState) -> float:
+        # The largest residual that the budget allows.
+        if self.noise == 'objective':
+            return self.budget
+        return self.budget * self.release_std * data.mu
+
+    def _spent(self, data: NodeState, bound: float) -> float:
+        # In units of the budget. Rounded up, so that the ledger says little
+        # of the data, and the same for all releases that meet the goal.
+        spent = bound * self.budget / self._limit(data)
+        if spent > self.budget:
+            return spent
+        return min(max(PART * self.budget, coarse(spent)), self.budget)
+
+    def _bound(self, model: _Model) -> float:
+        # The residual that the ledger allows.
+        return model.ledger.spent / self.budget * self._limit(model.data)
+
+    def _epsilon(self, spent: float) -> float:
+        if self.noise == 'objective':
+            return self.epsilon * spent / self.budget
+        return shift_epsilon(spent, self.delta)
+
+    def _transcript(self, ledger: RemovalLedger) -> float:
+        if self.noise == 'objective':
+            return float('inf')
+        shifts = [entry.spent for entry in ledger.entries]
+        return shift_epsilon(compose_shifts(shifts), self.delta)
+
+    def _assumptions(self) -> tuple[str, ...]:
+        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
+        if self.encoder is not None:
+            made += ('the encoder never saw the data, as the user declared',)
+        return made
+
+    def _draw(self, shape: torch.Size | tuple[int, ...], *what: int) -> Tensor:
+        seed = None if self._seed is None else rng.derive(self._seed, *what)
+        return noise.source(seed).normal(tuple(shape)) * self.release_std
+
+    def _draw_linear(
+        self, shape: torch.Size | tuple[int, ...], release: int
+    ) -> Tensor | None:
+        if self.noise == 'output':
+            return None
+        return self._draw(shape, release, 1)
+
+    def _release(self, W: Tensor, release: int) -> Tensor:
+        if self.noise == 'objective':
+            return W.clone()
+        return W + self._draw(W.shape, release, 0)
+
+    def _nodes(self, nodes: Tensor | None) -> Tensor:
+        alive = self._fitted.data.graph.alive
+        if nodes is None:
+            return alive.nonzero().view(-1)
+        nodes = check_nodes('nodes', nodes, alive.numel())
+        gone = ~alive[nodes]
+        if bool(gone.any()):
+            raise ValueError(
+                "'nodes' needs to have nodes that are there (got "
+                f'{int(nodes[gone][0])}, which was removed)'
+            )
+        return nodes
+
+    def _config(self) -> dict[str, Any]:
+        measure = {
+            name: getattr(self.measure, name)
+            for name in self.measure.__dataclass_fields__
+        }
+        return {
+            'measure': measure,
+            'alpha': self._settings.alpha,
+            'theta': self._settings.theta,
+            'head': self.head,
+            'lam': self.lam,
+            'release_std': self.release_std,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'noise': self.noise,
+            'features': self.features,
+            'encoder': None
+            if self.encoder is None
+            else type(self.encoder).__name__,
+            'tol': self.tol,
+        }
+
+    def _unpacked(self, state: dict[str, Any]) -> _Model:
+        if state['config'] != self._config():
+            raise ValueError(
+                'the state was saved with other arguments (got '
+                f'{state["config"]}, need {self._config()})'
+            )
+        ledger = self.ledger
+        ledger.load_state_dict(state['ledger'])
+        held = state['data']
+        n = held['y'].numel()
+        data = NodeState(
+            self._settings,
+            tuple(state['classes']),
+            CSRGraph.from_edge_index(held['edge_index'], n),
+            held['x'],
+            held['y'],
+            held['alive'],
+            held['featureless'],
+        )
+        seals = Seals.of(state['seals'], data.blocks())
+        if not ledger.entries or ledger.entries[-1].data != seals.root:
+            raise ValueError(
+                'the data of the state are not those of its ledger'
+            )
+        shape = (held['x'].size(1), data.Y.size(1))
+        given = [state['W'], state['weight']]
+        if self.noise == 'objective':
+            given.append(state['B'])
+        elif 'B' in state:
+            raise ValueError("'state' can't have a 'B' with noise='output'")
+        for value in given:
+            check_tensor('state', value, torch.float64, shape, finite=True)
+        W, B = state['W'].clone(), state.get('B')
+        problem = data.problem(PART * self._limit(data), B)
+        model = _Model(
+            data,
+            ledger,
+            seals,
+            Lineage.of(state),
+            W,
+            B,
+            state['weight'].clone(),
+            problem.gradient(W),
+            problem.factor(W),
+            False,
+            int(state['releases']),
+        )
+        if not model.gradient.norm.measured <= self._bound(model):
+            raise ValueError(
+                'the weights of the state are not those of its ledger: their '
+                f'residual is {model.gradient.norm.measured:.6g}, not at most '
+                f'{self._bound(model):.6g}'
+            )
+        return model
+
+
+def _measure(
+    measure: str | Measure,
+    alpha: float | None,
+    t: float | None,
+    levels: int | None,
+) -> Measure:
+    if measure == 'katz' or (
+        isinstance(measure, Measure)
+        and (measure.spectral_radius is not None or measure.shrink != 1)
+    ):
+        raise ValueError(
+            "'measure' can't be katz: its weights depend on the spectral "
+            'radius of the graph, which a removal changes'
+        )
+    if measure == 'sgc' and levels is None:
+        levels = 2
+    return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
+
+
+def _part(request: Any) -> Part:
+    if isinstance(request, Sequence) and not isinstance(request, str):
+        request = RemovalRequest.batch(request)
+    check_instance('request', request, RemovalRequest)
+    if request.graphs != [0] or request.parts[0].whole:
+        raise ValueError(
+            "'request' needs to name nodes, edges, features or labels of "
+            f'graph 0, the only one (got graphs {request.graphs})'
+        )
+    return request.parts[0]
+
+
+def _names(data: NodeState, part: Part) -> Tensor:
+    # Of all nodes of which something held has changed.
+    found = {*part.nodes, *part.features, *part.labels}
+    for edge in part.arcs:
+        found.update(edge)
+    structure = data.structure
+    return torch.cat(
+        [torch.tensor(sorted(found), dtype=torch.int64), structure]
+    ).unique()
+
+
+def _labels(margin: Tensor) -> Tensor:
+    return margin.view(-1) > 0 if margin.size(1) == 1 else margin.argmax(1)
+
+
+def _feature_error(
+    data: NodeState, fresh: NodeState, ids: Tensor
+) -> tuple[float, float]:
+    if data.Z is None:
+        exact = fresh.levels.solve(fresh.levels.x, 1e-12)  # type: ignore
+        error = float((data.levels.rows(ids) - exact).norm())
+        return error, data.levels.error_bound + 1e-9
+    error = float((data.levels.rows(ids) - fresh.levels.rows()).abs().max())
+    there = data.names >= 0
+    place = torch.full((data.place.numel(),), -1)
+    place[ids] = torch.arange(ids.numel())
+    row = fresh.place[place[data.names[there]]]
+    gap = data.Z[there] - fresh.Z[row]  # type: ignore[index]
+    return max(error, float(gap.abs().max())), 0.0
+
+
+def _named(model: _Model) -> tuple[str, ...]:
+    # What the ledger lists as removed, and is there.
+    data, found = model.data, []
+    graph = data.graph
+    for entry in model.ledger.entries:
+        part = entry.request
+        found += [f'node {v}' for v in part.get('nodes', []) if graph.alive[v]]
+        found += [
+            f'the feature row of node {v}'
+            for v in part.get('features', [])
+            if bool(data.levels.x[v].any())
+        ]
+        found += [
+            f'the label of node {v}'
+            for v in part.get('labels', [])
+            if int(data.place[v]) >= 0
+        ]
+        both = part.get('edges', [])
+        pairs = [*both, *(pair[::-1] for pair in both)]
+        pairs += part.get('directed_edges', [])
+        edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
+        found += [
+            f'edge {u} -> {v}'
+            for u, v in edges[:, graph.has_edges(edges)].t().tolist()
+        ]
+    return tuple(found)

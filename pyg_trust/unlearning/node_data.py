@@ -1,0 +1,114 @@
+"""What a node classifier reads from a user's data, checked."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust._checks import check_nodes, check_tensor
+
+
+def read_features(data: Data) -> Tensor:
+    """The features of a graph, on the CPU: ``[num_nodes, d]``.
+
+    Args:
+        data (Data): the graph, with ``x``.
+    """
+    x = data.get('x')
+    if x is None:
+        raise ValueError("'data' needs to have features 'x'")
+    check_tensor('data.x', x, None, (data.num_nodes, 'd'), finite=True)
+    if x.size(1) == 0:
+        raise ValueError("'data.x' needs to have at least one column (got 0)")
+    return x.detach().cpu()
+
+
+def read_classes(
+    data: Data, train_nodes: Tensor | None
+) -> tuple[tuple[int, ...], Tensor]:
+    """The classes, and the position of each training node's among them.
+
+    Args:
+        data (Data): the graph, with ``y``.
+        train_nodes (Tensor, optional): the training nodes; those of
+            ``train_mask`` by default.
+
+    Returns:
+        tuple: the labels, ascending; and int64, ``[num_nodes]``, -1 for nodes
+        that are not trained on.
+    """
+    n = int(data.num_nodes)
+    y = data.get('y')
+    if not isinstance(y, Tensor):
+        raise ValueError("'data' needs to have labels 'y'")
+    check_tensor('data.y', y, torch.int64, (n,))
+    name = 'train_nodes'
+    if train_nodes is None:
+        train_nodes, name = data.get('train_mask'), 'data.train_mask'
+        if train_nodes is None:
+            raise ValueError(
+                "'train_nodes' is needed where 'data' has no 'train_mask'"
+            )
+        check_tensor(name, train_nodes, torch.bool, (n,))
+    nodes = check_nodes(name, train_nodes, n).cpu()
+    if nodes.numel() == 0:
+        raise ValueError(f"'{name}' needs to have a node (got none)")
+    if nodes.unique().numel() != nodes.numel():
+        raise ValueError(f"'{name}' needs to have each node once")
+    train = torch.zeros(n, dtype=torch.bool)
+    train[nodes] = True
+    for other in ('val_mask', 'test_mask'):
+        mask = data.get(other)
+        if isinstance(mask, Tensor) and mask.shape == train.shape:
+            both = (train & mask.cpu()).nonzero().view(-1)
+            if both.numel():
+                raise ValueError(
+                    f"'{name}' and 'data.{other}' need to be disjoint (got "
+                    f'node {int(both[0])} in both)'
+                )
+    found = y.cpu()[train]
+    if bool((found < 0).any()):
+        raise ValueError(
+            "'data.y' needs to be non-negative for training nodes "
+            f'(got {int(found.min())})'
+        )
+    classes = found.unique()
+    if classes.numel() < 2:
+        raise ValueError(
+            "'data.y' needs to have at least two classes among the training "
+            f'nodes (got {classes.tolist()})'
+        )
+    position = torch.full((n,), -1)
+    position[train] = torch.searchsorted(classes, found)
+    return tuple(classes.tolist()), position
+
+
+@torch.no_grad()
+def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Features by an encoder, which has to treat every row by itself.
+
+    Args:
+        encoder (callable): maps ``[n, d]`` to ``[n, d']``.
+        x (Tensor): the features.
+
+    Raises:
+        ValueError: if it is in training mode, changes the number of rows, is
+            not finite, or gives a row another result when it comes alone.
+    """
+    if getattr(encoder, 'training', False):
+        raise ValueError("'encoder' needs to be in evaluation mode: .eval()")
+    made = encoder(x)
+    check_tensor('encoder', made, None, (x.size(0), 'd'), finite=True)
+    step = max(1, x.size(0) // 8)
+    for i in range(0, x.size(0), step):
+        alone = encoder(x[i : i + 1])
+        if alone.shape != made[i : i + 1].shape or not torch.allclose(
+            alone, made[i : i + 1], rtol=1e-4, atol=1e-5
+        ):
+            raise ValueError(
+                "'encoder' needs to treat every row by itself (row "
+                f'{i} alone gives another result): rows that depend on others '
+                'would have to be removed from these too'
+            )
+    return made

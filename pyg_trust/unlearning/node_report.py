@@ -1,0 +1,175 @@
+"""What certified unlearning of node classifiers reports."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_trust.noise import SEEDED
+from pyg_trust.report import Guarantee, Report
+
+# Section by section of what a user could think is covered, and is not.
+NOT_COVERED = (
+    'the pair of a release before and one after: their difference shows what '
+    'was removed',
+    'what earlier releases, predictions, logs or backups revealed',
+    'requests that depend on a release that knew the item',
+    'settings that were chosen with the removed data: lambda, measure, '
+    'encoder, classes',
+    'the ledger, timings and residuals, which are functions of the removed '
+    'data: keep them private',
+    'copies of what was removed in other nodes',
+)
+
+OUTPUT = (
+    'the reference is retraining from scratch on the data that remain, with '
+    'the same settings, solved exactly and released with the same noise',
+    'the weights before the noise (they are in state_dict) stay secret',
+    'the noise is Gaussian up to floating-point arithmetic',
+)
+
+OBJECTIVE = (
+    'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
+    'one removed point can cost 690 times the promised delta',
+    'the noise b stays secret, and requests do not depend on a released model',
+)
+
+
+@dataclass(frozen=True)
+class NodeUnlearnReport(Report):
+    r"""What a removal did, and what is certified about its release.
+
+    Args:
+        action (str): ``'hold'`` (the weights already fit what remains),
+            ``'step'`` (one step), ``'refine'`` (more) or ``'retrain'`` (from
+            zero).
+        request (dict): the names of what was removed.
+        rows_touched (int): rows of features that may have changed.
+        train_rows_touched (int): those of them that the model is trained on.
+        stale_rows (int): rows that are kept and out of date: none, as rows
+            outside of the training set are computed when they are asked for.
+        num_train (int): how many training nodes remain.
+        gradient_change (float): the residual before the first step.
+        residual (float): the residual :math:`\lVert \nabla L(W, D')
+            \rVert_F`, as measured.
+        feature_error (float): what the error of features adds to it at most;
+            0 where they are exact.
+        bound (float): of the residual at exact features, with all that
+            rounding can hide.
+        budget (float): what the bound may be at most.
+        distance_bound (float): of the distance to exact retraining, before
+            the noise: :math:`\text{bound} / (\lambda n)`.
+        epsilon (float): of this release, at :obj:`delta`.
+        epsilon_transcript (float): of all releases since the fit together.
+        delta (float): as given to the classifier.
+        iterations (int): the number of steps.
+        noise (str): ``'output'`` or ``'objective'``.
+        release_std (float): the standard deviation of the noise.
+        secure (bool): whether the noise came from the operating system.
+        assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): a digest, as in the ledger.
+        origin (dict): versions and settings.
+    """
+
+    action: str
+    request: dict[str, Any]
+    rows_touched: int
+    train_rows_touched: int
+    stale_rows: int
+    num_train: int
+    gradient_change: float
+    residual: float
+    feature_error: float
+    bound: float
+    budget: float
+    distance_bound: float
+    epsilon: float
+    epsilon_transcript: float
+    delta: float
+    iterations: int
+    noise: str
+    release_std: float
+    secure: bool
+    assumptions: tuple[str, ...]
+    data: str
+    origin: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """How close the release is to one that never saw what was removed."""
+        promise = (
+            f'the released weights are ({self.epsilon:.4g}, {self.delta:g})-'
+            'indistinguishable from those of exact retraining without what '
+            'was removed'
+        )
+        if self.noise == 'output':
+            promise += (
+                ', and all releases since the fit together '
+                f'({self.epsilon_transcript:.4g}, {self.delta:g})'
+            )
+        if not self.secure:
+            promise = f'{SEEDED}; otherwise {promise}'
+        return Guarantee(
+            procedure='certified removal from a node classifier',
+            promise=promise,
+            assumptions=self.assumptions,
+            not_covered=NOT_COVERED,
+            spent={'gradient residual': self.bound},
+            budget={'gradient residual': self.budget},
+            data=self.data,
+            origin=self.origin,
+        )
+
+
+@dataclass(frozen=True)
+class NodePlan(Report):
+    """What a removal would do.
+
+    Args:
+        action (str): ``'hold'`` or ``'refine'`` (one step or more).
+        rows_touched (int): as in :class:`NodeUnlearnReport`.
+        train_rows_touched (int): as in :class:`NodeUnlearnReport`.
+        num_train (int): how many training nodes would remain.
+        gradient_change (float): the residual before the first step.
+    """
+
+    action: str
+    rows_touched: int
+    train_rows_touched: int
+    num_train: int
+    gradient_change: float
+
+
+@dataclass(frozen=True)
+class NodeVerifyReport(Report):
+    r"""What :meth:`NodeClassifier.verify` found.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        feature_error (float): the largest difference of the features from
+            those of a computation from scratch on what remains: 0, to the
+            bit, for exact features; for ``features='push'`` the Frobenius
+            norm of the error.
+        feature_error_bound (float): what it may be.
+        residual (float): recomputed from scratch, with all that rounding can
+            hide.
+        bound (float): the bound of it that the ledger holds.
+        bound_holds (bool): whether the residual is at most the bound.
+        distance_to_retrain (float): from the weights before the noise to
+            those of exact retraining.
+        distance_bound (float): what the residual allows it to be.
+        agreement (float): the share of the nodes that the released weights
+            and exact retraining classify alike.
+        frozen_factor (bool): whether the factored Hessian is older than the
+            last removal, which :meth:`NodeClassifier.flush` changes.
+        leftovers (tuple[str, ...]): what still holds something removed.
+    """
+
+    ok: bool
+    feature_error: float
+    feature_error_bound: float
+    residual: float
+    bound: float
+    bound_holds: bool
+    distance_to_retrain: float
+    distance_bound: float
+    agreement: float
+    frozen_factor: bool
+    leftovers: tuple[str, ...]

@@ -1,0 +1,538 @@
+"""What a node classifier holds of its data, edited with a way back."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust import report
+from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
+from pyg_trust.functional.heads import (
+    GAMMA_1,
+    UNIT,
+    Factor,
+    Gradient,
+    Objective,
+    Problem,
+    hidden,
+    slopes,
+    targets,
+)
+from pyg_trust.functional.incremental import LevelState, SeriesState
+from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.newton import Residual
+from pyg_trust.graph import CSRGraph
+from pyg_trust.removal import Part
+
+# So many neighbouring names have one digest.
+BLOCK = 64
+
+
+class Settings(NamedTuple):
+    r"""What does not depend on the data.
+
+    Args:
+        measure (Measure): of the features.
+        alpha (float, optional): of the infinite series.
+        theta (float, optional): the threshold of pushes; :obj:`None` for
+            exact features.
+        head (str): of :mod:`~pyg_trust.functional.heads`.
+        lam (float): :math:`\lambda`.
+    """
+
+    measure: Measure
+    alpha: float | None
+    theta: float | None
+    head: str
+    lam: float
+
+
+class Change(NamedTuple):
+    """What forgetting did to features and gradient.
+
+    Args:
+        rows (int): rows of features that may have changed.
+        train_rows (int): those of them that count in the objective.
+        gradient (Gradient, optional): at the old weights, on what remains;
+            :obj:`None` where it has to be measured.
+    """
+
+    rows: int
+    train_rows: int
+    gradient: Gradient | None
+
+
+class ColumnProblem(NamedTuple):
+    r"""The objective at exact features, of which estimates alone are held.
+
+    The gradient comes from two solves of as many columns as there are outputs
+    (:func:`.column_residual`), cut off where what is missing is a small part
+    of :obj:`goal`, and what is missing is added to its norm: with the tail
+    :math:`\rho` of the series and :math:`\kappa` its growth in the Frobenius
+    norm (1 for :math:`a = b`), :math:`\kappa \rho \lVert xW \rVert` of the
+    margins and, with :math:`\lVert Z^* \rVert \le \kappa \lVert x \rVert`, at
+    most :math:`\kappa \rho \lVert x \rVert (\gamma_1 \kappa \lVert xW \rVert +
+    \lVert G \rVert)` of the gradient. The estimates steer the step.
+
+    Args:
+        state (SeriesState): features and graph.
+        train (Tensor): int64: the training nodes.
+        Y (Tensor): their targets.
+        mu (float): :math:`\lambda n`.
+        head (str): of :mod:`~pyg_trust.functional.heads`.
+        goal (float): the residual that matters.
+        B (Tensor, optional): the linear term. (default: :obj:`None`)
+    """
+
+    state: SeriesState
+    train: Tensor
+    Y: Tensor
+    mu: float
+    head: str
+    goal: float
+    B: Tensor | None = None
+
+    def gradient(self, W: Tensor) -> Gradient:
+        """As :meth:`.Objective.gradient`, at exact features.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        state, head = self.state, self.head
+        x, grow = state.x, state.spread
+        signal = x @ W
+        size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
+        scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
+        scale += grow * size * most
+        tail = min(max(self.goal / (8 * scale), 1e-15), 1e-3)
+        margin = state.solve(signal, tail)[self.train]
+        G = slopes(margin, self.Y, head)
+        spread = x.new_zeros(signal.shape)
+        spread[self.train] = G
+        rest = self.mu * W
+        drift = float(rest.norm())
+        if self.B is not None:
+            rest = rest + self.B
+            drift += float(self.B.norm())
+        value = x.t() @ state.solve(spread, tail, adjoint=True) + rest
+        measured = float(value.norm())
+        # Sums of a row round by its length, on every level.
+        levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
+        degree = int(state.graph.degree.max()) + 8
+        tail += UNIT * (levels * degree + x.size(1) + 8)
+        missing = (
+            grow
+            * tail
+            * size
+            * (GAMMA_1[head] * grow * float(signal.norm()) + float(G.norm()))
+        )
+        missing += hidden(x, spread, W, head, drift)
+        return Gradient(value, Residual(measured, measured + missing))
+
+    def factor(self, W: Tensor) -> Factor:
+        """The Hessian at the estimates.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        return self._estimate.factor(W)
+
+    def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
+        """As :meth:`.Objective.direction`, at the estimates.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+            grad (Tensor): as :obj:`W`.
+            factor (Factor): of :meth:`factor`.
+        """
+        return self._estimate.direction(W, grad, factor)
+
+    @property
+    def _estimate(self) -> Objective:
+        Z = self.state.rows(self.train)
+        return Objective(Z, self.Y, self.mu, self.head)
+
+
+class NodeState:
+    """Graph, features and training rows of a node classifier.
+
+    All tensors are its own. Names are those of the nodes at the fit.
+
+    Args:
+        settings (Settings): what does not depend on the data.
+        classes (tuple[int, ...]): the labels, ascending.
+        graph (CSRGraph): the graph.
+        x (Tensor): float64, ``[num_nodes, d]``.
+        y (Tensor): int64, ``[num_nodes]``: positions in :obj:`classes`; -1
+            for nodes that are not trained on.
+        alive (Tensor, optional): bool, ``[num_nodes]``: the nodes that are
+            there. (default: :obj:`None`)
+        featureless (Tensor, optional): bool: whose features were removed.
+            (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        classes: tuple[int, ...],
+        graph: CSRGraph,
+        x: Tensor,
+        y: Tensor,
+        alive: Tensor | None = None,
+        featureless: Tensor | None = None,
+    ) -> None:
+        self.settings = settings
+        self.classes = classes
+        measure = settings.measure
+        self.journal = Journal()
+        # Nodes whose degree or neighbours the last edit changed.
+        self.structure = torch.empty(0, dtype=torch.int64)
+        self.graph = DynamicGraph(graph, measure.self_loops, measure.along)
+        n = graph.num_nodes
+        self.featureless = torch.zeros(n, dtype=torch.bool)
+        if featureless is not None:
+            self.featureless |= featureless
+        if alive is not None:
+            gone = (~alive).nonzero().view(-1)
+            none = torch.empty((2, 0), dtype=torch.int64)
+            self.graph.remove(gone, none, Journal())
+        self.levels: LevelState | SeriesState
+        if settings.theta is None:
+            self.levels = LevelState(self.graph, x, measure)
+        else:
+            assert settings.alpha is not None
+            self.levels = SeriesState(
+                self.graph, x, measure, settings.alpha, settings.theta
+            )
+        self.levels.journal = self.journal
+        self.names = (y >= 0).nonzero().view(-1)
+        self.place = torch.full((n,), -1)
+        self.place[self.names] = torch.arange(self.names.numel())
+        self.num_train = self.names.numel()
+        self.y = y[self.names]
+        self.Y = targets(self.y, len(classes), settings.head)
+        self.Z: Tensor | None = None
+        if isinstance(self.levels, LevelState):
+            self.Z = self.levels.rows(self.names)
+
+    @property
+    def mu(self) -> float:
+        r""":math:`\lambda n`, of the training nodes that there are."""
+        return self.settings.lam * self.num_train
+
+    @property
+    def feature_error(self) -> float:
+        """What the error of the features adds to a residual: nothing.
+
+        Where estimates are held, the residual comes from exact solves.
+        """
+        return 0.0
+
+    def problem(self, goal: float, B: Tensor | None = None) -> Problem:
+        """What is to be minimised.
+
+        Args:
+            goal (float): the residual that matters.
+            B (Tensor, optional): the linear term. (default: :obj:`None`)
+        """
+        head = self.settings.head
+        if self.Z is not None:
+            size = float(self.Z.norm())
+            return Objective(self.Z, self.Y, self.mu, head, B, size)
+        assert isinstance(self.levels, SeriesState)
+        there = self.names >= 0
+        train, Y = self.names[there], self.Y[there]
+        return ColumnProblem(self.levels, train, Y, self.mu, head, goal, B)
+
+    def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
+        """The margins of nodes, at the exact features of the graph now.
+
+        Args:
+            weight (Tensor): ``[d, num_outputs]``.
+            nodes (Tensor): int64, nodes that are there.
+        """
+        if isinstance(self.levels, LevelState):
+            return self.levels.rows(nodes) @ weight
+        signal = self.levels.x @ weight
+        return self.levels.solve(signal, 1e-12)[nodes]
+
+    # Forgetting #############################################################
+
+    def check(self, part: Part) -> None:
+        """Refuses what can't be forgotten; nothing changes.
+
+        Args:
+            part (Part): what to forget.
+        """
+        alive, n = self.graph.alive, self.graph.num_nodes
+
+        def there(what: str, node: int, mask: Tensor) -> None:
+            if node >= n or not bool(mask[node]):
+                raise ValueError(
+                    f'{what} {node} is not there: it never was, or was '
+                    'removed before'
+                )
+
+        for node in part.nodes:
+            there('node', node, alive)
+        for node in part.features:
+            there('node', node, alive)
+            there('the feature row of node', node, ~self.featureless)
+        labelled = self.place >= 0
+        for node in part.labels:
+            there('node', node, alive)
+            there('the training label of node', node, labelled)
+        self._check_edges(part)
+        left = self.y.clone()
+        left[self._dropped(part)] = -1
+        count = left[left >= 0].bincount(minlength=len(self.classes))
+        if not bool(count.any()):
+            raise ValueError('the request would leave no training node')
+        if not bool(count.all()):
+            empty = self.classes[int((count == 0).nonzero()[0])]
+            raise ValueError(
+                f'the request would leave class {empty} without a training '
+                'node: retrain with the classes that remain'
+            )
+
+    def forget(self, part: Part, W: Tensor, old: Gradient | None) -> Change:
+        """Edits graph, features and training rows.
+
+        Follows the gradient at the weights by the rows that change alone,
+        with the rounding of that in its bound.
+
+        Args:
+            part (Part): what to forget, checked.
+            W (Tensor): the weights.
+            old (Gradient, optional): there, before.
+        """
+        nodes = torch.tensor(part.nodes, dtype=torch.int64)
+        changed = torch.tensor(
+            sorted({*part.nodes, *part.features}), dtype=torch.int64
+        )
+        before = self.mu
+        arcs = _edges(part.arcs)
+        arcs = arcs[:, self.graph.has_edges(arcs)]
+        structure = self.graph.remove(nodes, arcs, self.journal)
+        self.structure = structure
+        self.journal.rows(self.featureless, changed)
+        self.featureless[changed] = True
+        touched = self.levels.update(Edit(structure, changed))
+        dropped = self._dropped(part)
+        gone = self.names[dropped]
+        if touched.nodes is None:
+            kept = (self.names >= 0).nonzero().view(-1)
+        else:
+            kept = self.place[touched.nodes]
+            kept = kept[kept >= 0]
+        kept = kept[~torch.isin(kept, dropped)]
+        rows = torch.cat([kept, dropped])
+        follow = old if 2 * rows.numel() < self.names.numel() else None
+        if self.Z is None:
+            follow = None
+        if follow is not None:
+            follow = self._without(rows, W, follow)
+        for tensor, value in (
+            (self.place, -1),
+            (self.y, -1),
+            (self.names, -1),
+            (self.Y, 0),
+        ):
+            at = gone if tensor is self.place else dropped
+            self.journal.rows(tensor, at)
+            tensor[at] = value
+        count = self.num_train
+        self.journal.note(lambda: setattr(self, 'num_train', count))
+        self.num_train = count - dropped.numel()
+        if self.Z is not None:
+            assert isinstance(self.levels, LevelState)
+            self.journal.rows(self.Z, rows)
+            self.Z[dropped] = 0
+            self.Z[kept] = self.levels.rows(self.names[kept])
+        if follow is not None:
+            follow = self._with(kept, W, follow, self.mu - before)
+        return Change(touched.rows, kept.numel(), follow)
+
+    def compact(self) -> None:
+        """Lets rows go that do not count any more; no way back is noted."""
+        keep = self.names >= 0
+        names = self.names[keep]
+        place = torch.full_like(self.place, -1)
+        place[names] = torch.arange(names.numel())
+        parts = {
+            'names': names,
+            'place': place,
+            'y': self.y[keep],
+            'Y': self.Y[keep],
+            'Z': None if self.Z is None else self.Z[keep],
+        }
+        vars(self).update(parts)
+
+    def _check_edges(self, part: Part) -> None:
+        graph = self.graph
+        if part.directed_edges and graph.undirected:
+            u, v = part.directed_edges[0]
+            raise ValueError(
+                f"'directed' needs a directed graph (got {u} -> {v} of an "
+                'undirected one, which it would make directed)'
+            )
+        edges = _edges(part.edges)
+        # Either direction will do.
+        there = graph.has_edges(edges) | graph.has_edges(edges.flip(0))
+        arcs = _edges(part.directed_edges)
+        missing = torch.cat(
+            [edges[:, ~there], arcs[:, ~graph.has_edges(arcs)]], dim=1
+        )
+        for u, v in missing.t().tolist()[:1]:
+            raise ValueError(
+                f'edge {u} -> {v} is not there: it never was, or was removed '
+                'before'
+            )
+
+    def _dropped(self, part: Part) -> Tensor:
+        rows = self.place[[*part.nodes, *part.labels]]
+        return rows[rows >= 0]
+
+    def _without(self, rows: Tensor, W: Tensor, old: Gradient) -> Gradient:
+        assert self.Z is not None
+        head = self.settings.head
+        Z = self.Z[rows]
+        G = slopes(Z @ W, self.Y[rows], head)
+        value = old.value - Z.t() @ G
+        return _moved(old, value, hidden(Z, G, W, head))
+
+    def _with(
+        self, rows: Tensor, W: Tensor, old: Gradient, mu: float
+    ) -> Gradient:
+        assert self.Z is not None
+        head = self.settings.head
+        Z = self.Z[rows]
+        G = slopes(Z @ W, self.Y[rows], head)
+        drift = mu * W
+        value = old.value + Z.t() @ G + drift
+        size = float(drift.norm()) + self.mu * float(W.norm())
+        return _moved(old, value, hidden(Z, G, W, head, size))
+
+    # Looking back ###########################################################
+
+    def scratch(self) -> tuple['NodeState', Tensor]:
+        """A state of what remains, computed anew, with names from 0.
+
+        Returns:
+            tuple[NodeState, Tensor]: the state, and the present names of its
+            nodes.
+        """
+        graph = self.graph
+        ids = graph.alive.nonzero().view(-1)
+        place = torch.full((graph.num_nodes,), -1)
+        place[ids] = torch.arange(ids.numel())
+        made = CSRGraph.from_edge_index(place[graph.edge_index()], ids.numel())
+        y = torch.full((graph.num_nodes,), -1)
+        there = self.names >= 0
+        y[self.names[there]] = self.y[there]
+        return (
+            NodeState(
+                self.settings, self.classes, made, self.levels.x[ids], y[ids]
+            ),
+            ids,
+        )
+
+    def leftovers(self) -> tuple[str, ...]:
+        """What still holds something that was removed, or could."""
+        found = []
+        gone = (~self.graph.alive).nonzero().view(-1)
+        levels = self.levels
+        arrays = {'x': levels.x, 'recv': levels.recv, 'send': levels.send}
+        if isinstance(levels, LevelState):
+            arrays |= {f'level {i}': t for i, t in enumerate(levels.sent)}
+        else:
+            arrays |= {'z': levels.z, 'residue': levels.residue}
+        for name, array in arrays.items():
+            power = name in ('recv', 'send')
+            # A power of exponent 0 is one everywhere.
+            rows = array[gone] if not power else array[gone] % 1
+            if bool(rows.any()):
+                found.append(f'{name} has a row of a removed node')
+        if bool(levels.x[self.featureless].any()):
+            found.append('x has a feature row that was removed')
+        for name, lists in (
+            ('neighbours', self.graph.out),
+            ('in-neighbours', self.graph.into),
+        ):
+            if bool(torch.isin(lists.view.col, gone.int()).any()):
+                found.append(f'{name} name a removed node')
+            arrays[name] = lists.view.col
+        empty = self.names < 0
+        arrays |= {'names': self.names, 'y': self.y, 'Y': self.Y}
+        if self.Z is not None:
+            arrays['Z'] = self.Z
+        for name in ('Y', 'Z'):
+            if name in arrays and bool(arrays[name][empty].any()):
+                found.append(f'{name} has a row that was dropped')
+        if bool(torch.isin(self.names, gone).any()) or bool(
+            (self.place[gone] >= 0).any()
+        ):
+            found.append('the training rows name a removed node')
+        if not self.journal.empty:
+            found.append('the way back is kept')
+        found += [
+            f'{name} is a view into a larger tensor'
+            for name, array in arrays.items()
+            if array.untyped_storage().nbytes()
+            > array.numel() * array.element_size()
+        ]
+        return tuple(found)
+
+    def blocks(self, nodes: Tensor | None = None) -> dict[int, str]:
+        """Digests of what is held of :data:`BLOCK` neighbouring names each.
+
+        They have no salt: seal them.
+
+        Args:
+            nodes (Tensor, optional): int64: of whose blocks; of all by
+                default. (default: :obj:`None`)
+        """
+        n = self.graph.num_nodes
+        if nodes is None:
+            nodes = torch.arange(0, n, BLOCK)
+        made = {}
+        for block in (nodes // BLOCK).unique().tolist():
+            ids = torch.arange(block * BLOCK, min(n, (block + 1) * BLOCK))
+            row = self.place[ids]
+            y = torch.where(row >= 0, self.y[row], -1)
+            made[block] = report.fingerprint(
+                *self.graph.out.entries(ids),
+                self.graph.alive[ids],
+                self.graph.own_loop[ids],
+                self.featureless[ids],
+                self.levels.x[ids],
+                y,
+            )
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that it takes to make it again: nothing that was removed."""
+        there = self.names >= 0
+        y = torch.full((self.graph.num_nodes,), -1)
+        y[self.names[there]] = self.y[there]
+        return {
+            'edge_index': self.graph.edge_index(),
+            'x': self.levels.x.clone(),
+            'y': y,
+            'alive': self.graph.alive.clone(),
+            'featureless': self.featureless.clone(),
+        }
+
+
+def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
+
+
+def _moved(old: Gradient, value: Tensor, hidden: float) -> Gradient:
+    measured = float(value.norm())
+    # Adding two matrices rounds by the last bit of the sum.
+    hidden += old.norm.upper - old.norm.measured
+    hidden += 4 * UNIT * (measured + old.norm.measured)
+    return Gradient(value, Residual(measured, measured + hidden))

@@ -1,0 +1,188 @@
+"""Reports of :class:`~pyg_trust.unlearning.ScatteringClassifier`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_trust.noise import SEEDED
+from pyg_trust.report import Guarantee, Report
+
+
+@dataclass(frozen=True)
+class UnlearnReport(Report):
+    r"""What a removal did, and what is certified about the model after it.
+
+    Keep reports as private as the data: residuals are functions of what was
+    removed, and no part of the release.
+
+    Args:
+        action (str): :obj:`'refine'` (solved exactly; with
+            ``noise='objective'`` for the stored noise), :obj:`'step'` (one
+            Newton step) or :obj:`'retrain'` (solved exactly with fresh
+            :math:`b`).
+        request (dict): the names of what was removed.
+        mode (str): :obj:`'delete'` or :obj:`'mask'`.
+        noise (str): :obj:`'output'` or :obj:`'objective'`.
+        seeded (bool): whether the noise came from an explicit seed, and hides
+            nothing from who knows or guesses it.
+        accounting (str): how the bound was found.
+        graphs_embedded (int): how many graphs were embedded again.
+        num_graphs (int): how many training graphs remain.
+        empty_classes (tuple[int, ...]): classes without a training graph.
+        residual (float): the gradient residual as measured, before noise.
+        bound (float): what the ledger holds: with ``noise='output'`` the
+            bound :math:`m` of the shift over the noise, else the bound of the
+            residual.
+        budget (float): what the bound may be at most.
+        distance_bound (float): how far the solution is from that of exact
+            retraining at most, before noise, in the Frobenius norm:
+            :math:`\Delta`.
+        release_std (float): the standard deviation of the noise on the
+            released weights; 0 with ``noise='objective'``.
+        epsilon (float): of this release, at :obj:`delta`.
+        epsilon_transcript (float): of all releases since the fit together, at
+            :obj:`delta`; infinite with ``noise='objective'``, which says
+            nothing about more than one.
+        delta (float): as given to the classifier.
+        releases (int): how many releases these are.
+        iterations (int): Newton steps taken.
+        increments (dict): with ``noise='objective'``, bounds of the residual
+            that the certified step added or would have added: ``tight``,
+            ``paper`` (Theorem 4.7), and the worst cases ``node`` (Theorem
+            4.4, Corollary 4.6) and ``feature`` (Theorem 4.3, Corollary 4.5);
+            those that the accounting computes and the request allows.
+        assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): the root of the seals of the data that remain, as in the
+            ledger.
+        origin (dict): versions and settings.
+    """
+
+    action: str
+    request: dict[str, Any]
+    mode: str
+    noise: str
+    seeded: bool
+    accounting: str
+    graphs_embedded: int
+    num_graphs: int
+    empty_classes: tuple[int, ...]
+    residual: float
+    bound: float
+    budget: float
+    distance_bound: float
+    release_std: float
+    epsilon: float
+    epsilon_transcript: float
+    delta: float
+    releases: int
+    iterations: int
+    increments: dict[str, float]
+    assumptions: tuple[str, ...]
+    data: str
+    origin: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """How close the model is to one that never saw what was removed."""
+        promise = (
+            f'the released weights are ({self.epsilon:.4g}, {self.delta:g})-'
+            'indistinguishable from those released by exact training without '
+            'what was removed'
+        )
+        if self.noise == 'output':
+            promise += (
+                f'; all {self.releases} releases since the fit together '
+                f'({self.epsilon_transcript:.4g}, {self.delta:g})'
+            )
+            what = 'shift over noise'
+        else:
+            promise += (
+                ', if Theorem 3 of Guo et al. holds here, which it does not '
+                'in general'
+            )
+            what = 'gradient residual'
+        if self.seeded:
+            promise = f'{SEEDED}; with secret noise, {promise}'
+        return Guarantee(
+            procedure='certified removal',
+            promise=promise,
+            assumptions=self.assumptions,
+            not_covered=NOT_COVERED,
+            spent={what: self.bound},
+            budget={what: self.budget},
+            data=self.data,
+            origin=self.origin,
+        )
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+
+@dataclass(frozen=True)
+class VerifyReport(Report):
+    r"""What :meth:`~.ScatteringClassifier.verify` found.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        seeded (bool): as in :class:`UnlearnReport`.
+        residual (float): the gradient residual before noise, recomputed from
+            the graphs that remain, rounding included.
+        bound (float): the bound of it that the ledger stands for.
+        bound_holds (bool): whether the residual is at most the bound.
+        embedding_error (float): the largest difference of the cached
+            embeddings and their inner products from those recomputed from
+            the graphs that remain.
+        distance_to_retrain (float): the Frobenius norm of the difference
+            between the solution, before noise, and the exact one on the data
+            that remain (with the same :math:`b`).
+        distance_bound (float): what the residual allows it to be,
+            :math:`\lVert r \rVert / (\lambda n)`.
+        noise_p_value (float): how likely Gaussian noise of the standard
+            deviation :obj:`release_std` is as far from what it has to be as
+            that on the released weights (chi-squared, two-sided); less than
+            1e-9 is not accepted. 1 with ``noise='objective'``.
+        agreement (float): the share of the remaining graphs that the released
+            weights and exact retraining classify alike.
+        sealed (bool): whether the graphs are those that the ledger seals.
+        leftovers (tuple[str, ...]): what still holds, or could hold,
+            something that was removed.
+    """
+
+    ok: bool
+    seeded: bool
+    residual: float
+    bound: float
+    bound_holds: bool
+    embedding_error: float
+    distance_to_retrain: float
+    distance_bound: float
+    noise_p_value: float
+    agreement: float
+    sealed: bool
+    leftovers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+
+NOT_COVERED = (
+    'what earlier releases of the model, saved states and backups have '
+    'revealed, and the pair of releases before and after',
+    'reports, ledgers and the time that a removal takes: they are functions '
+    'of what was removed',
+    'settings that were chosen with what was removed',
+)
+
+ASSUMPTIONS = {
+    'output': (
+        'the noise is secret, and that of every release is fresh',
+        'the transform takes nothing from other graphs',
+        'floating-point noise stands for Gaussian noise',
+    ),
+    'objective': (
+        'assumes Theorem 3 of Guo et al., which does not hold in general',
+        'requests do not depend on a released model',
+        'the noise b is secret',
+        'the certificate covers this release, not several together',
+    ),
+}

@@ -1,0 +1,19 @@
+"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
+
+from pyg_trust.unlearning.shards.poisoning import PoisonCertificate
+from pyg_trust.unlearning.shards.reports import (
+    ShardPlan,
+    ShardRemovalReport,
+    ShardReport,
+    ShardVerifyReport,
+)
+from pyg_trust.unlearning.shards.unlearner import ShardedUnlearner
+
+__all__ = [
+    'PoisonCertificate',
+    'ShardPlan',
+    'ShardRemovalReport',
+    'ShardReport',
+    'ShardVerifyReport',
+    'ShardedUnlearner',
+]

@@ -1,0 +1,64 @@
+"""Outputs of the models of all shards over one graph."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from tqdm import tqdm
+
+from pyg_trust.unlearning.shards.products import (
+    prepared_layers,
+    rows_of_nonzeros,
+)
+from pyg_trust.unlearning.shards.training import (
+    Recipe,
+    Shard,
+    evaluate,
+    restore,
+    seeded,
+)
+
+
+def evaluate_all(
+    factory: Callable[[], Module],
+    graph: Shard,
+    states: Sequence[dict[str, Tensor]],
+    num_classes: int,
+    recipe: Recipe,
+    *,
+    progress_bar: bool = False,
+) -> Tensor:
+    """The outputs of many models of one kind for all nodes of a graph.
+
+    The graph is normalised, and the features are read, once for all models.
+
+    Args:
+        factory (Callable): makes a model.
+        graph (Shard): the graph; its labels and seed are not looked at.
+        states (list): what :func:`~.training.snapshot` gave for each model;
+            an empty one is of a model without data, whose logits are zero.
+        num_classes (int): the number of classes.
+        recipe (Recipe): how they were trained.
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
+
+    Returns:
+        Tensor: ``[num_models, num_nodes, num_classes]``.
+    """
+    with seeded(0):
+        module = factory()
+    if recipe.sparse_x:
+        graph = graph._replace(x=rows_of_nonzeros(graph.x))
+    prepared = graph.prepared()
+    outputs = []
+    with prepared_layers(module, prepared, recipe.sparse_adj):
+        for state in tqdm(states, disable=not progress_bar, desc='inference'):
+            if not state:
+                rows = graph.x.size(0)
+                outputs.append(graph.y.new_zeros(rows, num_classes))
+                continue
+            restore(module, state)
+            outputs.append(evaluate(module, graph, prepared))
+    # Of one type: that of the models.
+    dtype = next(o.dtype for o in outputs if o.is_floating_point())
+    return torch.stack([out.to(dtype) for out in outputs])

@@ -1,0 +1,505 @@
+r"""Products of a fixed graph and fixed features, prepared once.
+
+What a full-batch training multiplies again in every epoch, and inference in
+every model, stays the same: the features, and the adjacency as a layer
+normalises it. Both are kept as CSR matrices with 32-bit indices, and for
+gradients transposed. Inside of :class:`PreparedMode`,
+
+- a linear layer of sparse features, and a product with a prepared adjacency,
+  go to one function, :math:`M x`, with the gradient :math:`M^\top g`;
+- what is constant (the mean of the neighbours' features, say) is computed
+  once;
+- dropout draws from a stream of its own, which no other part of the program
+  can move.
+
+:func:`prepared_layers` hands the matrices to the layers that are known to
+multiply by them: exactly these classes, and only when they are called with
+the graph itself. All else is run as it is written.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
+from torch_geometric.nn import (
+    APPNP,
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    SGConv,
+)
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pyg_trust import rng
+from pyg_trust.functional.ragged import pointer, ranges
+from pyg_trust.graph import sparse_rows
+
+# Layers that normalise the adjacency, and keep it if asked.
+_NORMALISING = (GCNConv, APPNP, GCN2Conv)
+# Layers that sum over neighbours as they are.
+_SUMMING = (SAGEConv, GINConv, GraphConv)
+
+
+# Matrices ###################################################################
+
+
+def csr(
+    row: Tensor, col: Tensor, value: Tensor, shape: tuple[int, int]
+) -> Tensor:
+    """A CSR matrix from entries in any order, with 32-bit indices.
+
+    Args:
+        row (Tensor): int64, ``[num_entries]``.
+        col (Tensor): int64, ``[num_entries]``.
+        value (Tensor): ``[num_entries]``.
+        shape (tuple[int, int]): the shape.
+    """
+    order = (row * shape[1] + col).argsort(stable=True)
+    ptr = pointer(row.bincount(minlength=shape[0]))
+    return sparse_rows(ptr.int(), col[order].int(), value[order], shape)
+
+
+def rows_of_nonzeros(x: Tensor) -> Tensor:
+    """Features as a CSR matrix with 32-bit indices.
+
+    Args:
+        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
+    """
+    if x.layout == torch.sparse_csr:
+        return x
+    row, col = x.nonzero(as_tuple=True)
+    ptr = pointer(row.bincount(minlength=x.size(0)))
+    shape = (x.size(0), x.size(1))
+    return sparse_rows(ptr.int(), col.int(), x[row, col], shape)
+
+
+def select_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Some rows of features, as copies.
+
+    Args:
+        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
+        index (Tensor): int64, ``[num_rows]``.
+    """
+    if x.layout != torch.sparse_csr:
+        return x[index]
+    ptr = x.crow_indices().long()
+    count = (ptr[1:] - ptr[:-1])[index]
+    entry = ranges(ptr[index], count)
+    return sparse_rows(
+        pointer(count).int(),
+        x.col_indices()[entry],
+        x.values()[entry],
+        (index.numel(), x.size(1)),
+    )
+
+
+def clear_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Features with some rows zero, as a copy.
+
+    Args:
+        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
+        index (Tensor): int64, ``[num_rows]``.
+    """
+    if x.layout != torch.sparse_csr:
+        return x.index_fill(0, index, 0)
+    ptr = x.crow_indices().long()
+    count = ptr[1:] - ptr[:-1]
+    count[index] = 0
+    entry = ranges(ptr[:-1], count)
+    return sparse_rows(
+        pointer(count).int(),
+        x.col_indices()[entry],
+        x.values()[entry],
+        (x.size(0), x.size(1)),
+    )
+
+
+def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
+    """``matrix @ dense`` without the zeros that torch fills and adds.
+
+    Args:
+        matrix (Tensor): CSR, ``[num_rows, num_cols]``.
+        dense (Tensor): ``[num_cols, channels]``.
+    """
+    out = dense.new_empty(matrix.size(0), dense.size(1))
+    return torch.addmm(out, matrix, dense, beta=0, out=out)
+
+
+class Operand:
+    """A constant matrix, with its transpose made when it is asked for.
+
+    Args:
+        matrix (Tensor): CSR, ``[num_rows, num_cols]``.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self._transposed: Tensor | None = None
+        self._mean: Operand | None = None
+
+    @property
+    def transposed(self) -> Tensor:
+        """The transpose, as CSR."""
+        if self._transposed is None:
+            row, col = self._entries()
+            shape = (self.matrix.size(1), self.matrix.size(0))
+            self._transposed = csr(col, row, self.matrix.values(), shape)
+        return self._transposed
+
+    @property
+    def mean(self) -> 'Operand':
+        """The same with every row divided by its number of entries."""
+        if self._mean is None:
+            row, col = self._entries()
+            count = row.bincount(minlength=self.matrix.size(0))
+            value = self.matrix.values() / count[row]
+            shape = (self.matrix.size(0), self.matrix.size(1))
+            self._mean = Operand(csr(row, col, value, shape))
+        return self._mean
+
+    def _entries(self) -> tuple[Tensor, Tensor]:
+        ptr = self.matrix.crow_indices().long()
+        count = ptr[1:] - ptr[:-1]
+        row = torch.arange(count.numel()).repeat_interleave(count)
+        return row, self.matrix.col_indices().long()
+
+    def times(self, dense: Tensor) -> Tensor:
+        """The product with a dense matrix, with a gradient for that.
+
+        Args:
+            dense (Tensor): ``[num_cols, channels]``.
+        """
+        return _Product.apply(dense, self)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, operand: Operand) -> Tensor:
+        ctx.operand = operand
+        return multiply(operand.matrix, dense.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return multiply(ctx.operand.transposed, grad.contiguous()), None
+
+
+class PreparedGraph:
+    """A graph as the layers multiply by it: targets by sources.
+
+    Args:
+        edge_index (Tensor): int64, ``[2, num_edges]``.
+        edge_weight (Tensor or None): ``[num_edges]``.
+        num_nodes (int): the number of nodes.
+        dtype (torch.dtype): of the features.
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        num_nodes: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.edge_index, self.edge_weight = edge_index, edge_weight
+        self.num_nodes, self.dtype = num_nodes, dtype
+        self.version = edge_index._version
+        self.operands: dict[int, Operand] = {}
+        self._made: dict[tuple, tuple[Tensor, Tensor | None]] = {}
+
+    def adjacency(self, weighted: bool) -> Tensor:
+        """The adjacency as it is, with or without the weights.
+
+        Args:
+            weighted (bool): whether entries are weights, or one.
+        """
+        weight = self.edge_weight if weighted else None
+        key = ('plain', weight is not None)
+        if key not in self._made:
+            if weight is None:
+                count = self.edge_index.size(1)
+                weight = torch.ones(count, dtype=self.dtype)
+            self._made[key] = self._matrix(self.edge_index, weight), None
+        return self._made[key][0]
+
+    def normalised(
+        self, improved: bool, loops: bool, flow: str, matrix: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The adjacency as ``gcn_norm`` makes it, in the form of its result.
+
+        Args:
+            improved (bool): as ``gcn_norm`` takes it.
+            loops (bool): whether self-loops are added.
+            flow (str): as ``gcn_norm`` takes it.
+            matrix (bool): as a CSR matrix, or as edges and weights.
+        """
+        key = ('norm', improved, loops, flow, matrix)
+        if key not in self._made:
+            edge_index, weight = gcn_norm(
+                self.edge_index,
+                self.edge_weight,
+                self.num_nodes,
+                improved,
+                loops,
+                flow,
+                self.dtype,
+            )
+            self._made[key] = (
+                (self._matrix(edge_index, weight), None)
+                if matrix
+                else (edge_index, weight)
+            )
+        return self._made[key]
+
+    def _matrix(self, edge_index: Tensor, weight: Tensor) -> Tensor:
+        shape = (self.num_nodes, self.num_nodes)
+        made = csr(edge_index[1], edge_index[0], weight, shape)
+        self.operands[id(made)] = Operand(made)
+        return made
+
+
+# Layers #####################################################################
+
+
+def can_multiply(layer: Any) -> bool:
+    """Whether a layer takes the graph as a prepared matrix.
+
+    Args:
+        layer (Module): a message-passing layer.
+    """
+    if getattr(layer, 'flow', '') != 'source_to_target':
+        return False
+    if type(layer) in _NORMALISING:
+        return bool(layer.normalize) and not getattr(layer, 'dropout', 0)
+    if type(layer) is SGConv:
+        return not layer.cached
+    return type(layer) in _SUMMING and layer.aggr in ('add', 'sum', 'mean')
+
+
+@contextmanager
+def prepared_layers(
+    module: Module, graph: PreparedGraph, matrices: bool
+) -> Iterator[None]:
+    """Has layers take from a graph what they would make of it themselves.
+
+    Args:
+        module (Module): a model of ours, which is written to, and as before
+            at the end of the block.
+        graph (PreparedGraph): the graph.
+        matrices (bool): whether layers multiply by matrices where they can,
+            or sum over the edge list as they are written.
+    """
+    undo: list[Callable[[], None]] = []
+    try:
+        for layer in module.modules():
+            matrix = matrices and can_multiply(layer)
+            if type(layer) in _NORMALISING:
+                if layer.normalize and not layer.cached:
+                    undo += _fill_cache(layer, graph, matrix)
+            elif type(layer) is SGConv:
+                if not layer.cached:
+                    undo += _fill_propagation(layer, graph, matrix)
+            elif type(layer) in _SUMMING and matrix:
+                undo += _swap_edges(layer, graph)
+        yield
+    finally:
+        for call in undo:
+            call()
+
+
+def _is_graph(graph: PreparedGraph, edge_index: Any, weight: Any) -> bool:
+    return (
+        edge_index is graph.edge_index
+        and edge_index._version == graph.version
+        and weight is graph.edge_weight
+    )
+
+
+def _arguments(layer: Module, args: tuple, kwargs: dict) -> dict[str, Any]:
+    # As the layers name them.
+    names = ['x', 'edge_index', 'edge_weight']
+    if type(layer) is GCN2Conv:
+        names.insert(1, 'x_0')
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _fill_cache(
+    layer: Any, graph: PreparedGraph, matrix: bool
+) -> list[Callable[[], None]]:
+    def before(layer: Any, args: tuple, kwargs: dict) -> None:
+        given = _arguments(layer, args, kwargs)
+        if _is_graph(graph, given['edge_index'], given.get('edge_weight')):
+            layer._cached_edge_index = graph.normalised(
+                getattr(layer, 'improved', False),
+                layer.add_self_loops,
+                layer.flow,
+                matrix,
+            )
+
+    def after(layer: Any, args: tuple, out: Any) -> None:
+        layer._cached_edge_index = None
+
+    return [
+        layer.register_forward_pre_hook(before, with_kwargs=True).remove,
+        layer.register_forward_hook(after, always_call=True).remove,
+    ]
+
+
+def _fill_propagation(
+    layer: Any, graph: PreparedGraph, matrix: bool
+) -> list[Callable[[], None]]:
+    written: Callable[..., Tensor] = layer.forward
+
+    def forward(
+        x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        if not _is_graph(graph, edge_index, edge_weight):
+            return written(x, edge_index, edge_weight)
+        adj, weight = graph.normalised(
+            False, layer.add_self_loops, layer.flow, matrix
+        )
+        for _ in range(layer.K):
+            x = layer.propagate(adj, x=x, edge_weight=weight)
+        return layer.lin(x)
+
+    layer.forward = forward
+    return [lambda: delattr(layer, 'forward')]
+
+
+def _swap_edges(layer: Any, graph: PreparedGraph) -> list[Callable[[], None]]:
+    def before(
+        layer: Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        given = _arguments(layer, args, kwargs)
+        weight = given.get('edge_weight')
+        if type(layer) is not GraphConv and weight is not None:
+            # It is a 'size' in truth.
+            return None
+        same = graph.edge_weight if weight is None else weight
+        if not _is_graph(graph, given['edge_index'], same):
+            return None
+        given['edge_index'] = graph.adjacency(weight is not None)
+        given.pop('edge_weight', None)
+        return (), given
+
+    return [layer.register_forward_pre_hook(before, with_kwargs=True).remove]
+
+
+# Inside of a model ##########################################################
+
+# What may be asked of sparse features without making them dense.
+_ASKED = frozenset(['size', 'dim', 'numel', 'is_floating_point', '__len__'])
+_READ = frozenset(
+    ['shape', 'dtype', 'device', 'requires_grad', 'ndim', 'is_cuda']
+)
+_MATMULS = frozenset(['mm', '_sparse_mm', 'matmul', '__matmul__'])
+
+
+class PreparedMode(TorchFunctionMode):
+    """Sends products of a model to prepared matrices, and seeds its dropout.
+
+    Args:
+        x (Tensor): the features that the model is called with: dense, or CSR,
+            which is made dense where a model does more than to multiply it.
+        graph (PreparedGraph): the graph that it is called with.
+        seed (int): of dropout.
+    """
+
+    def __init__(self, x: Tensor, graph: PreparedGraph, seed: int) -> None:
+        super().__init__()
+        self.x, self.graph = x, graph
+        self.features: Operand | None = None
+        if x.layout == torch.sparse_csr:
+            self.features = Operand(x)
+        self.generator = rng.generator(seed)
+        self._dense: Tensor | None = None
+        # Products of constants, and what they are products of.
+        self._constants: dict[tuple[int, int, int], Tensor] = {}
+        self._constant_ids = {id(x)}
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
+        """Runs one operation of the model."""
+        kwargs = kwargs or {}
+        name = getattr(func, '__name__', '')
+        if name == '__get__':
+            asked = getattr(getattr(func, '__self__', None), '__name__', '')
+            if asked in _READ:
+                return func(*args, **kwargs)
+        elif name == 'linear' and self.features is not None:
+            return self._linear(func, *args, **kwargs)
+        elif name in _MATMULS and args and isinstance(args[0], Tensor):
+            operand = self.graph.operands.get(id(args[0]))
+            if operand is not None:
+                return self._product(operand, *args[1:])
+        if self.features is not None and name not in _ASKED:
+            args, kwargs = self._densified(args), self._densified(kwargs)
+        if name == 'dropout':
+            return self._dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _linear(
+        self, func: Any, input: Tensor, weight: Tensor, bias: Any = None
+    ) -> Tensor:
+        if input is not self.x and input is not self._dense:
+            return func(input, weight, bias)
+        assert self.features is not None
+        out = self.features.times(weight.t())
+        return out if bias is None else out + bias
+
+    def _product(
+        self, operand: Operand, dense: Tensor, reduce: str = 'sum'
+    ) -> Tensor:
+        if reduce == 'mean':
+            operand = operand.mean
+        dense = self._densified(dense)
+        if dense is not self._dense and id(dense) not in self._constant_ids:
+            return operand.times(dense)
+        # A model may write to what it was given.
+        key = (id(operand), id(dense), dense._version)
+        made = self._constants.get(key)
+        if made is None or made._version > 0:
+            made = operand.times(dense)
+            self._constants[key] = made
+            self._constant_ids.add(id(made))
+        return made
+
+    def _densified(self, value: Any) -> Any:
+        if value is self.x and self.features is not None:
+            if self._dense is None:
+                self._dense = self.x.to_dense()
+            return self._dense
+        if type(value) in (tuple, list):
+            return type(value)(self._densified(v) for v in value)
+        if type(value) is dict:
+            return {k: self._densified(v) for k, v in value.items()}
+        return value
+
+    def _dropout(
+        self,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
+        # torch.dropout calls it 'train'.
+        if not kwargs.get('train', training) or p == 0:
+            return input
+        drawn = torch.empty(input.shape, dtype=torch.int32)
+        drawn.random_(generator=self.generator)
+        # Of 2^31 values, those below are kept.
+        keep = (drawn < round((1 - p) * 2**31)).to(input.dtype)
+        if p < 1:
+            keep *= 1 / (1 - p)
+        return input.mul_(keep) if inplace else input * keep

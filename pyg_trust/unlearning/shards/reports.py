@@ -1,0 +1,173 @@
+"""Reports of an unlearner of shards."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_trust.report import Guarantee, Report
+
+ASSUMPTIONS = (
+    'requests do not depend on a released model',
+    'labels, features and edges of what remains were not made from what was '
+    'removed',
+    'the model factory gives the same model for the same state of '
+    "torch's default generator",
+    'bits are those of one machine and one version of torch',
+)
+
+#: Where the keys of hashes come from, as reports say it.
+FROM_SYSTEM = 'keys come from the operating system'
+FROM_SEED = (
+    'keys come from an explicit seed: whoever knows or guesses it knows the '
+    'shard of every name, and can test guesses of the data against hashes'
+)
+
+
+@dataclass(frozen=True)
+class ShardPlan(Report):
+    """What a removal would do; nothing was changed.
+
+    Args:
+        request (dict): the names of what would be removed.
+        shards (tuple[int, ...]): the shards that would be trained again.
+        requests_per_shard (dict): how many requests touch each of them.
+        nodes (int): how many training nodes they would have.
+        node_epochs (int): nodes times epochs of their training.
+        full_node_epochs (int): the same for all shards.
+        fraction (float): the first of these in the second: the cost of the
+            shards in that of a full fit.
+        aggregator_nodes (int): on how many nodes the aggregator would be
+            trained again, which every removal takes.
+    """
+
+    request: dict[str, Any]
+    shards: tuple[int, ...]
+    requests_per_shard: dict[int, int]
+    nodes: int
+    node_epochs: int
+    full_node_epochs: int
+    fraction: float
+    aggregator_nodes: int
+
+
+@dataclass(frozen=True)
+class ShardRemovalReport(Report):
+    """What a removal did, and what it cost.
+
+    Args:
+        secrets (str): where the keys of the hashes come from.
+        request (dict): the names of what was removed.
+        shards (tuple[int, ...]): the shards that were trained again.
+        empty (tuple[int, ...]): the shards without a training node, which
+            are constant voters.
+        nodes (int): how many training nodes they have.
+        node_epochs (int): nodes times epochs of their training.
+        fraction (float): the cost of the shards in that of a full fit, in
+            node-epochs.
+        aggregator_nodes (int): on how many nodes the aggregator was trained
+            again.
+        seconds (dict): what training the shards, running all models on the
+            present graph, and training the aggregator took.
+        trainer (str): how the shards were trained in the end.
+        exact (bool): whether the result is what training on the remaining
+            data gives, the partition included.
+        exactness (str): what that means for this partition.
+        assumptions (tuple[str, ...]): what the guarantee rests on.
+        origin (dict): versions and settings.
+    """
+
+    secrets: str
+    request: dict[str, Any]
+    shards: tuple[int, ...]
+    empty: tuple[int, ...]
+    nodes: int
+    node_epochs: int
+    fraction: float
+    aggregator_nodes: int
+    seconds: dict[str, float]
+    trainer: str
+    exact: bool
+    exactness: str
+    assumptions: tuple[str, ...]
+    origin: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """That what was removed has left no trace in the models."""
+        return Guarantee(
+            procedure='exact removal by shards',
+            promise=(
+                ('' if self.secrets == FROM_SYSTEM else self.secrets + '; ')
+                + 'models and aggregator equal, bit for bit, those trained '
+                'from scratch without what was removed: ' + self.exactness
+            ),
+            assumptions=self.assumptions,
+            not_covered=('what earlier releases of the model have revealed',),
+            origin=self.origin,
+        )
+
+
+@dataclass(frozen=True)
+class ShardReport(Report):
+    """What a sharded unlearner is now.
+
+    Args:
+        secrets (str): where the keys of the hashes come from.
+        num_nodes (int): the nodes of the present graph.
+        num_train (int): the training nodes among them.
+        shard_sizes (tuple[int, ...]): the training nodes of every shard.
+        empty (tuple[int, ...]): the shards without a training node, which
+            are constant voters.
+        imbalance (float): the largest shard over the mean.
+        partition (str): how the shards were made.
+        exact (bool): as in :class:`ShardRemovalReport`.
+        exactness (str): what that means for this partition.
+        removals (int): how many removals were done.
+        queued (int): how many requests wait.
+        seconds (dict): what the last training took, by part.
+        trainer (str): how the shards were trained last.
+        assumptions (tuple[str, ...]): what the guarantee rests on.
+        origin (dict): versions and settings.
+    """
+
+    secrets: str
+    num_nodes: int
+    num_train: int
+    shard_sizes: tuple[int, ...]
+    empty: tuple[int, ...]
+    imbalance: float
+    partition: str
+    exact: bool
+    exactness: str
+    removals: int
+    queued: int
+    seconds: dict[str, float]
+    trainer: str
+    assumptions: tuple[str, ...]
+    origin: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ShardVerifyReport(Report):
+    """What :meth:`ShardedUnlearner.verify` found.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        shards (tuple[int, ...]): the shards that were trained from scratch.
+        differing (tuple[int, ...]): those of them whose weights are not
+            *equal* to the present ones.
+        keys_match (bool): whether every checkpoint is keyed by the data that
+            its shard has now.
+        outputs_equal (bool): whether the cached outputs are those of the
+            models on the present graph.
+        aggregator_equal (bool): whether the aggregator is the one that is
+            trained from scratch.
+        leftovers (tuple[str, ...]): what still holds, or could hold,
+            something that was removed.
+    """
+
+    ok: bool
+    shards: tuple[int, ...]
+    differing: tuple[int, ...]
+    keys_match: bool
+    outputs_equal: bool
+    aggregator_equal: bool
+    leftovers: tuple[str, ...]

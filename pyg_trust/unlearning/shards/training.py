@@ -1,0 +1,560 @@
+r"""Training the models of many shards, each on its own shard alone.
+
+One model after the other, each an ordinary module on an ordinary graph, in a
+plain loop of full-batch steps on prepared matrices
+(:mod:`pyg_trust.unlearning.shards.products`); or shared out to processes,
+which give the same bits.
+
+**Why a model is a function of its shard and seed.** A floating-point result
+depends on the order of its sums and on which instructions a value meets. One
+thread trains a shard; its tensors are its own, and start where torch lets
+tensors start; dropout draws from a stream that is keyed by the shard's seed;
+and the generators of torch, numpy and Python stand at states that come from
+that seed whenever the model is built, trained or run. Bits are those of one
+machine and one version of torch: vector widths and BLAS libraries differ.
+
+A model that is *not* such a function is found by :func:`check_model`: two
+models of one seed are built, and trained for two epochs, and need to be
+equal, as does what one of them says after a round trip through its state.
+"""
+
+import io
+import multiprocessing
+import pickle
+import random
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+from tqdm import tqdm
+
+from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_non_negative,
+    check_positive,
+)
+from pyg_trust.graph import quiet_sparse
+from pyg_trust.unlearning.shards.products import (
+    PreparedGraph,
+    PreparedMode,
+    prepared_layers,
+    rows_of_nonzeros,
+)
+
+TRAINERS = ('sequential', 'process')
+# Of 0.1.0; it means the first of them.
+STACKED = 'stacked'
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    'adam': torch.optim.Adam,
+    'adamw': torch.optim.AdamW,
+    'sgd': torch.optim.SGD,
+}
+
+# Parts of a shard's seed.
+_INITIAL, _DROPOUT, _OTHER = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a shard is trained.
+
+    Args:
+        epochs (int): the number of full-batch steps.
+        lr (float): the learning rate.
+        weight_decay (float): as the optimizer understands it.
+        optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
+        sparse_x (bool): keep the features as rows of nonzeros, and multiply
+            them so where they are the input of a linear layer.
+        sparse_adj (bool): have the layers that are known to multiply by a
+            sparse matrix, in place of summing over the edge list.
+        version (int): of the arithmetic: bits of another one differ.
+    """
+
+    epochs: int = 100
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    optimizer: str = 'adam'
+    sparse_x: bool = False
+    sparse_adj: bool = True
+    version: int = 2
+
+    def __post_init__(self) -> None:
+        check_integer('epochs', self.epochs, 1)
+        check_positive('lr', self.lr)
+        check_non_negative('weight_decay', self.weight_decay)
+        check_choice('optimizer', self.optimizer, OPTIMIZERS)
+
+
+class Shard(NamedTuple):
+    """What one model is trained on, and nothing else.
+
+    Args:
+        seed (int): of initial weights and dropout.
+        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
+        y (Tensor): int64, ``[num_nodes]``: a label for every node.
+        edge_index (Tensor): int64, ``[2, num_edges]``.
+        edge_weight (Tensor, optional): ``[num_edges]``.
+    """
+
+    seed: int
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor
+    edge_weight: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the model is called with."""
+        weight = () if self.edge_weight is None else (self.edge_weight,)
+        return (self.x, self.edge_index, *weight)
+
+    def prepared(self) -> PreparedGraph:
+        """The graph as layers multiply by it."""
+        return PreparedGraph(
+            self.edge_index, self.edge_weight, self.x.size(0), self.x.dtype
+        )
+
+
+class Trained(NamedTuple):
+    """What came of it.
+
+    Args:
+        states (list): what :func:`snapshot` gives for every model.
+        trainer (str): how they were trained.
+        seconds (list[float]): what each of them took; zero in processes.
+    """
+
+    states: list[dict[str, Tensor]]
+    trainer: str
+    seconds: list[float]
+
+
+class UnrepeatableModelError(ValueError):
+    """A model is not a function of its data and seed."""
+
+
+def check_trainer(trainer: str) -> str:
+    """A way to train by the name that it has now.
+
+    Args:
+        trainer (str): as a user gave it.
+    """
+    if trainer == STACKED:
+        warnings.warn(
+            "trainer='stacked' means 'sequential' now, which is as fast",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return TRAINERS[0]
+    check_choice('trainer', trainer, TRAINERS)
+    return trainer
+
+
+def train(
+    factory: Callable[[], Module],
+    shards: Sequence[Shard],
+    recipe: Recipe,
+    *,
+    trainer: str = 'sequential',
+    num_workers: int | None = None,
+    progress_bar: bool = False,
+) -> Trained:
+    """Trains one model per shard, by cross entropy over all its nodes.
+
+    Args:
+        factory (Callable): makes a model; called once per shard, with the
+            default generators at the shard's seed.
+        shards (list[Shard]): the shards.
+        recipe (Recipe): how they are trained.
+        trainer (str): :obj:`'sequential'` or :obj:`'process'`.
+            (default: :obj:`'sequential'`)
+        num_workers (int, optional): the number of processes; by default half
+            of the processors. (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
+
+    Returns:
+        Trained: the states of the models, in order; tensors of their own.
+
+    Raises:
+        TypeError: if the factory makes no module.
+        ValueError: if outputs have the wrong shape, or models can't be sent
+            to processes.
+    """
+    trainer = check_trainer(trainer)
+    with single_thread():
+        if trainer == 'process' and len(shards) > 1:
+            modules = [build(factory, shard) for shard in shards]
+            states = _train_in_processes(
+                modules, shards, recipe, num_workers, progress_bar
+            )
+            return Trained(states, 'process', [0.0] * len(shards))
+        states, seconds = [], []
+        for shard in tqdm(shards, disable=not progress_bar, desc='shards'):
+            start = time.perf_counter()
+            module = build(factory, shard)
+            states.append(train_alone(module, shard, recipe))
+            seconds.append(time.perf_counter() - start)
+        return Trained(states, 'sequential', seconds)
+
+
+def build(factory: Callable[[], Module], shard: Shard) -> Module:
+    """A model with the initial weights that a shard's seed gives.
+
+    Args:
+        factory (Callable): makes a model.
+        shard (Shard): gives the seed, and the widths of lazy layers.
+    """
+    with seeded(rng.derive(shard.seed, _INITIAL)):
+        module = factory()
+        if not isinstance(module, Module):
+            raise TypeError(
+                "'model_factory' needs to return a torch.nn.Module "
+                f'(got {type(module).__name__})'
+            )
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            mode = PreparedMode(shard.x, shard.prepared(), 0)
+            with torch.no_grad(), mode:
+                module.eval()(*shard.inputs)
+            # Layers may have kept something of the graph.
+            known, module = module.state_dict(), factory()
+            module.load_state_dict(known)
+    return module.train()
+
+
+def check_model(
+    factory: Callable[[], Module], shard: Shard, recipe: Recipe
+) -> Tensor:
+    """Outputs of a model on a shard, if it is a function of data and seed.
+
+    Args:
+        factory (Callable): makes a model.
+        shard (Shard): the shard to try it on.
+        recipe (Recipe): how it would be trained.
+
+    Raises:
+        UnrepeatableModelError: if two models of one seed differ, before or
+            after two epochs of training, or the state of one does not say
+            what it does.
+    """
+    with single_thread():
+        one, two = build(factory, shard), build(factory, shard)
+        if one is two:
+            raise UnrepeatableModelError(
+                "'model_factory' needs to make a new model at every call "
+                '(got the same one twice)'
+            )
+        if not equal_tensors(snapshot(one), snapshot(two)):
+            raise UnrepeatableModelError(
+                "'model_factory' makes models that differ, with the "
+                'generators of torch, numpy and Python at the same seed: it '
+                'needs to draw from these alone'
+            )
+        short = replace(recipe, epochs=2)
+        made = [train_alone(module, shard, short) for module in (one, two)]
+        if not equal_tensors(*made):
+            raise UnrepeatableModelError(
+                "two trainings of 'model_factory()' from one seed differ: the "
+                'model needs to draw from the default generators of torch, '
+                'numpy and Python alone, and to share nothing'
+            )
+        fresh = build(factory, shard)
+        restore(fresh, made[0])
+        if recipe.sparse_x:
+            shard = shard._replace(x=rows_of_nonzeros(shard.x))
+        out = evaluate(one, shard)
+        if not isinstance(out, Tensor):
+            return out
+        for other in (evaluate(fresh, shard), evaluate(fresh, shard)):
+            if not torch.equal(out, other):
+                raise UnrepeatableModelError(
+                    "what a model of 'model_factory' says depends on more "
+                    'than its parameters and buffers: register what it keeps '
+                    'as a buffer'
+                )
+        return out
+
+
+def snapshot(module: Module) -> dict[str, Tensor]:
+    """Everything that a model has learnt: parameters and all buffers.
+
+    Args:
+        module (Module): the model.
+
+    Raises:
+        ValueError: if it has an extra state, which need not be tensors.
+    """
+    values = dict(module.state_dict(keep_vars=True))
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                "models of 'model_factory' need to keep all they learn in "
+                f'parameters and buffers (got the extra state {name!r})'
+            )
+    # Those that are not persistent.
+    for name, value in module.named_buffers():
+        values.setdefault(name, value)
+    return {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in values.items()
+    }
+
+
+def restore(module: Module, values: dict[str, Tensor]) -> None:
+    """Gives a model what :func:`snapshot` took from another.
+
+    Args:
+        module (Module): the model.
+        values (dict): parameters and buffers.
+    """
+    known = module.state_dict()
+    module.load_state_dict(
+        {name: value for name, value in values.items() if name in known}
+    )
+    for name, value in values.items():
+        if name not in known:
+            path, _, last = name.rpartition('.')
+            module.get_submodule(path).register_buffer(
+                last, value.clone(), persistent=False
+            )
+
+
+@torch.no_grad()
+def evaluate(
+    module: Module,
+    graph: Shard,
+    prepared: PreparedGraph | None = None,
+    sparse_adj: bool = True,
+) -> Tensor:
+    """The outputs of a model for all nodes of a graph.
+
+    Args:
+        module (Module): the model.
+        graph (Shard): features, edges and, if there are any, their weights.
+        prepared (PreparedGraph, optional): the same graph, if the layers of
+            the model were prepared for it. (default: :obj:`None`)
+        sparse_adj (bool): whether layers multiply by a sparse matrix.
+            (default: :obj:`True`)
+    """
+    if prepared is None:
+        prepared = graph.prepared()
+        with prepared_layers(module, prepared, sparse_adj):
+            return evaluate(module, graph, prepared)
+    module = module.eval()
+    # For models that are random at inference, too.
+    mode = PreparedMode(graph.x, prepared, 0)
+    with single_thread(), seeded(0), _quiet(), mode:
+        return module(*graph.inputs)
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Torch on one thread, for the time being."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The generators of torch, numpy and Python at a seed, for a block.
+
+    Args:
+        seed (int): the seed.
+    """
+    before = np.random.get_state(), random.getstate()
+    try:
+        # numpy's own takes 32 bits, and more as an array of them.
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
+        random.seed(seed)
+        with rng.forked(seed):
+            yield
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # Layers that make sparse matrices do not say whether to check them, and
+    # torch would warn of that, and that such matrices are new.
+    with (
+        torch.sparse.check_sparse_tensor_invariants(False),
+        quiet_sparse(),
+    ):
+        yield
+
+
+def equal_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    """Whether two states are equal, bit for bit.
+
+    Args:
+        one (dict): tensors.
+        two (dict): other tensors.
+    """
+    return one.keys() == two.keys() and all(
+        torch.equal(one[name], two[name]) for name in one
+    )
+
+
+# The ways to train ##########################################################
+
+
+def train_alone(
+    module: Module, shard: Shard, recipe: Recipe
+) -> dict[str, Tensor]:
+    """Trains one model on one shard, and returns its state.
+
+    Args:
+        module (Module): of :func:`build`; it is trained itself.
+        shard (Shard): the shard.
+        recipe (Recipe): how.
+    """
+    if recipe.sparse_x:
+        shard = shard._replace(x=rows_of_nonzeros(shard.x))
+    prepared = shard.prepared()
+    layers = prepared_layers(module.train(), prepared, recipe.sparse_adj)
+    seed = rng.derive(shard.seed, _DROPOUT)
+    mode = PreparedMode(shard.x, prepared, seed)
+    turned = _turned if recipe.sparse_x else _as_is
+    leaves, blocks = _blocks(module, turned)
+    optimizer = OPTIMIZERS[recipe.optimizer](
+        blocks, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
+    )
+    target: Tensor | None = None
+    count = shard.x.size(0)
+    other = seeded(rng.derive(shard.seed, _OTHER))
+    with other, layers, _quiet(), torch.enable_grad():
+        for _ in range(recipe.epochs):
+            with mode:
+                out = module(*shard.inputs)
+            if target is None:
+                target = _one_hot(out, shard.y)
+            # Of the mean cross entropy.
+            slope = (out.detach().softmax(1) - target) / count
+            grads = torch.autograd.grad(out, leaves, slope, allow_unused=True)
+            for block, grad in zip(blocks, grads, strict=True):
+                if grad is not None:
+                    grad = turned(grad).reshape(-1)
+                block.grad = grad
+            optimizer.step()
+    # As they lie in memory in any other model.
+    for leaf in leaves:
+        leaf.data = leaf.detach().contiguous()
+    return snapshot(module)
+
+
+def _blocks(
+    module: Module, turned: Callable[[Tensor], Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    # The parameters, and the memory of each as a vector.
+    leaves: list[Tensor] = []
+    blocks: list[Tensor] = []
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            block = turned(parameter.detach()).clone(
+                memory_format=torch.contiguous_format
+            )
+            parameter.data = turned(block)
+            leaves.append(parameter)
+            blocks.append(block.view(-1))
+    return leaves, blocks
+
+
+def _turned(value: Tensor) -> Tensor:
+    # Matrices transposed: so the sparse product wants them.
+    return value.t() if value.dim() == 2 else value
+
+
+def _as_is(value: Tensor) -> Tensor:
+    return value
+
+
+def _one_hot(out: Any, y: Tensor) -> Tensor:
+    if not isinstance(out, Tensor) or out.dim() != 2:
+        got = type(out).__name__
+        if isinstance(out, Tensor):
+            got = str(list(out.shape))
+        raise ValueError(
+            "'model_factory' needs to return models with outputs of the "
+            f'shape [num_nodes, num_classes] (got {got})'
+        )
+    return torch.zeros_like(out.detach()).scatter_(1, y.view(-1, 1), 1)
+
+
+def _train_in_processes(
+    modules: list[Module],
+    shards: Sequence[Shard],
+    recipe: Recipe,
+    num_workers: int | None,
+    progress_bar: bool,
+) -> list[dict[str, Tensor]]:
+    if num_workers is None:
+        num_workers = max(multiprocessing.cpu_count() // 2, 1)
+    num_workers = min(num_workers, len(shards))
+    # The largest first, so that the last to end is a small one. Results are
+    # by shard: they do not depend on who computed them.
+    size = [shard.x.size(0) for shard in shards]
+    order = sorted(range(len(shards)), key=lambda i: -size[i])
+    try:
+        jobs = {
+            i: _pack((modules[i], tuple(shards[i]), recipe)) for i in order
+        }
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            "trainer='process' needs models that can be pickled, of a class "
+            f'at the top of a module (got {error})'
+        ) from None
+    context = multiprocessing.get_context('spawn')
+    others = set(multiprocessing.active_children())
+    # An interrupt is for the parent to handle: a terminal sends it to all.
+    with ProcessPoolExecutor(
+        num_workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
+        try:
+            futures = {pool.submit(_work, job): i for i, job in jobs.items()}
+            states = {}
+            for future in tqdm(
+                as_completed(futures),
+                total=len(futures),
+                disable=not progress_bar,
+                desc='shards',
+            ):
+                packed = io.BytesIO(future.result())
+                states[futures[future]] = torch.load(packed, weights_only=True)
+        except BaseException:
+            # Nobody waits for the shards in progress.
+            workers = set(multiprocessing.active_children()) - others
+            for process in workers:
+                process.terminate()
+            for process in workers:
+                process.join()
+            raise
+    return [states[i] for i in range(len(shards))]
+
+
+def _pack(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _work(packed: bytes) -> bytes:
+    # From the parent process alone, never from a file or a network.
+    module, shard, recipe = torch.load(io.BytesIO(packed), weights_only=False)
+    with single_thread():
+        return _pack(train_alone(module, Shard(*shard), recipe))

@@ -1,0 +1,210 @@
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from pyg_trust import commit, files
+from pyg_trust.commit import Lineage, ObjectLock, StaleStateError, synchronized
+
+
+def state_of(lineage, *requests):
+    lines = [{'action': 'retrain', 'request': r} for r in requests]
+    return {
+        'lineage': list(lineage.names),
+        'ledger': {'entries': lines},
+        'x': torch.arange(3),
+    }
+
+
+def test_a_lineage_tells_changes_apart():
+    first = Lineage().next()
+    one, two = first.next(), first.next()
+    assert (first.generation, one.generation) == (0, 1)
+    assert one.continues(first)
+    assert one.continues(one)
+    assert not one.continues(two)
+    assert not first.continues(one)
+    assert Lineage.of({'lineage': list(one.names)}) == one
+    for bad in ({}, {'lineage': []}, {'lineage': 'a'}, {'lineage': ['a']}):
+        with pytest.raises(ValueError, match=r'lineage|names'):
+            Lineage.of(bad)
+
+
+def test_a_stale_state_is_not_written(tmp_path):
+    path = tmp_path / 'state.pt'
+    first = Lineage().next()
+    commit.save(path, state_of(first))
+    one = state_of(first.next(), {'0': {'nodes': [1]}})
+    two = state_of(first.next(), {'0': {'nodes': [2]}})
+    commit.save(path, one)
+    commit.save(path, one)
+    content = path.read_bytes()
+    # Says what was done, and what is to be done again.
+    with pytest.raises(StaleStateError) as error:
+        commit.save(path, two)
+    assert "did retrain {'0': {'nodes': [1]}}" in str(error.value)
+    assert "not saved: retrain {'0': {'nodes': [2]}}" in str(error.value)
+    assert 'load()' in str(error.value)
+    # An older state of the same line, and a line of its own.
+    with pytest.raises(StaleStateError, match='nodes'):
+        commit.save(path, state_of(first))
+    with pytest.raises(ValueError, match='another fit'):
+        commit.save(path, state_of(Lineage().next()))
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_files_are_not_written_over(tmp_path):
+    path = tmp_path / 'state.pt'
+    state = state_of(Lineage().next())
+    for content in (b'thesis', b''):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match='of another kind'):
+            commit.save(path, state)
+        assert path.read_bytes() == content
+    files.save(path, {'x': 1})
+    with pytest.raises(ValueError, match='of another kind'):
+        commit.save(path, state)
+
+
+def test_the_lock_is_one_for_all_and_leaves_no_file(tmp_path):
+    place, inside, most = tmp_path / 'state', 0, 0
+    gate = threading.Barrier(4)
+
+    def work():
+        nonlocal inside, most
+        gate.wait()
+        for _ in range(100):
+            with commit.exclusive(place):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+CHILD = """
+import os, signal, sys
+from pyg_trust import commit, files
+from pyg_trust.commit import Lineage
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+path, when = sys.argv[1:]
+state = files.load(path)
+lineage = Lineage.of(state).next()
+state['lineage'] = list(lineage.names)
+state['ledger']['entries'].append({'action': 'retrain', 'request': {}})
+replace = os.replace
+if when == 'locked':
+    commit.check_continues = die
+elif when == 'written':
+    os.replace = die
+elif when == 'replaced':
+    os.replace = lambda *names: (replace(*names), die())
+commit.save(path, state)
+"""
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='needs signals')
+@pytest.mark.parametrize('when', ['locked', 'written', 'replaced'])
+def test_killed_inside_of_the_commit(when, tmp_path):
+    path = tmp_path / 'state.pt'
+    commit.save(path, state_of(Lineage().next()))
+    command = [sys.executable, '-c', CHILD, str(path), when]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    # The file is the old one or the new one, and the lock is free.
+    found = files.load(path)
+    generation = Lineage.of(found).generation
+    assert generation == len(found['ledger']['entries'])
+    assert generation == (when == 'replaced')
+    after = state_of(Lineage.of(found).next(), *[{}] * (generation + 1))
+    commit.save(path, after)
+    # What the killed one left is gone.
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_living_writers_file_is_left_alone(tmp_path, monkeypatch):
+    # Two writers of one file that know nothing of each other.
+    path = tmp_path / 'report.json'
+    paused, go_on = threading.Event(), threading.Event()
+    fsync, failed = os.fsync, []
+
+    def waiting(handle):
+        if threading.current_thread() is slow:
+            paused.set()
+            go_on.wait(60)
+        fsync(handle)
+
+    def work():
+        try:
+            files.write(path, b'slow')
+        except BaseException as error:
+            failed.append(error)
+
+    monkeypatch.setattr(os, 'fsync', waiting)
+    slow = threading.Thread(target=work)
+    slow.start()
+    assert paused.wait(60)
+    files.write(path, b'fast')
+    assert path.read_bytes() == b'fast'
+    go_on.set()
+    slow.join()
+    assert not failed
+    assert path.read_bytes() == b'slow'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_threads_take_turns_with_an_object():
+    class Counter:
+        def __init__(self):
+            self._lock, self.count = ObjectLock(), 0
+
+        @synchronized
+        def add(self):
+            count = self.count
+            for _ in range(50):
+                pass
+            self.count = count + 1
+
+        @synchronized
+        def add_two(self):
+            self.add()
+            self.add()
+
+    counter = Counter()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(
+                target=lambda: [counter.add_two() for _ in range(200)]
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert counter.count == 1600
+    # Copies have locks of their own.
+    lock = counter._lock
+    made = [copy.copy(lock), copy.deepcopy(lock)]
+    made.append(pickle.loads(pickle.dumps(lock)))
+    assert all(isinstance(m, ObjectLock) and m is not lock for m in made)

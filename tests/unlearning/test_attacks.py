@@ -1,0 +1,374 @@
+"""The audit of unlearning: planted faults have to be found."""
+
+import json
+import os
+
+import pytest
+import torch
+from test_sharded_unlearner import SHARDS, TESTED, TRAIN, quick
+from test_sharded_unlearner import make_data as graph
+from torch_geometric.nn import GCN
+
+from pyg_trust.functional import holm, permutation_test
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
+from pyg_trust.unlearning import (
+    RetrainSubject,
+    ShardedSubject,
+    ShardedUnlearner,
+    Subject,
+    audit_removal,
+)
+
+CHANNELS, CLASSES = 13, 3
+GONE = [0, 5, 11, 17, 23, 30]
+
+
+def unlearner(aggregator='mean', epochs=5, **kwargs):
+    if aggregator == 'attentive':
+        aggregator = quick()
+    return ShardedUnlearner(
+        lambda: GCN(CHANNELS, 8, 2, CLASSES, dropout=0.3),
+        SHARDS,
+        aggregator=aggregator,
+        num_classes=CLASSES,
+        epochs=epochs,
+        **kwargs,
+    )
+
+
+class Beside(ShardedSubject):
+    """Without the digests in the ledger, which have tests of their own."""
+
+    def released(self):
+        found = super().released()
+        for name in list(found):
+            if '/ledger/' in name:
+                del found[name]
+            elif name.startswith('file manifest'):
+                manifest = json.loads(found[name])
+                manifest.pop('ledger')
+                found[name] = json.dumps(manifest).encode()
+        return found
+
+
+def exact(aggregator='mean', **kwargs):
+    return lambda: Beside(
+        lambda **given: unlearner(aggregator, **given), **kwargs
+    )
+
+
+class Faulty(Beside):
+    """Forgets, and then takes something back."""
+
+    def __init__(self, aggregator='attentive'):
+        super().__init__(lambda **given: unlearner(aggregator, **given))
+
+    def remove(self, request):
+        old = self.unlearner._state
+        super().remove(request)
+        self.unlearner._state = self.spoiled(old, self.unlearner._state)
+
+    def again(self, new):
+        """What is derived from the checkpoints, honestly."""
+        outputs = self.unlearner._outputs(new.data, new.checkpoints, CLASSES)
+        aggregator = self.unlearner._aggregate(new.data, outputs, False)
+        return new._replace(outputs=outputs, aggregator=aggregator)
+
+
+class OneShard(Faulty):
+    """Shard 0 is the old one."""
+
+    def spoiled(self, old, new):
+        made = (old.checkpoints[0], *new.checkpoints[1:])
+        return self.again(new._replace(checkpoints=made))
+
+
+class NoShard(Faulty):
+    def spoiled(self, old, new):
+        return self.again(new._replace(checkpoints=old.checkpoints))
+
+
+class OldAggregator(Faulty):
+    def spoiled(self, old, new):
+        return new._replace(aggregator=old.aggregator)
+
+
+class OldOutputs(Faulty):
+    """The rows of the nodes that stay, as they were."""
+
+    def spoiled(self, old, new):
+        keep = torch.isin(old.data.n_id, new.data.n_id)
+        return new._replace(outputs=old.outputs[:, keep])
+
+
+class Kept(Beside):
+    """Releases something beside."""
+
+    def __init__(self):
+        super().__init__(lambda **given: unlearner(**given))
+
+    def fit(self, data, seed):
+        super().fit(data, seed)
+        self.beside = self.what(data)
+
+    def released(self):
+        return {**super().released(), 'beside': self.beside}
+
+
+class KeptFeatures(Kept):
+    def what(self, data):
+        return data.x[:12].clone()
+
+
+class KeptDigest(Kept):
+    """As 0.1.0 did: a digest of all data, salted by the seed alone."""
+
+    def what(self, data):
+        return str(hash(data.x.numpy().tobytes())).encode()
+
+
+class Nothing(Beside):
+    def __init__(self):
+        super().__init__(lambda **given: unlearner('attentive', **given))
+
+    def remove(self, request):
+        pass
+
+
+class Unpurged(Beside):
+    """Keeps a copy of every file that ever was in its folder."""
+
+    def __init__(self):
+        super().__init__(lambda **given: unlearner(**given), on_disk=True)
+
+    def remove(self, request):
+        for name in os.listdir(self._folder.name):
+            if name.startswith('data'):
+                source = os.path.join(self._folder.name, name)
+                os.link(source, source + '.bak')
+        super().remove(request)
+
+
+def audit(make, tests, **kwargs):
+    data = graph()
+    request = kwargs.pop('request', RemovalRequest(nodes=GONE))
+    return audit_removal(make, data, request, tests=tests, seed=1, **kwargs)
+
+
+CERTAIN = ('twins', 'poison', 'bytes', 'neighbours')
+
+
+@pytest.mark.parametrize(
+    ('partition', 'aggregator'),
+    [
+        ('hash', 'attentive'),
+        ('hash', 'majority'),
+        ('random', 'mean'),
+        ('blpa', 'mean'),
+    ],
+)
+def test_exact_shards_are_not_rejected(aggregator, partition):
+    made = exact(aggregator)
+
+    def make():
+        subject = made()
+        inner = subject._make
+        subject._make = lambda **given: inner(partition=partition, **given)
+        return subject
+
+    report = audit(make, CERTAIN)
+    # Labels and edges that a partition looks at are in the partition.
+    looked = {'twins: edges', 'neighbours'} if partition == 'blpa' else set()
+    assert set(report.failed) <= looked
+    powers = {row.test: row.verdict for row in report.rows}
+    assert powers['twins: features'] == powers['bytes'] == 'not rejected'
+
+
+@pytest.mark.parametrize(
+    'request_',
+    [
+        RemovalRequest(nodes=[0]),
+        RemovalRequest(nodes=[TESTED, 3]),
+        RemovalRequest(features=[4, 9]),
+        RemovalRequest(nodes=[7], features=[2]),
+    ],
+)
+def test_exact_shards_under_other_requests(request_):
+    tests = ('twins', 'bytes', 'neighbours')
+    report = audit(exact('attentive'), tests, request=request_)
+    assert report.failed == ()
+    assert report.rows[0].verdict == 'not rejected'
+
+
+def test_what_is_on_the_disk_is_looked_at():
+    report = audit(exact(on_disk=True), ('twins', 'bytes'))
+    assert report.failed == ()
+    assert any('file' in name for name in report.not_compared)
+    report = audit(Unpurged, ('twins', 'bytes'))
+    assert 'bytes' in report.failed
+    assert any('file' in row.note for row in report.rows)
+
+
+def test_starting_over_is_not_rejected():
+    def make():
+        class Control(RetrainSubject, Beside):
+            pass
+
+        return Control(lambda **given: unlearner(**given))
+
+    report = audit(make, (*CERTAIN, 'worlds'), worlds=6)
+    assert report.failed == ()
+
+
+@pytest.mark.parametrize(
+    ('fault', 'named'),
+    [
+        (OneShard, ('shard 0', 'outputs')),
+        (NoShard, ('shard 0', 'shard 1', 'outputs')),
+        (OldAggregator, ('aggregator', 'probabilities')),
+        (OldOutputs, ('outputs', 'probabilities')),
+        (KeptFeatures, ('beside',)),
+        (KeptDigest, ('beside',)),
+    ],
+)
+def test_twins_name_every_planted_fault(fault, named):
+    report = audit(fault, ('twins', 'neighbours'))
+    failed = [row for row in report.rows if row.verdict == 'failed']
+    assert 'twins: features' in report.failed
+    for name in named:
+        assert any(name in row.note for row in failed), str(report)
+    if fault is OneShard:
+        assert all('shard 1' not in row.note for row in failed)
+    if fault is OldAggregator:
+        assert all('shard' not in row.note for row in failed)
+    if fault is OldOutputs:
+        assert 'neighbours' in report.failed
+
+
+def test_doing_nothing_fails_all_that_asks_about_forgetting():
+    report = audit(Nothing, (*CERTAIN, 'worlds'), worlds=8)
+    assert {'twins: features', 'twins: labels', 'twins: edges'} <= set(
+        report.failed
+    )
+    assert {'poison', 'bytes', 'worlds'} <= set(report.failed)
+
+
+@pytest.mark.parametrize('fault', [OldAggregator, NoShard])
+def test_poison_is_seen_node_by_node(fault):
+    assert audit(fault, ('poison',)).failed == ('poison',)
+
+
+def test_copies_are_found_in_any_form():
+    class Packed(KeptFeatures):
+        def what(self, data):
+            import zlib
+
+            return zlib.compress(
+                b'head' + data.x.double().numpy().byteswap().tobytes()
+            )
+
+    (row,) = audit(Packed, ('bytes',)).rows
+    assert row.verdict == 'failed'
+    assert row.note == 'beside'
+
+
+def test_a_pair_of_releases_leaks_by_design_and_nothing_is_not_good():
+    candidates = torch.arange(TRAIN, 70)
+    for make in (exact(), Nothing):
+        report = audit(
+            make,
+            ('pair', 'membership', 'label_only'),
+            candidates=candidates,
+        )
+        row = {row.test: row for row in report.rows}['pair']
+        assert row.verdict == 'leaks by design'
+        if make is Nothing:
+            assert row.value == 0.5
+        for other in report.rows:
+            assert other.verdict != 'passed'
+
+
+def test_groups_that_were_not_drawn_alike_are_refused():
+    with pytest.raises(ValueError, match='candidates'):
+        audit(exact(), ('membership',))
+    with pytest.raises(ValueError, match='never members'):
+        audit(exact(), ('membership',), candidates=torch.tensor([1, 60]))
+    report = audit(exact(), None, worlds=2)
+    assert any('membership' in text for text in report.left_out)
+
+
+def test_a_release_that_never_held_it_has_no_power():
+    class Silent(ShardedSubject):
+        def released(self):
+            return {'nothing': torch.zeros(3)}
+
+    def make():
+        return Silent(lambda **given: unlearner(**given))
+
+    report = audit(make, ('twins', 'bytes', 'neighbours'))
+    assert {row.verdict for row in report.rows} == {'no power'}
+
+
+def test_the_report_is_one_of_trust(tmp_path):
+    report = audit(exact(), ('twins',))
+    page = TrustReport.of(report)
+    assert 'not rejected: twins' in str(page)
+    assert 'passed' not in str(page)
+    page.save(tmp_path / 'trust.json')
+    pytest.importorskip('matplotlib').use('Agg')
+    assert len(report.plot().get_yticklabels()) == len(report.rows)
+    assert isinstance(exact()(), Subject)
+
+
+@pytest.mark.skipif('FULL_TEST' not in os.environ, reason='slow')
+def test_p_of_worlds_is_uniform_and_finds_one_shard():
+    from scipy import stats
+
+    def many(make, count):
+        found = []
+        for seed in range(count):
+            report = audit_removal(
+                make,
+                graph(seed, 200),
+                RemovalRequest(nodes=range(40)),
+                tests=('worlds',),
+                worlds=8,
+                seed=seed,
+            )
+            found.append(report.rows[0].p)
+        return found
+
+    assert stats.kstest(many(exact(), 40), 'uniform').pvalue > 0.001
+    assert sum(p <= 0.05 for p in many(NoShard, 10)) >= 9
+
+
+# Statistics ##################################################################
+
+
+def test_a_permutation_test_against_all_permutations():
+    from itertools import combinations
+
+    one = torch.tensor([3.0, 5.0, 4.0])
+    two = torch.tensor([1.0, 2.0, 4.0, 0.0])
+    scores = torch.cat([one, two]).tolist()
+    gaps = []
+    for which in combinations(range(7), 3):
+        inside = sum(scores[i] for i in which)
+        gaps.append(inside / 3 - (sum(scores) - inside) / 4)
+    seen = 4.0 - 7 / 4
+    exactly = sum(g >= seen - 1e-9 for g in gaps) / len(gaps)
+    both = sum(abs(g) >= seen - 1e-9 for g in gaps) / len(gaps)
+    # Six standard deviations of 20,000 draws.
+    found = permutation_test(one, two, one_sided=True, draws=20000, seed=0)
+    assert abs(found - exactly) < 6 * (exactly / 20000) ** 0.5
+    found = permutation_test(one, two, draws=20000, seed=0)
+    assert abs(found - both) < 6 * (both / 20000) ** 0.5
+    # Ties count, so that equal samples reject nothing.
+    assert permutation_test(torch.ones(5), torch.ones(4), seed=0) == 1.0
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []

@@ -1,0 +1,534 @@
+"""Attacks on ScatteringClassifier by somebody who knows its code."""
+
+import copy
+import itertools
+import math
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust.functional.newton import (
+    compose_shifts,
+    gaussian_budget,
+    gradient,
+    minimize,
+    shift_epsilon,
+)
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning import ScatteringClassifier
+
+TRANSFORM = {'J': 2, 'Q': 2, 'L': 2}
+LAM = 1e-2
+
+
+def graph_of(n, pairs, x, label):
+    both = [*pairs, *((v, u) for u, v in pairs)]
+    return Data(
+        x=torch.tensor(x, dtype=torch.float64).view(n, -1),
+        edge_index=torch.tensor(sorted(both)).view(-1, 2).t().contiguous(),
+        y=torch.tensor([label]),
+        num_nodes=n,
+    )
+
+
+def protein_like(count=24, seed=0):
+    """Small graphs with one-hot labels of three kinds."""
+    source = np.random.default_rng(seed)
+    graphs = []
+    for i in range(count):
+        n = int(source.integers(5, 9))
+        pairs = [
+            (u, v)
+            for u in range(n)
+            for v in range(u)
+            if source.random() < 0.3 + 0.3 * (i % 2)
+        ]
+        x = np.eye(3)[source.integers(0, 3, n)]
+        graphs.append(graph_of(n, pairs, x.tolist(), i % 2))
+    return graphs
+
+
+def make(**kwargs):
+    return ScatteringClassifier(
+        GraphScattering(**TRANSFORM), lam=LAM, **kwargs
+    )
+
+
+def solved(graphs):
+    """The exact solution without noise, and the design."""
+    Z = GraphScattering(**TRANSFORM).embed(graphs, torch.float64)
+    Y = torch.tensor([[2.0 * int(g.y) - 1] for g in graphs]).double()
+    B = torch.zeros(Z.size(1), 1, dtype=torch.float64)
+    return Z, Y, B, minimize(Z, Y, B, LAM).W
+
+
+# The noise ##################################################################
+
+
+def first_normals(seeds):
+    """The first three numbers of torch.randn for seeds of 32 bits at once."""
+    word = seeds.astype(np.uint32)
+    words = {}
+    for i in range(1, 421):
+        if i - 1 < 24 or i - 1 >= 397:
+            words[i - 1] = word
+        word = (word ^ (word >> np.uint32(30))) * np.uint32(1812433253)
+        word = word + np.uint32(i)
+
+    def output(i):
+        high = words[i] & np.uint32(0x80000000)
+        mixed = high | (words[i + 1] & np.uint32(0x7FFFFFFF))
+        y = words[i + 397] ^ (mixed >> np.uint32(1))
+        y = y ^ np.where(mixed & np.uint32(1), np.uint32(0x9908B0DF), 0)
+        y = y.astype(np.uint32)
+        y ^= y >> np.uint32(11)
+        y ^= (y << np.uint32(7)) & np.uint32(0x9D2C5680)
+        y ^= (y << np.uint32(15)) & np.uint32(0xEFC60000)
+        return y ^ (y >> np.uint32(18))
+
+    def uniform(i):
+        high = (output(2 * i) & np.uint32(0x1FFFFF)).astype(np.uint64)
+        low = output(2 * i + 1).astype(np.uint64)
+        return ((high << np.uint64(32)) | low) * 2.0**-53
+
+    return np.stack(
+        [
+            np.sqrt(-2 * np.log1p(-uniform(i)))
+            * np.cos(2 * math.pi * uniform(i + 8))
+            for i in range(3)
+        ],
+        axis=1,
+    )
+
+
+def seed_search(noise, start, size=2**20):
+    """Seeds of torch's generator that explain noise, in a window."""
+    step = 2**17
+    for low in range(start, start + size, step):
+        seeds = np.arange(low, low + step, dtype=np.int64) % 2**32
+        gap = np.abs(first_normals(seeds) - noise[:3]).max(axis=1)
+        if gap.min() < 1e-4:
+            return int(seeds[gap.argmin()])
+    return None
+
+
+def test_the_seed_search_finds_noise_of_32_bits():
+    seed = 123_456_789
+    drawn = torch.randn(
+        20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    assert seed_search(drawn.numpy(), seed - 700_000) == seed
+
+
+@pytest.mark.parametrize('noise', ['default', 'output', 'objective'])
+def test_no_seed_explains_the_released_weights(noise):
+    # The attacker knows the data and what seeded torch, and tries 2^20 seeds
+    # around the one that this would lead to.
+    graphs = protein_like()
+    known = 7
+    torch.manual_seed(known)
+    drawn = int(torch.randint(2**63 - 1, (), dtype=torch.int64))
+    start = (rng.derive(drawn, 1) & 0xFFFFFFFF) - 2**19
+    torch.manual_seed(known)
+    kwargs = {} if noise == 'default' else {'noise': noise}
+    model = make(**kwargs).fit(graphs)
+    Z, Y, zero, exact = solved(graphs)
+    secret = -gradient(Z, Y, model.weight, zero, LAM, 'logistic') / 0.1
+    on_top = (model.weight - exact) / 1e-4
+    for found in (secret, on_top):
+        assert seed_search(found.view(-1).numpy(), start) is None
+
+
+@pytest.mark.parametrize('noise', ['default', 'output', 'objective'])
+def test_seeding_torch_decides_nothing(noise):
+    graphs = protein_like()
+    kwargs = {} if noise == 'default' else {'noise': noise}
+    released = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        model = make(**kwargs).fit(graphs)
+        model.remove(RemovalRequest(graphs=[3]))
+        released.append(model.weight)
+    assert not torch.equal(*released)
+
+
+def test_an_explicit_seed_is_repeatable_and_says_so():
+    graphs = protein_like()
+    made = {}
+    for seed in (5, 5, 5 + 2**32):
+        model = make(seed=seed).fit(graphs)
+        report = model.remove(RemovalRequest(graphs=[3]))
+        made.setdefault(seed, []).append(model.weight)
+        for text in (
+            str(report),
+            report.guarantee().promise,
+            str(model.verify()),
+        ):
+            assert text.startswith('not private and not certified: the noise')
+    assert torch.equal(*made[5])
+    assert not torch.equal(made[5][0], made[5 + 2**32][0])
+    # A state that goes on from a seed says so too.
+    other = make()
+    other.load_state_dict(model.state_dict())
+    report = other.remove(RemovalRequest(graphs=[5]))
+    assert report.seeded
+    secret = make().fit(graphs).remove(RemovalRequest(graphs=[3]))
+    assert not secret.seeded
+    assert 'not private' not in str(secret) + secret.guarantee().promise
+
+
+def test_every_release_has_fresh_noise_once():
+    graphs = protein_like()
+    model = make().fit(graphs)
+    first = model.weight
+    assert torch.equal(first, model.weight)
+    assert len(model.ledger.entries) == 1
+    predicted = model.decision_function(graphs)
+    Z = GraphScattering(**TRANSFORM).embed(graphs, torch.float64)
+    assert torch.equal(predicted, (Z @ first).view(-1))
+    # Averaging many looks at one release shows nothing more.
+    assert all(torch.equal(first, model.weight) for _ in range(20))
+    drawn = []
+    for i in range(12):
+        model.remove(RemovalRequest(nodes={i: [0]}))
+        now = model._model
+        drawn.append((now.released - now.W) / model.release_std)
+    for one, two in itertools.combinations(drawn, 2):
+        assert float((one - two).abs().min()) > 0
+    drawn = torch.cat(drawn).view(-1)
+    assert abs(float(drawn.mean())) < 5 / drawn.numel() ** 0.5
+    assert abs(float(drawn.std()) - 1) < 5 / (2 * drawn.numel()) ** 0.5
+
+
+def advantage(model, shifted, reference, direction, count=4000):
+    """Of the most powerful test between two laws of a release."""
+    found = []
+    for W in (shifted, reference):
+        state = model._model._replace(W=W)
+        drawn = torch.stack(
+            [model._released(state).released for _ in range(count)]
+        )
+        found.append(((drawn - reference) * direction).sum((1, 2)))
+    middle = float(((shifted - reference) * direction).sum()) / 2
+    return float(
+        (found[0] > middle).double().mean()
+        - (found[1] > middle).double().mean()
+    )
+
+
+def test_the_best_attack_on_a_release_gains_what_is_allowed():
+    graphs = protein_like()
+    model = make(epsilon=3.0, delta=0.05).fit(graphs)
+    exact = model._model.W
+    direction = torch.randn_like(exact)
+    direction /= direction.norm()
+    m = gaussian_budget(3.0, 0.05)
+    shifted = exact + m * model.release_std * direction
+    # Total variation of two Gaussians.
+    allowed = math.erf(m / 2 / math.sqrt(2))
+    error = 5 / math.sqrt(2 * 4000)
+    found = advantage(model, shifted, exact, direction)
+    assert found <= allowed + error
+    assert found >= allowed - error
+    model.release_std /= 2
+    assert advantage(model, shifted, exact, direction) > allowed + error
+
+
+def test_what_is_reported_is_true_and_composes():
+    graphs = protein_like()
+    model = make(epsilon=2.5, delta=1e-6, release_std=1e-7).fit(graphs)
+    shifts = [model.ledger.spent]
+    left = list(graphs)
+    for i in range(6):
+        # The next request is chosen by looking at the last release.
+        worst = int(model.decision_function(left).abs().argmin())
+        name = [*model.graphs][worst]
+        report = model.remove(RemovalRequest(graphs=[name]))
+        del left[worst]
+        _, _, _, exact = solved(left)
+        distance = float((model._model.W - exact).norm())
+        assert distance <= report.distance_bound
+        mu = LAM * (len(graphs) - i - 1)
+        assert report.residual <= report.distance_bound * mu
+        assert report.bound == report.distance_bound / 1e-7
+        shifts.append(report.bound)
+        assert report.epsilon == shift_epsilon(report.bound, 1e-6)
+        together = shift_epsilon(compose_shifts(shifts), 1e-6)
+        assert report.epsilon_transcript == together
+        assert report.epsilon <= together
+        assert report.releases == i + 2
+    assert report.epsilon_transcript > 0
+    assert 'all 7 releases' in report.guarantee().promise
+
+
+def test_noise_too_small_for_the_solver_is_refused():
+    graphs = protein_like()
+    with pytest.raises(ValueError, match="'release_std' needs to be at least"):
+        make(release_std=1e-12).fit(graphs)
+
+
+def test_objective_perturbation_says_what_it_rests_on():
+    model = make(noise='objective').fit(protein_like())
+    report = model.remove(RemovalRequest(graphs=[3]))
+    said = 'Theorem 3 of Guo et al., which does not hold in general'
+    assert f'assumes {said}' in report.assumptions
+    guarantee = report.guarantee()
+    assert 'which it does not in general' in guarantee.promise
+    assert math.isinf(report.epsilon_transcript)
+
+
+# What a saved state tells ###################################################
+
+
+def guesses(n):
+    """All that node 0 of a graph of n can have been: label, neighbours."""
+    for kind in range(3):
+        for bits in itertools.product([0, 1], repeat=n - 1):
+            yield kind, tuple(v + 1 for v, bit in enumerate(bits) if bit)
+
+
+def test_a_removed_node_can_not_be_guessed_from_the_file(tmp_path):
+    # The attacker has the file, in which all but one node is known, puts a
+    # guess of it back, drops the line of the removal, and looks at how the
+    # classifier refuses what comes of it.
+    graphs = protein_like()
+    target = next(
+        i
+        for i, g in enumerate(graphs)
+        if g.num_nodes == 5 and (g.edge_index[0] == 0).any()
+    )
+    n = graphs[target].num_nodes
+    model = make().fit(graphs)
+    model.remove(RemovalRequest(nodes={target: [0]}))
+    model.save(tmp_path / 'state.pt')
+    state = torch.load(tmp_path / 'state.pt', weights_only=True)
+    left = state['graphs'][target]
+    pairs = [(u, v) for u, v in (left['edge_index'] + 1).t().tolist() if u > v]
+    answers = {}
+    for kind, near in guesses(n):
+        x = torch.cat([torch.eye(3)[[kind]].double(), left['x']])
+        tried = graph_of(n, [*pairs, *((v, 0) for v in near)], x.tolist(), 0)
+        made = {key: tried[key] for key in ('edge_index', 'x')}
+        made |= {'y': left['y'], 'num_nodes': n, 'n_id': torch.arange(n)}
+        forged = copy.deepcopy(state)
+        forged['graphs'][target] = made
+        del forged['ledger']['entries'][1:]
+        with pytest.raises(ValueError, match='state') as error:
+            make().load_state_dict(forged)
+        answers.setdefault(str(error.value), []).append((kind, near))
+    # One answer for all 48 guesses, the right one among them.
+    assert [len(found) for found in answers.values()] == [48]
+
+
+def test_the_file_holds_no_solution_and_no_amount_of_the_data(tmp_path):
+    graphs = protein_like()
+    model = make().fit(graphs)
+    solutions = [model._model.W]
+    model.remove(RemovalRequest(nodes={3: [0]}))
+    solutions.append(model._model.W)
+    model.save(tmp_path / 'state.pt')
+    content = (tmp_path / 'state.pt').read_bytes()
+    for W in solutions:
+        for value in W.view(-1).tolist():
+            assert np.float64(value).tobytes() not in content
+    # Amounts are the same for other data of the same number of graphs.
+    other = make().fit(protein_like(seed=1))
+    other.remove(RemovalRequest(nodes={3: [0]}))
+    assert [e.spent for e in other.ledger.entries] == [
+        e.spent for e in model.ledger.entries
+    ]
+
+
+def test_what_remains_can_be_verified():
+    model = make().fit(protein_like())
+    model.remove(RemovalRequest(nodes={3: [0]}, graphs=[4]))
+    state = model.state_dict()
+    make().load_state_dict(state)
+    changes = {
+        'x': lambda g: g['x'].roll(1, 0),
+        'y': lambda g: 1 - g['y'],
+        'n_id': lambda g: g['n_id'] + 1,
+        'edge_index': lambda g: g['edge_index'][:, 2:],
+    }
+    for key, change in changes.items():
+        forged = copy.deepcopy(state)
+        forged['graphs'][7][key] = change(forged['graphs'][7])
+        with pytest.raises(ValueError, match='not those of its ledger'):
+            make().load_state_dict(forged)
+
+
+# Removals that are removed ##################################################
+
+
+def test_a_stale_object_does_not_write_a_removed_graph_back(tmp_path):
+    path = tmp_path / 'state.pt'
+    make().fit(protein_like()).save(path)
+    one, two = make(), make()
+    one.load(path)
+    two.load(path)
+    one.remove(RemovalRequest(graphs=[3]))
+    one.save(path)
+    stale = copy.deepcopy(two)
+    with pytest.raises(RuntimeError, match=r'retrain|refine.*whole.*load\(\)'):
+        stale.save(path)
+    two.remove(RemovalRequest(graphs=[5]))
+    with pytest.raises(RuntimeError, match=r"'5': .'whole': True"):
+        two.save(path)
+    found = make()
+    found.load(path)
+    assert 3 not in found.graphs
+    # What the error says to do.
+    found.remove(RemovalRequest(graphs=[5]))
+    found.save(path)
+    again = make()
+    again.load(path)
+    assert not {3, 5} & set(again.graphs)
+    # Another fit would undo them as well.
+    with pytest.raises(ValueError, match='another fit'):
+        make().fit(protein_like()).save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_threads_lose_no_removal():
+    model = make().fit(protein_like(60))
+    gate, failed = threading.Barrier(2), []
+
+    def work(names):
+        gate.wait()
+        try:
+            for name in names:
+                model.remove(RemovalRequest(graphs=[name]))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(range(i, 40, 2),)) for i in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert sorted(model.graphs) == list(range(40, 60))
+    assert len(model.ledger.entries) == 41
+    assert model.verify().ok
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_no_half_of_an_edge_stays(weighted):
+    graphs = protein_like()
+    data = graphs[2]
+    u, v = data.edge_index[:, 0].tolist()
+    if weighted:
+        for each in graphs:
+            weight = torch.arange(1.0, each.num_edges + 1).double()
+            each.edge_weight = weight
+    else:
+        # A stray directed edge elsewhere.
+        pairs = data.edge_index.t().tolist()
+        stray = next(
+            [a, b]
+            for a in range(data.num_nodes)
+            for b in range(data.num_nodes)
+            if a != b and {a, b} != {u, v} and [a, b] not in pairs
+        )
+        data.edge_index = torch.tensor([*pairs, stray]).t()
+    model = make().fit(graphs)
+    model.remove(RemovalRequest(edges={2: [(u, v)]}))
+    left = {tuple(e) for e in model.graphs[2].edge_index.t().tolist()}
+    assert not left & {(u, v), (v, u)}
+    assert model.verify().ok
+
+
+def test_verify_looks_for_both_directions():
+    model = make().fit(protein_like())
+    data = model._model.train.graphs[2]
+    u, v = data.edge_index[:, 0].tolist()
+    model.remove(RemovalRequest(edges={2: [(u, v)]}))
+    left = model._model.train.graphs[2]
+    back = torch.tensor([[v], [u]])
+    left.edge_index = torch.cat([left.edge_index, back], dim=1)
+    check = model.verify()
+    assert not check.ok
+    assert check.leftovers == (f'edge {v} -> {u} of graph 2',)
+
+
+@pytest.mark.parametrize('noise', ['output', 'objective'])
+@pytest.mark.parametrize('num_classes', [2, 3])
+def test_a_class_may_run_empty(noise, num_classes):
+    graphs = protein_like()
+    whole = RemovalRequest(graphs=range(1, len(graphs), 2))
+    refused = make(noise=noise).fit(graphs)
+    with pytest.raises(ValueError, match="give 'num_classes'"):
+        refused.remove(whole)
+    model = make(noise=noise, num_classes=num_classes).fit(graphs)
+    report = model.remove(whole)
+    assert report.empty_classes == tuple(range(1, num_classes))
+    assert model.classes == tuple(range(num_classes))
+    assert model.verify().ok
+    assert set(model.predict(graphs).tolist()) == {0}
+    with pytest.raises(ValueError, match='no graph'):
+        model.remove(RemovalRequest(graphs=range(0, len(graphs), 2)))
+    graphs[0].y = torch.tensor([num_classes])
+    with pytest.raises(ValueError, match=f'num_classes|{num_classes}'):
+        make(num_classes=num_classes).fit(graphs)
+
+
+def test_nothing_that_is_handed_out_is_the_state():
+    graphs = protein_like()
+    model = make(noise='objective').fit(graphs)
+    before = copy.deepcopy(model.state_dict())
+    model.embeddings.zero_()
+    model.weight.zero_()
+    for data in model.graphs.values():
+        data.x.zero_()
+        data.edge_index.zero_()
+    state = model.state_dict()
+    for value in (state['W'], state['B'], state['salts']['salts']):
+        value.zero_()
+    for data in state['graphs'].values():
+        data['x'].zero_()
+    model.ledger.record('step', 1e-3)
+    now = model.state_dict()
+    assert now['ledger'] == before['ledger']
+    assert torch.equal(now['W'], before['W'])
+    assert torch.equal(now['B'], before['B'])
+    assert model.verify().ok
+    # And what was taken in is nobody else's.
+    other = make(noise='objective')
+    other.load_state_dict(before)
+    for data in before['graphs'].values():
+        data['x'].zero_()
+    before['W'].zero_()
+    assert other.verify().ok
+
+
+def test_errors_name_the_graph():
+    graphs = protein_like()
+    odd = graphs[4].clone()
+    odd.edge_weight = torch.ones(odd.num_edges)
+    with pytest.raises(ValueError, match=r'one in graph 4'):
+        make().fit([*graphs[:4], odd, *graphs[5:]])
+    loop = graphs[4].clone()
+    loop.edge_index = torch.cat(
+        [loop.edge_index, torch.tensor([[1], [1]])], dim=1
+    )
+    with pytest.raises(ValueError, match=r'graph 4.*self-loop'):
+        make().fit([*graphs[:4], loop, *graphs[5:]])
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='needs modes of files')
+def test_copies_and_pickles_go_on_by_themselves():
+    model = make().fit(protein_like())
+    other = copy.deepcopy(model)
+    other.remove(RemovalRequest(graphs=[3]))
+    assert 3 in model.graphs
+    assert other.verify().ok
+    assert model.verify().ok

@@ -1,0 +1,294 @@
+"""Promises of the sharded unlearner, attacked."""
+
+import copy
+
+import pytest
+import torch
+from test_shard_training import CHANNELS, CLASSES, MODELS, Counting, Normed
+from test_sharded_unlearner import SHARDS, TRAIN, equal, learnt, make
+from test_sharded_unlearner import make_data as graph
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GIN, PairNorm, SGConv
+
+from pyg_trust.nn import make_aggregator
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.unlearning import ShardedUnlearner
+
+
+class SG(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = SGConv(CHANNELS, CLASSES, K=2)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+KINDS = {
+    **MODELS,
+    'GIN': lambda: GIN(CHANNELS, 8, 2, CLASSES, norm=None),
+    'SGConv': SG,
+    'BatchNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm='batch_norm'),
+    'PairNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm=PairNorm()),
+    'a counter': Counting,
+    'a buffer of its own': Normed,
+}
+AGGREGATORS = ('mean', 'majority', 'lbaggr', 'attentive', 'contrastive')
+
+
+def requests(data, count, seed):
+    """Random requests of every kind, one after the other possible."""
+    generator = torch.Generator().manual_seed(seed)
+    cleared = set()
+    for _ in range(count):
+        kind = int(torch.randint(3, (), generator=generator))
+        if kind == 0 or data.edge_index.size(1) == 0:
+            at = int(torch.randint(data.num_nodes, (), generator=generator))
+            request = RemovalRequest(nodes=[int(data.n_id[at])])
+        elif kind == 1:
+            at = torch.randint(
+                data.edge_index.size(1), (), generator=generator
+            )
+            ends = data.n_id[data.edge_index[:, at]]
+            request = RemovalRequest(edges=[tuple(ends.tolist())])
+        else:
+            left = [v for v in data.n_id.tolist() if v not in cleared]
+            at = int(torch.randint(len(left), (), generator=generator))
+            request = RemovalRequest(features=[left[at]])
+            cleared.add(left[at])
+        data = remove_from_data(data, request.parts[0])
+        yield request, data
+
+
+@pytest.mark.parametrize('sparse_x', [False, True])
+@pytest.mark.parametrize('name', KINDS)
+def test_random_removals_equal_a_fresh_start(name, sparse_x):
+    data = graph()
+    data.n_id = torch.arange(70) * 3 + 1
+    options = {
+        'aggregator': 'mean',
+        'sparse_x': sparse_x,
+        'num_classes': CLASSES,
+        'epochs': 2,
+    }
+    unlearner = make(KINDS[name], **options).fit(data)
+    for i, (request, left) in enumerate(requests(data, 12, 3)):
+        if i % 4 == 1:
+            unlearner.enqueue(request)
+            unlearner.flush()
+        else:
+            unlearner.remove(request)
+        if i % 4 == 3:
+            fresh = make(KINDS[name], **options).fit(left)
+            assert torch.equal(fresh.outputs, unlearner.outputs)
+            assert equal(
+                [fresh.shard_state(s) for s in range(SHARDS)],
+                [unlearner.shard_state(s) for s in range(SHARDS)],
+            )
+    found = unlearner.verify()
+    assert found.ok, found
+
+
+@pytest.mark.parametrize('aggregator', AGGREGATORS)
+def test_random_removals_under_every_aggregator(aggregator):
+    data = graph()
+    options = {'aggregator': aggregator, 'num_classes': CLASSES, 'epochs': 2}
+    unlearner = make(**options).fit(data)
+    named = data.clone().update({'n_id': torch.arange(70)})
+    done = list(requests(named, 6, 5))
+    for request, _ in done:
+        unlearner.remove(request)
+    fresh = make(**options).fit(done[-1][1])
+    assert equal(learnt(fresh)['aggregator'], learnt(unlearner)['aggregator'])
+    assert torch.equal(fresh.predict_proba(), unlearner.predict_proba())
+    assert unlearner.verify().ok
+
+
+def test_another_graph_between_two_removals_leaves_nothing():
+    # A normalised adjacency that outlives its graph would be seen here.
+    data, other = graph(), graph(1, nodes=90)
+    unlearner, alone = make().fit(data), make().fit(data)
+    unlearner.remove(RemovalRequest(nodes=[3]))
+    first = unlearner.predict_proba(other)
+    unlearner.remove(RemovalRequest(nodes=[9]))
+    unlearner.predict_proba(other)
+    alone.remove(RemovalRequest(nodes=[3]))
+    assert torch.equal(first, alone.predict_proba(other))
+    alone.remove(RemovalRequest(nodes=[9]))
+    assert torch.equal(unlearner.outputs, alone.outputs)
+    assert unlearner.verify().ok
+
+
+# Empty shards and classes ####################################################
+
+
+@pytest.mark.parametrize('aggregator', ['mean', 'majority', 'attentive'])
+def test_a_shard_may_run_empty(aggregator, tmp_path):
+    data = graph()
+    options = {'aggregator': aggregator, 'num_classes': CLASSES}
+    unlearner = make(**options).fit(data)
+    home = (unlearner.data.shard == 1).nonzero().view(-1)
+    report = unlearner.remove(RemovalRequest(nodes=home))
+    assert report.empty == unlearner.report().empty == (1,)
+    left = remove_from_data(data, RemovalRequest(nodes=home).parts[0])
+    fresh = make(**options).fit(left)
+    assert equal(learnt(fresh), learnt(unlearner))
+    assert unlearner.verify().ok
+    # A constant voter, with the voice of none.
+    assert not bool(unlearner.outputs[1].any())
+    others = unlearner.outputs[[0, 2, 3]]
+    if aggregator != 'attentive':
+        expected = make_aggregator(aggregator)(others).argmax(1)
+        assert torch.equal(unlearner.predict(), expected)
+    # And it can be saved, loaded, and go on.
+    unlearner.save(tmp_path)
+    again = make(**options).load(tmp_path)
+    assert equal(learnt(again), learnt(unlearner))
+    for node in again.n_id[again.data.shard == 0][:2].tolist():
+        again.remove(RemovalRequest(nodes=[node]))
+    assert again.verify().ok
+
+
+def test_nobody_can_block_a_removal_by_what_would_run_empty():
+    data = graph()
+    unlearner = make(num_classes=CLASSES).fit(data)
+    last = (data.y[:TRAIN] == 1).nonzero().view(-1)
+    unlearner.remove(RemovalRequest(nodes=last[:-1]))
+    unlearner.remove(RemovalRequest(nodes=last[-1:]))
+    assert unlearner.verify().ok
+    left = remove_from_data(data, RemovalRequest(nodes=last).parts[0])
+    fresh = make(num_classes=CLASSES).fit(left)
+    assert equal(learnt(fresh), learnt(unlearner))
+    # Without it, a fresh start may have fewer outputs.
+    plain = make().fit(data)
+    with pytest.raises(ValueError, match='num_classes'):
+        plain.remove(RemovalRequest(nodes=last))
+    # Nobody is left.
+    with pytest.raises(ValueError, match='no training node'):
+        unlearner.remove(
+            RemovalRequest(nodes=unlearner.n_id[unlearner.data.shard >= 0])
+        )
+
+
+# What is handed out, and what is taken #######################################
+
+
+def test_nobody_reaches_what_is_in_force():
+    unlearner = make(sparse_x=True).fit(graph())
+    before = copy.deepcopy(unlearner.state_dict())
+    unlearner.data.x.zero_()
+    unlearner.data.edge_index.zero_()
+    unlearner.n_id.zero_()
+    unlearner.outputs.zero_()
+    unlearner.shard_state(0)['convs.0.bias'].fill_(9)
+    unlearner.ledger.record('retrain', 0.0)
+    state = unlearner.state_dict()
+    state['data']['y'].zero_()
+    state['checkpoints'][0]['weights']['convs.0.bias'].fill_(9)
+    state['ledger']['entries'].clear()
+    assert equal(before, unlearner.state_dict())
+    assert unlearner.verify().ok
+
+
+def without(data, *names):
+    for name in names:
+        del data[name]
+    return data
+
+
+@pytest.mark.parametrize(
+    ('change', 'error', 'message'),
+    [
+        ({'n_id': list(range(70))}, TypeError, 'n_id'),
+        ({'edge_attr': torch.ones(200, 3)}, ValueError, 'edge_attr'),
+        ({'edge_index': None}, ValueError, 'edge_index'),
+    ],
+)
+def test_data_that_it_could_not_keep(change, error, message):
+    data = graph()
+    if 'edge_attr' in change:
+        change = {'edge_attr': torch.ones(data.edge_index.size(1), 3)}
+    data.update(change)
+    if change.get('edge_index', 0) is None:
+        data.adj_t = torch.eye(70).to_sparse()
+    with pytest.raises(error, match=message):
+        make().fit(data)
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'message'),
+    [
+        ({'model_factory': MODELS['GCN']()}, TypeError, 'model_factory'),
+        ({'partition': 'hsah'}, ValueError, "'partition'"),
+        ({'aggregator': 'maen'}, ValueError, "'aggregator'"),
+    ],
+)
+def test_arguments_are_called_by_their_names(options, error, message):
+    with pytest.raises(error, match=message):
+        ShardedUnlearner(**{'model_factory': MODELS['GCN'], **options})
+
+
+def test_a_graph_with_one_edge_that_goes():
+    data = graph()
+    data.edge_index = torch.tensor([[0], [5]])
+    unlearner = make(epochs=1).fit(data)
+    unlearner.remove(RemovalRequest(edges=[(0, 5)]))
+    assert torch.equal(unlearner.data.y, data.y)
+    other = make(epochs=1)
+    other.load_state_dict(unlearner.state_dict())
+    assert other.verify().ok
+
+
+# Secrets #####################################################################
+
+
+def test_who_knows_the_seed_of_torch_does_not_know_the_shards():
+    data = graph()
+    torch.manual_seed(4)
+    one = make(seed=None, epochs=1, aggregator='mean').fit(data)
+    torch.manual_seed(4)
+    two = make(seed=None, epochs=1, aggregator='mean').fit(data)
+    assert not torch.equal(one.data.shard, two.data.shard)
+    assert 'operating system' in str(one.report()).splitlines()[1]
+
+
+def test_a_given_seed_is_named_first_and_kept():
+    data = graph()
+    unlearner = make(seed=3, epochs=1, aggregator='mean').fit(data)
+    report = unlearner.remove(RemovalRequest(nodes=[1]))
+    for text in (str(unlearner.report()), str(report)):
+        assert 'explicit seed' in text.splitlines()[1]
+    assert report.guarantee().promise.startswith('keys come from an explicit')
+    other = make(seed=None, epochs=1, aggregator='mean')
+    other.load_state_dict(unlearner.state_dict())
+    assert 'explicit seed' in other.report().secrets
+
+
+def test_all_bits_of_a_seed_matter():
+    data = graph()
+    one = make(seed=5, epochs=1, aggregator='mean').fit(data)
+    two = make(seed=5 + 2**32, epochs=1, aggregator='mean').fit(data)
+    assert not torch.equal(one.data.shard, two.data.shard)
+    for name, value in one.shard_state(0).items():
+        if name.endswith('weight'):
+            assert not torch.equal(value, two.shard_state(0)[name])
+
+
+def test_an_old_state_is_refused_by_name():
+    unlearner = make(epochs=1).fit(graph())
+    state = unlearner.state_dict()
+    state['config']['version'] = 1
+    with pytest.raises(ValueError, match='version'):
+        make(epochs=1).load_state_dict(state)
+    del state['config']['version']
+    with pytest.raises(ValueError, match=r'0\.1\.0'):
+        make(epochs=1).load_state_dict(state)
+
+
+def test_a_hash_partition_takes_fewer_nodes_than_shards():
+    data = graph()
+    data.train_mask = torch.arange(70) < 3
+    unlearner = make(num_classes=CLASSES, aggregator='mean').fit(data)
+    assert len(unlearner.report().empty) >= 1
+    assert unlearner.verify().ok
+    assert isinstance(unlearner.data, Data)

@@ -1,0 +1,597 @@
+import copy
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import (
+    APPNP,
+    GAT,
+    GCN,
+    GIN,
+    GCN2Conv,
+    GCNConv,
+    GraphConv,
+    GraphSAGE,
+    PairNorm,
+    SGConv,
+)
+
+from pyg_trust import rng
+from pyg_trust.unlearning.shards import training
+from pyg_trust.unlearning.shards.products import PreparedGraph
+from pyg_trust.unlearning.shards.training import (
+    Recipe,
+    Shard,
+    UnrepeatableModelError,
+    build,
+    check_model,
+    evaluate,
+    restore,
+    snapshot,
+    train,
+)
+
+CHANNELS, CLASSES = 13, 3
+EMPTY = PreparedGraph(
+    torch.empty(2, 0, dtype=torch.int64), None, 0, torch.float32
+)
+
+
+class APPNPNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 16)
+        self.two = torch.nn.Linear(16, CLASSES)
+        self.propagate = APPNP(4, 0.1, dropout=0.2)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = F.dropout(x, 0.5, training=self.training)
+        x = F.dropout(self.one(x).relu(), 0.5, training=self.training)
+        return self.propagate(self.two(x), edge_index, edge_weight)
+
+
+class Batched(torch.nn.Module):
+    """Has buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+        self.norm = torch.nn.BatchNorm1d(CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.norm(self.lin(x))
+
+
+class Noisy(torch.nn.Module):
+    """Draws from torch's default generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        if self.training:
+            x = x + torch.randn_like(x)
+        return self.lin(x)
+
+
+class Pointwise(torch.nn.Module):
+    """All that is known to depend on where a value lies."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 7)
+        self.two = torch.nn.Linear(7, CLASSES)
+        self.scale = torch.nn.Parameter(torch.ones(7))
+
+    def forward(self, x, edge_index):
+        x = F.elu(self.one(x)) * self.scale
+        x = torch.sigmoid(x) + torch.tanh(x) + F.gelu(x) + F.silu(x)
+        return self.two(F.softplus(x).exp().clamp(max=9.0))
+
+
+class Tied(torch.nn.Module):
+    """One weight under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, CHANNELS)
+        self.same = self.one
+        self.two = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.two(self.same(self.one(x).relu()))
+
+
+class Wrapped(torch.nn.Module):
+    """One layer."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_weight=None):
+        if edge_weight is None or isinstance(self.conv, Writing):
+            return self.conv(x, edge_index)
+        return self.conv(x, edge_index, edge_weight)
+
+
+class Writing(torch.nn.Module):
+    """Changes in place what a propagation of constants returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SGConv(CHANNELS, CHANNELS)
+        self.conv.lin = torch.nn.Identity()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        first = self.conv(x, edge_index).mul_(2)
+        return self.lin(first + self.conv(x, edge_index))
+
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 8)
+        self.conv = GCN2Conv(8, 0.1)
+        self.two = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.one(x).relu()
+        return self.two(self.conv(x, x, edge_index, edge_weight))
+
+
+class Halved(torch.nn.Module):
+    """Its layers see other edges each, none of them the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = GCNConv(CHANNELS, 8)
+        self.two = GCNConv(8, CLASSES)
+        self.three = GCNConv(8, CLASSES)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.one(x, edge_index[:, ::2]).relu()
+        ones = torch.ones(edge_index.size(1), dtype=x.dtype)
+        return self.two(x, edge_index[:, 1::2]) + self.three(
+            x, edge_index, 3 * ones
+        )
+
+
+MODELS = {
+    'GCN': lambda: GCN(CHANNELS, 16, 2, CLASSES, dropout=0.5),
+    'SAGE': lambda: GraphSAGE(CHANNELS, 16, 2, CLASSES, dropout=0.5),
+    'GAT': lambda: GAT(CHANNELS, 16, 2, CLASSES, dropout=0.3, heads=2),
+    'APPNP': APPNPNet,
+    'JKNet': lambda: GCN(CHANNELS, 16, 3, CLASSES, dropout=0.5, jk='max'),
+}
+EVERY = {
+    **MODELS,
+    'JK by concatenation': lambda: GCN(
+        CHANNELS, 6, 3, CLASSES, act='elu', jk='cat'
+    ),
+    'GATv2': lambda: GAT(CHANNELS, 8, 2, CLASSES, v2=True, dropout=0.3),
+    'lazy': lambda: GCN(-1, 8, 2, CLASSES, dropout=0.5),
+    'pointwise': Pointwise,
+    'tied': Tied,
+    'cached': lambda: GCN(CHANNELS, 8, 2, CLASSES, cached=True),
+    'lazy and cached': lambda: GCN(-1, 8, 2, CLASSES, cached=True),
+    'GIN': lambda: GIN(CHANNELS, 8, 2, CLASSES, norm=None),
+    'GIN with BatchNorm': lambda: GIN(
+        CHANNELS, 8, 2, CLASSES, norm='batch_norm'
+    ),
+    'SAGE by sums': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='sum'),
+    'SAGE by maxima': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='max'),
+    'SGConv': lambda: Wrapped(SGConv(CHANNELS, CLASSES, K=2)),
+    'GraphConv': lambda: Wrapped(GraphConv(CHANNELS, CLASSES)),
+    'GCN2': Deep,
+    'PairNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm=PairNorm()),
+    'half of the edges': Halved,
+    'writes to what it is given': lambda: Wrapped(Writing()),
+}
+
+
+def make_shards(count=5, dtype=torch.float32, weighted=False):
+    """Of very different sizes, none a multiple of a vector's."""
+    generator = torch.Generator().manual_seed(1)
+    shards = []
+    for i in range(count):
+        n = (1, 37, 11, 50, 23, 5, 8, 61, 2, 30)[i]
+        edges = torch.randint(n, (2, 3 * n), generator=generator)
+        edges = edges[:, edges[0] < edges[1]]
+        x = torch.rand(n, CHANNELS, generator=generator, dtype=dtype)
+        weight = None
+        if weighted:
+            weight = torch.rand(2 * edges.size(1), generator=generator)
+        shards.append(
+            Shard(
+                seed=rng.derive(3, i),
+                x=x * (x > 0.6),
+                y=torch.randint(CLASSES, (n,), generator=generator),
+                edge_index=torch.cat([edges, edges.flip(0)], 1),
+                edge_weight=weight,
+            )
+        )
+    return shards
+
+
+def same(one, two):
+    return len(one) == len(two) and all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def test_processes_give_every_shard_its_own_bits():
+    # One model of each kind, by turns.
+    def factory(turn=iter([*MODELS.values()] * 2)):  # noqa: B008
+        return next(turn)()
+
+    shards, recipe = make_shards(), Recipe(epochs=3)
+    alone = train(factory, shards, recipe, trainer='sequential')
+    apart = train(factory, shards, recipe, trainer='process', num_workers=2)
+    assert apart.trainer == 'process'
+    assert same(alone.states, apart.states)
+
+
+def messy(weighted):
+    """Self-loops, edges twice, one direction alone, a node on its own."""
+    generator = torch.Generator().manual_seed(4)
+    edges = torch.randint(20, (2, 70), generator=generator)
+    edges = torch.cat([edges, edges[:, :9], torch.tensor([[3], [3]])], 1)
+    x = torch.rand(21, CHANNELS, generator=generator).double()
+    weight = torch.rand(edges.size(1), generator=generator).double()
+    return Shard(
+        seed=8,
+        x=x * (x > 0.6),
+        y=torch.randint(CLASSES, (21,), generator=generator),
+        edge_index=edges,
+        edge_weight=weight if weighted else None,
+    )
+
+
+WEIGHTED = [
+    'GCN',
+    'APPNP',
+    'JKNet',
+    'lazy',
+    'cached',
+    'SGConv',
+    'GraphConv',
+    'GCN2',
+    'PairNorm',
+]
+
+
+@pytest.mark.parametrize(
+    ('name', 'weighted'),
+    [(name, False) for name in EVERY] + [(name, True) for name in WEIGHTED],
+)
+def test_prepared_products_are_those_of_plain_pyg(name, weighted):
+    shard = messy(weighted)
+
+    def factory():
+        model = EVERY[name]().double()
+        for module in model.modules():
+            # Its draws differ.
+            if isinstance(getattr(module, 'dropout', None), float):
+                module.dropout = 0.0
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if isinstance(model, APPNPNet):
+            model.forward = lambda x, e, w=None: model.propagate(
+                model.two(model.one(x).relu()), e, w
+            )
+        return model
+
+    model = build(factory, shard)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=5e-4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        out = model(*shard.inputs)
+        F.cross_entropy(out, shard.y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        expected = model.eval()(*shard.inputs)
+    for sparse_x in (False, True):
+        for sparse_adj in (False, True):
+            recipe = Recipe(
+                epochs=4,
+                lr=0.1,
+                optimizer='sgd',
+                sparse_x=sparse_x,
+                sparse_adj=sparse_adj,
+            )
+            (state,) = train(factory, [shard], recipe).states
+            for key, value in model.state_dict().items():
+                torch.testing.assert_close(state[key], value)
+            fresh = build(factory, shard)
+            restore(fresh, state)
+            out = evaluate(fresh, shard, sparse_adj=sparse_adj)
+            torch.testing.assert_close(out, expected)
+
+
+def test_what_was_prepared_ends_with_the_run():
+    shard, other = make_shards()[1], make_shards()[3]
+    for name in ('GCN', 'SAGE'):
+        model = build(MODELS[name], shard).eval()
+        with torch.no_grad():
+            expected = model(*other.inputs)
+        before = {k: dict(vars(m)) for k, m in model.named_modules()}
+        evaluate(model, shard)
+        after = {k: dict(vars(m)) for k, m in model.named_modules()}
+        assert str(before) == str(after)
+        with torch.no_grad():
+            assert torch.equal(model(*other.inputs), expected)
+
+
+# Models that are no function of their data and seed ##########################
+
+
+class Linear(torch.nn.Module):
+    """The base of what follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.lin(x)
+
+
+class Counting(Linear):
+    steps = 0
+
+    def forward(self, x, edge_index):
+        if self.training:
+            self.steps += 1
+        return self.lin(x) * (1 + self.steps if self.training else 1)
+
+
+class Drawing(Linear):
+    def __init__(self):
+        super().__init__()
+        self.scale = float(np.random.rand()) + random.random()
+
+    def forward(self, x, edge_index):
+        noise = np.random.rand() + random.random() if self.training else 1
+        return self.lin(x) * self.scale * noise
+
+
+class Normed(Linear):
+    """Its statistics are no part of the state_dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('mean', torch.zeros(CLASSES), persistent=False)
+
+    def forward(self, x, edge_index):
+        out = self.lin(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + out.detach().mean(0)
+        return out - self.mean
+
+
+class Extra(Linear):
+    def get_extra_state(self):
+        return {'steps': 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Hidden(Linear):
+    """As Normed, without a buffer."""
+
+    mean = 0.0
+
+    def forward(self, x, edge_index):
+        out = self.lin(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + out.detach().mean(0)
+        return out - self.mean
+
+
+class Unseeded(Linear):
+    def __init__(self):
+        super().__init__()
+        scale = np.random.default_rng().normal()
+        self.lin.weight.data *= scale
+
+
+class UnseededForward(Linear):
+    def forward(self, x, edge_index):
+        return self.lin(x) * np.random.default_rng().normal()
+
+
+def shared(made=Linear()):  # noqa: B008
+    return made
+
+
+@pytest.mark.parametrize('model', [Counting, Drawing, Normed])
+def test_models_of_their_seed_give_the_same_bits(model):
+    shards, recipe = make_shards(3), Recipe(epochs=3)
+    one = train(model, shards, recipe).states
+    np.random.seed(1)
+    random.seed(1)
+    state = np.random.get_state()[1].tolist(), random.getstate()
+    assert same(one, train(model, shards, recipe).states)
+    # Whose generators these are does not notice.
+    assert np.random.get_state()[1].tolist() == state[0]
+    assert random.getstate() == state[1]
+    # Nor does it matter what was trained before.
+    assert same(one[2:], train(model, shards[2:], recipe).states)
+
+
+def test_a_buffer_outside_of_the_state_dict_is_kept():
+    shards, recipe = make_shards(2), Recipe(epochs=3)
+    module = build(Normed, shards[1])
+    state = training.train_alone(module, shards[1], recipe)
+    assert bool(state['mean'].any())
+    fresh = build(Normed, shards[1])
+    restore(fresh, state)
+    assert torch.equal(fresh.mean, module.mean)
+    assert same([snapshot(fresh)], [state])
+    check_model(Normed, shards[1], recipe)
+
+
+@pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        (Unseeded, 'models that differ'),
+        (UnseededForward, 'two trainings'),
+        (Hidden, 'register'),
+        (Extra, '_extra_state'),
+        (shared, 'a new model'),
+    ],
+)
+def test_models_that_are_no_function_of_data_and_seed(model, message):
+    with pytest.raises(ValueError, match=message):
+        check_model(model, make_shards()[1], Recipe())
+    if model is not Extra:
+        with pytest.raises(UnrepeatableModelError):
+            check_model(model, make_shards()[1], Recipe())
+
+
+def test_the_old_name_of_the_trainer():
+    shards, recipe = make_shards(2), Recipe(epochs=2)
+    with pytest.warns(DeprecationWarning, match='sequential'):
+        old = train(Linear, shards, recipe, trainer='stacked')
+    assert old.trainer == 'sequential'
+    assert same(old.states, train(Linear, shards, recipe).states)
+
+
+@pytest.mark.parametrize('optimizer', ['adam', 'adamw', 'sgd'])
+@pytest.mark.parametrize('sparse_x', [False, True])
+def test_alone_is_ordinary_training(optimizer, sparse_x):
+    # A plain loop in plain PyG, without dropout, whose draws differ.
+    def factory():
+        return GCN(CHANNELS, 16, 2, CLASSES).double()
+
+    shard = make_shards(4, torch.float64)[3]
+    recipe = Recipe(epochs=20, lr=0.05, optimizer=optimizer, sparse_x=sparse_x)
+    model = training.build(factory, shard)
+    kind = {'adam': 'Adam', 'adamw': 'AdamW', 'sgd': 'SGD'}[optimizer]
+    optim = getattr(torch.optim, kind)(
+        model.parameters(), lr=0.05, weight_decay=5e-4
+    )
+    for _ in range(20):
+        optim.zero_grad()
+        out = model(shard.x, shard.edge_index)
+        F.cross_entropy(out, shard.y).backward()
+        optim.step()
+    (state,) = train(factory, [shard], recipe).states
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(state[name], value)
+        assert state[name].is_contiguous()
+
+
+def test_nothing_but_the_seed_moves_the_dropout():
+    shards, recipe = make_shards(3), Recipe(epochs=2)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one = train(MODELS['GCN'], shards, recipe).states
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert same(one, train(MODELS['GCN'], shards, recipe).states)
+    other = [shard._replace(seed=shard.seed + 1) for shard in shards]
+    assert not same(one, train(MODELS['GCN'], other, recipe).states)
+
+
+def test_noise_of_a_model_is_seeded_too():
+    shards, recipe = make_shards(3), Recipe(epochs=2)
+    one = train(Noisy, shards, recipe).states
+    torch.rand(3)
+    assert same(one, train(Noisy, shards, recipe).states)
+
+
+def test_any_number_of_threads(threads):
+    shards, recipe = make_shards(), Recipe(epochs=2)
+    threads(1)
+    one = train(MODELS['GCN'], shards, recipe).states
+    threads(3)
+    assert same(one, train(MODELS['GCN'], shards, recipe).states)
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize('p', [0.0, 0.25, 0.5, 1.0])
+def test_dropout_has_the_law_of_dropout(p):
+    x = torch.full((400, 500), 2.0)
+    mode = training.PreparedMode(x, EMPTY, 0)
+    with mode:
+        out = F.dropout(x, p)
+        off = F.dropout(x, p, training=False)
+        twice = F.dropout(x, p)
+    assert torch.equal(off, x)
+    kept = out != 0
+    # Six standard deviations.
+    slack = 6 * math.sqrt(p * (1 - p) / x.numel())
+    assert abs(float(kept.double().mean()) - (1 - p)) <= slack
+    if p < 1:
+        torch.testing.assert_close(out[kept], x[kept] / (1 - p))
+    if 0 < p < 1:
+        assert not torch.equal(out, twice)
+        # Rows and columns are kept alike, and independently.
+        both = (kept[1:] & kept[:-1]).double().mean()
+        assert abs(float(both) - (1 - p) ** 2) < 0.01
+
+
+def test_models_and_shards_stay_as_they_were():
+    shards = make_shards(3)
+    before = copy.deepcopy(shards)
+    train(MODELS['SAGE'], shards, Recipe(epochs=2))
+    for one, two in zip(shards, before, strict=True):
+        for a, b in zip(one[1:4], two[1:4], strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'error'),
+    [
+        ({'epochs': 0}, ValueError),
+        ({'epochs': 1.5}, TypeError),
+        ({'epochs': True}, TypeError),
+        ({'lr': 0.0}, ValueError),
+        ({'lr': math.nan}, ValueError),
+        ({'weight_decay': -1.0}, ValueError),
+        ({'optimizer': 'lbfgs'}, ValueError),
+    ],
+)
+def test_bad_recipes(argument, error):
+    with pytest.raises(error, match=next(iter(argument))):
+        Recipe(**argument)
+
+
+def test_a_factory_that_makes_no_module():
+    with pytest.raises(TypeError, match='model_factory'):
+        train(lambda: 3, make_shards(1), Recipe())
+
+
+def test_a_model_that_is_not_of_nodes():
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+        def forward(self, x, edge_index):
+            return self.lin(x).sum()
+
+    with pytest.raises(ValueError, match='num_nodes, num_classes'):
+        train(Sum, make_shards(1), Recipe())
+
+
+def test_models_that_can_not_be_sent():
+    class Local(torch.nn.Linear):
+        pass
+
+    with pytest.raises(ValueError, match='pickled'):
+        train(
+            lambda: Local(CHANNELS, CLASSES),
+            make_shards(2),
+            Recipe(),
+            trainer='process',
+        )
