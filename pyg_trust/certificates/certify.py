@@ -52,7 +52,10 @@ def certify(
     * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
       that are linear in personalized PageRank, see :func:`certify_pagerank`;
       what is certified is the deployed model, with its :obj:`alpha`,
-      :obj:`K`, normalization, self-loops and dtype.
+      :obj:`K`, normalization, self-loops and dtype;
+    * :class:`BitFlips` (random flips of edges and features): by smoothing,
+      for any model, see :func:`certify_smoothed`; certified is the smoothed
+      classifier.
 
     .. code-block:: python
 
@@ -66,7 +69,7 @@ def certify(
         model (torch.nn.Module or Tensor): the model that is deployed, or
             logits before diffusion.
         data (Data): what the model is applied to; left out with logits.
-        threat (ThreatModel): the attacker.
+        threat (ThreatModel or BitFlips): the attacker.
         **options (Any): those of the function that certifies against this
             kind of threat.
 
