@@ -116,6 +116,8 @@ class Experiment:
         self.graph = CSRGraph.from_data(data)
         self.num_classes = int(data.y.max()) + 1
         self.train, self.val, self.test = split(data.y, args.seed)
+        # What label propagation knows.
+        data.train_mask = self.train
 
     def encoder(self) -> torch.nn.Module:
         """One hidden layer of 64 units."""
@@ -173,22 +175,16 @@ class Experiment:
         model.eval()
         return model
 
-    def logits(self, model: Any) -> Tensor:
-        """The logits before diffusion."""
-        with torch.no_grad():
-            if isinstance(model, LabelPropagation):
-                return model.logits(self.data.y, self.train)
-            return model.logits(self.data.x)
-
     def certify(
         self, model: Any, *, targets: Tensor | None = None, **threat: Any
     ) -> Certificate:
         """A certificate of the test nodes."""
         return certify(
-            self.logits(model),
+            model,
+            self.data,
             ThreatModel(self.graph, **threat),
-            alpha=model.alpha,
             targets=self.test if targets is None else targets,
+            method='dual',
             sign_only=True,
         )
 

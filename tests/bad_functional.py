@@ -410,6 +410,7 @@ entry(
         'perturbations': perturbations(),
         'reward': rand(N),
         'target': 1,
+        'undirected': True,
         'upper': F.pagerank_bounds(
             perturbations(), torch.tensor([1]), 0.2, cost='visits'
         )[0],
@@ -421,6 +422,7 @@ entry(
     target=integer(0, N - 1),
     upper=tensor(low=1, finite=False),
     global_budget=integer(0),
+    undirected=values(3, 'yes', None, 1.0),
 )
 entry(
     'functional.single_flip_margins',

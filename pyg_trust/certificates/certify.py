@@ -52,7 +52,10 @@ def certify(
     * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
       that are linear in personalized PageRank, see :func:`certify_pagerank`;
       what is certified is the deployed model, with its :obj:`alpha`,
-      :obj:`K`, normalization, self-loops and dtype.
+      :obj:`K`, normalization, self-loops and dtype;
+    * :class:`BitFlips` (random flips of edges and features): by smoothing,
+      for any model, see :func:`certify_smoothed`; certified is the smoothed
+      classifier.
 
     * :class:`BitFlips` (noise on edges and binary features): **any** model of
       nodes or graphs, with confidence, by smoothing, see

@@ -15,8 +15,10 @@ the largest degree :math:`d` of an admissible graph, and :math:`h_c = \max_j
 * :obj:`K` steps of message passing: a step computes :math:`a \hat{A} z +
   \alpha h` with at most :math:`d + 8` roundings on the way of any number
   (weights, products, sums in any order), so that it is off by
-  :math:`\gamma_{d+8} h_c`, and what was off before is multiplied by
-  :math:`a`: :math:`\min(K, 1/\alpha) \gamma_{d+8} h_c` in all.
+  :math:`\gamma_{d+8}` times the largest number in it, and what was off
+  before is multiplied by :math:`a`: :math:`e_{k+1} \le a e_k + \gamma_{d+8}
+  (h_c + e_k)`, which is :math:`\gamma_{d+8} h_c \sum_{k<K} (a +
+  \gamma_{d+8})^k` in all.
 * the limit: :func:`~pyg_trust.functional.diffuse` solves in float64 and
   returns only what has a residual within a bound that it checks
   (:func:`~pyg_trust.functional.diffusion_error`); then it rounds once:
@@ -93,7 +95,14 @@ class Deployed:
                     f"'model' computes in {kind.dtype}, which is too coarse "
                     f'for sums over {degree} neighbours'
                 )
-            relative = min(self.K, 1 / self.alpha) * part / (1 - part)
+            part = part / (1 - part)
+            rate = 1 - self.alpha + part
+            if rate < 1:
+                steps = (1 - rate**self.K) / (1 - rate)
+            else:
+                power = min(self.K * math.log(rate), 600.0)
+                steps = self.K * math.exp(power)
+            relative = part * steps
         if float(top.max()) > kind.max / 4:
             raise ValueError(
                 "'model' has logits that may overflow in "

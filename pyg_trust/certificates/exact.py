@@ -372,6 +372,11 @@ class _Problem:
             else:
                 self.try_all(every, budget)
             return 'exact'
+        if method == 'lp' and bool((self.perturbations.smallest < 1).any()):
+            raise ValueError(
+                "'method' can be 'lp' only where every node keeps an edge: "
+                'the linear program knows no empty rows'
+            )
         self.solve_local(witnesses=False)
         self.see_clean()
         self.solve_global(method, cost, sign_only, refine)

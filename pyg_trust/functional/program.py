@@ -18,6 +18,8 @@ def linear_program(
     upper: Tensor,
     global_budget: int,
     alpha: float,
+    *,
+    undirected: bool = False,
 ) -> tuple[float, float]:
     r"""The relaxed linear program of the paper, by cvxpy and HiGHS.
 
@@ -38,6 +40,9 @@ def linear_program(
         upper (Tensor): float64, ``[num_nodes]``: :math:`\bar y(u)`.
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
+        undirected (bool): whether :math:`B` counts undirected edges: each has
+            a share :math:`f_e \in [0, 1]` of the budget, which bounds the
+            flips of both its directions. (default: :obj:`False`)
 
     Returns:
         tuple[float, float]: the optimum and the multiplier of the budget.
@@ -54,6 +59,12 @@ def linear_program(
     check_integer('target', target, 0, n - 1)
     check_upper(upper, (n,))
     check_budget('global_budget', global_budget)
+    check_instance('undirected', undirected, bool)
+    if bool((perturbations.smallest < 1).any()):
+        raise ValueError(
+            "'perturbations' needs to leave every node an edge: the linear "
+            'program knows no empty rows'
+        )
     graph = perturbations.graph
     row, col, there = fragile_pairs(perturbations, perturbations.active)
     count = row.numel()
@@ -84,7 +95,19 @@ def linear_program(
     off = cvxpy.Variable(count, nonneg=True)
     on = cvxpy.Variable(count, nonneg=True)
     flipped = cvxpy.multiply(is_old, off) + cvxpy.multiply(1 - is_old, on)
-    limit = price @ flipped <= global_budget
+    if undirected:
+        low, high = torch.minimum(row, col), torch.maximum(row, col)
+        edges, which = (low * n + high).unique(return_inverse=True)
+        used = cvxpy.Variable(edges.numel(), nonneg=True)
+        # Either direction uses at most the share of its edge.
+        coupled = [
+            cvxpy.multiply(price, flipped) <= used[which.numpy()],
+            used <= 1,
+        ]
+        limit = cvxpy.sum(used) <= global_budget
+    else:
+        coupled = []
+        limit = price @ flipped <= global_budget
     gain = reward.numpy()
     problem = cvxpy.Problem(
         cvxpy.Maximize(gain @ visits - gain[row.numpy()] @ off),
@@ -94,6 +117,7 @@ def linear_program(
             off + on == spread @ visits,
             source @ flipped <= cvxpy.multiply(local, visits),
             limit,
+            *coupled,
         ],
     )
     problem.solve(

@@ -1,3 +1,4 @@
+import importlib
 import json
 
 import numpy as np
@@ -474,3 +475,88 @@ def test_plots_show_the_certificates():
     with pytest.raises(ValueError, match='the same length'):
         plot_certified_ratio([1], certificates)
     matplotlib.pyplot.close('all')
+
+
+def test_one_flip_is_decided_by_itself_and_for_small_alpha_too():
+    # On 43771ee the bounds were .28 apart for an alpha of a thousandth, and
+    # the report said that they are exact.
+    for seed in range(6):
+        adj, logits, fragile, budget = problem(seed, 'both')
+        for alpha in (1e-3, 0.15):
+            threat = ThreatModel(
+                csr(adj), 'both', local_budget=budget, global_budget=1
+            )
+            made = certify(logits, threat, alpha=alpha)
+            z = pagerank(admissible(adj, fragile, budget, 1), alpha) @ logits
+            clean = z[0].argmax(1)
+            held = z[:, NODES, clean]
+            z[:, NODES, clean] = -torch.inf
+            exact = (held - z.amax(2)).amin(0)
+            assert made.method == 'exact'
+            assert made.exact
+            width = made.upper - made.lower
+            assert float(width.max()) < 1e-6
+            assert bool((made.lower <= exact).all())
+            assert bool((made.upper >= exact).all())
+
+
+def test_exact_says_what_the_bounds_say():
+    adj, logits, _, budget = problem(0, 'both')
+    for most in (None, 1, 2, 3):
+        threat = ThreatModel(
+            csr(adj), 'both', local_budget=budget, global_budget=most
+        )
+        for method in ('auto', 'dual'):
+            made = certify(logits, threat, method=method)
+            width = float((made.upper - made.lower).max())
+            assert made.exact == (width <= 1e-6 * float(logits.abs().max()))
+
+
+def test_the_better_of_both_costs_is_taken():
+    better = {'pagerank': 0, 'visits': 0}
+    for seed in range(12):
+        adj, logits, _, budget = problem(seed, 'both')
+        threat = ThreatModel(
+            csr(adj), 'both', local_budget=budget, global_budget=2
+        )
+        best = certify(logits, threat, method='dual')
+        for cost in better:
+            made = certify(logits, threat, method='dual', cost=cost)
+            assert not bool((made.robust & ~best.robust).any())
+            better[cost] += best.num_robust - made.num_robust
+    assert all(count >= 0 for count in better.values())
+    assert better['visits'] > 0
+
+
+def test_one_target_costs_the_pairs_of_its_class_alone(monkeypatch):
+    module = importlib.import_module('pyg_trust.functional.horizon')
+    columns = []
+    plain = module.policy_iteration
+
+    def counted(perturbations, reward, *args, **kwargs):
+        columns.append(reward.size(0))
+        return plain(perturbations, reward, *args, **kwargs)
+
+    monkeypatch.setattr(module, 'policy_iteration', counted)
+    adj, _, _, budget = problem(0, 'removals')
+    logits = torch.randn((5, 7), dtype=torch.float64)
+    threat = ThreatModel(csr(adj), local_budget=budget)
+    certify(logits, threat, targets=torch.tensor([3]))
+    assert sum(columns) == 6
+
+
+def test_a_repeated_edge_is_refused_in_words_of_the_threat():
+    twice = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]])
+    with pytest.raises(ValueError, match='coalesce') as error:
+        ThreatModel(twice, num_nodes=2)
+    # On 43771ee it advised an argument that a threat does not have.
+    assert "duplicates='merge'" not in str(error.value)
+
+
+def test_the_report_is_read_at_a_glance():
+    adj, logits, _, budget = problem(3, 'both')
+    made = certify(logits, ThreatModel(csr(adj), 'both', local_budget=budget))
+    text = str(made)
+    assert f'({made.certified_ratio:.1%})' in text
+    assert 'tensor' not in text
+    assert len(text.splitlines()) < 12
