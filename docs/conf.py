@@ -96,6 +96,7 @@ CAPABILITIES = {
     'Certificates': (
         'certificates',
         'nn.ppnp',
+        'transforms.division',
         'transforms.flip_bits',
         'functional.policy',
         'functional.perturbations',
