@@ -84,8 +84,9 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "float p_minus, int cells, int seed, int first, int num_samples) "
       "-> (Tensor, Tensor)");
 
-  // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S| - step k],
-  // every column by itself, from `start`: row i of the policy is row i of
+  // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S|
+  // + root / sqrt |S| - step k - prices of the edges that are flipped], every
+  // column by itself, from `start`: row i of the policy is row i of
   // (rowptr, col) after k flips, at most budget[i], of edges that are
   // `removable` and of pairs (add_ptr, add_col), or of all pairs. Stops where
   // T V - V is within goal and within rounding |V|, in the largest entry.
@@ -95,6 +96,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "policy_iteration(Tensor rowptr, Tensor col, Tensor removable, "
       "Tensor budget, Tensor add_ptr, Tensor add_col, bool all_pairs, "
       "Tensor reward, Tensor? bonus, Tensor? visit_cost, Tensor? step_cost, "
+      "Tensor? root, Tensor? removal_cost, Tensor? addition_cost, "
       "Tensor start, Tensor goal, float rounding, float follow, int max_iter) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 

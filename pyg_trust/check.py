@@ -95,7 +95,8 @@ def check_report(
             for status, text in _check_guarantee(each)
         ]
     if ledger is not None:
-        found += _of_file(_check_ledger, report, _read_ledger(ledger))
+        lines = _read_ledger(Path(ledger))
+        found += _of_file(_check_ledger, report, lines)
     if model is not None:
         state = files.load(model)
         found += _of_file(_check_model, report, fingerprint_model(state))

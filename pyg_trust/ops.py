@@ -710,6 +710,9 @@ def policy_iteration(
     bonus: Tensor | None = None,
     visit_cost: Tensor | None = None,
     step_cost: Tensor | None = None,
+    root: Tensor | None = None,
+    removal_cost: Tensor | None = None,
+    addition_cost: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Finds the worst graph for PageRank, for every column by itself.
 
@@ -717,11 +720,13 @@ def policy_iteration(
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
-        \rho_i - \mu_i k}{|S|} - \nu_i k \right]
+        \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
+        \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
     over the out-neighbourhoods :math:`S` that :math:`k` flips make of row
-    :math:`i`: the maximizing :math:`S` for a :math:`V`, then the :math:`V` of
-    that graph (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
+    :math:`i` (an empty one counts as one edge that leads nowhere): the
+    maximizing :math:`S` for a :math:`V`, then the :math:`V` of that graph
+    (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
     V \rVert_\infty`, and so on. Ends when that norm is at most :obj:`goal` or
     :obj:`rounding` times :math:`\lVert V \rVert_\infty`. Memory beside the
     result, per thread: some twenty numbers per node and one per edge.
@@ -738,6 +743,12 @@ def policy_iteration(
             (default: :obj:`None`)
         visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
         step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
+        root (Tensor, optional): :math:`\sigma`. (default: :obj:`None`)
+        removal_cost (Tensor, optional): :math:`\nu_{ij}` of the edges,
+            float64, ``[num_columns, num_edges]``. (default: :obj:`None`)
+        addition_cost (Tensor, optional): :math:`\nu_{ij}` of the pairs that
+            may be added, float64, ``[num_columns, num_pairs]``.
+            (default: :obj:`None`)
 
     Returns:
         tuple[Tensor, ...]: :math:`V`; :math:`T V - V`, both as
@@ -755,7 +766,15 @@ def policy_iteration(
     n = _size(threat.rowptr, 1) - 1
     count = len(reward) if isinstance(reward, Tensor) and reward.dim() else 0
     shape = (count, n)
-    costs = {'bonus': bonus, 'visit_cost': visit_cost, 'step_cost': step_cost}
+    pairs = (count, _size(threat.add_col))
+    costs = {
+        'bonus': (bonus, shape),
+        'visit_cost': (visit_cost, shape),
+        'step_cost': (step_cost, shape),
+        'root': (root, shape),
+        'removal_cost': (removal_cost, (count, _size(threat.col))),
+        'addition_cost': (addition_cost, pairs),
+    }
     return _ops.policy_iteration(
         _check_host('rowptr', threat.rowptr, torch.int64, n + 1),
         _check_host('col', threat.col, torch.int32, _size(threat.col)),
@@ -772,8 +791,8 @@ def policy_iteration(
         *(
             value
             if value is None
-            else _check_host(name, value, torch.float64, *shape)
-            for name, value in costs.items()
+            else _check_host(name, value, torch.float64, *wanted)
+            for name, (value, wanted) in costs.items()
         ),
         _check_host('start', start, torch.float64, *shape),
         _check_host('goal', goal, torch.float64, shape[0]),
@@ -1170,6 +1189,9 @@ def _(
     bonus: Tensor | None,
     visit_cost: Tensor | None,
     step_cost: Tensor | None,
+    root: Tensor | None,
+    removal_cost: Tensor | None,
+    addition_cost: Tensor | None,
     start: Tensor,
     goal: Tensor,
     rounding: float,

@@ -253,6 +253,9 @@ entry(
         'bonus': reward(),
         'visit_cost': reward(),
         'step_cost': reward(),
+        'root': reward(),
+        'removal_cost': torch.zeros((2, THREAT.col.numel())).double(),
+        'addition_cost': torch.zeros((2, THREAT.add_col.numel())).double(),
     },
     *(
         Row(
@@ -277,6 +280,9 @@ entry(
     bonus=tensor(columns=True, none=True, finite=False),
     visit_cost=tensor(columns=True, none=True, finite=False),
     step_cost=tensor(columns=True, none=True, finite=False),
+    root=tensor(columns=True, none=True, finite=False),
+    removal_cost=tensor(columns=True, none=True, finite=False),
+    addition_cost=tensor(none=True, finite=False),
 )
 entry(
     'ops.policy_solve',

@@ -918,7 +918,35 @@ entry(
     ),
     strength=integer(none=True),
     global_budget=integer(0, none=True),
+    undirected=values(3, 'yes', None, 1.0),
     num_nodes=integer(N),
+)
+entry(
+    'certificates.certifies',
+    lambda: {'threat': dict},
+    threat=values(3, 'ThreatModel', None, torch.tensor([0.5])),
+)
+
+
+def deployed() -> dict[str, Any]:
+    data = Data(x=rand(N, 2).float(), edge_index=undirected(), num_nodes=N)
+    return {
+        'model': nn.PPNP(torch.nn.Linear(2, 3)),
+        'data': data,
+        'threat': certificates.ThreatModel(data, local_budget=1),
+    }
+
+
+entry(
+    'certificates.certify',
+    deployed,
+    Row('no option', {'samples': 3}, "'samples'"),
+    Row('two alphas', {'alpha': 0.2}, "'alpha'"),
+    Row('no threat', {'threat': None}, "'threat'"),
+    names={'model': "'(model|data|threat)'"},
+    model=instance(),
+    data=instance(),
+    threat=instance(),
 )
 entry(
     'certificates.certify_pagerank',
@@ -932,13 +960,17 @@ entry(
     Row(
         'exact',
         {
-            'threat': certificates.ThreatModel(csr(), global_budget=2),
-            'method': 'exact',
+            'threat': certificates.ThreatModel(csr(), local_budget=1),
+            'method': 'lp',
+            'refine': 1,
         },
-        "'method'",
+        "'refine'",
     ),
     Row('refine', {'refine': 1, 'cost': 'visits'}, "'refine'"),
-    logits=LOGITS,
+    names={'model': "'(model|logits)'"},
+    model=LOGITS,
+    data=values(3, 'data', plain_data()),
+    alpha=number(0, 1, none=True),
     threat=instance(),
     targets=tensor(
         rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)

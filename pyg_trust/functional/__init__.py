@@ -27,14 +27,10 @@ from pyg_trust.functional.attacks import (
 )
 from pyg_trust.functional.budget import (
     BudgetBound,
-    SingleFlip,
-    budget_attacks,
     clip_budget,
     dual_bound,
-    linear_program,
     pagerank_bounds,
     refine_pagerank_bounds,
-    single_flip_margins,
 )
 from pyg_trust.functional.chebyshev import (
     Chebyshev,
@@ -58,6 +54,11 @@ from pyg_trust.functional.estimates import (
     plan,
     propagate_median,
     variance_bound,
+)
+from pyg_trust.functional.flips import (
+    SingleFlip,
+    budget_attacks,
+    single_flip_margins,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -129,6 +130,7 @@ from pyg_trust.functional.policy import (
     robust_margins,
     worst_case_margins,
 )
+from pyg_trust.functional.program import linear_program
 from pyg_trust.functional.propagation import (
     propagate,
 )
