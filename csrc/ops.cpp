@@ -8,18 +8,19 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // `three_term` sum_i weights[i] T_i(P) x in Chebyshev polynomials. Row v of
   // (rowptr, col) lists the nodes that v receives from. `half` keeps the
   // levels of a float32 x in float16, each column times its `scale` (powers of
-  // two). Of z only the rows in `rows` if given.
+  // two). Of z only the rows in `rows` if given. `order` (CPU) names the rows
+  // of the graph in x, recv, send and z, but not in `rows`.
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
       "Tensor send, Tensor weights, bool half, Tensor? scale, "
-      "bool three_term, Tensor? rows) -> Tensor");
+      "bool three_term, Tensor? rows, Tensor? order) -> Tensor");
 
   // The same for the rows (ptr, index, value) of a sparse x.
   m.def(
       "propagate_entries(Tensor rowptr, Tensor col, Tensor ptr, "
       "Tensor index, Tensor value, int columns, Tensor recv, Tensor send, "
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
-      "Tensor? rows) -> Tensor");
+      "Tensor? rows, Tensor? order) -> Tensor");
 
   // The part of each node (int32) in a partition into parts of equal size with
   // few edges between them.

@@ -9,7 +9,7 @@ sampled     AGP, from large to small quanta, always pushing as in the paper;
 automatic   AGP, which takes the exact product where that is cheaper;
 levels      the exact series, cut off after more and more levels (its
             remaining weight on the last; for SGC, fewer hops);
-bfloat16    the exact series with levels in half precision;
+float16     the exact series with levels in half precision;
 sparse      repeated products with a sparse torch matrix.
 
     python examples/agp_features.py --dataset generated
@@ -41,7 +41,7 @@ STYLES = {
     'sampled': 'o-',
     'automatic': 'D-',
     'levels': 's--',
-    'bfloat16': 'P',
+    'float16': 'P',
     'sparse': '^',
 }
 
@@ -146,7 +146,7 @@ def ways(
             *((str(k), partial(ours, measures(name, k))) for k in levels),
             (str(measure.levels), partial(ours, measure)),
         ],
-        'bfloat16': [('-', partial(ours, measure, half=True))],
+        'float16': [('-', partial(ours, measure, half=True))],
         'sparse': [('-', partial(sparse_products, matrix, x, measure))],
     }
 

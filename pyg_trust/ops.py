@@ -189,6 +189,7 @@ def propagate(
     scale: Tensor | None = None,
     three_term: bool = False,
     rows: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     r"""Computes :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
 
@@ -218,7 +219,11 @@ def propagate(
             polynomials, :math:`\sum_i w_i T_i(P) x`, by Clenshaw's recursion.
             (default: :obj:`False`)
         rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
-            to compute; by default all. (default: :obj:`None`)
+            to compute, as the graph numbers them; by default all.
+            (default: :obj:`None`)
+        order (Tensor, optional): int64, ``[num_nodes]``: on the CPU, which
+            row of :obj:`x`, :obj:`recv`, :obj:`send` and the result each row
+            of the graph is. (default: :obj:`None`)
 
     Returns:
         Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
@@ -245,6 +250,9 @@ def propagate(
     if rows is not None:
         rows = check('rows', rows, torch.int64, _size(rows))
         check_range('rows', rows, n, 'the nodes')
+    if order is not None:
+        order = check('order', order, torch.int64, n)
+        check_range('order', order, n, 'the nodes')
     graph = (
         check('rowptr', rowptr, torch.int64, n + 1),
         check('col', col, torch.int32, _size(col)),
@@ -257,6 +265,7 @@ def propagate(
         scale,
         three_term,
         rows,
+        order,
     )
     if sparse:
         return _ops.propagate_entries(*graph, *sparse_parts(x), *rest)
@@ -1065,6 +1074,7 @@ def _(
     scale: Tensor | None,
     three_term: bool,
     rows: Tensor | None,
+    order: Tensor | None,
 ) -> Tensor:
     return x.new_empty(x.size(0) if rows is None else rows.numel(), x.size(1))
 
@@ -1084,6 +1094,7 @@ def _(
     scale: Tensor | None,
     three_term: bool,
     rows: Tensor | None,
+    order: Tensor | None,
 ) -> Tensor:
     count = recv.numel() if rows is None else rows.numel()
     return value.new_empty(count, columns)

@@ -105,6 +105,7 @@ entry(
         'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
         'half': True,
         'scale': torch.ones(2),
+        'order': torch.arange(N).flip(0),
         'rows': torch.tensor([0, 2]),
     },
     Row('half', {'x': torch.ones(N, 2).double()}, "'half'"),
@@ -120,6 +121,7 @@ entry(
     scale=tensor(finite=False, none=True),
     three_term=FLAG,
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
+    order=tensor(low=0, high=N - 1, none=True),
 )
 entry(
     'ops.sparse_parts',

@@ -245,7 +245,7 @@ def opcheck_cases():
         yield (
             'propagate',
             (layout[0], layout[1], x, scale, scale, weights),
-            (half,),
+            (half, None, not half, None, None),
         )
 
 

@@ -54,6 +54,9 @@ struct Step {
   const int32_t* col;
   int64_t num_entries;
   const int32_t* rows;  // which rows, or null for all
+  // What the rows of the graph are called in x, recv, send and z; null if they
+  // have these names already.
+  const int64_t* names;
   const scalar_t* recv;
   const scalar_t* send;
   // x, dense (row v at x + v * x_stride) or, if that is null, sparse.

@@ -171,7 +171,8 @@ Tensor propagate_typed(const Tensor& rowptr,
                        const Tensor& weights,
                        const std::optional<Tensor>& scale,
                        bool three_term,
-                       const std::optional<Tensor>& rows) {
+                       const std::optional<Tensor>& rows,
+                       const std::optional<Tensor>& order) {
   const int64_t n = rowptr.numel() - 1, columns = x.columns;
   const auto* w = weights.const_data_ptr<double>();
   int64_t levels = weights.numel() - 1;
@@ -208,6 +209,7 @@ Tensor propagate_typed(const Tensor& rowptr,
   step.recv = recv.const_data_ptr<scalar_t>();
   step.send = send.const_data_ptr<scalar_t>();
   step.z_stride = columns;
+  step.names = order ? order->const_data_ptr<int64_t>() : nullptr;
   step.at_zero = static_cast<scalar_t>(at_zero(w, levels + 1, three_term));
   std::vector<int64_t> no_entries;
   if (levels == 0) {  // z = w_0 x
@@ -293,12 +295,13 @@ Tensor run(const Tensor& rowptr,
            bool half,
            const std::optional<Tensor>& scale,
            bool three_term,
-           const std::optional<Tensor>& rows) {
+           const std::optional<Tensor>& rows,
+                       const std::optional<Tensor>& order) {
   const auto typed = recv.scalar_type() == ScalarType::Double
                          ? propagate_typed<double, double>
                      : half ? propagate_typed<float, Float16>
                             : propagate_typed<float, float>;
-  return typed(rowptr, col, x, recv, send, weights, scale, three_term, rows);
+  return typed(rowptr, col, x, recv, send, weights, scale, three_term, rows, order);
 }
 
 Tensor propagate(const Tensor& rowptr,
@@ -310,10 +313,11 @@ Tensor propagate(const Tensor& rowptr,
                  bool half,
                  const std::optional<Tensor>& scale,
                  bool three_term,
-                 const std::optional<Tensor>& rows) {
+                 const std::optional<Tensor>& rows,
+                       const std::optional<Tensor>& order) {
   const Signal signal{&x, nullptr, nullptr, nullptr, x.size(1)};
   return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
-             rows);
+             rows, order);
 }
 
 Tensor propagate_entries(const Tensor& rowptr,
@@ -328,10 +332,11 @@ Tensor propagate_entries(const Tensor& rowptr,
                          bool half,
                          const std::optional<Tensor>& scale,
                          bool three_term,
-                         const std::optional<Tensor>& rows) {
+                         const std::optional<Tensor>& rows,
+                       const std::optional<Tensor>& order) {
   const Signal signal{nullptr, &ptr, &index, &value, columns};
   return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
-             rows);
+             rows, order);
 }
 
 }  // namespace

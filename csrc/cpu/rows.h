@@ -81,6 +81,12 @@ PYG_TRUST_INLINE const scalar_t* signal(const Step<scalar_t, store_t>& step,
   return room;
 }
 
+template <typename scalar_t, typename store_t>
+PYG_TRUST_INLINE int64_t name_of(const Step<scalar_t, store_t>& step,
+                                 int64_t v) {
+  return step.names == nullptr ? v : step.names[v];
+}
+
 template <int width, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void load_rows(const Step<scalar_t, store_t>& step,
                                 int64_t begin,
@@ -88,12 +94,13 @@ PYG_TRUST_INLINE void load_rows(const Step<scalar_t, store_t>& step,
   constexpr int lanes = kRowLanes<scalar_t, width>;
   for (int64_t v = begin; v < end; ++v) {
     alignas(kCacheLine) scalar_t room[width];
-    const scalar_t* x = signal<width>(step, v, room);
+    const int64_t name = name_of(step, v);
+    const scalar_t* x = signal<width>(step, name, room);
     for (int k = 0; k < width; k += lanes) {
       auto value = load<lanes>(x + k);
       if (step.scale != nullptr)
         value *= load<lanes>(step.scale + k);
-      value = step.send[v] * (step.weight * value);
+      value = step.send[name] * (step.weight * value);
       store<lanes>(step.out + v * step.stride + k, value);
     }
   }
@@ -107,6 +114,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
   constexpr int vectors = width / lanes;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t v = step.rows == nullptr ? i : step.rows[i];
+    const int64_t name = name_of(step, v);
     Row<scalar_t, width> value[vectors];
     alignas(kCacheLine) scalar_t room[width];
     if (step.in != nullptr) {
@@ -119,23 +127,24 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       const auto& entries = step.entries;
       const int64_t stop = step.rowptr[v + 1];
       for (int64_t e = step.rowptr[v]; e < stop; ++e) {
-        const int64_t u = step.col[e];
+        const int64_t u = name_of(step, step.col[e]);
         const int64_t later =
             e + kLinesAhead < step.num_entries ? e + kLinesAhead : e;
-        __builtin_prefetch(entries.ptr + step.col[later]);
+        if (step.names == nullptr)
+          __builtin_prefetch(entries.ptr + step.col[later]);
         for (int64_t k = entries.ptr[u]; k < entries.ptr[u + 1]; ++k)
           room[entries.column[k]] += entries.sent[k];
       }
       for (int k = 0; k < vectors; ++k)
         value[k] = load<lanes>(room + k * lanes);
     }
-    const scalar_t recv = step.recv[v] * step.factor;
+    const scalar_t recv = step.recv[name] * step.factor;
     for (int k = 0; k < vectors; ++k)
       value[k] *= recv;
 
     if (step.out != nullptr) {
       if (step.weight != 0) {
-        const scalar_t* x = signal<width>(step, v, room);
+        const scalar_t* x = signal<width>(step, name, room);
         for (int k = 0; k < vectors; ++k) {
           auto more = load<lanes>(x + k * lanes);
           if (step.scale != nullptr)
@@ -143,7 +152,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
           value[k] = step.weight * more + value[k];
         }
       }
-      const scalar_t send = step.send[v];
+      const scalar_t send = step.send[name];
       store_t* out = step.out + v * step.stride;
       for (int k = 0; k < vectors; ++k) {
         value[k] *= send;
@@ -155,7 +164,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
     }
     // The end. Without neighbours to send to, y says nothing of u_2.
     scalar_t weight = step.weight;
-    const bool apart = step.three_term && step.send[v] == 0;
+    const bool apart = step.three_term && step.send[name] == 0;
     if (apart)
       weight = step.at_zero;
     for (int k = 0; k < vectors; ++k) {
@@ -163,16 +172,17 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
         value[k] = Row<scalar_t, width>{};
       else if (step.three_term)
         value[k] -= load<lanes>(step.before + v * step.stride + k * lanes) *
-                    (scalar_t(1) / step.send[v]);
+                    (scalar_t(1) / step.send[name]);
       if (step.unscale != nullptr)
         value[k] *= load<lanes>(step.unscale + k * lanes);
     }
     if (weight != 0) {
-      const scalar_t* x = signal<width>(step, v, room);
+      const scalar_t* x = signal<width>(step, name, room);
       for (int k = 0; k < vectors; ++k)
         value[k] = weight * load<lanes>(x + k * lanes) + value[k];
     }
-    scalar_t* z = step.z + i * step.z_stride;
+    const int64_t place = step.rows == nullptr ? name : i;
+    scalar_t* z = step.z + place * step.z_stride;
     if (step.columns == width) {
       for (int k = 0; k < vectors; ++k)
         store<lanes>(z + k * lanes, value[k]);

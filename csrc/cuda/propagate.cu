@@ -47,7 +47,8 @@ Tensor propagate(const Tensor& rowptr,
                  bool half,
                  const std::optional<Tensor>& scale,
                  bool three_term,
-                 const std::optional<Tensor>& /* rows: taken by ops.py */) {
+                 const std::optional<Tensor>& /* rows: taken by ops.py */,
+                 const std::optional<Tensor>& /* order: of the CPU */) {
   const auto typed = x.scalar_type() == ScalarType::Double
                          ? propagate_typed<double, double>
                      : half ? propagate_typed<float, Float16>

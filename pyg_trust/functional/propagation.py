@@ -77,7 +77,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.measures import Measure
-from pyg_trust.graph import CSRGraph, pick_rows, sparse_rows
+from pyg_trust.graph import CSRGraph, sparse_rows
 
 # A level of a block is pushed if that is expected to cost less than so much of
 # an exact level: blocks share the memory that an exact level reads, and one
@@ -386,33 +386,26 @@ def _exact(
     recv, send, weights, three_term = _operator(
         graph, measure, x.dtype, how.tol
     )
-    rank = None
     if graph.order is not None and x.device.type == 'cpu':
         rowptr, col, order, rank = graph.ordered_receivers(measure.along)
-        recv, send, x = recv[order], send[order], _take_rows(x, order)
-        rows = rank if rows is None else rank[rows]
+        rows = None if rows is None else rank[rows]
     else:
+        order = None
         rowptr, col = graph.receivers(measure.along)
     scale = None
     if how.half:
         largest = _largest(x)
-        room = _growth(rowptr, recv, send, weights, three_term)
+        ends = recv * send
+        if order is not None:
+            ends = ends[order]
+        room = _growth(rowptr, ends, weights, three_term)
         scale = half_scale(largest * (send.max() * room))
-    only = rows if x.device.type == 'cpu' and rows is not rank else None
+    only = rows if x.device.type == 'cpu' else None
     z = ops.propagate(
         *(rowptr, col, x, recv, send),
-        *(weights, how.half, scale, three_term, only),
+        *(weights, how.half, scale, three_term, only, order),
     )
     return z[rows] if rows is not None and only is None else z
-
-
-def _take_rows(x: Tensor, nodes: Tensor) -> Tensor:
-    if x.layout == torch.strided:
-        return x[nodes]
-    ptr, index, value, width = ops.sparse_parts(x)
-    start, entry = pick_rows(ptr, nodes)
-    size = (nodes.numel(), width)
-    return sparse_rows(start, index[entry], value[entry], size)
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -429,8 +422,7 @@ def _largest(x: Tensor) -> Tensor:
 
 def _growth(
     rowptr: Tensor,
-    recv: Tensor,
-    send: Tensor,
+    ends: Tensor,
     weights: Tensor,
     three_term: bool,
 ) -> float:
@@ -442,7 +434,7 @@ def _growth(
     size = weights.abs().tolist()
     largest = 1.0
     if not three_term:
-        sums = rowptr.diff() * (recv.double() * send.double())
+        sums = rowptr.diff() * ends.double()
         largest = max(1.0, float(sums.max())) * (1 + 1e-5)
         tail = top = 0.0
         for w in reversed(size):
@@ -503,7 +495,7 @@ def propagate_exactly(
     """Is :func:`pyg_trust.ops.propagate` with its gradient, as one op."""
     scale = None
     if half:
-        room = _growth(rowptr, recv, send, weights, three_term)
+        room = _growth(rowptr, recv * send, weights, three_term)
         scale = half_scale(_largest(x) * (send.max() * room))
     return ops.propagate(
         *(rowptr, col, x, recv, send),

@@ -503,13 +503,13 @@ def test_fake_kernels_know_the_shapes():
         *(torch.ones(3, dtype=torch.float64), False, None, False),
     )
     for rows in (None, torch.tensor([1, 2])):
-        wanted = torch.ops.pyg_trust.propagate(*args, rows)
+        wanted = torch.ops.pyg_trust.propagate(*args, rows, None)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = [
                 mode.from_tensor(a) if isinstance(a, torch.Tensor) else a
                 for a in (*args, rows)
             ]
-            got = torch.ops.pyg_trust.propagate(*fake)
+            got = torch.ops.pyg_trust.propagate(*fake, None)
         assert got.shape == wanted.shape
         assert got.dtype == wanted.dtype
 
