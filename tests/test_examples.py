@@ -202,11 +202,11 @@ def test_readme_snippets_run_one_after_another(shared, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-def test_node_unlearning(shared, tmp_path):
+def test_unlearn_nodes(shared, tmp_path):
     root = tmp_path / 'Planetoid'
     shutil.copytree(shared / 'data/Planetoid', root)
     output = run(
-        *('node_unlearning.py', '--root', root, '--out', tmp_path),
+        *('unlearn_nodes.py', '--root', root, '--out', tmp_path),
         *('--requests', '12', '--columns', '32', '--poison', '1500'),
     )
     assert 'verified: True' in output
@@ -221,4 +221,4 @@ def test_node_unlearning(shared, tmp_path):
     assert poisoned < clean - 0.03
     assert abs(unlearned - clean) < 0.005
     assert 'the measured residual 0' in output
-    assert (tmp_path / 'node_unlearning.png').exists()
+    assert (tmp_path / 'unlearn_nodes.png').exists()

@@ -392,7 +392,8 @@ def refine(
         measured, upper = gradient.norm
         if measured <= upper - measured:
             break
-        if factor is None or slow == 2 or (anew and iteration):
+        fresh = factor is None or slow == 2 or (anew and iteration > 0)
+        if factor is None or fresh:
             factor, slow = problem.factor(W), 0
             past.clear()
         P = _corrected(
@@ -409,13 +410,14 @@ def refine(
             if t < 2**-30:
                 break
         if t < 2**-30:
-            if slow == 0 and not anew:
-                # A factor that is of no use any more.
-                slow = 2
-                past.clear()
-                iteration += 1
-                continue
-            break
+            if fresh:
+                break
+            # Corrections or a factor that are of no use any more. Newton's own
+            # step shortens the gradient, as long as rounding lets it.
+            slow = 2
+            past.clear()
+            iteration += 1
+            continue
         change = tried.value - gradient.value
         curvature = -t * float((P * change).sum())
         if not anew and curvature > 0:

@@ -11,7 +11,7 @@ Three experiments on one graph, with figures:
 - *poisoned edges*: edges between classes are added before training, and
   removed afterwards.
 
-    python examples/node_unlearning.py --root data/Planetoid --dataset Cora
+    python examples/unlearn_nodes.py --root data/Planetoid --dataset Cora
 """
 
 import argparse
@@ -61,7 +61,9 @@ def load(args: argparse.Namespace) -> Data:
     )
 
 
-def draw(model: NodeClassifier, train: Tensor, random: torch.Generator):
+def draw(
+    model: NodeClassifier, train: Tensor, random: torch.Generator
+) -> RemovalRequest:
     """A random node, edge, feature row or label that is there."""
     while True:
         u = int(torch.randint(10, (), generator=random))
@@ -72,7 +74,7 @@ def draw(model: NodeClassifier, train: Tensor, random: torch.Generator):
         elif u < 7:
             edges = model.graph.to_edge_index()[0]
             at = int(torch.randint(edges.size(1), (), generator=random))
-            request = RemovalRequest(edges=[edges[:, at].tolist()])
+            request = RemovalRequest(edges=edges[:, [at]])
         elif u < 9:
             request = RemovalRequest(features=[node])
         else:
@@ -87,6 +89,7 @@ def draw(model: NodeClassifier, train: Tensor, random: torch.Generator):
 
 def remaining(model: NodeClassifier, data: Data) -> tuple[Tensor, Objective]:
     """Features from scratch, and the objective of what remains."""
+    assert model._model is not None
     state = model._model.data
     z = propagate(model.graph, state.levels.x, model.measure)
     there = state.names[state.names >= 0]
@@ -233,7 +236,7 @@ def draw_figures(
     right.bar(['clean', 'poisoned', 'unlearned'], scores)
     right.set(ylabel='test accuracy', ylim=(min(scores) - 0.05, 1))
     plt.tight_layout()
-    plt.savefig(out / 'node_unlearning.png', dpi=120)
+    plt.savefig(out / 'unlearn_nodes.png', dpi=120)
 
 
 def main() -> None:
