@@ -21,6 +21,12 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows) -> Tensor");
 
+  // The part of each node (int32) in a partition into parts of equal size with
+  // few edges between them.
+  m.def(
+      "partition_nodes(Tensor rowptr, Tensor col, int parts, int rounds) "
+      "-> Tensor");
+
   // Which kernels the CPU runs: 0 for those of every processor, 1 with AVX2
   // and F16C, 2 with AVX-512.
   m.def("instruction_set() -> int");
@@ -37,6 +43,15 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
       "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, int seed, "
       "int first, float pull_above, bool deterministic) -> (Tensor, Tensor)");
+
+  // `push` as long as it pushes nothing: else the number of levels pushed is
+  // -1, and the result nothing. Of (rowptr, col) only the rows that costs are
+  // estimated from are read.
+  m.def(
+      "pull(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
+      "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
+      "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, "
+      "float pull_above) -> (Tensor, Tensor)");
 
   // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
   // itself, with sparse rows (ptr, node, value) as the result: per row the
@@ -69,8 +84,9 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "float p_minus, int cells, int seed, int first, int num_samples) "
       "-> (Tensor, Tensor)");
 
-  // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S| - step k],
-  // every column by itself, from `start`: row i of the policy is row i of
+  // Maximizes V = r + max_policy [(a P V + bonus - visit k) / |S|
+  // + root / sqrt |S| - step k - prices of the edges that are flipped], every
+  // column by itself, from `start`: row i of the policy is row i of
   // (rowptr, col) after k flips, at most budget[i], of edges that are
   // `removable` and of pairs (add_ptr, add_col), or of all pairs. Stops where
   // T V - V is within goal and within rounding |V|, in the largest entry.
@@ -80,6 +96,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "policy_iteration(Tensor rowptr, Tensor col, Tensor removable, "
       "Tensor budget, Tensor add_ptr, Tensor add_col, bool all_pairs, "
       "Tensor reward, Tensor? bonus, Tensor? visit_cost, Tensor? step_cost, "
+      "Tensor? root, Tensor? removal_cost, Tensor? addition_cost, "
       "Tensor start, Tensor goal, float rounding, float follow, int max_iter) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 

@@ -1,9 +1,10 @@
 // The best flips of one row: the inner step of policy iteration. A row whose
 // out-neighbours are S, after k flips, is worth
 //
-//   (follow * sum_{j in S} V_j + bonus - visit * k) / |S| - step * k,
+//   (follow * sum_{j in S} V_j + bonus - visit * k) / |S| + root / sqrt |S|
+//     - step * k,
 //
-// and what is wanted is its maximum over the admissible S. For given numbers of
+// (an empty S counts as one edge that leads nowhere) and what is wanted is its maximum over the admissible S. For given numbers of
 // additions and removals the best S adds the largest V_j and takes away the
 // smallest ones, so only those come here, sorted.
 //
@@ -15,14 +16,18 @@
 // misplace every flip: another 8 u L M. Both are divided by |S|. With all
 // factors, what is found is within
 //
-//   64 u (kappa M + |bonus|),  kappa = 1 or largest L / smallest |S|,
+//   64 u (kappa M + |bonus| + |root|),  kappa = 1 or largest L / smallest |S|,
 //
-// of the maximum: kappa is 1 for rows of the first kind. Where a shortcut
+// of the maximum: kappa is 1 for rows of the first kind, without prices of
+// single edges. (With those, the flips of a size are the best by computed
+// scores, each off by 4 u (M / |S| + price), and no price that is paid exceeds
+// 2 M.) Where a shortcut
 // stands on a comparison, it asks for a distance of kClose, or the row is done
 // the long way.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -45,15 +50,16 @@ struct Sum {
 
 struct Prices {
   double follow;
-  double bonus = 0, visit = 0, step = 0;
+  double bonus = 0, visit = 0, step = 0, root = 0;
 
   double worth(double sum, int64_t flips, int64_t size) const {
     const auto k = static_cast<double>(flips);
     // A price that overflowed charges nothing where nothing is flipped.
     const double paid = flips > 0 ? visit * k : 0.0;
-    const double gain = follow * sum + bonus - paid;
-    // No S is empty, but for nodes without any edge.
-    const double mean = size > 0 ? gain / static_cast<double>(size) : 0.0;
+    // An empty row leads nowhere.
+    const double gain = (size > 0 ? follow * sum : 0.0) + bonus - paid;
+    const auto edges = static_cast<double>(size > 0 ? size : 1);
+    const double mean = gain / edges + root / std::sqrt(edges);
     return flips > 0 ? mean - step * k : mean;
   }
 };
@@ -80,7 +86,8 @@ inline Choice best_prefix(Sum sum,
   double mean = best.worth;
   for (int64_t k = 1; k <= count && degree + sign * k > 0; ++k) {
     // The k-th flip, and so any later one, takes the mean down.
-    if (sign * prices.follow * value[k - 1] - prices.visit <
+    if (degree + sign * (k - 1) > 0 &&
+        sign * prices.follow * value[k - 1] - prices.visit <
         sign * mean - close)
       break;
     sum.add(sign * value[k - 1]);
@@ -129,7 +136,46 @@ inline double best_mean(double numerator,
   }
 }
 
+// The long way: all numbers of additions (descending) and removals
+// (ascending), an empty row among them. `gain` and `loss` have room for one
+// more than these.
+inline Choice best_of_all(const Sum& sum,
+                          int64_t degree,
+                          const double* addition,
+                          int64_t num_additions,
+                          const double* removal,
+                          int64_t num_removals,
+                          int64_t budget,
+                          const Prices& prices,
+                          double* gain,
+                          double* loss) {
+  const auto prefix = [](const double* value, int64_t count, double* out) {
+    Sum running;
+    out[0] = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      running.add(value[k]);
+      out[k + 1] = running.value();
+    }
+  };
+  prefix(addition, num_additions, gain);
+  prefix(removal, num_removals, loss);
+  const double clean = sum.value();
+  Choice best{0, 0, prices.worth(clean, 0, degree)};
+  for (int64_t added = 0; added <= std::min(num_additions, budget); ++added) {
+    for (int64_t removed = 0;
+         removed <= std::min(num_removals, budget - added); ++removed) {
+      const double worth =
+          prices.worth(clean + gain[added] - loss[removed], added + removed,
+                       degree + added - removed);
+      if (worth > best.worth)
+        best = {added, removed, worth};
+    }
+  }
+  return best;
+}
+
 // Additions (descending) and removals (ascending), up to `budget` together.
+// The row cannot be emptied, and there is no root.
 //
 // Dinkelbach's method: whether any S is worth more than f is decided at the
 // level m_k = f + step * k by the k largest of a V_j - visit - m_k (additions)

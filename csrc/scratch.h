@@ -18,6 +18,20 @@ enum class Pages {
   kHuge,   // few, so that random access finds their addresses cached
 };
 
+// Asks for huge pages where whole ones fit, before memory is touched for the
+// first time: a wish, that may fail.
+inline void wish_for_huge_pages(void* start, int64_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t kHugePage = uintptr_t{1} << 21;
+  const auto from = reinterpret_cast<uintptr_t>(start);
+  const uintptr_t first = (from + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end =
+      (from + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
+  if (end > first + kHugePage)
+    madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
+}
+
 // `count` zeros.
 template <typename T>
 class Scratch {

@@ -377,6 +377,70 @@ def push(
     )
 
 
+def cost_nodes(num_nodes: int) -> Tensor:
+    """The nodes that :func:`push` estimates the cost of a level from.
+
+    Args:
+        num_nodes (int): of the graph.
+    """
+    step = check_integer('num_nodes', num_nodes, 1) // 1024 + 1
+    return torch.arange(step // 2, num_nodes, step)
+
+
+def pull(
+    graph: PushGraph,
+    receivers: tuple[Tensor, Tensor],
+    recv: Tensor,
+    send: Tensor,
+    x: Tensor,
+    eps: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    pull_above: float,
+) -> Tensor | None:
+    """Is :func:`push` where that pushes nothing, else :obj:`None`.
+
+    On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
+
+    Args:
+        graph (PushGraph): as in :func:`push`.
+        receivers (tuple[Tensor, Tensor]): as in :func:`push`.
+        recv (Tensor): as in :func:`push`.
+        send (Tensor): as in :func:`push`.
+        x (Tensor): as in :func:`push`.
+        eps (Tensor): as in :func:`push`.
+        ratio (Tensor): as in :func:`push`.
+        keep (Tensor): as in :func:`push`.
+        pull_above (float): as in :func:`push`.
+    """
+    dtype = _value_dtype('x', x)
+    check = partial(_check, device=_HOST)
+    check_instance('graph', graph, PushGraph)
+    if not isinstance(receivers, tuple) or len(receivers) != 2:
+        raise TypeError(
+            "'receivers' needs to be a tuple of rowptr and col "
+            f'(got {type(receivers).__name__})'
+        )
+    if not check_number('pull_above', pull_above) >= 0:
+        raise ValueError(
+            f"'pull_above' needs to be at least 0 (got {pull_above})"
+        )
+    n = _size(graph.rowptr, 1) - 1
+    rowptr, col = receivers
+    z, pushed = _ops.pull(
+        *_check_graph(graph, dtype, check),
+        check('rowptr', rowptr, torch.int64, n + 1),
+        check('col', col, torch.int32, _size(col)),
+        check('recv', recv, dtype, n),
+        check('send', send, dtype, n),
+        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
+        check('eps', eps, dtype, *x.shape[1:2]),
+        *_check_levels(ratio, keep),
+        pull_above,
+    )
+    return None if bool((pushed != 0).any()) else z
+
+
 def block_size(dtype: torch.dtype) -> int:
     """The number of columns that share what is sampled: a cache line's."""
     if dtype not in (torch.float32, torch.float64):
@@ -646,6 +710,9 @@ def policy_iteration(
     bonus: Tensor | None = None,
     visit_cost: Tensor | None = None,
     step_cost: Tensor | None = None,
+    root: Tensor | None = None,
+    removal_cost: Tensor | None = None,
+    addition_cost: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Finds the worst graph for PageRank, for every column by itself.
 
@@ -653,11 +720,13 @@ def policy_iteration(
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
-        \rho_i - \mu_i k}{|S|} - \nu_i k \right]
+        \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
+        \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
     over the out-neighbourhoods :math:`S` that :math:`k` flips make of row
-    :math:`i`: the maximizing :math:`S` for a :math:`V`, then the :math:`V` of
-    that graph (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
+    :math:`i` (an empty one counts as one edge that leads nowhere): the
+    maximizing :math:`S` for a :math:`V`, then the :math:`V` of that graph
+    (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
     V \rVert_\infty`, and so on. Ends when that norm is at most :obj:`goal` or
     :obj:`rounding` times :math:`\lVert V \rVert_\infty`. Memory beside the
     result, per thread: some twenty numbers per node and one per edge.
@@ -674,6 +743,12 @@ def policy_iteration(
             (default: :obj:`None`)
         visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
         step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
+        root (Tensor, optional): :math:`\sigma`. (default: :obj:`None`)
+        removal_cost (Tensor, optional): :math:`\nu_{ij}` of the edges,
+            float64, ``[num_columns, num_edges]``. (default: :obj:`None`)
+        addition_cost (Tensor, optional): :math:`\nu_{ij}` of the pairs that
+            may be added, float64, ``[num_columns, num_pairs]``.
+            (default: :obj:`None`)
 
     Returns:
         tuple[Tensor, ...]: :math:`V`; :math:`T V - V`, both as
@@ -691,7 +766,15 @@ def policy_iteration(
     n = _size(threat.rowptr, 1) - 1
     count = len(reward) if isinstance(reward, Tensor) and reward.dim() else 0
     shape = (count, n)
-    costs = {'bonus': bonus, 'visit_cost': visit_cost, 'step_cost': step_cost}
+    pairs = (count, _size(threat.add_col))
+    costs = {
+        'bonus': (bonus, shape),
+        'visit_cost': (visit_cost, shape),
+        'step_cost': (step_cost, shape),
+        'root': (root, shape),
+        'removal_cost': (removal_cost, (count, _size(threat.col))),
+        'addition_cost': (addition_cost, pairs),
+    }
     return _ops.policy_iteration(
         _check_host('rowptr', threat.rowptr, torch.int64, n + 1),
         _check_host('col', threat.col, torch.int32, _size(threat.col)),
@@ -708,8 +791,8 @@ def policy_iteration(
         *(
             value
             if value is None
-            else _check_host(name, value, torch.float64, *shape)
-            for name, value in costs.items()
+            else _check_host(name, value, torch.float64, *wanted)
+            for name, (value, wanted) in costs.items()
         ),
         _check_host('start', start, torch.float64, *shape),
         _check_host('goal', goal, torch.float64, shape[0]),
@@ -1106,6 +1189,9 @@ def _(
     bonus: Tensor | None,
     visit_cost: Tensor | None,
     step_cost: Tensor | None,
+    root: Tensor | None,
+    removal_cost: Tensor | None,
+    addition_cost: Tensor | None,
     start: Tensor,
     goal: Tensor,
     rounding: float,

@@ -161,7 +161,6 @@ entry(
         'budget': csr().degree - 1,
         'addable': torch.tensor([[0, 1], [3, 4]]),
     },
-    Row('lost', {'budget': torch.full((N,), 9)}, "'budget'|a budget below"),
     Row('both', {'all_pairs': True}, "'addable'"),
     Row('there', {'addable': torch.tensor([[0], [1]])}, "'addable'"),
     Row('twice', {'addable': torch.tensor([[0, 0], [3, 3]])}, "'addable'"),
@@ -194,11 +193,6 @@ entry(
     },
     Row('a node', {'flips': [torch.tensor([[0], [N]])]}, "'flips'"),
     Row('twice', {'flips': [torch.tensor([[0, 0], [1, 1]])]}, "'flips'"),
-    Row(
-        'nothing left',
-        {'flips': [torch.tensor([[1, 1], [0, 2]])]},
-        "'flips'",
-    ),
     perturbations=instance(),
     flips=sequence(3, None, torch.tensor([0, 1]), torch.tensor([[0.0], [1]])),
 )
@@ -230,6 +224,24 @@ entry(
     lambda: (policy(), {'column': 1}),
     column=integer(0, 1),
 )
+
+
+def prices(size: int) -> torch.Tensor:
+    return torch.full((2, size), 0.1, dtype=torch.float64)
+
+
+entry(
+    'functional.Policy.total',
+    lambda: (
+        policy(),
+        {
+            'of_edges': prices(perturbations().graph.num_edges),
+            'of_pairs': prices(perturbations().pairs.size(1)),
+        },
+    ),
+    of_edges=tensor(columns=True, finite=False),
+    of_pairs=tensor(finite=False),
+)
 entry(
     'functional.policy_iteration',
     lambda: {
@@ -239,6 +251,9 @@ entry(
         'bonus': reward(),
         'visit_cost': reward(),
         'step_cost': reward(),
+        'root': reward(),
+        'removal_cost': prices(perturbations().graph.num_edges),
+        'addition_cost': prices(perturbations().pairs.size(1)),
         'start': reward(),
     },
     perturbations=instance(),
@@ -246,6 +261,9 @@ entry(
     bonus=tensor(columns=True, none=True),
     visit_cost=tensor(columns=True, none=True),
     step_cost=tensor(columns=True, none=True),
+    root=tensor(columns=True, none=True),
+    removal_cost=tensor(columns=True, none=True),
+    addition_cost=tensor(none=True, finite=False),
     start=tensor(columns=True, none=True),
     tol=NOT_NEGATIVE,
     max_iter=COUNT,
@@ -309,6 +327,12 @@ entry(
     normalization=choice(),
     tol=number(0, none=True),
 )
+entry(
+    'functional.diffusion_error',
+    lambda: {'alpha': 0.2, 'degree': 3, 'dtype': torch.float32},
+    degree=integer(0),
+    dtype=values(torch.float16, torch.int64, 'float32', None, 3),
+)
 TARGETS = tensor(rows=False, low=0, high=N - 1)
 entry(
     'functional.clip_budget',
@@ -362,6 +386,10 @@ entry(
     sign_only=FLAG,
     start=tensor(columns=True, none=True),
     clean=tensor(none=True),
+    K=integer(0, none=True),
+    normalization=choice(),
+    undirected=FLAG,
+    rounds=COUNT,
     tol=POSITIVE,
     max_iter=COUNT,
 )
@@ -932,14 +960,38 @@ entry(
         'x': rand(N, 2),
         'measure': F.ppr(0.2),
         'eps': 0.1,
+        'rows': torch.tensor([0, 2]),
     },
     *PROPAGATE,
     Row('half', {'half': True}, "'half'"),
+    Row('tol and eps', {'tol': 0.1}, "'tol'"),
+    Row(
+        'a + b',
+        {'tol': 0.1, 'eps': 0.0, 'measure': F.Measure(0, 0, (1.0,))},
+        "'tol'",
+    ),
+    Row(
+        'tol, directed',
+        {'tol': 0.1, 'eps': 0.0, 'graph': directed()},
+        "'tol'",
+    ),
     x=SIGNAL,
     eps=EPS,
     force_push=FLAG,
     half=FLAG,
+    tol=EPS,
+    rows=either(
+        tensor(rows=False, low=0, high=N - 1, none=True),
+        values(3, 'all', torch.ones(N + 1, dtype=torch.bool)),
+    ),
 )
+entry(
+    'functional.chebyshev',
+    lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
+    Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
+    tol=EPS,
+)
+EXEMPT['functional.Chebyshev'] = 'made by chebyshev'
 entry(
     'functional.query',
     lambda: {

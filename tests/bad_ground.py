@@ -46,6 +46,7 @@ from pyg_trust import (
     rng,
 )
 from pyg_trust import functional as F
+from pyg_trust.graph import LastGraph
 from pyg_trust.ledger import PrivacyLedger, RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
@@ -99,7 +100,12 @@ entry(
         'recv': torch.ones(N),
         'send': torch.ones(N),
         'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
+        'half': True,
+        'scale': torch.ones(2),
+        'rows': torch.tensor([0, 2]),
     },
+    Row('half', {'x': torch.ones(N, 2).double()}, "'half'"),
+    Row('scale', {'half': False}, "'scale'"),
     names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},
     rowptr=RAW,
     col=tensor(rows=False, finite=False),
@@ -108,6 +114,41 @@ entry(
     send=RAW,
     weights=tensor(rows=False, empty=True, finite=False),
     half=FLAG,
+    scale=tensor(finite=False, none=True),
+    three_term=FLAG,
+    rows=tensor(rows=False, low=0, high=N - 1, none=True),
+)
+entry(
+    'ops.sparse_parts',
+    lambda: {'x': torch.eye(2).to_sparse_csr()},
+    x=values(3, None, 'x', torch.eye(2), torch.eye(2).to_sparse_coo()),
+)
+entry('ops.cost_nodes', lambda: {'num_nodes': N}, num_nodes=integer(1))
+entry(
+    'ops.pull',
+    lambda: {
+        **{
+            name: value
+            for name, value in push_arguments().items()
+            if name != 'seed'
+        },
+        'receivers': receivers(),
+        'recv': torch.ones(N),
+        'x': torch.ones(N, 2),
+        'eps': torch.full((2,), 0.1),
+        'pull_above': 1.0,
+    },
+    x=RAW,
+    eps=RAW,
+    recv=RAW,
+    receivers=values(3, None, receivers()[0], list(receivers())),
+    pull_above=values('a', None, np.nan, -1.0, True, [0.5]),
+    names={**PUSH_NAMES, 'x': "'(x|eps)'"},
+    **{
+        name: kind
+        for name, kind in PUSH.items()
+        if name not in ('seed', 'first', 'deterministic')
+    },
 )
 entry(
     'ops.push',
@@ -212,6 +253,9 @@ entry(
         'bonus': reward(),
         'visit_cost': reward(),
         'step_cost': reward(),
+        'root': reward(),
+        'removal_cost': torch.zeros((2, THREAT.col.numel())).double(),
+        'addition_cost': torch.zeros((2, THREAT.add_col.numel())).double(),
     },
     *(
         Row(
@@ -236,6 +280,9 @@ entry(
     bonus=tensor(columns=True, none=True, finite=False),
     visit_cost=tensor(columns=True, none=True, finite=False),
     step_cost=tensor(columns=True, none=True, finite=False),
+    root=tensor(columns=True, none=True, finite=False),
+    removal_cost=tensor(columns=True, none=True, finite=False),
+    addition_cost=tensor(none=True, finite=False),
 )
 entry(
     'ops.policy_solve',
@@ -364,6 +411,26 @@ entry(
     transposed=FLAG,
     duplicates=choice(),
 )
+entry(
+    'graph.LastGraph.convert',
+    lambda: (LastGraph(), {'graph': undirected(), 'num_nodes': N}),
+    names={
+        'graph': "'(graph|edge_index|data)'",
+        'num_nodes': "'(num_nodes|edge_index)'",
+    },
+    graph=any_graph(),
+    num_nodes=integer(N),
+)
+entry(
+    'graph.LastGraph.keep',
+    lambda: (
+        LastGraph(),
+        {'made': csr(), 'graph': undirected(), 'num_nodes': N},
+    ),
+    made=instance(),
+    graph=anything('what is no edge_index is not kept'),
+    num_nodes=integer(1),
+)
 FLOATS = values(3, 'float32', float, torch.float)
 entry(
     'graph.CSRGraph.to_torch_sparse',
@@ -377,12 +444,31 @@ entry(
     device=values(3.5, None, ['cpu'], 'no such device'),
 )
 entry('graph.CSRGraph.receivers', lambda: (csr(), {}), along=FLAG)
+entry('graph.CSRGraph.has_push_graph', lambda: (csr(), {}), along=FLAG)
+entry(
+    'graph.CSRGraph.ordered_receivers',
+    lambda: (csr().reorder(2), {}),
+    along=FLAG,
+)
+entry(
+    'graph.CSRGraph.reorder',
+    lambda: (csr(), {'parts': 2}),
+    parts=integer(1, N, none=True),
+    rounds=integer(1),
+)
+entry(
+    'graph.pick_rows',
+    lambda: {'rowptr': csr().rowptr, 'nodes': torch.tensor([0, 2])},
+    rowptr=tensor(rows=False, empty=True),
+    nodes=tensor(rows=False, low=0, high=N - 1),
+)
 entry(
     'graph.CSRGraph.push_graph',
-    lambda: (csr(), {'a': 1.0}),
+    lambda: (csr(), {'a': 1.0, 'nodes': torch.tensor([0, 2])}),
     a=number(),
     dtype=values(3, None, 'float32', torch.int64),
     along=FLAG,
+    nodes=either(tensor(rows=False, low=0, high=N - 1, none=True)),
 )
 entry(
     'graph.CSRGraph.degree_power',
@@ -676,6 +762,21 @@ entry(
     lambda: (TrustReport, {'path': saved_report()}),
     path=PATH,
 )
+
+entry(
+    'check.check_report',
+    lambda: {'path': saved_report()},
+    path=PATH,
+    ledger=values(3, 1.5, ['a']),
+    model=values(3, 1.5, ['a']),
+    data=values(3, 1.5, ['a']),
+)
+entry(
+    'check.fingerprint_model',
+    lambda: {'state': {'a': torch.ones(2)}},
+    state=values(3, None, 'a', [3]),
+)
+EXEMPT['check.Finding'] = RESULT
 
 entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
 entry(

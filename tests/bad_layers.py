@@ -30,6 +30,7 @@ from bad_inputs import (
     FLAG,
     Row,
     any_graph,
+    anything,
     choice,
     csr,
     data,
@@ -62,9 +63,28 @@ EDGE_GRAPH = {
     'edge_index': "'(graph|edge_index|data)'",
     'graph': "'(graph|edge_index)'",
 }
+WEIGHTED = tuple(
+    Row(f'weights: {name}', {'edge_weight': weight}, "'edge_weight'")
+    for name, weight in (
+        ('too few', torch.ones(13)),
+        ('integers', torch.ones(14, dtype=torch.int64)),
+        ('two dimensions', torch.ones(14, 1)),
+        ('a list', [1.0] * 14),
+    )
+)
+WEIGHTED = (
+    *WEIGHTED,
+    Row(
+        'weights twice',
+        {'edge_index': csr(), 'edge_weight': torch.ones(14)},
+        "'edge_weight'",
+    ),
+)
+EXEMPT_WEIGHT = anything('the rows above')
 entry(
     'nn.SGConv',
     lambda: {'in_channels': 2, 'out_channels': 3},
+    Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     in_channels=integer(-1),
     out_channels=CHANNELS,
     K=integer(0),
@@ -72,6 +92,8 @@ entry(
     add_self_loops=FLAG,
     bias=FLAG,
     eps=EPS,
+    half=FLAG,
+    tol=EPS,
 )
 entry(
     'nn.SGConv.forward',
@@ -80,18 +102,32 @@ entry(
         {'x': torch.ones(N, 2), 'edge_index': undirected()},
     ),
     Row('directed', {'edge_index': undirected()[:, :7]}, "'graph'"),
+    *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
-    x=tensor(rows=False, columns=True, dtypes=(torch.int64, torch.bool)),
+    x=tensor(
+        rows=False,
+        columns=True,
+        finite=False,
+        dtypes=(torch.int64, torch.bool),
+    ),
     edge_index=any_graph(),
+    edge_weight=EXEMPT_WEIGHT,
 )
 entry(
     'nn.APPNP',
     lambda: {'K': 2, 'alpha': 0.2},
+    Row('two ways', {'eps': 0.1, 'tol': 0.1}, "'eps'"),
+    Row('dropout', {'half': True, 'dropout': 0.5}, "'dropout'"),
+    Row('normalize', {'half': True, 'normalize': False}, "'normalize'"),
     K=integer(0),
     alpha=SHARE,
+    dropout=number(0, 1, closed='low high'),
     cached=FLAG,
     add_self_loops=FLAG,
+    normalize=FLAG,
     eps=EPS,
+    half=FLAG,
+    tol=EPS,
 )
 entry(
     'nn.APPNP.forward',
@@ -99,9 +135,11 @@ entry(
         nn.APPNP(2, 0.2, eps=0.0),
         {'x': torch.ones(N, 2), 'edge_index': undirected()},
     ),
+    *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
-    x=tensor(rows=False, dtypes=(torch.int64, torch.bool)),
+    x=tensor(rows=False, finite=False, dtypes=(torch.int64, torch.bool)),
     edge_index=any_graph(),
+    edge_weight=EXEMPT_WEIGHT,
 )
 STEPS = integer(0, none=True)
 entry(
@@ -374,7 +412,10 @@ entry(
     'transforms.AGP',
     lambda: {'measure': 'appnp', 'alpha': 0.2},
     *MEASURE_ROWS,
+    Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     force_push=FLAG,
+    half=FLAG,
+    level_tol=EPS,
     attr=NAME,
     out=MAYBE_NAME,
     **MEASURE,
@@ -877,7 +918,35 @@ entry(
     ),
     strength=integer(none=True),
     global_budget=integer(0, none=True),
+    undirected=values(3, 'yes', None, 1.0),
     num_nodes=integer(N),
+)
+entry(
+    'certificates.certifies',
+    lambda: {'threat': dict},
+    threat=values(3, 'ThreatModel', None, torch.tensor([0.5])),
+)
+
+
+def deployed() -> dict[str, Any]:
+    data = Data(x=rand(N, 2).float(), edge_index=undirected(), num_nodes=N)
+    return {
+        'model': nn.PPNP(torch.nn.Linear(2, 3)),
+        'data': data,
+        'threat': certificates.ThreatModel(data, local_budget=1),
+    }
+
+
+entry(
+    'certificates.certify',
+    deployed,
+    Row('no option', {'samples': 3}, "'samples'"),
+    Row('two alphas', {'alpha': 0.2}, "'alpha'"),
+    Row('no threat', {'threat': None}, "'threat'"),
+    names={'model': "'(model|data|threat)'"},
+    model=instance(),
+    data=instance(),
+    threat=instance(),
 )
 entry(
     'certificates.certify_pagerank',
@@ -891,13 +960,17 @@ entry(
     Row(
         'exact',
         {
-            'threat': certificates.ThreatModel(csr(), global_budget=2),
-            'method': 'exact',
+            'threat': certificates.ThreatModel(csr(), local_budget=1),
+            'method': 'lp',
+            'refine': 1,
         },
-        "'method'",
+        "'refine'",
     ),
     Row('refine', {'refine': 1, 'cost': 'visits'}, "'refine'"),
-    logits=LOGITS,
+    names={'model': "'(model|logits)'"},
+    model=LOGITS,
+    data=values(3, 'data', plain_data()),
+    alpha=number(0, 1, none=True),
     threat=instance(),
     targets=tensor(
         rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)

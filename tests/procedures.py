@@ -6,7 +6,7 @@ of them anybody could see, and what has to hold whatever happened to them.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering, Shards
 from pyg_trust.unlearning import (
     GINClassifier,
+    NodeClassifier,
     ScatteringClassifier,
     ShardedUnlearner,
 )
@@ -625,4 +626,70 @@ PROCEDURES['audit_training'] = Procedure(
         attach, num_canaries=30, seed=0, progress_bar=bar
     ),
     draws=True,
+)
+
+
+# Node classifiers ############################################################
+
+
+def node_classifier(**kwargs):
+    return NodeClassifier(lam=0.1, **{'seed': 0, **kwargs})
+
+
+def nodes_classified(model):
+    if model._model is None:
+        return None
+    data = model._model.data
+    return {
+        **model.state_dict(),
+        'Z': data.Z,
+        'sent': list(data.levels.sent),
+        'gradient': model._model.gradient.value,
+        # The random name of a fit, and what is hashed with random salts.
+        'lineage': len(model._model.lineage.names),
+        'seals': data.blocks(),
+        'ledger': [
+            (entry.action, entry.spent, entry.request)
+            for entry in model.ledger.entries
+        ],
+    }
+
+
+def is_honest(model):
+    if model._model is None:
+        assert not model.ledger.entries
+        return
+    found = model.verify()
+    assert found.ok, found
+
+
+PROCEDURES['NodeClassifier.fit'] = Procedure(
+    lambda folder: node_classifier(),
+    lambda model, bar: model.fit(cycle(40)) and None,
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
+FORGET = RemovalRequest(nodes=[3, 9], edges=[(20, 21)], features=[1])
+PROCEDURES['NodeClassifier.remove'] = Procedure(
+    lambda folder: node_classifier().fit(cycle(40)),
+    # The digest of the data has random salts.
+    lambda model, bar: replace(model.remove(FORGET), data=''),
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
+PROCEDURES['NodeClassifier.plan'] = Procedure(
+    lambda folder: node_classifier().fit(cycle(40)),
+    lambda model, bar: model.plan(FORGET),
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
+PROCEDURES['NodeClassifier.flush'] = Procedure(
+    lambda folder: node_classifier().fit(cycle(40)),
+    lambda model, bar: model.flush() and None,
+    nodes_classified,
+    is_honest,
+    shows=-1,
 )

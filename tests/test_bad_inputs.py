@@ -14,9 +14,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import bad_certificates  # noqa: F401
 import bad_functional  # noqa: F401
 import bad_ground  # noqa: F401
 import bad_layers  # noqa: F401
+import bad_node  # noqa: F401
 import bad_procedures  # noqa: F401
 import pytest
 from bad_inputs import (

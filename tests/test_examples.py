@@ -124,6 +124,21 @@ def test_dp_gcn(tmp_path):
     assert len(list(tmp_path.glob('*.png'))) == 1
 
 
+def test_dp_lightning(tmp_path):
+    pytest.importorskip('lightning')
+    ledger = tmp_path / 'ledger'
+    output = run('dp_lightning.py', '--steps', '20', '--ledger', ledger)
+    planned = float(re.search(r'will spend epsilon (\S+)', output).group(1))
+    spent = re.findall(r'after (\d+) steps: epsilon (\S+)', output)
+    assert [int(steps) for steps, _ in spent] == [10, 20]
+    assert float(spent[-1][1]) == planned <= 8
+    assert float(re.search(r'accuracy: (\S+)', output).group(1)) > 0.5
+    # Another process finds the budget spent.
+    output = run('dp_lightning.py', '--steps', '20', '--ledger', ledger)
+    assert 'after 20 steps' in output
+    assert len(ledger.read_text().splitlines()) == 21
+
+
 @pytest.mark.parametrize('dataset', ['generated', 'Planetoid:Cora'])
 def test_unlearning_power(dataset, tmp_path, request):
     arguments = ['--dataset', dataset, '--out', tmp_path]

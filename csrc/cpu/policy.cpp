@@ -462,13 +462,19 @@ struct Flips {
   std::vector<int32_t> row, node;
 };
 
-// The rows of optional [num_columns, num_nodes] tensors.
+// The rows of optional tensors, [num_columns, num_nodes] but for the last two.
 struct Costs {
-  const double *bonus, *visit, *step;
+  const double *bonus, *visit, *step, *root;
+  // Of single edges: [num_columns, num_edges] and [num_columns, num_pairs].
+  const double *removal, *addition;
+
+  bool by_edge() const { return removal != nullptr || addition != nullptr; }
 
   Prices prices(double follow, int64_t i) const {
-    return {follow, bonus == nullptr ? 0.0 : bonus[i],
-            visit == nullptr ? 0.0 : visit[i], step == nullptr ? 0.0 : step[i]};
+    const auto get = [i](const double* of) {
+      return of == nullptr ? 0.0 : of[i];
+    };
+    return {follow, get(bonus), get(visit), get(step), get(root)};
   }
 };
 
@@ -481,6 +487,7 @@ class Worker {
         solver_(threat.n),
         value_(padded(threat.n)),
         reward_(padded(threat.n)),
+        paid_(threat.n),
         sums_(threat.n),
         mark_(threat.n) {}
 
@@ -517,8 +524,9 @@ class Worker {
       if (!same) {
         policy_.set(change_);
         for (int64_t i = 0; i < n; ++i)
-          reward_[i] = reward[i] + costs.prices(follow_, i).worth(
-                                       0.0, flips(i), policy_.size(i));
+          reward_[i] = reward[i] - paid_[i] +
+                       costs.prices(follow_, i).worth(0.0, flips(i),
+                                                      policy_.size(i));
       }
       for (int64_t i = 0; i < n; ++i)
         value_[i] += gap[i];
@@ -552,6 +560,12 @@ class Worker {
   // A value and the edge or node that has it.
   using Candidate = std::pair<double, int64_t>;
 
+  // What a flip adds to the sum of the row, its price, and the edge or node.
+  struct Offer {
+    double value, price;
+    int64_t place;
+  };
+
   int64_t flips(int64_t i) const {
     return change_.lost[i] + change_.added().size(i);
   }
@@ -567,7 +581,10 @@ class Worker {
     sort_all();
     for (const int64_t i : threat_.active) {
       change_.new_ptr.resize(i + 1, change_.new_ptr.back());
-      gap[i] = improve_row(i, costs.prices(follow_, i), value_[i] - reward[i]);
+      const Prices prices = costs.prices(follow_, i);
+      gap[i] = costs.by_edge()
+                   ? improve_priced_row(i, prices, costs)
+                   : improve_row(i, prices, value_[i] - reward[i]);
       change_.new_ptr.push_back(static_cast<int64_t>(change_.new_node.size()));
     }
     change_.new_ptr.resize(threat_.n + 1, change_.new_ptr.back());
@@ -585,10 +602,12 @@ class Worker {
     const double close =
         kClose * (most_ + prices.bonus + prices.visit + prices.step);
     find_additions(i);
-    if (addition_.empty())
+    // With a root there are no shortcuts, nor where a row may be emptied.
+    const bool all = prices.root != 0 || (degree > 0 && most_removed >= degree);
+    if (addition_.empty() && !all)
       return remove(i, prices, close);
     Choice choice;
-    if (most_removed == 0) {
+    if (most_removed == 0 && !all) {
       choice = best_prefix(sums_[i], degree, addition_value_.data(),
                            threat_.max_added[i], 1, prices, close);
     } else {
@@ -596,7 +615,11 @@ class Worker {
       sort_removals(most_removed);
       gain_.resize(addition_.size() + 1);
       loss_.resize(removal_.size() + 1);
-      choice = best_flips(sums_[i], degree, addition_value_.data(),
+      choice = all ? best_of_all(sums_[i], degree, addition_value_.data(),
+                                 threat_.max_added[i], removal_value_.data(),
+                                 most_removed, threat_.budget[i], prices,
+                                 gain_.data(), loss_.data())
+                   : best_flips(sums_[i], degree, addition_value_.data(),
                           threat_.max_added[i], removal_value_.data(),
                           most_removed, threat_.budget[i], prices, guess,
                           close, gain_.data(), loss_.data());
@@ -605,6 +628,99 @@ class Worker {
     change_.new_node.insert(change_.new_node.end(), addition_.begin(),
                             addition_.begin() + choice.added);
     return choice.worth;
+  }
+
+  // With a price per edge the best flips of a size are those with the best
+  // scores, which depend on the size: each size has its own order.
+  double improve_priced_row(int64_t i,
+                            const Prices& prices,
+                            const Costs& costs) {
+    const int64_t degree = threat_.clean.size(i);
+    const int64_t most_removed = threat_.max_removed[i];
+    const int64_t most_added = threat_.max_added[i];
+    const int64_t budget = threat_.budget[i];
+    // Candidates: value, price, edge or node.
+    offers_[0].clear();
+    offers_[1].clear();
+    if (most_removed > 0) {
+      for (int64_t k = threat_.removable_ptr[i];
+           k < threat_.removable_ptr[i + 1]; ++k) {
+        const int64_t e = threat_.removable[k];
+        offers_[0].push_back(
+            {-value_[threat_.clean.node[e]],
+             costs.removal == nullptr ? 0.0 : costs.removal[e], e});
+      }
+    }
+    if (most_added > 0 && !threat_.all_pairs) {
+      for (int64_t k = threat_.addable.ptr[i]; k < threat_.addable.ptr[i + 1];
+           ++k) {
+        const int32_t j = threat_.addable.node[k];
+        offers_[1].push_back(
+            {value_[j], costs.addition == nullptr ? 0.0 : costs.addition[k],
+             j});
+      }
+    } else if (most_added > 0) {
+      find_additions(i);
+      for (const int32_t j : addition_)
+        offers_[1].push_back({value_[j], 0.0, j});
+    }
+    const double clean = sums_[i].value();
+    double best = prices.worth(clean, 0, degree);
+    int64_t best_added = 0, best_removed = 0;
+    const auto score = [&](int64_t size) {
+      const double share =
+          size > 0 ? follow_ / static_cast<double>(size) : 0.0;
+      const int64_t most[2] = {most_removed, most_added};
+      for (int side = 0; side < 2; ++side) {
+        scored_[side].clear();
+        for (const Offer& offer : offers_[side])
+          scored_[side].emplace_back(offer.price - share * offer.value,
+                                     &offer - offers_[side].data());
+        keep_smallest(scored_[side], most[side]);
+      }
+    };
+    for (int64_t size = std::max<int64_t>(degree - most_removed, 0);
+         size <= degree + most_added; ++size) {
+      score(size);
+      // The sum of the scores is what the flips add, their prices paid.
+      for (int side = 0; side < 2; ++side) {
+        Sum running;
+        made_[side].assign(1, 0.0);
+        for (const Candidate& candidate : scored_[side]) {
+          running.add(-candidate.first);
+          made_[side].push_back(running.value());
+        }
+      }
+      for (int64_t added = std::max<int64_t>(0, size - degree);
+           added <= most_added; ++added) {
+        const int64_t removed = added - (size - degree);
+        if (removed > most_removed || added + removed > budget)
+          break;
+        const double worth = prices.worth(clean, added + removed, size) +
+                             made_[0][removed] + made_[1][added];
+        if (worth > best && added + removed > 0) {
+          best = worth;
+          best_added = added;
+          best_removed = removed;
+        }
+      }
+    }
+    paid_[i] = 0;
+    change_.lost[i] = static_cast<int32_t>(best_removed);
+    if (best_added + best_removed == 0)
+      return best;
+    score(degree + best_added - best_removed);
+    for (int64_t k = 0; k < best_removed; ++k) {
+      const Offer& offer = offers_[0][scored_[0][k].second];
+      change_.gone[offer.place] = 1;
+      paid_[i] += offer.price;
+    }
+    for (int64_t k = 0; k < best_added; ++k) {
+      const Offer& offer = offers_[1][scored_[1][k].second];
+      change_.new_node.push_back(static_cast<int32_t>(offer.place));
+      paid_[i] += offer.price;
+    }
+    return best;
   }
 
   // A row that may lose edges only.
@@ -751,6 +867,7 @@ class Worker {
   Operator policy_;
   Solver solver_;
   Values value_, reward_;
+  Values paid_;  // by row, for single edges
   double most_ = 0;
   std::vector<Sum> sums_;
   Change change_, last_;
@@ -758,6 +875,9 @@ class Worker {
   std::vector<int32_t> addition_;
   Values cost_, removal_value_, addition_value_, gain_, loss_;
   std::vector<uint8_t> mark_;
+  std::vector<Offer> offers_[2];
+  std::vector<Candidate> scored_[2];
+  Values made_[2];
 };
 
 const double* rows_of(const std::optional<Tensor>& tensor, int64_t offset) {
@@ -777,6 +897,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> policy_iteration(
     const std::optional<Tensor>& bonus,
     const std::optional<Tensor>& visit_cost,
     const std::optional<Tensor>& step_cost,
+    const std::optional<Tensor>& root,
+    const std::optional<Tensor>& removal_cost,
+    const std::optional<Tensor>& addition_cost,
     const Tensor& start,
     const Tensor& goal,
     double rounding,
@@ -794,7 +917,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> policy_iteration(
     return [&, worker = Worker(threat, follow)](int64_t k) mutable {
       worker.run(reward.const_data_ptr<double>() + k * n,
                  {rows_of(bonus, k * n), rows_of(visit_cost, k * n),
-                  rows_of(step_cost, k * n)},
+                  rows_of(step_cost, k * n), rows_of(root, k * n),
+                  rows_of(removal_cost, k * col.numel()),
+                  rows_of(addition_cost, k * add_col.numel())},
                  goal.const_data_ptr<double>()[k], rounding, max_iter,
                  values + k * n, gaps + k * n);
       made[k] = worker.flipped();

@@ -189,6 +189,8 @@ Tensor propagate_typed(const Tensor& rowptr,
   Tensor out = torch::stable::new_empty(recv, {num_out, columns});
   if (columns == 0)
     return out;
+  wish_for_huge_pages(out.mutable_data_ptr<scalar_t>(),
+                      num_out * columns * int64_t{sizeof(scalar_t)});
 
   std::vector<std::vector<int32_t>> needed;
   if (rows)

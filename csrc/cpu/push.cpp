@@ -58,6 +58,7 @@ struct Problem {
   uint64_t seed;
   int64_t first;  // the number of block 0
   int64_t* pushed;
+  bool only_pull;  // whether it ends where something is to be pushed
 };
 
 // What one block of columns knows of its residues.
@@ -280,6 +281,10 @@ class Wave {
         else
           push.push_back(&block);
       }
+      if (all_.only_pull && !last && !push.empty()) {
+        all_.pushed[push[0]->column / kBlock<scalar_t>] = -1;
+        return;
+      }
       for (Columns* block : push)
         all_.pushed[block->column / kBlock<scalar_t>] += !last;
       prepare(pull, push, keep);
@@ -483,7 +488,8 @@ std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
                                       const Levels& levels,
                                       uint64_t seed,
                                       int64_t first,
-                                      double above) {
+                                      double above,
+                                      bool only_pull) {
   const int64_t n = x.size(0), columns = x.size(1);
   constexpr int block = kBlock<scalar_t>;
   const int64_t num_blocks = (columns + block - 1) / block;
@@ -504,7 +510,8 @@ std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
                               columns,
                               seed,
                               first,
-                              pushed.mutable_data_ptr<int64_t>()};
+                              pushed.mutable_data_ptr<int64_t>(),
+                              only_pull};
   if (columns == 1)
     run_waves<1>(all, 1);
   else if (columns <= 4)
@@ -512,6 +519,34 @@ std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
   else
     run_waves<block>(all, num_blocks);
   return {out, pushed};
+}
+
+std::tuple<Tensor, Tensor> push_or_pull(const Tensor& rowptr,
+                                const Tensor& col,
+                                const std::optional<Tensor>& scale,
+                                const Tensor& group_ptr,
+                                const Tensor& group_end,
+                                const Tensor& pull_rowptr,
+                                const Tensor& pull_col,
+                                const Tensor& recv,
+                                const Tensor& send,
+                                const Tensor& x,
+                                const Tensor& eps,
+                                const Tensor& ratio,
+                                const Tensor& keep,
+                                int64_t seed,
+                                int64_t first,
+                                double pull_above,
+                                bool only_pull) {
+  const Levels levels(ratio, keep);
+  const double above = pull_above * static_cast<double>(pull_col.numel());
+  if (x.scalar_type() == ScalarType::Double)
+    return push_typed<double>(
+        view<double>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
+        pull_col, recv, send, x, eps, levels, seed, first, above, only_pull);
+  return push_typed<float>(
+      view<float>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
+      pull_col, recv, send, x, eps, levels, seed, first, above, only_pull);
 }
 
 std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
@@ -531,15 +566,28 @@ std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
                                 int64_t first,
                                 double pull_above,
                                 bool /* always deterministic */) {
-  const Levels levels(ratio, keep);
-  const double above = pull_above * static_cast<double>(col.numel());
-  if (x.scalar_type() == ScalarType::Double)
-    return push_typed<double>(
-        view<double>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
-        pull_col, recv, send, x, eps, levels, seed, first, above);
-  return push_typed<float>(
-      view<float>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
-      pull_col, recv, send, x, eps, levels, seed, first, above);
+  return push_or_pull(rowptr, col, scale, group_ptr, group_end, pull_rowptr,
+                      pull_col, recv, send, x, eps, ratio, keep, seed, first,
+                      pull_above, false);
+}
+
+std::tuple<Tensor, Tensor> pull(const Tensor& rowptr,
+                                const Tensor& col,
+                                const std::optional<Tensor>& scale,
+                                const Tensor& group_ptr,
+                                const Tensor& group_end,
+                                const Tensor& pull_rowptr,
+                                const Tensor& pull_col,
+                                const Tensor& recv,
+                                const Tensor& send,
+                                const Tensor& x,
+                                const Tensor& eps,
+                                const Tensor& ratio,
+                                const Tensor& keep,
+                                double pull_above) {
+  return push_or_pull(rowptr, col, scale, group_ptr, group_end, pull_rowptr,
+                      pull_col, recv, send, x, eps, ratio, keep, 0, 0,
+                      pull_above, true);
 }
 
 }  // namespace
@@ -547,4 +595,5 @@ std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("push", TORCH_BOX(&pyg_trust::push));
+  m.impl("pull", TORCH_BOX(&pyg_trust::pull));
 }

@@ -7,6 +7,10 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.certify import certifies, certify
+from pyg_trust.certificates.collective import (
+    CollectiveCertificate,
+    certify_collective,
+)
 from pyg_trust.certificates.divided import Divided, VoteCertificate
 from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.losses import RobustLoss
@@ -31,6 +35,7 @@ __all__ = [
     'UNKNOWN',
     'BitFlips',
     'Certificate',
+    'CollectiveCertificate',
     'Divided',
     'RobustLoss',
     'SmoothedCertificate',
@@ -39,6 +44,7 @@ __all__ = [
     'VoteCertificate',
     'certifies',
     'certify',
+    'certify_collective',
     'certify_pagerank',
     'certify_smoothed',
     'neighborhood_purity',

@@ -22,10 +22,38 @@ class Certificate(Report):
     :obj:`upper` < -:obj:`tolerance` broken, with :meth:`witness` as the
     proof, and anything else unknown.
 
-    It speaks of the exact real-valued model with the given logits, and of
-    each node by itself: the worst graphs of two nodes may differ.
+    It speaks of the model as it is deployed (of exact arithmetic, for logits
+    without a model), and of each node by itself: the worst graphs of two nodes
+    may differ. With symmetric normalization margins are those of
+    :math:`D^{-1/2} Z`, which have the same signs.
     """
 
+    num_robust: int
+    num_broken: int
+    num_unknown: int
+    model: str
+    """The kind of the model, or 'logits' if there was none to be seen."""
+    scenario: str
+    undirected: bool
+    """Whether both directions of an edge flip together, as one flip."""
+    global_budget: int | None
+    alpha: float
+    K: int | None
+    """The number of steps; :obj:`None` for the limit."""
+    normalization: str
+    self_loops: bool
+    """Whether the model adds self-loops."""
+    dtype: str
+    """In which the model computes."""
+    method: str
+    exact: bool
+    """Whether all bounds meet, up to a millionth of the largest logit."""
+    tolerance: float
+    roundoff: float
+    """How far margins of the deployed model may be off at most: in the
+    bounds already."""
+    fingerprint: str
+    """SHA-256 of the model, the graph, the threat and the targets."""
     targets: Tensor
     """The nodes: int64, ``[num_targets]``."""
     reference: Tensor
@@ -41,26 +69,16 @@ class Certificate(Report):
     class_margins: Tensor
     """Lower bounds by class, infinite at the reference class: float64,
     ``[num_targets, num_classes]``."""
-    exact: bool
-    """Whether both bounds are the worst case itself, up to roundoff."""
-    scenario: str
     local_budget: Tensor
     """What each node of the graph can lose or gain at most: int64."""
-    global_budget: int | None
-    alpha: float
-    method: str
-    tolerance: float
-    fingerprint: str
-    """SHA-256 of logits, graph and teleport probability."""
     flips: Tensor
     """The edges of all witnesses one after another: ``[2, num_flips]``."""
     flips_ptr: Tensor
     """Where each witness starts: ``[num_witnesses + 1]``."""
     flips_of: Tensor
     """The witness of each target, -1 if there is none."""
-    num_robust: int
-    num_broken: int
-    num_unknown: int
+    assumptions: tuple[str, ...]
+    """What has to be true of the model."""
     provenance: dict[str, Any]
 
     @property
@@ -103,11 +121,39 @@ class Certificate(Report):
         right = self.reference == labels[self.targets]
         return float((self.robust & right).double().mean())
 
+    def __str__(self) -> str:
+        count = self.targets.numel()
+        lines = [f'Certificate of {count} nodes']
+        for name, number in (
+            ('robust', self.num_robust),
+            ('broken', self.num_broken),
+            ('unknown', self.num_unknown),
+        ):
+            share = number / count if count else 0.0
+            lines.append(f'  {name:<8} {number:>8}  ({share:.1%})')
+        steps = 'the limit' if self.K is None else f'{self.K} steps'
+        loops = ', self-loops' if self.self_loops else ''
+        flips = 'undirected' if self.undirected else 'directed'
+        most = self.global_budget
+        lines += [
+            f'  model    {self.model}: alpha {self.alpha:g}, {steps}, '
+            f'{self.normalization}{loops}, {self.dtype}',
+            f'  threat   {self.scenario}, {flips}: at most '
+            f'{int(self.local_budget.max())} flips at a node and '
+            f'{"any number" if most is None else most} in all',
+            f'  method   {self.method}'
+            f'{", exact" if self.exact else ""}, tolerance '
+            f'{self.tolerance:g}, roundoff {self.roundoff:.2g}',
+            f'  data     SHA-256 {self.fingerprint[:16]}',
+        ]
+        return '\n'.join(lines)
+
     def guarantee(self) -> Guarantee:
         """That the robust nodes keep their predictions, and when."""
         within = 'the local budgets'
         if self.global_budget is not None:
-            within += f' and {self.global_budget} flips in all'
+            kind = 'undirected' if self.undirected else 'directed'
+            within += f' and {self.global_budget} {kind} flips in all'
         return Guarantee(
             procedure='robustness certificate',
             promise=(
@@ -117,10 +163,13 @@ class Certificate(Report):
                 'unknown)'
             ),
             assumptions=(
-                f'the model is personalized PageRank (alpha {self.alpha:g}) '
-                'of logits that do not depend on the edges',
-                f'only fragile edges flip ({self.scenario}), each direction '
-                'by itself',
+                *self.assumptions,
+                f'only fragile edges flip ({self.scenario}), '
+                + (
+                    'both directions together'
+                    if self.undirected
+                    else 'each direction by itself'
+                ),
             ),
             not_covered=(
                 'changes of features or of labels',

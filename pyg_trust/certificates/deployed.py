@@ -35,12 +35,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
+from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.diffusion import (
     check_alpha,
     check_logits,
     diffuse,
     diffusion_error,
 )
+from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
 
@@ -102,6 +104,47 @@ class Deployed:
         return relative * top * (1 + 1e-6) + tiny
 
     @property
+    def kind(self) -> str:
+        """The name of the dtype."""
+        if self.dtype is None:
+            return 'exact arithmetic'
+        return str(self.dtype).removeprefix('torch.')
+
+    def __repr__(self) -> str:
+        return (
+            f'{self.name}(alpha={self.alpha!r}, K={self.K}, '
+            f'normalization={self.normalization!r}, '
+            f'add_self_loops={self.self_loops}, dtype={self.kind})'
+        )
+
+    def perturbations(self, threat: ThreatModel) -> Perturbations:
+        """The graphs that the model sees: self-loops that it adds are fixed.
+
+        Args:
+            threat (ThreatModel): the attacker, who sees the graph without.
+        """
+        plain = threat.perturbations
+        if not self.self_loops:
+            return plain
+        graph, n = plain.graph.with_self_loops(), plain.num_nodes
+        old = plain.graph.row * n + plain.graph.col
+        key = graph.row * n + graph.col
+        removable = torch.zeros(key.numel(), dtype=torch.bool)
+        removable[torch.searchsorted(key, old)] = plain.removable
+        # A loop that is taken away comes back.
+        removable &= graph.row != graph.col
+        addable = None
+        if not plain.all_pairs:
+            addable = plain.pairs[:, plain.pairs[0] != plain.pairs[1]]
+        return Perturbations(
+            graph,
+            removable,
+            plain.budget,
+            addable,
+            all_pairs=plain.all_pairs,
+        )
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What has to be true of the model."""
         steps = 'in the limit' if self.K is None else f'K={self.K} steps'
@@ -118,11 +161,10 @@ class Deployed:
                 'model was seen',
                 'the model computes in exact arithmetic',
             )
-        kind = str(self.dtype).removeprefix('torch.')
         return (
             said,
             f'taken from the {self.name} itself, in evaluation mode, and its '
-            f'roundoff in {kind} is accounted for',
+            f'roundoff in {self.kind} is accounted for',
         )
 
     @classmethod
@@ -202,7 +244,8 @@ def _check_model(model: Any) -> None:
             "'model' needs logits: a PPNP, LabelPropagation or "
             f'FeaturePropagation (got {kind.__name__})'
         )
-    for name in ('forward', 'diffuse', 'message', 'propagate', 'aggregate'):
+    # PyG writes a 'propagate' for each class, which is compared by its scores.
+    for name in ('forward', 'diffuse', 'message', 'aggregate', 'update'):
         if getattr(kind, name) is not getattr(base, name) or name in vars(
             model
         ):

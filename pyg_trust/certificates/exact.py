@@ -11,6 +11,7 @@ from pyg_trust._checks import (
     check_integer,
     check_nodes,
     check_number,
+    check_range,
     check_tensor,
 )
 from pyg_trust.certificates.certificate import (
@@ -20,30 +21,35 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.certify import certifies
-from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.certificates.deployed import Deployed, diffuse_steps
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import (
-    budget_attacks,
     clip_budget,
     dual_bound,
-    linear_program,
     pagerank_bounds,
     refine_pagerank_bounds,
-    single_flip_margins,
 )
-from pyg_trust.functional.diffusion import diffuse
-from pyg_trust.functional.perturbations import Perturbations, Policy
-from pyg_trust.functional.policy import (
-    WorstCase,
-    policy_iteration,
-    policy_value,
-    worst_case_margins,
+from pyg_trust.functional.flips import budget_attacks, single_flip_margins
+from pyg_trust.functional.horizon import Horizon
+from pyg_trust.functional.perturbations import Policy
+from pyg_trust.functional.policy import policy_iteration
+from pyg_trust.functional.program import linear_program
+from pyg_trust.functional.region import local_attack, local_bound
+from pyg_trust.functional.search import (
+    Exhaustive,
+    candidates,
+    count_sets,
+    greedy_attacks,
 )
 from pyg_trust.report import fingerprint, provenance
 
-METHODS = ('dual', 'lp', 'exact')
+METHODS = ('auto', 'dual', 'lp', 'exact')
+COSTS = ('best', 'pagerank', 'visits')
 # Numbers in a dense block of target-class pairs by nodes.
 _BLOCK = 2**24
+# What exhaustive search may cost by itself: graphs times numbers in each.
+_CHEAP = 2**28
+_FEW = 2**14
 
 
 @certifies(ThreatModel)
@@ -55,36 +61,42 @@ def certify_pagerank(
     alpha: float | None = None,
     targets: Tensor | None = None,
     reference: Tensor | None = None,
-    method: str = 'dual',
-    cost: str = 'pagerank',
+    method: str = 'auto',
+    cost: str = 'best',
     sign_only: bool = False,
     refine: int = 0,
     tolerance: float = 1e-9,
     progress_bar: bool = False,
 ) -> Certificate:
-    r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}`.
+    r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
-    For every model whose predictions are linear in personalized PageRank:
-    :class:`~pyg_trust.nn.PPNP`, label propagation, feature propagation and
-    SGC-like models; hand over :obj:`model.logits(...)`.
+    For :class:`~pyg_trust.nn.PPNP`, label and feature propagation: models
+    that are linear in personalized PageRank. Certified is the model as it is
+    deployed, or nothing: its :obj:`alpha`, normalization and self-loops; its
+    :obj:`K` steps (:mod:`pyg_trust.functional.horizon`); and the roundoff of
+    its dtype (:mod:`pyg_trust.certificates.deployed`). A model that returns
+    anything else than the diffusion of its logits is refused.
 
     Without a global budget the worst-case margins are exact, by policy
-    iteration over all pairs of classes
-    (:func:`~pyg_trust.functional.worst_case_margins`), and so is the status of
-    every node. With one they are bounded from below by the local worst case
-    under budgets :math:`\min(b_v, B)` and by the dual of the relaxed program
-    (:func:`~pyg_trust.functional.dual_bound`); where the bound is negative,
-    the relaxed solution is tried as an attack.
+    iteration over pairs of classes, and so is the status of every node; with
+    :obj:`K` steps or an undirected attacker they are bounds. With one they
+    are bounded from below by the local worst case under budgets
+    :math:`\min(b_v, B)` and by the dual of the relaxed program
+    (:func:`~pyg_trust.functional.dual_bound`). What that leaves open is
+    attacked, greedily and with swaps, and where all admissible graphs are few
+    they are tried (:obj:`method='auto'`): for a budget of one as a rule.
 
     Memory with a global budget: 8 bytes per pair of a target that the local
     worst case leaves open (all targets, unless :obj:`sign_only`) and a node.
+    Few targets in a large graph are bounded in a region around each.
 
     Args:
         model (PageRankDiffusion or Tensor): the model that is deployed; or
             :math:`H`, the logits **before** diffusion, ``[num_nodes,
             num_classes]``.
         data (Data, optional): what the model is applied to; :obj:`None` with
-            logits.
+            logits. For label propagation :obj:`y`, and :obj:`train_mask` if
+            there is one.
         threat (ThreatModel): the attacker.
         alpha (float, optional): the teleport probability that goes with
             logits, in :math:`(0, 1)`, by default 0.15; a model has its own.
@@ -94,20 +106,21 @@ def certify_pagerank(
         reference (Tensor, optional): the class to defend, int64,
             ``[num_nodes]``. By default the predicted one.
             (default: :obj:`None`)
-        method (str): for a global budget: :obj:`'dual'`; :obj:`'lp'`, which
-            takes the multipliers from the linear program (cvxpy, HiGHS) and
-            proves the bound they give; or :obj:`'exact'`, brute force, for a
-            budget of one. (default: :obj:`'dual'`)
-        cost (str): the relaxation: :obj:`'pagerank'` (tighter as a rule) or
-            :obj:`'visits'` (the paper's, and the one of :obj:`'lp'`).
-            (default: :obj:`'pagerank'`)
+        method (str): for a global budget: :obj:`'auto'`, all that is worth
+            its time; :obj:`'dual'`, bounds and attacks alone; :obj:`'lp'`,
+            which takes the multipliers from the linear program (cvxpy, HiGHS)
+            and proves the bound they give; or :obj:`'exact'`, every
+            admissible graph. (default: :obj:`'auto'`)
+        cost (str): the relaxation: :obj:`'pagerank'` (tighter as a rule),
+            :obj:`'visits'` (the paper's, and the one of :obj:`'lp'`), or
+            :obj:`'best'`, the second where the first leaves a target open.
+            (default: :obj:`'best'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
         refine (int): how often targets that are still unknown are tried
             again with upper bounds of PageRank under the global budget
-            (:func:`~pyg_trust.functional.refine_pagerank_bounds`), for the
-            dual with the cost :obj:`'pagerank'`: seconds for each.
-            (default: :obj:`0`)
+            (:func:`~pyg_trust.functional.refine_pagerank_bounds`): seconds
+            for each. (default: :obj:`0`)
         tolerance (float): margins within this of zero are unknown.
             (default: :obj:`1e-9`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
@@ -116,97 +129,127 @@ def certify_pagerank(
         Certificate: bounds, status and witnesses.
 
     Raises:
-        TypeError: on a wrong type or dtype.
+        TypeError: on a wrong type or dtype, or a model of another kind.
         ValueError: on logits of a wrong shape or not finite, :obj:`alpha`
-            outside :math:`(0, 1)`, targets out of range, or a method that
-            does not fit the budget.
+            outside :math:`(0, 1)`, targets out of range, a model that
+            computes something else than it says, data with another graph
+            than the threat, or a method that does not fit.
     """
     if not isinstance(threat, ThreatModel):
         raise TypeError(
             f"'threat' needs to be a ThreatModel (got {type(threat).__name__})"
         )
-    deployed = _deployed(model, data, threat, alpha)
-    if deployed.K is not None or deployed.normalization != 'rw':
-        raise ValueError('not yet')
-    logits, alpha = deployed.logits, deployed.alpha
     nodes = torch.arange(threat.num_nodes)
     if targets is not None:
-        nodes = check_nodes('targets', targets, threat.num_nodes)
-    if not check_number('tolerance', tolerance) >= 0:
+        nodes = check_nodes('targets', targets, threat.num_nodes).cpu()
+    if not 0 <= check_number('tolerance', tolerance) < math.inf:
         raise ValueError(
             f"'tolerance' needs to be non-negative (got {tolerance})"
         )
-    _check_method(method, cost, threat.global_budget)
     check_integer('refine', refine, 0)
-    if refine > 0 and (method, cost) != ('dual', 'pagerank'):
-        raise ValueError(
-            "'refine' needs the method 'dual' and the cost 'pagerank' "
-            f'(got {method!r} and {cost!r})'
+    deployed = _deployed(model, data, threat, alpha)
+    _check_method(method, cost, refine, threat, deployed)
+    held = deployed.predicted
+    if held is None:
+        held = diffuse_steps(
+            threat.graph, deployed.logits, deployed.alpha, None, 'rw'
+        ).argmax(1)
+    predicted = held
+    if reference is not None:
+        check_tensor('reference', reference, torch.int64, (threat.num_nodes,))
+        check_range(
+            'reference', reference, deployed.logits.size(1), 'the classes'
         )
-    predicted = deployed.predicted
-    if predicted is None:
-        predicted = diffuse(threat.graph, logits, alpha).argmax(1)
-    held = predicted if reference is None else reference
-    check_tensor('reference', held, torch.int64, (threat.num_nodes,))
-    if not 0 <= int(held.min()) <= int(held.max()) < logits.size(1):
-        raise ValueError(
-            f"'reference' needs to be in [0, {logits.size(1)}), the classes "
-            f'(got {int(held.min())} to {int(held.max())})'
-        )
+        held = reference.cpu()
     problem = _Problem(
-        logits, threat, alpha, nodes, held[nodes], tolerance, progress_bar
+        deployed, threat, nodes, held[nodes], tolerance, progress_bar
     )
-    total = int(threat.local_budget.sum())
-    if threat.global_budget is None or threat.global_budget >= total:
-        used = 'local'
-        problem.solve_local()
-    elif method == 'exact':
-        used = method
-        problem.solve_single_flip()
-    else:
-        used = method
-        problem.solve_local(witnesses=False)
-        problem.solve_global(method, cost, sign_only, refine)
-    status = torch.full_like(nodes, UNKNOWN, dtype=torch.int8)
-    lower, upper = problem.lower.amin(1), problem.upper
-    status[lower > tolerance] = ROBUST
-    status[upper < -tolerance] = BROKEN
+    used = problem.solve(method, cost, sign_only, refine)
+    return _report(
+        problem,
+        used,
+        predicted[nodes],
+        {
+            'threat': repr(threat),
+            'model': repr(deployed),
+            'method': method,
+            'cost': cost,
+            'sign_only': sign_only,
+            'refine': refine,
+            'tolerance': tolerance,
+        },
+    )
+
+
+def _report(
+    problem: '_Problem',
+    used: str,
+    predicted: Tensor,
+    arguments: dict[str, Any],
+) -> Certificate:
+    threat, deployed = problem.threat, problem.deployed
+    made = problem.perturbations
+    slack = problem.slack
+    status = torch.full_like(problem.targets, UNKNOWN, dtype=torch.int8)
+    # What is deployed may be off by its own roundoff.
+    class_margins = problem.lower - slack
+    lower, upper = class_margins.amin(1), problem.upper + slack.amax(1)
+    status[lower > problem.tolerance] = ROBUST
+    status[upper < -problem.tolerance] = BROKEN
     flips = problem.witnesses
     counts = [pairs.size(1) for pairs in flips]
     empty = torch.zeros((2, 0), dtype=torch.int64)
+    scale = float(deployed.logits.abs().max())
+    width = problem.upper - problem.lower.amin(1)
     return Certificate(
-        targets=nodes,
-        reference=held[nodes],
-        predicted=predicted[nodes],
-        status=status,
-        lower=lower,
-        upper=upper,
-        class_margins=problem.lower,
-        exact=used in ('local', 'exact'),
-        scenario=threat.scenario,
-        local_budget=threat.local_budget,
-        global_budget=threat.global_budget,
-        alpha=alpha,
-        method=used,
-        tolerance=float(tolerance),
-        fingerprint=fingerprint(
-            logits, threat.graph.rowptr, threat.graph.col, alpha
-        ),
-        flips=torch.cat([empty, *flips], dim=1),
-        flips_ptr=torch.tensor([0, *counts]).cumsum(0),
-        flips_of=problem.witness_of,
         num_robust=int((status == ROBUST).sum()),
         num_broken=int((status == BROKEN).sum()),
         num_unknown=int((status == UNKNOWN).sum()),
-        provenance=provenance(
-            threat=repr(threat),
-            alpha=alpha,
-            method=method,
-            cost=cost,
-            sign_only=sign_only,
-            refine=refine,
-            tolerance=tolerance,
+        model=deployed.name,
+        scenario=threat.scenario,
+        undirected=threat.undirected,
+        global_budget=threat.global_budget,
+        alpha=deployed.alpha,
+        K=deployed.K,
+        normalization=deployed.normalization,
+        self_loops=deployed.self_loops,
+        dtype=deployed.kind,
+        method=used,
+        exact=bool((width <= 1e-6 * max(scale, 1e-300)).all()),
+        tolerance=float(problem.tolerance),
+        roundoff=float(slack.max()) if slack.numel() else 0.0,
+        fingerprint=fingerprint(
+            deployed.logits,
+            deployed.alpha,
+            deployed.K,
+            deployed.normalization,
+            str(deployed.self_loops),
+            deployed.kind,
+            threat.graph.rowptr,
+            threat.graph.col,
+            threat.perturbations.removable,
+            threat.perturbations.pairs,
+            str(threat.perturbations.all_pairs),
+            threat.local_budget,
+            threat.global_budget,
+            str(threat.undirected),
+            problem.reference,
+            problem.targets,
+            made.graph.num_edges,
         ),
+        targets=problem.targets,
+        reference=problem.reference,
+        predicted=predicted,
+        status=status,
+        lower=lower,
+        upper=upper,
+        class_margins=class_margins,
+        local_budget=threat.local_budget,
+        flips=torch.cat([empty, *flips], dim=1),
+        flips_ptr=torch.tensor([0, *counts]).cumsum(0),
+        flips_of=problem.witness_of,
+        assumptions=deployed.assumptions,
+        provenance=provenance(**arguments),
     )
 
 
@@ -221,67 +264,239 @@ def _deployed(
             )
         alpha = 0.15 if alpha is None else alpha
         return Deployed.of_logits(model, alpha, threat.graph)
+    made = Deployed.of_model(model, data, threat.graph)
     if alpha is not None:
         raise ValueError(
             "'alpha' goes with logits alone: a model has its own "
             f'(got {alpha})'
         )
-    return Deployed.of_model(model, data, threat.graph)
+    return made
 
 
 class _Problem:
-    """The bounds of one call of :func:`certify`, as they get tighter."""
+    """The bounds of one certificate, as they get tighter."""
 
     def __init__(
         self,
-        logits: Tensor,
+        deployed: Deployed,
         threat: ThreatModel,
-        alpha: float,
         targets: Tensor,
         reference: Tensor,
         tolerance: float,
         progress_bar: bool,
     ) -> None:
-        self.logits, self.alpha = logits, alpha
+        self.deployed, self.threat = deployed, threat
+        self.logits, self.alpha = deployed.logits, deployed.alpha
+        self.horizon = Horizon(
+            deployed.alpha, deployed.K, deployed.normalization
+        )
         self.targets, self.reference = targets, reference
         self.tolerance, self.progress_bar = tolerance, progress_bar
         self.budget = threat.global_budget
-        self.perturbations: Perturbations = threat.perturbations
+        self.undirected = threat.undirected
+        self.perturbations = deployed.perturbations(threat)
         if self.budget is not None:
             self.perturbations = clip_budget(self.perturbations, self.budget)
-        shape = (targets.numel(), logits.size(1))
-        self.lower = logits.new_full(shape, -math.inf)
-        self.upper = logits.new_full(shape[:1], math.inf)
+        error = deployed.error(int(self.perturbations.largest.max()))
+        self.slack = error + error[reference][:, None]
+        shape = (targets.numel(), self.logits.size(1))
+        self.lower = self.logits.new_full(shape, -math.inf)
+        self.upper = self.logits.new_full(shape[:1], math.inf)
         self.witnesses: list[Tensor] = []
         self.witness_of = torch.full(shape[:1], -1)
-        self.worst: WorstCase | None = None
-        self.clean = diffuse(threat.graph, logits, alpha)[targets]
+        # V of the local worst case, by pair of classes.
+        self.local: dict[tuple[int, int], Tensor] = {}
 
-    def solve_local(self, *, witnesses: bool = True) -> None:
-        """The exact worst case under local budgets, for all nodes."""
-        worst = worst_case_margins(
-            self.logits,
-            self.perturbations,
-            self.alpha,
-            progress_bar=self.progress_bar,
+    # What is open ###########################################################
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model is PageRank itself, in the limit."""
+        return self.horizon.K is None and self.horizon.normalization == 'rw'
+
+    def open_pairs(self) -> Tensor:
+        """The classes that are not ruled out: ``[num_targets, classes]``."""
+        return self.lower - self.slack <= self.tolerance
+
+    def unknown(self) -> Tensor:
+        """The positions of targets that are neither robust nor broken."""
+        broken = self.upper + self.slack.amax(1) < -self.tolerance
+        return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
+
+    def signal(self, k: Tensor, against: Tensor) -> Tensor:
+        """What the attacker gains per visit, a row per target and class."""
+        held = self.logits[:, self.reference[k]]
+        return (self.logits[:, against] - held).t().contiguous()
+
+    def clean(self, k: Tensor, against: Tensor) -> Tensor:
+        """What the attacker has without a flip."""
+        held = self.reference[k]
+        return self.scores[k, against] - self.scores[k, held]
+
+    def clean_value(self, k: int, against: int) -> Tensor:
+        """V of the clean graph for a target and a class."""
+        return (
+            self.clean_values[against]
+            - self.clean_values[int(self.reference[k])]
         )
-        self.worst = worst
-        # [num_targets, num_classes], infinite at the reference class.
-        self.lower = worst.lower[self.reference, :, self.targets]
-        if not witnesses:
+
+    # The way ################################################################
+
+    def solve(
+        self, method: str, cost: str, sign_only: bool, refine: int
+    ) -> str:
+        """Runs what a method asks for; returns what was done."""
+        if self.targets.numel() == 0:
+            return 'local'
+        budget = self.budget
+        one_way = 2 if self.undirected else 1
+        total = int(self.perturbations.budget.sum())
+        if budget is None or one_way * budget >= total:
+            self.solve_local(witnesses=True)
+            exact = self.horizon.K is None and not self.undirected
+            if method == 'exact' and not exact:
+                every = torch.arange(self.targets.numel())
+                self.try_all(every, total)
+                return 'exact'
+            if not exact and self.unknown().numel() > 0:
+                self.see_clean()
+                self.attack_greedily(total)
+                self.decide(total)
+            return 'local'
+        every = torch.arange(self.targets.numel())
+        if method == 'exact' or (
+            method == 'auto' and budget <= 1 and self.is_cheap(budget)
+        ):
+            if self.is_plain and budget <= 1 and not self.undirected:
+                self.solve_single_flip()
+            else:
+                self.try_all(every, budget)
+            return 'exact'
+        self.solve_local(witnesses=False)
+        self.see_clean()
+        self.solve_global(method, cost, sign_only, refine)
+        if self.unknown().numel() > 0:
+            self.attack_greedily(budget)
+        if method == 'auto':
+            self.decide(budget)
+        return method
+
+    def see_clean(self) -> None:
+        """The clean graph's values, where searches start."""
+        clean = self.horizon.evaluate(
+            self.perturbations.clean_policy(self.logits.size(1)),
+            self.logits.t().contiguous(),
+        )
+        self.clean_values = clean.value
+        self.scores = self.alpha * clean.value[:, self.targets].t()
+
+    def is_cheap(self, budget: int) -> bool:
+        """Whether all admissible graphs can be tried in a few seconds."""
+        made = self.perturbations
+        if made.all_pairs and made.num_nodes > 1500:
+            return False
+        numbers = self.logits.numel() + made.graph.num_edges
+        if self.is_plain and budget <= 1 and not self.undirected:
+            # A system per row, not per flip.
+            sets = made.active.numel()
+        else:
+            flips = candidates(made, self.undirected).size(1)
+            sets = count_sets(flips, budget, _FEW)
+            if sets > _FEW:
+                return False
+        return sets * numbers <= _CHEAP
+
+    def decide(self, budget: int) -> None:
+        """Tries all graphs for what is open, where they are few."""
+        open_ = self.unknown()
+        if open_.numel() > 0 and self.is_cheap(budget):
+            self.try_all(open_, budget)
+
+    def found(self, k: int, upper: float, flips: Tensor) -> None:
+        """Keeps an attack on a target, if it is the best one so far."""
+        if upper >= float(self.upper[k]):
             return
-        upper = worst.upper[self.reference, :, self.targets]
-        self.upper, against = upper.min(1)
-        made: dict[tuple[int, int], int] = {}
-        for k in (self.upper < -self.tolerance).nonzero().view(-1).tolist():
-            pair = int(self.reference[k]), int(against[k])
-            if pair not in made:
-                made[pair] = len(self.witnesses)
-                self.witnesses.append(worst.flips(*pair))
-            self.witness_of[k] = made[pair]
+        self.upper[k] = upper
+        if upper + float(self.slack[k].max()) < -self.tolerance:
+            self.witness_of[k] = len(self.witnesses)
+            self.witnesses.append(flips)
+
+    # Local budgets ##########################################################
+
+    def solve_local(self, *, witnesses: bool) -> None:
+        """The worst case under local budgets, for all nodes."""
+        num_classes = self.logits.size(1)
+        classes = self.reference.unique().tolist()
+        pairs = [
+            (c1, c2) for c1 in classes for c2 in range(num_classes) if c1 != c2
+        ]
+        first, second = torch.tensor(pairs).t()
+        signal = (self.logits[:, second] - self.logits[:, first]).t()
+        signal = signal.contiguous()
+        # The clean graph's, which takes a column per class, not per pair.
+        clean = self.horizon.evaluate(
+            self.perturbations.clean_policy(num_classes),
+            self.logits.t().contiguous(),
+        ).value
+        here = torch.arange(self.targets.numel())
+        self.lower[here, self.reference] = math.inf
+        blocks = list(self.perturbations.column_blocks(len(pairs)))
+        for block in tqdm(
+            blocks, disable=not self.progress_bar, desc='class pairs'
+        ):
+            found = self.horizon.maximize(
+                self.perturbations,
+                signal[block],
+                start=clean[second[block]] - clean[first[block]],
+            )
+            if witnesses:
+                reached = self.reach(found.policy, signal[block])
+            for column, (c1, c2) in enumerate(pairs[block]):
+                mine = (self.reference == c1).nonzero().view(-1)
+                value = found.value[column]
+                if not witnesses:
+                    self.local[c1, c2] = value + found.high[column]
+                top = value[self.targets[mine]] + found.high[column]
+                self.lower[mine, c2] = -self.alpha * top
+                if witnesses:
+                    self.take(mine, reached[0][column], reached[1][column])
+
+    def reach(
+        self, policy: Policy, signal: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the graphs of a policy do, with both directions if need be."""
+        flips = [policy.edges(k) for k in range(policy.num_columns)]
+        if self.undirected:
+            flips = [self.mutual(pairs) for pairs in flips]
+        policy = Policy.from_flips(self.perturbations, flips)
+        found = self.horizon.evaluate(policy, signal)
+        return -self.alpha * (found.value + found.low[:, None]), flips
+
+    def mutual(self, flips: Tensor) -> Tensor:
+        """An undirected attack out of a directed one, within all budgets."""
+        left = self.perturbations.budget.tolist()
+        chosen = []
+        for i, j in sorted({(min(p), max(p)) for p in flips.t().tolist()}):
+            if left[i] > 0 and left[j] > 0:
+                left[i] -= 1
+                left[j] -= i != j
+                chosen += [(i, j), (j, i)] if i != j else [(i, j)]
+        return torch.tensor(chosen).view(-1, 2).t().long()
+
+    def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
+        """Keeps the graph of a column for all targets that it is best for."""
+        now = upper[self.targets[mine]]
+        better = now < self.upper[mine]
+        self.upper[mine[better]] = now[better]
+        broken = better & (now + self.slack[mine].amax(1) < -self.tolerance)
+        if bool(broken.any()):
+            self.witness_of[mine[broken]] = len(self.witnesses)
+            self.witnesses.append(flips)
+
+    # Exhaustive search ######################################################
 
     def solve_single_flip(self) -> None:
-        """The exact worst case of one flip, by brute force."""
+        """The exact worst case of one directed flip of PageRank."""
         found = single_flip_margins(
             self.logits,
             self.perturbations,
@@ -290,46 +505,126 @@ class _Problem:
             self.alpha,
             progress_bar=self.progress_bar,
         )
-        self.lower = found.margins - found.error
-        margins, against = found.margins.min(1)
-        self.upper = margins + found.error
-        for k in (self.upper < -self.tolerance).nonzero().view(-1).tolist():
+        self.lower = found.margins - found.errors
+        upper, against = (found.margins + found.errors).min(1)
+        for k, value in enumerate(upper.tolist()):
             flip = found.flips[k, against[k]].view(2, 1)
-            self.witness_of[k] = len(self.witnesses)
-            self.witnesses.append(flip[:, :0] if flip[0] < 0 else flip)
+            self.found(k, value, flip[:, :0] if flip[0] < 0 else flip)
+
+    def try_all(self, which: Tensor, budget: int) -> None:
+        """Every admissible graph, for some targets."""
+        flips = candidates(self.perturbations, self.undirected).size(1)
+        numbers = self.logits.numel()
+        most = 64 * _CHEAP // numbers
+        if count_sets(flips, budget, most) > most:
+            raise ValueError(
+                "'method' can be 'exact' only for few admissible graphs (got "
+                f'more than {most} sets of at most {budget} of {flips} flips)'
+            )
+        found = Exhaustive(
+            self.perturbations,
+            self.logits,
+            self.targets[which],
+            self.reference[which],
+            budget,
+            self.horizon,
+            self.undirected,
+            self.progress_bar,
+        )
+        self.lower[which] = torch.maximum(self.lower[which], found.lower)
+        upper, against = found.upper.min(1)
+        for k, value in enumerate(upper.tolist()):
+            flip = found.flips[k][int(against[k])]
+            assert flip is not None
+            self.found(int(which[k]), value, flip)
+
+    # A global budget ########################################################
 
     def solve_global(
         self, method: str, cost: str, sign_only: bool, refine: int
     ) -> None:
         """The dual bound where it is wanted, attacks where it is negative."""
-        if method == 'lp':
-            cost = 'visits'
-        open_ = self.lower <= (self.tolerance if sign_only else math.inf)
-        open_[torch.arange(len(self.reference)), self.reference] = False
+        open_ = self.open_pairs() | (not sign_only)
+        here = torch.arange(len(self.reference))
+        open_[here, self.reference] = False
         which = open_.any(1).nonzero().view(-1)
-        bounds = pagerank_bounds(
-            self.perturbations,
-            self.targets[which],
-            self.alpha,
-            cost=cost,
-            progress_bar=self.progress_bar,
-        )
-        self.try_columns(which, open_, bounds, method, cost, sign_only)
+        costs = ['visits'] if method == 'lp' or cost == 'visits' else []
+        costs += ['pagerank'] if not costs else []
+        if cost == 'best' and method != 'lp' and not self.undirected:
+            costs.append('visits')
+        if (
+            which.numel() > 0
+            and self.is_local(which)
+            and ('pagerank' in costs and refine == 0 and method != 'lp')
+        ):
+            self.bound_regions(which, open_, sign_only)
+            return
+        kept = None
+        for number, charged in enumerate(costs):
+            if number > 0:
+                open_ &= self.open_pairs()
+                which = self.unknown()
+            if which.numel() == 0:
+                return
+            bounds = pagerank_bounds(
+                self.perturbations,
+                self.targets[which],
+                self.alpha,
+                cost=charged,
+                progress_bar=self.progress_bar,
+            )
+            self.try_columns(which, open_, bounds, method, charged, sign_only)
+            if number == 0:
+                kept = which, bounds
+        assert kept is not None
+        which, bounds = kept
         for _ in range(refine):
-            unsure = self.lower[which].amin(1) <= self.tolerance
-            unsure &= self.upper[which] >= -self.tolerance
-            which, bounds = which[unsure], bounds[unsure]
+            inside = torch.isin(which, self.unknown())
+            which, bounds = which[inside], bounds[inside]
             assert self.budget is not None
             bounds = refine_pagerank_bounds(
                 self.perturbations,
                 self.targets[which],
                 bounds,
-                self.budget,
+                self.budget * (1 + self.undirected),
                 self.alpha,
                 progress_bar=self.progress_bar,
             )
-            open_ = open_ & (self.lower <= self.tolerance)
-            self.try_columns(which, open_, bounds, method, cost, sign_only)
+            open_ = open_ & self.open_pairs()
+            self.try_columns(
+                which, open_, bounds, method, 'pagerank', sign_only
+            )
+
+    def is_local(self, which: Tensor) -> bool:
+        """Whether a region around each target is cheaper than the graph."""
+        made = self.perturbations
+        whole = made.active.numel() * made.num_nodes
+        return self.is_plain and which.numel() * 2**19 < whole
+
+    def bound_regions(
+        self, which: Tensor, open_: Tensor, sign_only: bool
+    ) -> None:
+        """Bounds in a region around each target."""
+        assert self.budget is not None
+        for k in tqdm(
+            which.tolist(), disable=not self.progress_bar, desc='regions'
+        ):
+            against = open_[k].nonzero().view(-1)
+            c1 = int(self.reference[k])
+            every = torch.full_like(against, k)
+            made = local_bound(
+                self.perturbations,
+                self.signal(every, against),
+                int(self.targets[k]),
+                torch.stack([self.local[c1, c2] for c2 in against.tolist()]),
+                self.budget,
+                self.alpha,
+                undirected=self.undirected,
+                sign_only=sign_only,
+            )
+            self.lower[k, against] = torch.maximum(
+                self.lower[k, against], -made
+            )
 
     def try_columns(
         self,
@@ -355,10 +650,52 @@ class _Problem:
                 multiplier = columns.bound(method, cost, sign_only, bar)
                 columns.attack(multiplier, cost)
 
-    def reward(self, k: Tensor, against: Tensor) -> Tensor:
-        """What the attacker gains per visit, a row per target and class."""
-        held = self.logits[:, self.reference[k]]
-        return (self.logits[:, against] - held).t().contiguous()
+    def attack_greedily(self, budget: int) -> None:
+        """Greedy and swap attacks on what is open."""
+        which = self.unknown()
+        # The class that is nearest to winning, by its bound.
+        against = (self.lower - self.slack)[which].argmin(1)
+        signal = self.signal(which, against)
+        if self.is_local(which):
+            flips = [
+                local_attack(
+                    self.perturbations,
+                    signal[i],
+                    int(self.targets[k]),
+                    self.clean_value(int(k), int(against[i])),
+                    min(budget, 64),
+                    self.alpha,
+                    undirected=self.undirected,
+                )
+                for i, k in enumerate(which.tolist())
+            ]
+            self.try_flips(which, signal, flips)
+            return
+        flips = greedy_attacks(
+            self.perturbations,
+            signal,
+            self.targets[which],
+            min(budget, 64),
+            self.alpha,
+            normalization=self.horizon.normalization,
+            undirected=self.undirected,
+            swaps=1 if budget <= 10 else 0,
+            progress_bar=self.progress_bar,
+        )
+        self.try_flips(which, signal, flips)
+
+    def try_flips(
+        self, which: Tensor, signal: Tensor, flips: list[Tensor]
+    ) -> None:
+        """Evaluates an attack per column in its own graph."""
+        for block in self.perturbations.column_blocks(which.numel()):
+            policy = Policy.from_flips(self.perturbations, flips[block])
+            made = self.horizon.evaluate(policy, signal[block])
+            here = torch.arange(policy.num_columns)
+            at = made.value[here, self.targets[which[block]]]
+            upper = -self.alpha * (at + made.low)
+            for i, k in enumerate(which[block].tolist()):
+                self.found(k, float(upper[i]), flips[block.start + i])
 
 
 class _Columns:
@@ -370,77 +707,91 @@ class _Columns:
         self.problem, self.k, self.against = problem, k, against
         self.upper = upper
         self.targets = problem.targets[k]
-        self.reward = problem.reward(k, against)
+        self.signal = problem.signal(k, against)
 
     def bound(
         self, method: str, cost: str, sign_only: bool, bar: tqdm
     ) -> Tensor:
+        """Lowers the bounds; returns the multipliers that prove them."""
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha
         assert budget is not None
-        assert problem.worst is not None
         held = problem.reference[self.k]
-        start = -problem.worst.margins[held, self.against] / alpha
-        if method == 'dual':
+        start = self.signal.new_empty(self.signal.shape)
+        for i, pair in enumerate(
+            zip(held.tolist(), self.against.tolist(), strict=True)
+        ):
+            start[i] = problem.local[pair]
+        priced = problem.undirected and not problem.perturbations.all_pairs
+        if method != 'lp':
             found = dual_bound(
                 problem.perturbations,
-                self.reward,
+                self.signal,
                 self.targets,
                 self.upper,
-                budget,
+                # Without a price per edge an undirected flip is two.
+                budget * (1 + (problem.undirected and not priced)),
                 alpha,
                 cost=cost,
+                K=problem.horizon.K,
+                normalization=problem.horizon.normalization,
+                undirected=priced,
                 sign_only=sign_only,
                 start=start,
-                clean=self.clean(),
+                clean=problem.clean(self.k, self.against),
             )
             made, multiplier = found.bound, found.multiplier
             bar.update(self.k.numel())
         else:
-            multiplier = self.reward.new_zeros(self.k.numel())
-            made = self.reward.new_zeros(self.k.numel())
-            for i, target in enumerate(self.targets.tolist()):
-                _, multiplier[i] = linear_program(
-                    problem.perturbations,
-                    self.reward[i],
-                    target,
-                    self.upper[i],
-                    budget,
-                    alpha,
-                )
-                price = multiplier[i] / self.upper[i : i + 1] * (1 - 1e-15)
-                proof = policy_iteration(
-                    problem.perturbations,
-                    self.reward[i : i + 1],
-                    alpha,
-                    visit_cost=price,
-                    start=start[i : i + 1],
-                )
-                top = proof.value[0, target] + proof.high[0]
-                made[i] = multiplier[i] * budget + alpha * top
-                bar.update()
+            made, multiplier = self.programs(start, bar)
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)
         return multiplier
 
-    def clean(self) -> Tensor:
-        """What the attacker has without a flip."""
-        clean = self.problem.clean[self.k]
-        here = torch.arange(self.k.numel())
-        held = self.problem.reference[self.k]
-        return clean[here, self.against] - clean[here, held]
+    def programs(self, start: Tensor, bar: tqdm) -> tuple[Tensor, Tensor]:
+        """Multipliers of linear programs, and the bounds that they prove."""
+        problem = self.problem
+        budget, alpha = problem.budget, problem.alpha
+        assert budget is not None
+        budget = budget * (1 + problem.undirected)
+        multiplier = self.signal.new_zeros(self.k.numel())
+        made = self.signal.new_zeros(self.k.numel())
+        for i, target in enumerate(self.targets.tolist()):
+            _, multiplier[i] = linear_program(
+                problem.perturbations,
+                self.signal[i],
+                target,
+                self.upper[i],
+                budget,
+                alpha,
+            )
+            price = multiplier[i] / self.upper[i : i + 1] * (1 - 1e-15)
+            proof = policy_iteration(
+                problem.perturbations,
+                self.signal[i : i + 1],
+                alpha,
+                visit_cost=price,
+                start=start[i : i + 1],
+            )
+            top = proof.value[0, target] + proof.high[0]
+            made[i] = multiplier[i] * budget + alpha * top
+            bar.update()
+        return made, multiplier
 
     def attack(self, multiplier: Tensor, cost: str) -> None:
+        """Tries what the relaxation suggests where the bound is negative."""
         problem = self.problem
         assert problem.budget is not None
-        weak = problem.lower[self.k, self.against] <= problem.tolerance
+        if problem.undirected or not problem.is_plain:
+            return
+        weak = problem.open_pairs()[self.k, self.against]
         column = weak.nonzero().view(-1)
         if column.numel() == 0:
             return
         flips = budget_attacks(
             problem.perturbations,
-            self.reward[column],
+            self.signal[column],
             self.targets[column],
             self.upper[column],
             multiplier[column],
@@ -448,31 +799,38 @@ class _Columns:
             problem.alpha,
             cost=cost,
         )
-        for block in problem.perturbations.column_blocks(column.numel()):
-            here = column[block]
-            policy = Policy.from_flips(problem.perturbations, flips[block])
-            found = policy_value(policy, self.reward[here], problem.alpha)
-            at = found.value[torch.arange(here.numel()), self.targets[here]]
-            upper = -problem.alpha * (at + found.low)
-            for i, k in enumerate(self.k[here].tolist()):
-                if upper[i] < problem.upper[k]:
-                    problem.upper[k] = upper[i]
-                    if upper[i] < -problem.tolerance:
-                        problem.witness_of[k] = len(problem.witnesses)
-                        problem.witnesses.append(flips[block.start + i])
+        problem.try_flips(self.k[column], self.signal[column], flips)
 
 
-def _check_method(method: str, cost: str, budget: int | None) -> None:
+def _check_method(
+    method: str,
+    cost: str,
+    refine: int,
+    threat: ThreatModel,
+    deployed: Deployed,
+) -> None:
     if method not in METHODS:
         raise ValueError(
             f"'method' needs to be one of {METHODS} (got {method!r})"
         )
-    if cost not in ('pagerank', 'visits'):
+    if cost not in COSTS:
+        raise ValueError(f"'cost' needs to be one of {COSTS} (got {cost!r})")
+    if refine > 0 and (
+        method not in ('auto', 'dual') or cost not in ('best', 'pagerank')
+    ):
         raise ValueError(
-            f"'cost' needs to be 'pagerank' or 'visits' (got {cost!r})"
+            "'refine' needs the method 'auto' or 'dual' and the cost 'best' "
+            f"or 'pagerank' (got {method!r} and {cost!r})"
         )
-    if method == 'exact' and budget not in (None, 0, 1):
+    if cost == 'visits' and threat.undirected and method != 'lp':
         raise ValueError(
-            "'method' can be 'exact' for a global budget of at most one "
-            f'(got a budget of {budget})'
+            "'cost' needs to be 'best' or 'pagerank' for an undirected "
+            "attacker (got 'visits')"
+        )
+    if method == 'lp' and (
+        deployed.K is not None or deployed.normalization != 'rw'
+    ):
+        raise ValueError(
+            "'method' can be 'lp' for the limit of row-normalized steps alone "
+            f'(got K={deployed.K}, {deployed.normalization!r})'
         )

@@ -589,15 +589,6 @@ def _report(
     # An output that is not finite is no class.
     sure &= chosen < votes.size(1) - 1
     noise, pipe = run.noise, run.pipeline
-    weights = sorted(pipe.model.state_dict().items())
-    parts: list[Any] = [
-        part
-        for name, value in weights
-        for part in (name, value if isinstance(value, Tensor) else str(value))
-    ]
-    for graph in run.graphs:
-        parts += [graph.get('x'), graph.edge_index, graph.get('edge_weight')]
-        parts.append(int(graph.num_nodes or 0))
     return SmoothedCertificate(
         targets=index,
         predicted=torch.where(sure, chosen, -1),
@@ -612,7 +603,7 @@ def _report(
         },
         noise=noise,
         note=run.note,
-        fingerprint=fingerprint(*parts),
+        fingerprint=digest(pipe.model, run.graphs),
         num_abstained=int((~sure).sum()),
         provenance=provenance(
             noise=repr(noise),
@@ -627,6 +618,22 @@ def _report(
         ),
         **fields,
     )
+
+
+def digest(model: Module, graphs: Sequence[Data]) -> str:
+    """SHA-256 of a model's weights and of graphs.
+
+    Args:
+        model (Module): the model.
+        graphs (list[Data]): the graphs.
+    """
+    parts: list[Any] = []
+    for name, value in sorted(model.state_dict().items()):
+        parts += [name, value if isinstance(value, Tensor) else str(value)]
+    for graph in graphs:
+        parts += [graph.get('x'), graph.edge_index, graph.get('edge_weight')]
+        parts.append(int(graph.num_nodes or 0))
+    return fingerprint(*parts)
 
 
 def _graphs(data: Any) -> tuple[list[Data], str]:

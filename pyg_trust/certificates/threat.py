@@ -7,12 +7,14 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_tensor
+from pyg_trust._checks import check_instance, check_tensor
 from pyg_trust.functional.budget import check_budget
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 
 SCENARIOS = ('removals', 'additions', 'both')
+# Undirected additions are listed, with a price each, up to so many pairs.
+_LISTED = 2**22
 
 
 class ThreatModel:
@@ -24,19 +26,20 @@ class ThreatModel:
     that leave node :math:`v` and, if there is a global budget, at most
     :math:`B` in all. Features, logits and fixed edges stay.
 
-    **Undirected graphs** are stored with both directions of an edge, and an
-    attacker here may flip one without the other. One who flips
-    :math:`B` undirected edges, at most :math:`b_v` of them at node
-    :math:`v`, makes :math:`2B` directed flips, at most :math:`b_v` in each
-    row, and is therefore covered by :obj:`global_budget` :math:`= 2B` and the
-    same local budgets, provided both directions are fragile. The converse
-    does not hold: a node that is broken here may be robust against
-    undirected flips.
+    **Undirected graphs** are stored with both directions of an edge. With
+    :obj:`undirected=True` the attacker flips undirected edges, at most
+    :math:`b_v` of them at node :math:`v` and :math:`B` in all, and both
+    directions go or come together; an edge has one price in the bounds. By
+    default one direction may flip without the other, which covers that
+    attacker with :obj:`global_budget` :math:`= 2B` only, and less well.
+
+    A node that loses its last edge keeps its own logits; forbid it with
+    :obj:`fixed` or with budgets if that can't happen.
 
     Args:
         graph (Any): the clean graph, in any form that
-            :meth:`CSRGraph.convert` takes: unweighted, without duplicate
-            edges, and with at least one out-edge per node.
+            :meth:`CSRGraph.convert` takes: unweighted and without duplicate
+            edges.
         fragile (str or Tensor): :obj:`'removals'` (all edges that are not
             fixed), :obj:`'additions'` (all ordered pairs of distinct nodes
             that are no edges), :obj:`'both'`, or an explicit set of edges and
@@ -56,6 +59,9 @@ class ThreatModel:
             \max(d_v - 11 + s, 0)` for strength :math:`s`, in place of
             :obj:`local_budget`. (default: :obj:`None`)
         global_budget (int, optional): :math:`B`. (default: :obj:`None`)
+        undirected (bool): whether both directions of an edge flip together,
+            as one flip; an explicit set may list either direction.
+            (default: :obj:`False`)
         num_nodes (int, optional): as in :meth:`CSRGraph.convert`.
             (default: :obj:`None`)
 
@@ -63,7 +69,7 @@ class ThreatModel:
         TypeError: on a wrong type or dtype.
         ValueError: if an edge is fragile and fixed, listed twice or out of
             range, a fixed edge is not in the graph, a budget is negative, or
-            some admissible graph has a node without out-edge.
+            an undirected attacker meets a directed graph.
     """
 
     def __init__(
@@ -75,9 +81,20 @@ class ThreatModel:
         local_budget: int | Tensor | None = None,
         strength: int | None = None,
         global_budget: int | None = None,
+        undirected: bool = False,
         num_nodes: int | None = None,
     ) -> None:
-        graph = CSRGraph.convert(graph, num_nodes).to('cpu')
+        graph = _convert(graph, num_nodes)
+        check_instance('undirected', undirected, bool)
+        if undirected and not graph.is_undirected:
+            raise ValueError(
+                "'graph' needs to be undirected for undirected=True (got an "
+                'edge in one direction)'
+            )
+        if undirected and isinstance(fragile, Tensor):
+            fragile = _both_ways('fragile', fragile)
+        if undirected and isinstance(fixed, Tensor):
+            fixed = _both_ways('fixed', fixed)
         held = _fixed_edges(graph, fixed, isinstance(fragile, Tensor))
         addable = None
         if isinstance(fragile, Tensor):
@@ -95,13 +112,13 @@ class ThreatModel:
         if global_budget is not None:
             check_budget('global_budget', global_budget)
             budget = budget.clamp(max=global_budget)
+        all_pairs = self.scenario in ('additions', 'both')
+        if undirected and all_pairs and graph.num_nodes**2 <= _LISTED:
+            addable, all_pairs = _absent(graph), False
         self.perturbations = Perturbations(
-            graph,
-            removable,
-            budget,
-            addable,
-            all_pairs=self.scenario in ('additions', 'both'),
+            graph, removable, budget, addable, all_pairs=all_pairs
         )
+        self.undirected = undirected
         self.strength = strength
         self.global_budget = global_budget
 
@@ -128,8 +145,44 @@ class ThreatModel:
         return (
             f'{type(self).__name__}({self.scenario}, {strength}'
             f'local_budget={int(self.local_budget.sum())} in all, '
-            f'global_budget={self.global_budget})'
+            f'global_budget={self.global_budget}'
+            f'{", undirected" if self.undirected else ""})'
         )
+
+
+def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
+    # Parallel edges are refused in words that fit a threat.
+    made = CSRGraph.convert(graph, num_nodes, duplicates='keep')
+    if made.has_duplicates:
+        same = (made.row.diff() == 0) & (made.col.diff() == 0)
+        place = int(same.nonzero()[0])
+        raise ValueError(
+            "'edge_index' (the 'graph' of a threat) needs to list each edge "
+            f'once (got {int(made.row[place])} -> {int(made.col[place])} more '
+            'than once): coalesce it, torch_geometric.utils.coalesce'
+        )
+    return made.to('cpu')
+
+
+def _both_ways(name: str, edges: Tensor) -> Tensor:
+    # Either direction may be listed, but not the same edge twice.
+    if edges.dim() != 2 or edges.size(0) != 2 or edges.dtype != torch.int64:
+        return edges  # refused later
+    low, high = edges.min(0).values, edges.max(0).values
+    pairs, count = torch.stack([low, high]).unique(dim=1, return_counts=True)
+    proper = pairs[:, pairs[0] != pairs[1]]
+    listed = edges.unique(dim=1).size(1) < edges.size(1)
+    if listed or bool((count > 2).any()):
+        raise ValueError(
+            f"'{name}' needs to list each edge once (got one more than once)"
+        )
+    return torch.cat([pairs, proper.flip(0)], dim=1)
+
+
+def _absent(graph: CSRGraph) -> Tensor:
+    free = torch.ones((graph.num_nodes,) * 2, dtype=torch.bool)
+    free[graph.row, graph.col] = False
+    return free.fill_diagonal_(False).nonzero().t()
 
 
 def spanning_tree(graph: CSRGraph) -> Tensor:

@@ -27,14 +27,10 @@ from pyg_trust.functional.attacks import (
 )
 from pyg_trust.functional.budget import (
     BudgetBound,
-    SingleFlip,
-    budget_attacks,
     clip_budget,
     dual_bound,
-    linear_program,
     pagerank_bounds,
     refine_pagerank_bounds,
-    single_flip_margins,
 )
 from pyg_trust.functional.chebyshev import (
     Chebyshev,
@@ -58,6 +54,11 @@ from pyg_trust.functional.estimates import (
     plan,
     propagate_median,
     variance_bound,
+)
+from pyg_trust.functional.flips import (
+    SingleFlip,
+    budget_attacks,
+    single_flip_margins,
 )
 from pyg_trust.functional.measures import (
     Measure,
@@ -129,6 +130,7 @@ from pyg_trust.functional.policy import (
     robust_margins,
     worst_case_margins,
 )
+from pyg_trust.functional.program import linear_program
 from pyg_trust.functional.propagation import (
     propagate,
 )
@@ -149,6 +151,7 @@ from pyg_trust.functional.scattering import (
     scattering_transform,
     wavelet_bank,
 )
+from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
 from pyg_trust.functional.smoothing import (
     FlipRegions,
     certified,
@@ -216,6 +219,7 @@ __all__ = [
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
+    'draw_runs',
     'dual_bound',
     'eps_for',
     'fdp_epsilon',
@@ -274,9 +278,11 @@ __all__ = [
     'query',
     'random_partition',
     'rdp_coupled',
+    'rdp_delta',
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_select',
     'rdp_wang',
     'rdp_wor',
     'rdp_wor_profile',

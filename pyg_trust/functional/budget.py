@@ -43,10 +43,9 @@ are clipped to :math:`\min(b_i, B)` everywhere, which the paper does not do.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -59,18 +58,17 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.functional.diffusion import check_alpha, check_logits
+from pyg_trust.functional.diffusion import check_alpha
+from pyg_trust.functional.horizon import Horizon, Prices
 from pyg_trust.functional.perturbations import Perturbations, Policy
-from pyg_trust.functional.policy import (
-    Optimum,
-    policy_iteration,
-    policy_value,
-)
+from pyg_trust.functional.policy import Optimum, policy_iteration
 from pyg_trust.graph import sparse_rows
 
 COSTS = ('pagerank', 'visits')
 # Prices are rounded down by this factor, so that roundoff cannot raise them.
 _DOWN = 1 - 1e-15
+# Steps of golden section: each takes a third off what is left.
+_GOLDEN = 8
 
 
 def check_budget(name: str, budget: int) -> int:
@@ -90,7 +88,7 @@ def _check_cost(cost: str) -> None:
     check_choice('cost', cost, COSTS)
 
 
-def _check_problem(
+def check_problem(
     perturbations: Perturbations,
     reward: Tensor,
     targets: Tensor,
@@ -98,6 +96,7 @@ def _check_problem(
     global_budget: int,
     cost: str,
 ) -> None:
+    """Checks what all bounds under a global budget take."""
     check_instance('perturbations', perturbations, Perturbations)
     _check_cost(cost)
     check_budget('global_budget', global_budget)
@@ -105,10 +104,11 @@ def _check_problem(
     check_targets(targets, n)
     shape = (targets.numel(), n)
     check_tensor('reward', reward, torch.float64, shape, finite=True)
-    _check_upper(upper, shape)
+    check_upper(upper, shape)
 
 
-def _check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
+def check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
+    """Checks upper bounds: positive, of a shape."""
     check_tensor('upper', upper, torch.float64, shape)
     if not bool((upper > 0).all()):
         raise ValueError("'upper' needs to be positive everywhere")
@@ -202,6 +202,10 @@ def dual_bound(
     sign_only: bool = False,
     start: Tensor | None = None,
     clean: Tensor | None = None,
+    K: int | None = None,
+    normalization: str = 'rw',
+    undirected: bool = False,
+    rounds: int = 4,
     tol: float = 1e-9,
     max_iter: int = 60,
     progress_bar: bool = False,
@@ -233,6 +237,13 @@ def dual_bound(
         clean (Tensor, optional): a guess of :math:`\pi(u)^{\top} r` in the
             graph as it is, float64, ``[num_columns]``. Neither guess can make
             the bound wrong. (default: :obj:`None`)
+        K (int, optional): as in :class:`Horizon`. (default: :obj:`None`)
+        normalization (str): as in :class:`Horizon`. (default: :obj:`'rw'`)
+        undirected (bool): whether :math:`B` counts undirected edges, each of
+            which has one price, shared by its two directions; for the cost
+            :obj:`'pagerank'`. (default: :obj:`False`)
+        rounds (int): how often the shares are chosen anew.
+            (default: :obj:`4`)
         tol (float): stop within this of the relaxation's optimum, relative to
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
@@ -243,37 +254,52 @@ def dual_bound(
         BudgetBound: the bounds, in the order of the columns.
     """
     alpha = check_alpha(alpha)
-    _check_problem(perturbations, reward, targets, upper, global_budget, cost)
+    check_problem(perturbations, reward, targets, upper, global_budget, cost)
     if start is not None:
         check_tensor('start', start, torch.float64, reward.shape, finite=True)
     if clean is not None:
         check_tensor('clean', clean, torch.float64, targets.shape, finite=True)
     check_positive('tol', tol)
     check_integer('max_iter', max_iter, 1)
+    check_integer('rounds', rounds, 1)
+    check_instance('undirected', undirected, bool)
+    horizon = Horizon(alpha, K, normalization)
+    if undirected and cost != 'pagerank':
+        raise ValueError(
+            f"'undirected' needs the cost 'pagerank' (got {cost!r})"
+        )
+    if undirected:
+        mirror = Mirror.of(perturbations)
     count = targets.numel()
     bound = reward.new_full((count,), math.inf)
     optimum = reward.new_zeros(count)
     multiplier = reward.new_zeros(count)
-    blocks = list(perturbations.column_blocks(count))
+    numbers = 1
+    if undirected:
+        prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
+        numbers += 4 * prices // perturbations.num_nodes
+    blocks = list(perturbations.column_blocks(count, numbers))
     for block in tqdm(blocks, disable=not progress_bar, desc='bounds'):
-        search = _DualSearch(
+        search = DualSearch(
             perturbations,
             reward[block],
             targets[block],
             upper[block],
             global_budget,
-            alpha,
+            horizon,
             cost,
         )
-        search.run(
-            None if start is None else start[block],
-            None if clean is None else clean[block],
-            sign_only,
-            tol,
-            max_iter,
-        )
+        first = None if start is None else start[block]
+        known = None if clean is None else clean[block]
+        if undirected:
+            search.share(
+                mirror, first, known, sign_only, tol, max_iter, rounds
+            )
+        else:
+            search.run(first, known, sign_only, tol, max_iter)
         bound[block] = search.bound
-        optimum[block] = search.predicted()
+        if K is None:
+            optimum[block] = search.predicted()
         multiplier[block] = search.multiplier
     return BudgetBound(bound, optimum, multiplier)
 
@@ -327,11 +353,11 @@ def refine_pagerank_bounds(
     check_budget('global_budget', global_budget)
     n = perturbations.num_nodes
     check_targets(targets, n)
-    _check_upper(upper, (targets.numel(), n))
+    check_upper(upper, (targets.numel(), n))
     check_positive('tol', tol)
     made = upper.clone()
     active = perturbations.active
-    clean = _pagerank(
+    clean = pagerank_of(
         perturbations.clean_policy(targets.numel()),
         targets,
         alpha,
@@ -364,7 +390,93 @@ def refine_pagerank_bounds(
     return made
 
 
-class _DualSearch:
+class EdgeShares(NamedTuple):
+    r"""The part of an edge's price that each direction pays.
+
+    Args:
+        removal (Tensor): of the edges, ``[num_columns, num_edges]``.
+        addition (Tensor): of the pairs, ``[num_columns, num_pairs]``.
+    """
+
+    removal: Tensor
+    addition: Tensor
+
+
+class Mirror(NamedTuple):
+    """The positions of the opposite directions of edges and pairs."""
+
+    perturbations: Perturbations
+    edge: Tensor
+    pair: Tensor
+
+    @classmethod
+    def of(cls, perturbations: Perturbations) -> 'Mirror':
+        """Finds them: -1 where there is none that is fragile."""
+        if perturbations.all_pairs:
+            raise ValueError(
+                "'perturbations' needs to list its additions for undirected "
+                'prices (got all pairs)'
+            )
+        n, graph = perturbations.num_nodes, perturbations.graph
+        made = []
+        for (row, col), goes in (
+            ((graph.row, graph.col), perturbations.removable),
+            (perturbations.pairs, None),
+        ):
+            key, other = row * n + col, col * n + row
+            place = torch.searchsorted(key, other)
+            place = place.clamp(max=max(key.numel() - 1, 0))
+            here = key[place] == other
+            if goes is not None:
+                here &= goes[place]
+            made.append(torch.where(here & (row != col), place, -1))
+        return cls(perturbations, *made)
+
+    def shares(
+        self, value: Tensor, signal: Tensor, upper: Tensor, horizon: Horizon
+    ) -> EdgeShares:
+        r"""Shares by what a flip gains in either row.
+
+        A flip of :math:`(i, j)` by itself raises the step at :math:`i` by
+        :math:`g_{ij}`, and pays as long as :math:`\lambda \theta_{ij} /
+        \bar\pi_i < g_{ij}`. With :math:`\theta_{ij} = w_{ij} / (w_{ij} +
+        w_{ji})`, :math:`w_{ij} = \bar\pi_i \max(g_{ij}, 0)`, neither
+        direction pays from :math:`\lambda = w_{ij} + w_{ji}` on, the least
+        possible. Any shares are valid.
+        """
+        graph = self.perturbations.graph
+        follow = 1 - horizon.alpha
+        degree = graph.degree.double()
+        size = (graph.num_nodes, graph.num_nodes)
+        part = 1 / degree.clamp(min=1)
+        matrix = sparse_rows(graph.rowptr, graph.col, part[graph.row], size)
+        mean = (matrix @ value.t()).t()
+        made = []
+        for row, col, sign, place in (
+            (graph.row, graph.col, -1, self.edge),
+            (*self.perturbations.pairs, 1, self.pair),
+        ):
+            after = (degree + sign)[row]
+            gain = follow * sign * (value[:, col] - mean[:, row])
+            gain = gain / after.clamp(min=1)
+            # The last edge takes all with it, the first one is alone.
+            alone = after < 1 if sign < 0 else after <= 1
+            last = -mean[:, row] if sign < 0 else value[:, col]
+            gain = torch.where(alone, follow * last, gain)
+            if horizon.normalization == 'sym':
+                old = degree[row].clamp(min=1).rsqrt()
+                gain = gain + signal[:, row] * (
+                    after.clamp(min=1).rsqrt() - old
+                )
+            worth = (gain * upper[:, row]).clamp(min=0)
+            both = worth + worth[:, place]
+            part = torch.where(both > 0, worth / both, 0.5)
+            # Where the other direction can't flip, this one pays all.
+            made.append(part.masked_fill(place < 0, 1))
+        return EdgeShares(*made)
+
+
+class DualSearch:
     r"""Minimizes the dual function of a block of columns.
 
     A policy with objective o and cost c (both of its own graph) supports the
@@ -376,22 +488,26 @@ class _DualSearch:
     def __init__(
         self,
         perturbations: Perturbations,
-        reward: Tensor,
+        signal: Tensor,
         targets: Tensor,
         upper: Tensor,
         budget: int,
-        alpha: float,
+        horizon: Horizon,
         cost: str,
+        shares: EdgeShares | None = None,
     ) -> None:
         self.perturbations = perturbations
-        self.reward, self.targets, self.upper = reward, targets, upper
-        self.budget, self.alpha, self.cost = budget, alpha, cost
+        self.signal, self.targets, self.upper = signal, targets, upper
+        self.budget, self.horizon, self.cost = budget, horizon, cost
+        self.alpha = horizon.alpha
+        self.shares = shares
         count = targets.numel()
-        self.bound = reward.new_full((count,), math.inf)
-        self.multiplier = reward.new_zeros(count)
+        self.bound = signal.new_full((count,), math.inf)
+        self.multiplier = signal.new_zeros(count)
+        self.value = signal / self.alpha
         self.pagerank: Tensor | None = None
         # No policy yet: lines that never restrict the search.
-        self.cheap = reward.new_full((2, count), math.nan)
+        self.cheap = signal.new_full((2, count), math.nan)
         self.dear = self.cheap.clone()
 
     def run(
@@ -402,8 +518,14 @@ class _DualSearch:
         tol: float,
         max_iter: int,
     ) -> None:
-        scale = self.reward.abs().amax(1).clamp(min=1e-300)
-        value = self.reward / self.alpha if start is None else start.clone()
+        """Lowers the bound until nothing is left to gain."""
+        if self.horizon.K is not None:
+            self.golden(sign_only, tol, max_iter)
+            return
+        scale = self.signal.abs().amax(1).clamp(min=1e-300)
+        if start is not None:
+            self.value = start.clone()
+        value = self.value
         trial = torch.zeros_like(self.multiplier)
         live = torch.arange(self.targets.numel())
         # A sign needs less exact lines than a tight bound.
@@ -449,23 +571,117 @@ class _DualSearch:
         precision: Tensor | float,
     ) -> Optimum:
         """The fixed point at a multiplier per column."""
-        price = multiplier[:, None] * _DOWN / self.upper[columns]
-        steps = self.cost == 'pagerank'
-        return policy_iteration(
+        return self.horizon.maximize(
             self.perturbations,
-            self.reward[columns],
-            self.alpha,
-            step_cost=price if steps else None,
-            visit_cost=None if steps else price,
+            self.signal[columns],
+            prices=self.prices(columns, multiplier),
             start=start,
             tol=precision,
         )
+
+    def prices(self, columns: Tensor, multiplier: Tensor) -> Prices:
+        """What flips cost at a multiplier per column."""
+        price = multiplier[:, None] * _DOWN / self.upper[columns]
+        if self.cost == 'visits':
+            return Prices(visit=price)
+        if self.shares is None:
+            return Prices(step=price)
+        row, pair = self.perturbations.graph.row, self.perturbations.pairs
+        return Prices(
+            removal=price[:, row] * self.shares.removal[columns],
+            addition=price[:, pair[0]] * self.shares.addition[columns],
+        )
+
+    def share(
+        self,
+        mirror: 'Mirror',
+        start: Tensor | None,
+        clean: Tensor | None,
+        sign_only: bool,
+        tol: float,
+        max_iter: int,
+        rounds: int,
+    ) -> None:
+        """Shares the price of an edge between its directions, again, again."""
+        every = torch.arange(self.targets.numel())
+        if start is None:
+            free = self.horizon.maximize(
+                self.perturbations, self.signal, tol=1e-6
+            )
+            start = free.value
+        best = self.bound.clone(), self.multiplier.clone()
+        value = start
+        for _ in range(rounds):
+            self.shares = mirror.shares(
+                value, self.signal, self.upper[every], self.horizon
+            )
+            self.bound = torch.full_like(self.bound, math.inf)
+            self.cheap = torch.full_like(self.cheap, math.nan)
+            self.dear = self.cheap.clone()
+            self.run(value, clean, sign_only, tol, max_iter)
+            value = self.value
+            better = self.bound < best[0]
+            best = (
+                torch.where(better, self.bound, best[0]),
+                torch.where(better, self.multiplier, best[1]),
+            )
+            if sign_only and bool((best[0] < 0).all()):
+                break
+        self.bound, self.multiplier = best
+
+    def golden(self, sign_only: bool, tol: float, max_iter: int) -> None:
+        """Golden section around the multipliers of the limit: for K steps."""
+        every = torch.arange(self.targets.numel())
+        limit = DualSearch(
+            self.perturbations,
+            self.signal,
+            self.targets,
+            self.upper,
+            self.budget,
+            replace(self.horizon, K=None),
+            self.cost,
+            self.shares,
+        )
+        limit.run(None, None, False, max(tol, 1e-3), max_iter)
+
+        def height(multiplier: Tensor) -> Tensor:
+            found = self.solve(every, multiplier, None, 1e-12)
+            top = found.value[every, self.targets] + found.high
+            made = multiplier * self.budget + self.alpha * top
+            better = made < self.bound
+            self.bound = torch.where(better, made, self.bound)
+            self.multiplier = torch.where(better, multiplier, self.multiplier)
+            self.value = torch.where(better[:, None], found.value, self.value)
+            return made
+
+        middle = limit.multiplier
+        height(torch.zeros_like(middle))
+        height(middle)
+        scale = self.signal.abs().amax(1)
+        low, high = middle / 4, 2 * middle + 1e-3 * scale
+        ratio = (math.sqrt(5) - 1) / 2
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        at_left, at_right = height(left), height(right)
+        for _ in range(min(max_iter, _GOLDEN)):
+            if sign_only and bool((self.bound < 0).all()):
+                break
+            down = at_left < at_right
+            low = torch.where(down, low, left)
+            high = torch.where(down, right, high)
+            left = high - ratio * (high - low)
+            right = low + ratio * (high - low)
+            fresh = torch.where(down, left, right)
+            made = height(fresh)
+            at_left, at_right = (
+                torch.where(down, made, at_right),
+                torch.where(down, at_left, made),
+            )
 
     def line(
         self, policy: Policy, columns: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The objective and the cost of a policy, in its own graph."""
-        pagerank = _pagerank(
+        pagerank = pagerank_of(
             policy,
             self.targets[columns],
             self.alpha,
@@ -476,10 +692,21 @@ class _DualSearch:
             self.pagerank = pagerank
         else:
             self.pagerank[columns] = pagerank
-        spent = policy.flips * pagerank / self.upper[columns]
+        part = pagerank / self.upper[columns]
+        signal = self.signal[columns]
+        if self.horizon.normalization == 'sym':
+            signal = signal / policy.size.clamp(min=1).double().sqrt()
+        gained = (pagerank * signal).sum(1)
+        if self.shares is not None:
+            row, pair = self.perturbations.graph.row, self.perturbations.pairs
+            return gained, policy.total(
+                part[:, row] * self.shares.removal[columns],
+                part[:, pair[0]] * self.shares.addition[columns],
+            )
+        spent = policy.flips * part
         if self.cost == 'visits':
-            spent = spent / policy.size
-        return (pagerank * self.reward[columns]).sum(1), spent.sum(1)
+            spent = spent / policy.size.clamp(min=1)
+        return gained, spent.sum(1)
 
     def crossing(self) -> Tensor:
         """Where the lines meet; zero where there is no dear one."""
@@ -492,15 +719,22 @@ class _DualSearch:
         return objective + self.crossing() * (self.budget - spent)
 
 
-def _pagerank(
+def pagerank_of(
     policy: Policy,
     nodes: Tensor,
     alpha: float,
     start: Tensor | None,
     tol: Tensor,
 ) -> Tensor:
-    # The personalized PageRank of one node per column, in its graph, to a
-    # largest residual of 'tol'.
+    """Personalized PageRank of a node per column, in its graph.
+
+    Args:
+        policy (Policy): a graph per column.
+        nodes (Tensor): int64, ``[num_columns]``.
+        alpha (float): the teleport probability.
+        start (Tensor, optional): a guess.
+        tol (Tensor): the largest residual, by column.
+    """
     count = nodes.numel()
     teleport = torch.zeros(
         (count, policy.perturbations.num_nodes), dtype=torch.float64
@@ -513,378 +747,3 @@ def _pagerank(
         tol,
         back=True,
     )[0]
-
-
-def linear_program(
-    perturbations: Perturbations,
-    reward: Tensor,
-    target: int,
-    upper: Tensor,
-    global_budget: int,
-    alpha: float,
-) -> tuple[float, float]:
-    r"""The relaxed linear program of the paper, by cvxpy and HiGHS.
-
-    Equations 4a to 4d and 5, with :math:`\bar x_i = D_i \bar y_i`: the
-    reference for :func:`dual_bound` with :obj:`cost='visits'`, far slower.
-    HiGHS stops within its own tolerances on **either side** of the optimum
-    (about 1e-7 here), so the value proves nothing by itself; the multiplier
-    does, when :func:`dual_bound` or
-    :func:`~pyg_trust.functional.policy_iteration` evaluates it.
-
-    Needs memory for every fragile pair of the rows with a budget.
-
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        reward (Tensor): :math:`r`, float64, ``[num_nodes]``.
-        target (int): :math:`u`.
-        upper (Tensor): float64, ``[num_nodes]``: :math:`\bar y(u)`.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-
-    Returns:
-        tuple[float, float]: the optimum and the multiplier of the budget.
-
-    Raises:
-        RuntimeError: if the solver fails.
-    """
-    import cvxpy
-
-    check_instance('perturbations', perturbations, Perturbations)
-    follow = 1 - check_alpha(alpha)
-    n = perturbations.num_nodes
-    check_tensor('reward', reward, torch.float64, (n,), finite=True)
-    check_integer('target', target, 0, n - 1)
-    _check_upper(upper, (n,))
-    check_budget('global_budget', global_budget)
-    graph = perturbations.graph
-    row, col, there = fragile_pairs(perturbations, perturbations.active)
-    count = row.numel()
-    fixed = ~(perturbations.removable & (perturbations.budget[graph.row] > 0))
-    size = row[~there].bincount(minlength=n) + graph.degree
-    bar = (upper * size).numpy()
-
-    def matrix(value: Tensor, i: Tensor, j: Tensor, shape: tuple) -> object:
-        return scipy.sparse.csr_array(
-            (value.double().numpy(), (i.numpy(), j.numpy())), shape=shape
-        )
-
-    pair = torch.arange(count)
-    share = 1 / size.double()
-    source = matrix(torch.ones(count), row, pair, (n, count))
-    head = matrix(torch.ones(count), col, pair, (n, count))
-    stay = matrix(
-        share[graph.row[fixed]], graph.col[fixed], graph.row[fixed], (n, n)
-    )
-    spread = matrix(share[row], pair, row, (count, n))
-    is_old = there.double().numpy()
-    price = 1 / bar[row.numpy()] * size[row].double().numpy()
-    local = (perturbations.budget * share).numpy()
-    teleport = np.zeros(n)
-    teleport[target] = alpha
-
-    visits = cvxpy.Variable(n, nonneg=True)
-    off = cvxpy.Variable(count, nonneg=True)
-    on = cvxpy.Variable(count, nonneg=True)
-    flipped = cvxpy.multiply(is_old, off) + cvxpy.multiply(1 - is_old, on)
-    limit = price @ flipped <= global_budget
-    gain = reward.numpy()
-    problem = cvxpy.Problem(
-        cvxpy.Maximize(gain @ visits - gain[row.numpy()] @ off),
-        [
-            visits - follow * (stay @ visits + head @ on) - source @ off
-            == teleport,
-            off + on == spread @ visits,
-            source @ flipped <= cvxpy.multiply(local, visits),
-            limit,
-        ],
-    )
-    problem.solve(
-        solver=cvxpy.HIGHS,
-        primal_feasibility_tolerance=1e-9,
-        dual_feasibility_tolerance=1e-9,
-    )
-    if problem.status != 'optimal':
-        raise RuntimeError(f'HiGHS ended with status {problem.status!r}')
-    return float(problem.value), max(0.0, float(limit.dual_value))
-
-
-def fragile_pairs(
-    perturbations: Perturbations, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists the fragile pairs of some rows, all pairs too.
-
-    Args:
-        perturbations (Perturbations): what may be flipped.
-        rows (Tensor): int64: the rows, ascending.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: source, target, and whether it is an
-        edge of the clean graph.
-    """
-    graph, n = perturbations.graph, perturbations.num_nodes
-    wanted = torch.zeros(n, dtype=torch.bool)
-    wanted[rows] = True
-    old = perturbations.removable & wanted[graph.row]
-    row, col = graph.row[old], graph.col[old]
-    if perturbations.all_pairs:
-        free = torch.ones((rows.numel(), n), dtype=torch.bool)
-        place = torch.full((n,), -1)
-        place[rows] = torch.arange(rows.numel())
-        mine = wanted[graph.row]
-        free[place[graph.row[mine]], graph.col[mine]] = False
-        free[place[rows], rows] = False
-        new_row, new_col = free.nonzero(as_tuple=True)
-        new_row = rows[new_row]
-    elif perturbations.addable is not None:
-        mine = wanted[perturbations.addable[0]]
-        new_row, new_col = perturbations.addable[:, mine]
-    else:
-        new_row = new_col = row[:0]
-    there = torch.arange(row.numel() + new_row.numel()) < row.numel()
-    return torch.cat([row, new_row]), torch.cat([col, new_col]), there
-
-
-@dataclass(frozen=True)
-class SingleFlip:
-    """The exact worst case of at most one flip, by trying them all."""
-
-    margins: Tensor
-    """float64, ``[num_targets, num_classes]``: the smallest margin of the
-    reference class over each class; infinite over itself."""
-    error: float
-    """How far roundoff and the solver may have moved any margin."""
-    flips: Tensor
-    """int64, ``[num_targets, num_classes, 2]``: the flip that attains it, -1
-    where no flip lowers the margin."""
-
-
-def single_flip_margins(
-    logits: Tensor,
-    perturbations: Perturbations,
-    targets: Tensor,
-    reference: Tensor,
-    alpha: float,
-    *,
-    progress_bar: bool = False,
-) -> SingleFlip:
-    r"""The exact worst case for :math:`B = 1`, by brute force.
-
-    A flip in row :math:`i` changes the transition row by :math:`\delta`, and
-    by the formula of Sherman and Morrison the margin :math:`z = \alpha (I - a
-    P)^{-1} r` becomes
-
-    .. math::
-        z_u + g_u \frac{a\, \delta^{\top} z}{1 - a\, \delta^{\top} g},
-        \quad g = (I - a P)^{-1} e_i .
-
-    Costs a linear system per row with a budget and a few operations per
-    fragile pair, :math:`n^2` of them if all pairs are; memory for a block of
-    rows at a time.
-
-    **Error.** With residuals at most :math:`\epsilon_z` and
-    :math:`\epsilon_g`, :math:`z` and :math:`g` are off by at most
-    :math:`\eta = \epsilon / \alpha`. Here :math:`0 \le g_u \le g_i \le
-    1/\alpha`, :math:`|\delta^\top z| \le s`, the spread of :math:`z`, and
-    the denominator is the ratio of :math:`g_i` before and after the flip,
-    at least :math:`\alpha`. To first order the change is off by at most
-    :math:`\frac{\eta_g s}{\alpha} + \frac{2 \eta_z}{\alpha^2} + \frac{2
-    \eta_g s}{\alpha^3}`; :obj:`error` is four times that plus :math:`2
-    \eta_z`.
-
-    Args:
-        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.
-        perturbations (Perturbations): the admissible graphs.
-        targets (Tensor): int64, ``[num_targets]``.
-        reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
-    """
-    check_instance('perturbations', perturbations, Perturbations)
-    alpha = check_alpha(alpha)
-    follow = 1 - alpha
-    graph, n = perturbations.graph, perturbations.num_nodes
-    check_logits(logits, graph)
-    check_targets(targets, n)
-    check_tensor('reference', reference, torch.int64, targets.shape)
-    check_range('reference', reference, logits.size(1), 'the classes')
-    logits = logits.detach().double()
-    num_classes = logits.size(1)
-    share = 1 / graph.degree.double()
-    mean = sparse_rows(graph.rowptr, graph.col, share[graph.row], (n, n))
-    policy = perturbations.clean_policy(num_classes)
-    found = policy_value(policy, logits.t().contiguous(), alpha)
-    z = alpha * found.value.t().contiguous()
-    eta_z = alpha * float((found.high - found.low).max())
-    mine = z[targets].gather(1, reference[:, None])
-    margins = mine - z[targets]
-    flips = torch.full((targets.numel(), num_classes, 2), -1)
-    spread = float((z.amax(0) - z.amin(0)).max())
-    eta_g = 0.0
-    degree = graph.degree
-    # With all pairs fragile, a number per node, column and pair of classes.
-    active = perturbations.active.numel()
-    blocks = list(perturbations.column_blocks(active, 4 * num_classes))
-    for block in tqdm(blocks, disable=not progress_bar, desc='flips'):
-        rows = perturbations.active[block]
-        unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
-        unit[torch.arange(rows.numel()), rows] = 1
-        policy = perturbations.clean_policy(rows.numel())
-        found = policy_value(policy, unit, alpha, tol=1e-14)
-        g, eta_g = (
-            found.value,
-            max(eta_g, float((found.high - found.low).max())),
-        )
-        row, col, there = fragile_pairs(perturbations, rows)
-        place = torch.searchsorted(rows, row)
-        mean_z = (mean @ z)[row]
-        mean_g = (mean @ g.t())[row, place]
-        sign = 1 - 2 * there.double()
-        size = degree[row] + sign
-        change = follow * (sign / size)[:, None] * (z[col] - mean_z)
-        change = change / (
-            1 - follow * (sign / size) * (g[place, col] - mean_g)
-        ).unsqueeze(1)
-        for c in range(num_classes):
-            held = reference == c
-            if not bool(held.any()):
-                continue
-            # The flip of each row that hurts c most against every class.
-            drop = change[:, c, None] - change
-            where = place[:, None].expand_as(drop)
-            worst = drop.new_zeros((rows.numel(), num_classes))
-            worst.scatter_reduce_(0, where, drop, 'amin')
-            reach = g[:, targets[held]]
-            lowered, which = (reach[:, :, None] * worst[:, None]).min(0)
-            lowered += (mine - z[targets])[held]
-            better = lowered < margins[held]
-            margins[held] = torch.where(better, lowered, margins[held])
-            pair = drop.new_full(worst.shape, row.numel()).long()
-            hit = drop == worst[place]
-            number = torch.arange(row.numel())[:, None].expand_as(drop)
-            pair.scatter_reduce_(
-                0, where, torch.where(hit, number, row.numel()), 'amin'
-            )
-            pair = pair.gather(0, which).clamp(max=row.numel() - 1)
-            made = torch.stack([row[pair], col[pair]], dim=2)
-            flips[held] = torch.where(better[:, :, None], made, flips[held])
-    margins[torch.arange(targets.numel()), reference] = math.inf
-    first_order = (
-        eta_g * spread / alpha
-        + 2 * eta_z / alpha**2
-        + 2 * eta_g * spread / alpha**3
-    )
-    return SingleFlip(margins, 4 * first_order + 2 * eta_z, flips)
-
-
-def budget_attacks(
-    perturbations: Perturbations,
-    reward: Tensor,
-    targets: Tensor,
-    upper: Tensor,
-    multiplier: Tensor,
-    global_budget: int,
-    alpha: float,
-    *,
-    cost: str = 'pagerank',
-    rounds: int = 5,
-    progress_bar: bool = False,
-) -> list[Tensor]:
-    r"""Admissible attacks, from the solution of the relaxation.
-
-    Starts with the policy that is optimal at the multiplier, cut down to its
-    :math:`B` most effective flips: those with the largest
-    :math:`\frac{\pi_i}{d_i} |V_j - m_i|`, where :math:`m_i` is the mean of
-    :math:`V` over :math:`S_i`. Then takes the best policy for the
-    values in that graph, cuts it down, and so on; the best graph counts. A
-    heuristic; whoever uses an attack evaluates it.
-
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        reward (Tensor): as in :func:`dual_bound`.
-        targets (Tensor): as in :func:`dual_bound`.
-        upper (Tensor): as in :func:`dual_bound`.
-        multiplier (Tensor): float64, ``[num_columns]``.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
-        rounds (int): how often. (default: :obj:`5`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
-
-    Returns:
-        list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
-    """
-    alpha = check_alpha(alpha)
-    _check_problem(perturbations, reward, targets, upper, global_budget, cost)
-    check_tensor('multiplier', multiplier, torch.float64, targets.shape)
-    if not bool((multiplier >= 0).all()):
-        raise ValueError("'multiplier' needs to be non-negative everywhere")
-    check_integer('rounds', rounds, 0)
-    made: list[Tensor] = []
-    blocks = list(perturbations.column_blocks(targets.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='attacks'):
-        search = _DualSearch(
-            perturbations,
-            reward[block],
-            targets[block],
-            upper[block],
-            global_budget,
-            alpha,
-            cost,
-        )
-        here = torch.arange(search.targets.numel())
-        found = search.solve(here, multiplier[block], None, 1e-6)
-        policy, value = found.policy, found.value
-        best = reward.new_full((here.numel(),), -math.inf)
-        pagerank = _pagerank(
-            policy, search.targets, alpha, None, torch.full_like(best, 1e-9)
-        )
-        flips: list[Tensor] = [reward.new_zeros((2, 0)).long()] * len(here)
-        for _ in range(rounds):
-            tried = _most_effective(
-                policy,
-                value,
-                # The mean of V over each row, but for its costs.
-                (value - search.reward) / (1 - alpha),
-                pagerank,
-                global_budget,
-            )
-            policy = Policy.from_flips(perturbations, tried)
-            value = policy_value(policy, search.reward, alpha, tol=1e-6).value
-            at = value[here, search.targets]
-            for column in (at > best).nonzero().view(-1).tolist():
-                flips[column] = tried[column]
-            best = torch.maximum(best, at)
-            pagerank = _pagerank(
-                policy,
-                search.targets,
-                alpha,
-                None,
-                torch.full_like(best, 1e-9),
-            )
-            policy = policy_iteration(
-                perturbations, search.reward, alpha, start=value, max_iter=1
-            ).policy
-        made += flips
-    return made
-
-
-def _most_effective(
-    policy: Policy,
-    value: Tensor,
-    mean: Tensor,
-    pagerank: Tensor,
-    budget: int,
-) -> list[Tensor]:
-    weight = pagerank / policy.perturbations.graph.degree
-    made = []
-    for column in range(policy.num_columns):
-        flips = policy.edges(column)
-        row, col = flips
-        effect = (value[column, col] - mean[column, row]).abs()
-        effect = effect * weight[column, row]
-        order = effect.sort(descending=True, stable=True).indices
-        made.append(flips[:, order[:budget]])
-    return made

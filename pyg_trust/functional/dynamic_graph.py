@@ -190,6 +190,8 @@ class DynamicGraph:
         """
         n = self.num_nodes
         row, col = edges
+        if row.numel() == 0:
+            return row == col
         inside = (edges >= 0).all(0) & (edges < n).all(0)
         source = row[inside].unique()
         there = torch.stack(self.out.entries(source))
@@ -254,7 +256,9 @@ class DynamicGraph:
         for node in ends[~self._known(ends)].tolist()[:1]:
             raise ValueError(f'node {node} is not there{_GONE}')
         for u, v in edges[:, self.has_edges(edges)].t().tolist()[:1]:
-            raise ValueError(f'edge {u} -> {v} is there already')
+            raise ValueError(
+                f'edge {u} -> {v} is there already: an edge can be there once'
+            )
         loop = edges[0] == edges[1]
         journal.rows(self.own_loop, edges[0, loop])
         self.own_loop[edges[0, loop]] = True

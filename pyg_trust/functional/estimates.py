@@ -23,6 +23,7 @@ from pyg_trust._checks import (
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
     _check_eps,
+    _check_finite,
     _check_signal,
     _prepare,
     propagate,
@@ -59,6 +60,8 @@ def variance_bound(
     prepared = _prepare(graph, measure)
     eps = _check_eps(eps)
     _check_signal(x, prepared)
+    _check_finite(x)
+    x = x.to_dense() if x.layout == torch.sparse_csr else x
     x = x.detach().double().abs()
     spread = tuple(i * w for i, w in enumerate(measure.weights))
     if sum(spread) == 0:
@@ -167,6 +170,7 @@ def propagate_median(
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
     """
     _check_signal(x, _prepare(graph, measure))
+    _check_finite(x)
     check_instance('plan', plan, Plan)
     _check_eps(plan.eps)
     if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:

@@ -26,14 +26,16 @@ class Perturbations:
     r"""The graphs an attacker can make: flips of fragile out-edges.
 
     Admissible is every graph that differs from the clean one by fragile
-    directed edges, at most :math:`b_i` in row :math:`i`. Rows are sources.
+    directed edges, at most :math:`b_i` in row :math:`i`. Rows are sources. A
+    node without edges, from the start or because it lost all of them, keeps
+    what it has: :math:`V_i = r_i`.
 
     Memory: linear in nodes, edges and addable pairs; additions among all pairs
     need none.
 
     Args:
         graph (CSRGraph): the clean graph, unweighted and without duplicate
-            edges; every node needs an out-edge.
+            edges.
         removable (Tensor): bool, ``[num_edges]``: the edges, in the order of
             :obj:`graph.col`, that may be removed.
         addable (Tensor, optional): int64, ``[2, num_pairs]``: the edges that
@@ -45,8 +47,8 @@ class Perturbations:
     Raises:
         TypeError: on a wrong type or dtype.
         ValueError: on a wrong shape, a weighted or repeated edge, a negative
-            budget, an addable edge that is in the graph, listed twice or out
-            of range, or a node that could lose all its edges.
+            budget, or an addable edge that is in the graph, listed twice or
+            out of range.
     """
 
     def __init__(
@@ -77,19 +79,14 @@ class Perturbations:
         lost = self.budget.minimum(removals)
         won = self.budget.minimum(additions)
         self.smallest, self.largest = graph.degree - lost, graph.degree + won
-        if bool((self.smallest < 1).any()):
-            node = int((self.smallest < 1).nonzero()[0])
-            raise ValueError(
-                f'node {node} could lose all its {int(graph.degree[node])} '
-                'edges, and PageRank is not defined then: it needs a fixed '
-                f'edge or a budget below {int(graph.degree[node])} '
-                f'(got {int(budget[node])})'
-            )
-        ratio = self.largest / self.smallest.double()
+        ratio = self.largest / self.smallest.clamp(min=1).double()
+        # With prices of single edges, and without.
+        self._rounding_priced = 64 * _UNIT * float(ratio.max().clamp(min=1))
         ratio[(lost == 0) | (won == 0)] = 1
         self._rounding = 64 * _UNIT * float(ratio.max())
         addable = row.new_zeros((2, 0)) if addable is None else addable
         key = (addable[0] * n + addable[1]).sort().values
+        self._pairs = torch.stack([key // n, key % n])
         self._threat = ops.PolicyThreat(
             *graph.receivers(along=False),
             removable,
@@ -103,6 +100,11 @@ class Perturbations:
     def num_nodes(self) -> int:
         """The number of nodes."""
         return self.graph.num_nodes
+
+    @property
+    def pairs(self) -> Tensor:
+        """The pairs that may be added, by source and target: ``[2, p]``."""
+        return self._pairs
 
     @property
     def active(self) -> Tensor:
@@ -189,8 +191,7 @@ class Policy:
             flips (Sequence[Tensor]): int64, ``[2, num_flips]``, per column.
 
         Raises:
-            ValueError: if an edge is out of range or flipped twice, or a node
-                loses all its edges.
+            ValueError: if an edge is out of range or flipped twice.
         """
         check_instance('perturbations', perturbations, Perturbations)
         if not isinstance(flips, Sequence) or isinstance(flips, str):
@@ -222,8 +223,6 @@ class Policy:
             perturbations,
             ops.PolicyFlips(pointer(count), (key // n).int(), (key % n).int()),
         )
-        if bool((made.size < 1).any()):
-            raise ValueError("'flips' needs to leave each node an edge")
         return made
 
     @cached_property
@@ -250,8 +249,7 @@ class Policy:
         graph = self.perturbations.graph
         edges = graph.row * graph.num_nodes + graph.col
         key = self.flipped.row.long() * graph.num_nodes + self.flipped.col
-        old = torch.searchsorted(edges, key).clamp(max=edges.numel() - 1)
-        lost = self._count(self._place[edges[old] == key])
+        lost = self._count(self._place[torch.isin(key, edges)])
         return graph.degree + self.flips - 2 * lost
 
     def solve(
@@ -288,6 +286,37 @@ class Policy:
             back,
         )
 
+    def total(self, of_edges: Tensor, of_pairs: Tensor) -> Tensor:
+        """Sums what belongs to the flips of each column.
+
+        Args:
+            of_edges (Tensor): ``[num_columns, num_edges]``: of the edges.
+            of_pairs (Tensor): ``[num_columns, num_pairs]``: of
+                :attr:`Perturbations.pairs`.
+
+        Returns:
+            Tensor: ``[num_columns]``.
+        """
+        held = self.perturbations
+        n, count = held.num_nodes, self.num_columns
+        edges = (count, held.graph.num_edges)
+        check_tensor('of_edges', of_edges, torch.float64, edges)
+        pairs = (count, held.pairs.size(1))
+        check_tensor('of_pairs', of_pairs, torch.float64, pairs)
+        key = self.flipped.row.long() * n + self.flipped.col
+        column = torch.arange(count).repeat_interleave(self.flipped.ptr.diff())
+        made = of_edges.new_zeros(count)
+        for keys, value in (
+            (held.graph.row * n + held.graph.col, of_edges),
+            (held.pairs[0] * n + held.pairs[1], of_pairs),
+        ):
+            if keys.numel() == 0:
+                continue
+            place = torch.searchsorted(keys, key).clamp(max=keys.numel() - 1)
+            here = keys[place] == key
+            made.index_add_(0, column[here], value[column[here], place[here]])
+        return made
+
     def edges(self, column: int) -> Tensor:
         """The flipped edges of a column: int64, ``[2, num_flips]``."""
         check_integer('column', column, 0, self.num_columns - 1)
@@ -321,7 +350,6 @@ def _check_perturbations(
         )
     if graph.has_duplicates:
         raise ValueError("'graph' needs to have no duplicate edges")
-    check_out_edges(graph)
     check_tensor('removable', removable, torch.bool, (graph.num_edges,))
     check_tensor('budget', budget, torch.int64, (n,))
     if bool((budget < 0).any()):
@@ -355,15 +383,4 @@ def _check_perturbations(
         raise ValueError(
             "'addable' needs to hold edges that are not in the graph "
             f'(got {pair // n} -> {pair % n})'
-        )
-
-
-def check_out_edges(graph: CSRGraph) -> None:
-    """Checks that PageRank is defined: every node has an out-edge."""
-    if bool((graph.degree == 0).any()):
-        node = int((graph.degree == 0).nonzero()[0])
-        raise ValueError(
-            f'node {node} has no out-edge, and PageRank is not defined then: '
-            'drop it (torch_geometric.transforms.LargestConnectedComponents) '
-            'or give it an edge'
         )

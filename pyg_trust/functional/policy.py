@@ -16,20 +16,25 @@ is attained by one graph for all nodes at once, the fixed point of
 
 .. math::
     (T V)_i = r_i + \max_{S, k \le b_i} \left[ \frac{a \sum_{j \in S} V_j +
-    \rho_i - \mu_i k}{|S|} - \nu_i k \right], \quad k = |S \,\triangle\, S_i|,
+    \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k - \sum_{j
+    \in S \triangle S_i} \nu_{ij} \right], \quad k = |S \,\triangle\, S_i|,
 
-with :math:`\rho = \mu = \nu = 0`. (These three serve the global budget,
-:mod:`.budget`; they must be non-negative, :math:`\mu` and :math:`\nu` are
-prices of a flip.) :func:`policy_iteration` finds it: it takes the
-maximizing sets, solves the linear system they define, and repeats. For given
+with :math:`\rho = \mu = \nu = \sigma = 0`. (The first three serve the global
+budget, :mod:`.budget`; they must be non-negative, :math:`\mu` and :math:`\nu`
+are prices of a flip. :math:`\sigma` in place of :math:`r` serves symmetric
+normalization, :mod:`.horizon`. An empty :math:`S` counts as one edge that
+leads nowhere: a node without edges keeps what it has.)
+
+:func:`policy_iteration` finds it: it takes the maximizing sets, solves the
+linear system they define, and repeats. Without :math:`\nu_{ij}`, for given
 numbers of added and removed edges the best set adds the largest :math:`V_j`
 and removes the smallest ones, so that prefix sums over sorted neighbours give
 the maximum exactly; additions among all pairs need the first :math:`b_i + d_i
 + 1` nodes of the global order alone, never all :math:`n^2` pairs.
 
 **What is certified.** For any :math:`V`, let :math:`g = T V - V`, attained by
-the policy :math:`\tilde P`. As :math:`T` is monotone and :math:`T(V + c) = T V
-+ a c` for a constant :math:`c \ge 0` (every :math:`S` is non-empty), and
+the policy :math:`\tilde P`. As :math:`T` is monotone, :math:`T(V + c) \le T V
++ a c` for a constant :math:`c \ge 0`, and
 :math:`V_{\tilde P} - V = (I - a \tilde P)^{-1} g`,
 
 .. math::
@@ -38,11 +43,11 @@ the policy :math:`\tilde P`. As :math:`T` is monotone and :math:`T(V + c) = T V
 
 In float64 with unit roundoff :math:`u`, a computed :math:`g_i` is off by at
 most :math:`e = 64 u\,(\kappa \lVert V \rVert_\infty + \lVert r \rVert_\infty +
-\lVert \rho \rVert_\infty)`, where :math:`\kappa` is 1 if no row may both lose
-and win edges, and else the largest ratio of the largest to the smallest size
-of such an :math:`S`; ``csrc/policy.h`` counts the roundings. Every bound here
-is widened by :math:`e / \alpha`; it assumes nothing about how well the solver
-did.
+\lVert \rho \rVert_\infty + \lVert \sigma \rVert_\infty)`, where :math:`\kappa`
+is 1 if no row may both lose and win edges or has prices of edges, and else the
+largest ratio of the largest to the smallest size of such an :math:`S`;
+``csrc/policy.h`` counts the roundings. Every bound here is widened by :math:`e
+/ \alpha`; it assumes nothing about how well the solver did.
 
 Policies are found and evaluated by :func:`pyg_trust.ops.policy_iteration` and
 :func:`pyg_trust.ops.policy_solve`, every column by one thread, so that results
@@ -86,6 +91,10 @@ class Optimum:
     high: Tensor
     """float64, ``[num_columns]``, at least zero."""
     policy: Policy
+    error: Tensor
+    """Of a step :math:`T V - V`, from roundoff: float64, ``[num_columns]``."""
+    gap: Tensor
+    """:math:`T V - V` as computed, as :obj:`value`."""
 
 
 def policy_iteration(
@@ -96,6 +105,9 @@ def policy_iteration(
     bonus: Tensor | None = None,
     visit_cost: Tensor | None = None,
     step_cost: Tensor | None = None,
+    root: Tensor | None = None,
+    removal_cost: Tensor | None = None,
+    addition_cost: Tensor | None = None,
     start: Tensor | None = None,
     tol: Tensor | float = 1e-12,
     max_iter: int = 100,
@@ -117,6 +129,12 @@ def policy_iteration(
         bonus (Tensor, optional): :math:`\rho`. (default: :obj:`None`)
         visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
         step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
+        root (Tensor, optional): :math:`\sigma`. (default: :obj:`None`)
+        removal_cost (Tensor, optional): :math:`\nu_{ij}` of the edges,
+            float64, ``[num_columns, num_edges]``. (default: :obj:`None`)
+        addition_cost (Tensor, optional): :math:`\nu_{ij}` of
+            :attr:`Perturbations.pairs`, float64, ``[num_columns,
+            num_pairs]``. (default: :obj:`None`)
         start (Tensor, optional): a first guess of :math:`V`.
             (default: :obj:`None`)
         tol (float or Tensor): relative tolerance, one for all columns or
@@ -131,22 +149,31 @@ def policy_iteration(
     follow = 1 - check_alpha(alpha)
     shape: tuple[int | str, ...] = ('num_columns', perturbations.num_nodes)
     check_tensor('reward', reward, torch.float64, shape, finite=True)
-    for name, value in (
-        ('bonus', bonus),
-        ('visit_cost', visit_cost),
-        ('step_cost', step_cost),
-        ('start', start),
-    ):
-        if value is not None:
-            wanted = reward.shape
-            check_tensor(name, value, torch.float64, wanted, finite=True)
     if not isinstance(tol, Tensor):
         check_non_negative('tol', tol)
     check_integer('max_iter', max_iter, 1)
     bound = reward.abs().amax(1)
     if bonus is not None:
+        check_tensor('bonus', bonus, torch.float64, reward.shape, finite=True)
         bound = bound + bonus.abs().amax(1)
+    if root is not None:
+        check_tensor('root', root, torch.float64, reward.shape, finite=True)
+        bound = bound + root.abs().amax(1)
+    count = reward.size(0)
+    edges = count, perturbations.graph.num_edges
+    pairs = count, perturbations.pairs.size(1)
+    for name, value, wanted in (
+        ('visit_cost', visit_cost, reward.shape),
+        ('step_cost', step_cost, reward.shape),
+        ('removal_cost', removal_cost, edges),
+        ('addition_cost', addition_cost, pairs),
+        ('start', start, reward.shape),
+    ):
+        if value is not None:
+            check_tensor(name, value, torch.float64, wanted, finite=True)
     rounding = perturbations._rounding
+    if removal_cost is not None or addition_cost is not None:
+        rounding = perturbations._rounding_priced
     value, gap, *flips = ops.policy_iteration(
         perturbations._threat,
         reward,
@@ -159,6 +186,9 @@ def policy_iteration(
         bonus=bonus,
         visit_cost=visit_cost,
         step_cost=step_cost,
+        root=root,
+        removal_cost=removal_cost,
+        addition_cost=addition_cost,
     )
     error = rounding * value.abs().amax(1) + 64 * _UNIT * bound
     policy = Policy(perturbations, ops.PolicyFlips(*flips))
@@ -170,7 +200,7 @@ def _optimum(
 ) -> Optimum:
     low = (gap.amin(1).clamp(max=0) - error) / alpha
     high = (gap.amax(1).clamp(min=0) + error) / alpha
-    return Optimum(value, low, high, policy)
+    return Optimum(value, low, high, policy, error, gap)
 
 
 def policy_value(

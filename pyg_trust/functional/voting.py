@@ -26,8 +26,6 @@ from pyg_trust._checks import (
 )
 
 TIES = ('any', 'first')
-# Softmax of float32 logits is a class apart only from here on.
-_SOFT = 1e-9
 
 
 class CertifiedVotes(NamedTuple):
@@ -116,7 +114,9 @@ def certified_votes(
     return CertifiedVotes(predicted, spare.amin(1), counts)
 
 
-def certified_mean(probability: Tensor) -> CertifiedVotes:
+def certified_mean(
+    probability: Tensor, *, tolerance: float = 1e-9
+) -> CertifiedVotes:
     r"""The class of the largest mean probability, as :func:`certified_votes`.
 
     With the margins :math:`m_i = p_{i c} - p_{i c'}`, a view that says
@@ -125,10 +125,12 @@ def certified_mean(probability: Tensor) -> CertifiedVotes:
     .. math::
         \sum_i m_i - \sum_{i \in \text{the } k \text{ largest}} (m_i + 1) > 0
 
-    for all :math:`c' \ne c`, with :math:`10^{-9}` to spare.
+    for all :math:`c' \ne c`, with the tolerance to spare.
 
     Args:
         probability (Tensor): ``[num_views, num, num_classes]``.
+        tolerance (float): for rounding where means are deployed.
+            (default: :obj:`1e-9`)
 
     Raises:
         TypeError: on another dtype.
@@ -141,6 +143,7 @@ def certified_mean(probability: Tensor) -> CertifiedVotes:
             "'probability' needs to have a view and a class "
             f'(got the shape {list(probability.shape)})'
         )
+    check_non_negative('tolerance', tolerance)
     p = probability.double()
     apart = (p.sum(2) - 1).abs()
     if bool((p < 0).any()) or bool((apart > 1e-4).any()):
@@ -158,7 +161,7 @@ def certified_mean(probability: Tensor) -> CertifiedVotes:
     left.scatter_(
         2, predicted.expand(views + 1, num)[..., None], float(views + 1)
     )
-    stays = (left > _SOFT).all(2)
+    stays = (left > tolerance).all(2)
     counts = _count(p.argmax(2), classes)
     return CertifiedVotes(predicted, stays.sum(0) - 1, counts)
 

@@ -1,5 +1,6 @@
 """Batches of node-disjoint subgraphs as a PyG loader."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
+from pyg_trust._checks import check_instance
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
 from pyg_trust.loader.step_batches import (
     StepBatches,
@@ -48,6 +50,20 @@ def _read(
     return DisjointWalks(ptr, index[inner])
 
 
+class _MarkRoots:
+    # Of subgraphs as wholes, the first node of each; then what the user does.
+    def __init__(self, transform: Callable[[Data], Any] | None) -> None:
+        self.transform = transform
+
+    def __call__(self, batch: Data) -> Any:
+        owner = batch.batch
+        batch.root_mask = torch.ones_like(owner, dtype=torch.bool)
+        batch.root_mask[1:] = owner[1:] != owner[:-1]
+        size = owner.bincount(minlength=batch.batch_size)
+        batch.ptr = torch.cat([size.new_zeros(1), size.cumsum(0)])
+        return batch if self.transform is None else self.transform(batch)
+
+
 class DisjointWalkLoader(StepLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
@@ -81,6 +97,12 @@ class DisjointWalkLoader(StepLoader):
     the position of each root in :obj:`input_nodes`. For training without
     leakage from test nodes (inductive), hand in
     ``data.subgraph(data.train_mask)``.
+
+    With :obj:`contiguous`, the nodes of each subgraph stand together, root
+    first, so that ``batch`` is sorted (with ``ptr``), as pooling, attention
+    within a graph (:class:`~torch_geometric.nn.GPSConv`) and LSTM aggregation
+    need it. Roots are then those of ``root_mask``:
+    ``model(batch.x, batch.edge_index)[batch.root_mask]``.
 
     The steps of an epoch count on from those of the last: a loader with the
     same arguments and seed gives the same epochs, for any number of workers.
@@ -133,10 +155,12 @@ class DisjointWalkLoader(StepLoader):
         num_steps: int | None = None,
         resample_every: int | None = None,
         along: bool = True,
+        contiguous: bool = False,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         check_positive('batch_size', batch_size)
+        check_instance('contiguous', contiguous, bool)
         self.check_kwargs(
             kwargs, num_steps=num_steps, resample_every=resample_every
         )
@@ -163,6 +187,9 @@ class DisjointWalkLoader(StepLoader):
         self._position[roots] = torch.arange(
             roots.numel(), device=roots.device
         )
+        self.contiguous = contiguous
+        if contiguous:
+            kwargs['transform'] = _MarkRoots(kwargs.get('transform'))
         self.resample_every = resample_every
         self._num_subgraphs: dict[int, int] = {}
         self._subgraph: tuple[int, Tensor] | None = None
@@ -204,6 +231,7 @@ class DisjointWalkLoader(StepLoader):
             'walk_length': self.node_sampler.walk_length,
             'restarts': self.node_sampler.restarts,
             'along': self.node_sampler.along,
+            'contiguous': self.contiguous,
             'resample_every': self.resample_every,
         }
 
@@ -305,7 +333,9 @@ class DisjointWalkLoader(StepLoader):
         """Makes a batch of what the batch sampler has drawn."""
         walks = _read(index, self._position.device)
         out: SamplerOutput = self.node_sampler.sample_walks(
-            walks, self._position[walks.roots]
+            walks,
+            self._position[walks.roots],
+            contiguous=self.contiguous,
         )
         return self.filter_fn(out) if self.filter_per_worker else out
 

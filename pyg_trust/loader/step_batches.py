@@ -1,5 +1,6 @@
 """Batches that every step draws afresh, uniformly without replacement."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -179,6 +180,18 @@ class StepLoader(NodeLoader):
         Raises:
             ValueError: if it does not.
         """
+
+    def untransformed(self, index: list[int]) -> Any:
+        """A batch before the loader's ``transform``.
+
+        Args:
+            index (list[int]): what the batch sampler has drawn.
+        """
+        plain = copy.copy(self)
+        plain.__dict__['transform'] = None
+        # Bound to the loader itself, with its transform.
+        plain.__dict__.pop('collate_fn', None)
+        return plain(index)
 
     def sample_rate_at(self, step: int) -> float:
         """The public sampling rate of a step, as :meth:`num_subgraphs_at`.

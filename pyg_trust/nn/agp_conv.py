@@ -6,7 +6,6 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import to_edge_index
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -14,11 +13,12 @@ from pyg_trust._checks import (
     check_integer,
     check_non_negative,
     check_number,
+    check_range,
     check_tensor,
 )
 from pyg_trust.functional.measures import Measure, appnp, sgc
 from pyg_trust.functional.propagation import How, propagate_rows
-from pyg_trust.graph import CSRGraph, LastGraph, quiet_sparse
+from pyg_trust.graph import CSRGraph, LastGraph
 
 
 class _Propagation:
@@ -29,18 +29,10 @@ class _Propagation:
     explain: bool | None
     _cached_x: Tensor | None
 
-    def _set_up(
-        self, eps: float, seed: int | None, half: bool, tol: float
-    ) -> None:
-        self.eps = check_non_negative('eps', eps)
-        self.seed = None if seed is None else rng.resolve(seed)
-        self.half = half
-        self.tol = check_non_negative('tol', tol)
-        if eps != 0 and (half or tol != 0):
-            raise ValueError(
-                "'eps' is for estimates, 'half' and 'tol' for the exact path "
-                f'(got eps={eps:g}, half={half}, tol={tol:g})'
-            )
+    def _set_up(self, measure: Measure, how: How) -> None:
+        self.measure = measure
+        self.eps, self.seed = how.eps, how.seed
+        self.half, self.tol = how.half, how.tol
         self._last_graph = LastGraph()
         self._cached_graph: CSRGraph | None = None
 
@@ -52,25 +44,21 @@ class _Propagation:
         if self._cached_graph is not None:
             return self._cached_graph
         if isinstance(edge_index, CSRGraph):
-            graph = CSRGraph.convert(edge_index, x.size(0))
-        else:
-            graph = self._last_graph.convert(edge_index, x.size(0))
-        if self.cached:
-            self._cached_graph = graph
-        return graph
+            return CSRGraph.convert(edge_index, x.size(0))
+        return self._last_graph.convert(edge_index, x.size(0))
 
     def _need_exact(self, name: str) -> None:
-        if self.eps != 0 or self.half or self.tol != 0:
-            raise ValueError(
-                f"'{name}' is taken message by message, as in PyG, and needs "
-                f'eps=0, half=False and tol=0 (got eps={self.eps:g}, '
-                f'half={self.half}, tol={self.tol:g})'
-            )
+        _need_exact(name, self.eps, self.half, self.tol)
 
-    def _run(self, x: Tensor, graph: CSRGraph) -> Tensor:
+    def _run(self, x: Tensor, graph: CSRGraph, of: Any) -> Tensor:
         # NaN goes where it goes in PyG's layers.
         how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
-        return propagate_rows(graph, x, self.measure, None, how)
+        z = propagate_rows(graph, x, self.measure, None, how)
+        if self.cached:
+            self._cached_graph = graph
+        elif graph is not of and not torch.compiler.is_compiling():
+            self._last_graph.keep(graph, of, x.size(0))
+        return z
 
     def _options(self) -> str:
         text = f', eps={self.eps:g}'
@@ -83,24 +71,59 @@ class _Propagation:
         return text
 
 
+def _checked(eps: float, seed: int | None, half: bool, tol: float) -> How:
+    check_non_negative('eps', eps)
+    check_non_negative('tol', tol)
+    seed = None if seed is None else rng.resolve(seed)
+    if eps != 0 and (half or tol != 0):
+        raise ValueError(
+            "'eps' is for estimates, 'half' and 'tol' for the exact path "
+            f'(got eps={eps:g}, half={half}, tol={tol:g})'
+        )
+    return How(eps, seed, False, half, tol)
+
+
+def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
+    if eps != 0 or half or tol != 0:
+        raise ValueError(
+            f"'{name}' is taken message by message, as in PyG, and needs "
+            f'eps=0, half=False and tol=0 (got eps={eps:g}, half={half}, '
+            f'tol={tol:g})'
+        )
+
+
 def _as_edges(
     edge_index: Any, edge_weight: Tensor | None, num_nodes: int
 ) -> tuple[Any, Tensor | None]:
     # What PyG's layers take.
-    if isinstance(edge_index, Tensor):
-        if edge_index.layout == torch.strided:
-            return edge_index, edge_weight
-        with quiet_sparse():
-            index, value = to_edge_index(edge_index)
-        return index.flip(0), value  # adj_t
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        check_tensor(
+            'edge_index', edge_index, (torch.int64, torch.int32), (2, 'num')
+        )
+        check_range('edge_index', edge_index, num_nodes, 'as x has rows')
+        if edge_weight is not None:
+            size = edge_index.size(1)
+            check_tensor('edge_weight', edge_weight, REAL, (size,))
+        return edge_index, edge_weight
+    if edge_weight is not None:
+        raise ValueError(
+            "'edge_weight' goes with an 'edge_index' alone "
+            f'(got a {type(edge_index).__name__}, which has its own weights)'
+        )
     graph = CSRGraph.convert(edge_index, num_nodes, transposed=True)
     return graph.to_edge_index()
 
 
 def _check_x(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.dim() == 0:
+    if not isinstance(x, Tensor) or x.dtype not in REAL:
+        got = getattr(x, 'dtype', type(x).__name__)
         raise TypeError(
-            f"'x' needs to be a tensor with a row per node (got {x!r})"
+            f"'x' needs to be a float32 or float64 tensor (got {got})"
+        )
+    if x.dim() not in (1, 2):
+        raise ValueError(
+            "'x' needs to have a row per node and one or two dimensions "
+            f'(got the shape {list(x.shape)})'
         )
 
 
@@ -192,6 +215,7 @@ class SGConv(_Propagation, pyg.SGConv):
         measure = sgc(
             check_integer('K', K, 0), self_loops=bool(add_self_loops)
         )
+        how = _checked(eps, seed, half, tol)
         super().__init__(
             in_channels,
             out_channels,
@@ -201,8 +225,7 @@ class SGConv(_Propagation, pyg.SGConv):
             bias,
             **kwargs,
         )
-        self.measure = measure
-        self._set_up(eps, seed, half, tol)
+        self._set_up(measure, how)
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew, and forgets what is cached."""
@@ -229,7 +252,7 @@ class SGConv(_Propagation, pyg.SGConv):
         if graph.is_weighted:
             self._need_exact('edge_weight')
             return super().forward(x, *graph.to_edge_index())
-        z = self._run(x, graph)
+        z = self._run(x, graph, edge_index)
         if self.cached:
             self._cached_x = z
         return self.lin(z)
@@ -315,15 +338,15 @@ class APPNP(_Propagation, pyg.APPNP):
             raise ValueError(
                 f"'dropout' needs to be in [0, 1] (got {dropout})"
             )
+        how = _checked(eps, seed, half, tol)
+        if dropout > 0:
+            _need_exact('dropout', eps, half, tol)
+        if not normalize:
+            _need_exact('normalize', eps, half, tol)
         super().__init__(
             K, alpha, dropout, cached, add_self_loops, normalize, **kwargs
         )
-        self.measure = measure
-        self._set_up(eps, seed, half, tol)
-        if dropout > 0:
-            self._need_exact('dropout')
-        if not normalize:
-            self._need_exact('normalize')
+        self._set_up(measure, how)
 
     def reset_parameters(self) -> None:
         """Forgets what is cached."""
@@ -341,7 +364,7 @@ class APPNP(_Propagation, pyg.APPNP):
         elif self.normalize and not dropping:
             graph = self._graph_of(x, edge_index)
             if not graph.is_weighted:
-                return self._run(x, graph)
+                return self._run(x, graph, edge_index)
             self._need_exact('edge_weight')
             edge_index, edge_weight = graph.to_edge_index()
         edges = _as_edges(edge_index, edge_weight, x.size(0))

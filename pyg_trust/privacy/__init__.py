@@ -16,6 +16,13 @@ from pyg_trust.privacy.audit import (
 )
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
+from pyg_trust.privacy.planning import (
+    Proposal,
+    SearchReport,
+    propose,
+    search,
+    search_epsilon,
+)
 from pyg_trust.privacy.report import PrivacyReport
 from pyg_trust.privacy.wrappers import (
     PrivateLoader,
@@ -34,7 +41,9 @@ __all__ = [
     'PrivateModule',
     'PrivateOptimizer',
     'PrivateTraining',
+    'Proposal',
     'RDPAccountant',
+    'SearchReport',
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
@@ -42,5 +51,8 @@ __all__ = [
     'canary_graph',
     'create_accountant',
     'empirical_epsilon',
+    'propose',
     'register_accountants',
+    'search',
+    'search_epsilon',
 ]

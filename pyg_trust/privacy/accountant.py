@@ -1,5 +1,6 @@
 """Opacus accountants of sampling without replacement, replace-one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,13 @@ from pyg_trust.functional.accounting import (
 )
 from pyg_trust.functional.mechanisms import (
     check_delta,
+    check_orders,
     check_q,
     lam_from_opacus,
     lam_to_opacus,
     rdp_fdp,
+    rdp_wor,
+    rdp_wor_profile,
 )
 
 RELATION = 'replace-one-feature-row'
@@ -106,6 +110,36 @@ class WORAccountant(IAccountant):
     def _epsilon_of_steps(self, delta: float) -> float:
         history = [(lam_from_opacus(z), q, n) for z, q, n in self.history]
         return wor_epsilon(history, delta, self.mechanism())
+
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        r"""Rényi DP of everything so far, at each order.
+
+        Of a step that draws without replacement it is the least of
+        :func:`~pyg_trust.functional.rdp_wor` and
+        :func:`~pyg_trust.functional.rdp_wor_profile`; of a release that is
+        :math:`\epsilon`-DP, :math:`\min(\epsilon, a \epsilon^2 / 2)` (`Bun and
+        Steinke 2016, Proposition 3.3 <https://arxiv.org/abs/1605.02065>`_).
+
+        Args:
+            orders (sequence of float): the orders :math:`a > 1`.
+
+        Returns:
+            ndarray: float64, ``[len(orders)]``.
+        """
+        a, pure = check_orders(orders), self.pure_epsilon
+        total = np.minimum(pure, a * pure**2 / 2)
+        for noise, rate, steps in self.history:
+            total = total + steps * self._rdp_of_step(a, noise, rate)
+        return total
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        lam = lam_from_opacus(noise_multiplier)
+        return np.minimum(
+            rdp_wor(orders, sample_rate, lam),
+            rdp_wor_profile(orders, sample_rate, lam),
+        )
 
     def remaining_steps(
         self,
@@ -307,11 +341,16 @@ class FDPAccountant(WORAccountant):
                 f'{self.batch_size / self.num_nodes} (got {sample_rate})'
             )
 
-    def _rdp(self, noise_multiplier: float) -> np.ndarray:
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
         lam = self._lam(noise_multiplier)
         return rdp_fdp(
-            ORDERS, self.num_nodes, self.batch_size, self.terms, lam
+            orders, self.num_nodes, self.batch_size, self.terms, lam
         )
+
+    def _rdp(self, noise_multiplier: float) -> np.ndarray:
+        return self._rdp_of_step(np.asarray(ORDERS), noise_multiplier, 1.0)
 
     def _epsilon_of_steps(self, delta: float) -> float:
         check_delta(delta)

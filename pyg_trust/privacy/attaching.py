@@ -5,9 +5,10 @@ import os
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyg_trust.loader import StepLoader
+from pyg_trust.marks import are_propagated
 from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 
@@ -50,7 +51,11 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     check_types(module)
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
-    mixed = loader.data.get('propagated', ())
+    mixed = loader.data.get('propagated', ()) or [
+        name
+        for name, value in loader.data.to_dict().items()
+        if isinstance(value, Tensor) and are_propagated(value)
+    ]
     if mixed:
         raise ValueError(
             "'data_loader' needs features that are a node's own (got "

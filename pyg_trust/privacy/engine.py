@@ -43,6 +43,7 @@ from pyg_trust.privacy.accountant import (
 from pyg_trust.privacy.attaching import check_alone, check_parts
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.norms import gradient_norms
+from pyg_trust.privacy.pipeline import check_tables, check_transform
 from pyg_trust.privacy.report import PrivacyReport, assumptions
 from pyg_trust.privacy.state import load as load_state
 from pyg_trust.privacy.state import public_fingerprint
@@ -241,6 +242,7 @@ class PrivacyEngine(Single):
         forward: Forward | None = None,
         criterion: Criterion | None = None,
         trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -282,6 +284,10 @@ class PrivacyEngine(Single):
             trust_loss (bool): whether to leave the loss that is
                 back-propagated unchecked; the report repeats it.
                 (default: :obj:`False`)
+            public (Sequence[str]): buffers, frozen parameters and attributes
+                of the model that have a row per node of the graph and hold
+                nothing private; the report repeats them.
+                (default: :obj:`()`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -306,6 +312,7 @@ class PrivacyEngine(Single):
             forward=forward,
             criterion=criterion,
             trust_loss=trust_loss,
+            public=public,
         )
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
@@ -408,6 +415,7 @@ class PrivacyEngine(Single):
         forward: Forward | None = None,
         criterion: Criterion | None = None,
         trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         max_grad_norm = _positive('max_grad_norm', max_grad_norm)
@@ -428,6 +436,7 @@ class PrivacyEngine(Single):
             _positive('target_epsilon', target_epsilon)
             account.get_epsilon(check_delta(target_delta))
         check_layers(module)
+        check_tables(module, data_loader.data.num_nodes, public)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -436,6 +445,7 @@ class PrivacyEngine(Single):
             data_loader.subgraphs_per_batch,
             self._add_noise,
             trust_loss,
+            public,
         )
         self._probe(step, data_loader, forward, criterion)
         return step
@@ -487,8 +497,10 @@ class PrivacyEngine(Single):
     ) -> None:
         # The structure of some subgraphs; their features are not used.
         count = min(_PROBED, loader.subgraphs_per_batch)
-        batch = loader(loader.batch_sampler.write(0, torch.arange(count)))
+        index = loader.batch_sampler.write(0, torch.arange(count))
+        batch = loader(index)
         owner, count = loader.check_batch(batch, 0, count)
+        check_transform(loader.transform, loader.untransformed(index))
         device = step.parameters[0].device
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(step.module, batch, forward)

@@ -263,11 +263,14 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
             continue
         if value.size(0) == owner.numel() and batch.is_node_attr(name):
             out[name] = follow(value, owner, watch, name in _NAMES)
-        elif isinstance(edges, Tensor) and batch.is_edge_attr(name):
-            if edges.layout == torch.strided:
-                out[name] = follow(value, owner[edges[0]], watch)
-        elif value.size(0) == count:
+        elif value.size(0) == count and not name.startswith('edge'):
             out[name] = follow(value, units, watch, name in _NAMES)
+        elif (
+            isinstance(edges, Tensor)
+            and edges.layout == torch.strided
+            and batch.is_edge_attr(name)
+        ):
+            out[name] = follow(value, owner[edges[0]], watch)
     return out
 
 

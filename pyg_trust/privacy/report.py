@@ -99,6 +99,8 @@ class PrivacyReport(Report):
                     'units_per_row',
                     'sensitivity',
                     'noise_multiplier',
+                    'lam',
+                    'sample_rates',
                     'noise_std',
                     'ledger_head',
                 )

@@ -368,17 +368,17 @@ def check_isolation(
     """
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(seed)
-    names = _features(batch, owner.numel())
+    names = features_of(batch, owner.numel())
     kept = {n: b.detach().clone() for n, b in module.named_buffers()}
-    with _in_training(module, kept):
-        base = _randomised(batch, names, generator)
+    with in_training(module, kept):
+        base = randomised(batch, names, generator)
         with torch.no_grad():
             out = _run(module, call, base, seed)
         check_output(out, owner.numel(), count)
         changed = [
             name
             for name, buffer in module.named_buffers()
-            if name not in kept or not _same(buffer, kept[name])
+            if name not in kept or not same(buffer, kept[name])
         ]
         if changed:
             raise ValueError(
@@ -396,26 +396,32 @@ def check_isolation(
             with torch.no_grad():
                 before = _run(module, call, base, seed)
                 try:
-                    other = _others(batch, base, names, generator, mine, value)
+                    other = other_rows(
+                        batch, base, names, generator, mine, value
+                    )
                     after = _run(module, call, other, seed)
                 except (ValueError, RuntimeError):
                     if value is None:
                         raise
                     # It takes finite features alone, and says so.
                     value = 1e6
-                    other = _others(batch, base, names, generator, mine, value)
+                    other = other_rows(
+                        batch, base, names, generator, mine, value
+                    )
                     after = _run(module, call, other, seed)
-            if not _same(before[half[rows]], after[half[rows]]):
+            if not same(before[half[rows]], after[half[rows]]):
                 what = '' if value is None else f' ({value})'
                 _coupled(f'the output of one depends on the features{what}')
 
 
 @contextmanager
-def _in_training(
+def in_training(
     module: nn.Module, buffers: dict[str, Tensor]
 ) -> Iterator[None]:
-    # A model in training mode, whose layers and buffers are as before in the
-    # end: a layer may be in another mode than the model is.
+    """A model in training mode, as before in the end.
+
+    A layer may be in another mode than the model is, and is again.
+    """
     modes = [(layer, layer.training) for layer in module.modules()]
     try:
         module.train()
@@ -425,7 +431,7 @@ def _in_training(
             layer.training = mode
         with torch.no_grad():
             for name, buffer in module.named_buffers():
-                if name in buffers and not _same(buffer, buffers[name]):
+                if name in buffers and not same(buffer, buffers[name]):
                     buffer.copy_(buffers[name])
 
 
@@ -481,10 +487,10 @@ def check_gradients(
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(seed)
     module = gradients.module
-    batch = _randomised(batch, _features(batch, owner.numel()), generator)
+    batch = randomised(batch, features_of(batch, owner.numel()), generator)
     exact = SubgraphGradients(module, 'loop')
     found: list[ClippedSum] = []
-    with _in_training(module, {}):
+    with in_training(module, {}):
         for way in (gradients, exact):
             with (
                 torch.enable_grad(),
@@ -510,8 +516,8 @@ class _Features:
         self.both = floating + integer
 
 
-def _features(batch: Data, num_nodes: int) -> _Features:
-    # Whatever has a row per node and is no structure.
+def features_of(batch: Data, num_nodes: int) -> _Features:
+    """Whatever has a row per node and is no structure."""
     floating, integer = [], []
     for name, value in batch.to_dict().items():
         if (
@@ -529,12 +535,13 @@ def _features(batch: Data, num_nodes: int) -> _Features:
     return _Features(floating, integer)
 
 
-def _randomised(
+def randomised(
     batch: Data,
     names: _Features,
     generator: torch.Generator,
     value: float | None = None,
 ) -> Data:
+    """A batch with random rows, or with one value everywhere."""
     out = batch.clone()
     for name in names.both:
         tensor = batch[name]
@@ -550,7 +557,7 @@ def _randomised(
     return out
 
 
-def _others(
+def other_rows(
     batch: Data,
     base: Data,
     names: _Features,
@@ -558,8 +565,8 @@ def _others(
     mine: Tensor,
     value: float | None,
 ) -> Data:
-    # A batch in which all rows but mine are other ones.
-    other = _randomised(batch, names, generator, value)
+    """A batch in which all rows but mine are other ones."""
+    other = randomised(batch, names, generator, value)
     for name in names.both:
         shape = [-1] + [1] * (base[name].dim() - 1)
         other[name] = torch.where(mine.view(shape), base[name], other[name])
@@ -602,7 +609,8 @@ def _column(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view([-1] + [1] * (like.dim() - 1)).to(like.dtype)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, bit by bit, and no number is itself."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -16,7 +16,7 @@ kind.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +27,7 @@ from pyg_trust._checks import check_callable
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.pins import Pins
+from pyg_trust.privacy.pipeline import check_names
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -54,6 +55,8 @@ class PrivateStep:
             gradients to noisy ones.
         trust_loss (bool): whether the loss is left unchecked.
             (default: :obj:`False`)
+        public (Sequence[str]): what the model holds that is public.
+            (default: :obj:`()`)
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class PrivateStep:
         batch_size: int,
         add_noise: Callable[[list[Tensor]], list[Tensor]],
         trust_loss: bool = False,
+        public: Sequence[str] = (),
     ) -> None:
+        self.public = tuple(public)
         self.trust_loss = trust_loss
         self.ignored = False
         self.gradients = gradients
@@ -98,6 +103,11 @@ class PrivateStep:
                 'NOT CHECKED: that the loss is one term per subgraph, each of '
                 'its own rows (trust_loss=True); a loss that couples '
                 'subgraphs has a larger epsilon'
+            )
+        if self.public:
+            notes.append(
+                f'DECLARED PUBLIC: {", ".join(self.public)} of the model, '
+                'which are not protected'
             )
         if self.ignored:
             notes.append(
@@ -198,6 +208,7 @@ class PrivateStep:
         """Puts a call of the model to the test on a batch's structure."""
         check_edges(batch, owner)
         check_isolation(self.module, call, batch, owner)
+        check_names(self.module, call, batch, owner, self.public)
         check_gradients(self.gradients, call, batch, owner)
         self._probed.add(call.key)
 

@@ -119,18 +119,27 @@ class DisjointWalkSampler(BaseSampler):
         return self._last[1]
 
     def sample_walks(
-        self, walks: DisjointWalks, input_id: Tensor | None = None
+        self,
+        walks: DisjointWalks,
+        input_id: Tensor | None = None,
+        *,
+        contiguous: bool = False,
     ) -> SamplerOutput:
         """The edges inside each of some subgraphs, as one batch.
 
         Roots come first, in order, then the other nodes, subgraph by
-        subgraph. There is no edge between two subgraphs.
+        subgraph; or each subgraph as a whole. There is no edge between two
+        subgraphs.
 
         Args:
             walks (DisjointWalks): disjoint subgraphs.
             input_id (Tensor, optional): int64, ``[num_subgraphs]``: what
                 their roots are called outside. (default: :obj:`None`)
+            contiguous (bool): whether the nodes of a subgraph follow its
+                root, and edges are sorted by where they end.
+                (default: :obj:`False`)
         """
+        check_instance('contiguous', contiguous, bool)
         check_instance('walks', walks, DisjointWalks)
         check_range(
             'walks.node', walks.node, self.graph.num_nodes, 'the nodes'
@@ -141,8 +150,10 @@ class DisjointWalkSampler(BaseSampler):
         owner = self._count(count).repeat_interleave(walks.ptr.diff())
         first = torch.zeros_like(owner, dtype=torch.bool)
         first[walks.ptr[:-1]] = True
-        node = torch.cat([walks.node[first], walks.node[~first]])
-        batch = torch.cat([owner[first], owner[~first]])
+        node, batch = walks.node, owner
+        if not contiguous:
+            node = torch.cat([walks.node[first], walks.node[~first]])
+            batch = torch.cat([owner[first], owner[~first]])
 
         # Every edge that leaves these nodes, and whether it stays with them.
         start = self.graph.rowptr[node]
@@ -157,11 +168,15 @@ class DisjointWalkSampler(BaseSampler):
         found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
         col = place[found]
         inside = (known[found] == other) & (batch[row] == batch[col])
+        row, col, edge = row[inside], col[inside], edge[inside]
+        if contiguous:
+            order = col.argsort(stable=True)
+            row, col, edge = row[order], col[order], edge[order]
         return SamplerOutput(
             node=node,
-            row=row[inside],
-            col=col[inside],
-            edge=edge[inside],
+            row=row,
+            col=col,
+            edge=edge,
             batch=batch,
             num_sampled_nodes=[count, node.numel() - count],
             metadata=(input_id, None),

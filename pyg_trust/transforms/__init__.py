@@ -10,6 +10,7 @@ from pyg_trust.transforms.graph_scattering import (
     GraphEmbedding,
     GraphScattering,
 )
+from pyg_trust.transforms.propagated_features import PropagatedFeatures
 from pyg_trust.transforms.shards import Shards
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     'FlipBits',
     'GraphEmbedding',
     'GraphScattering',
+    'PropagatedFeatures',
     'Shards',
 ]

@@ -8,12 +8,16 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import rng
+from pyg_trust import marks, rng
 from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
 from pyg_trust.functional.measures import Measure, make_measure
-from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation import (
+    _check_finite,
+    _check_signal,
+    propagate,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Guarantee, fingerprint, provenance
 
@@ -183,6 +187,7 @@ class AGP(MeasureTransform):
             half=self.half,
             tol=self.level_tol,
         )
+        marks.remember(x, data[self.out])
         before = data.get('propagated', ())
         data.propagated = tuple(dict.fromkeys((*before, self.out)))
         return data
@@ -199,6 +204,8 @@ class AGP(MeasureTransform):
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
+        _check_signal(x, graph)
+        _check_finite(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         what = f'{self.out!r} is {measure} of {self.attr!r}'

@@ -1,6 +1,7 @@
 """Views of a graph, each of which a changed element reaches alone."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,9 +92,8 @@ class Division(BaseTransform):
         first, second = divmod(number, self.num_groups)
         edges = second if self.by != 'grid' else first
         if self.by == 'nodes':
-            group = self.node_groups(data)[data.edge_index[0]]
-            _keep_edges(made, group == edges)
-        elif self.by in ('edges', 'grid'):
+            return incoming_view(made, self.node_groups(data) == edges)
+        if self.by in ('edges', 'grid'):
             _keep_edges(made, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
@@ -128,6 +128,64 @@ class Division(BaseTransform):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.num_groups}, by={self.by!r})'
+
+
+def incoming_view(data: Data, speaks: Tensor) -> Data:
+    """The graph in which some nodes alone are heard.
+
+    Args:
+        data (Data): the graph; it is left as it was.
+        speaks (Tensor): who is heard: bool, ``[num_nodes]``.
+    """
+    made = copy.copy(data)
+    made.num_nodes = int(data.num_nodes)
+    _keep_edges(made, speaks[data.edge_index[0]])
+    return made
+
+
+def check_apart(
+    call: Callable[[Data], Tensor], data: Data, group: Tensor
+) -> None:
+    """Checks that a model keeps apart whom no edge joins.
+
+    A node of another group may change as it likes: nobody who hears group 0
+    alone may notice, up to the last bit. Nor may weights depend on who else
+    listens.
+
+    Args:
+        call (Callable): from a graph to logits.
+        data (Data): the graph.
+        group (Tensor): int64, ``[num_nodes]``.
+
+    Raises:
+        ValueError: if the model does not.
+    """
+    view = incoming_view(data, group == 0)
+    clean = call(view)
+    for node in (group != 0).nonzero().view(-1)[:3].tolist():
+        bad = copy.copy(view)
+        bad.x = data.x.clone()
+        bad.x[node] = 1 - 2 * bad.x[node]
+        moved = call(bad)
+        same = (moved == clean) | (moved.isnan() & clean.isnan())
+        same[node] = True
+        if not bool(same.all()):
+            raise ValueError(
+                "'model' needs to keep nodes apart that no edge joins (got "
+                f'another output after a change of node {node}, which nobody '
+                'hears in this view): normalization over all nodes breaks '
+                'the isolation of views'
+            )
+        keep = group == 0
+        keep[node] = True
+        row = int(keep[:node].sum())
+        apart = (call(view.subgraph(keep))[row] - clean[node]).abs().max()
+        if float(apart) > 1e-4 * max(float(clean.abs().max()), 1e-30):
+            raise ValueError(
+                "'model' needs weights that do not depend on who else "
+                'listens to a node, such as out-degrees (got another output '
+                f'for node {node} in the subgraph of its view)'
+            )
 
 
 def names_of(data: Data) -> Tensor:

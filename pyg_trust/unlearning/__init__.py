@@ -26,6 +26,7 @@ from pyg_trust.unlearning.scattering_reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.shards import (
+    PoisonCertificate,
     ShardedUnlearner,
     ShardPlan,
     ShardRemovalReport,
@@ -48,6 +49,7 @@ __all__ = [
     'NodePlan',
     'NodeUnlearnReport',
     'NodeVerifyReport',
+    'PoisonCertificate',
     'RetrainSubject',
     'ScatteringClassifier',
     'ShardPlan',

@@ -584,7 +584,9 @@ class NodeClassifier:
         removal: they hold what was removed.
         """
         model = self._fitted
+        linear = {} if model.B is None else {'B': model.B.clone()}
         return {
+            **linear,
             'config': self._config(),
             'lineage': list(model.lineage.names),
             'classes': self.classes,
@@ -592,7 +594,6 @@ class NodeClassifier:
             'seals': model.seals.state_dict(),
             'data': model.data.to_dict(),
             'W': model.W.clone(),
-            'B': None if model.B is None else model.B.clone(),
             'weight': model.weight.clone(),
             'releases': model.releases,
         }
@@ -886,9 +887,11 @@ class NodeClassifier:
         given = [state['W'], state['weight']]
         if self.noise == 'objective':
             given.append(state['B'])
+        elif 'B' in state:
+            raise ValueError("'state' can't have a 'B' with noise='output'")
         for value in given:
             check_tensor('state', value, torch.float64, shape, finite=True)
-        W, B = state['W'].clone(), state['B']
+        W, B = state['W'].clone(), state.get('B')
         problem = data.problem(PART * self._limit(data), B)
         model = _Model(
             data,

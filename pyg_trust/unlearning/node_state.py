@@ -210,16 +210,12 @@ class NodeState:
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
         self.place[self.names] = torch.arange(self.names.numel())
+        self.num_train = self.names.numel()
         self.y = y[self.names]
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
         if isinstance(self.levels, LevelState):
             self.Z = self.levels.rows(self.names)
-
-    @property
-    def num_train(self) -> int:
-        """How many training nodes there are."""
-        return int((self.names >= 0).sum())
 
     @property
     def mu(self) -> float:
@@ -243,7 +239,8 @@ class NodeState:
         """
         head = self.settings.head
         if self.Z is not None:
-            return Objective(self.Z, self.Y, self.mu, head, B)
+            size = float(self.Z.norm())
+            return Objective(self.Z, self.Y, self.mu, head, B, size)
         assert isinstance(self.levels, SeriesState)
         there = self.names >= 0
         train, Y = self.names[there], self.Y[there]
@@ -346,6 +343,9 @@ class NodeState:
             at = gone if tensor is self.place else dropped
             self.journal.rows(tensor, at)
             tensor[at] = value
+        count = self.num_train
+        self.journal.note(lambda: setattr(self, 'num_train', count))
+        self.num_train = count - dropped.numel()
         if self.Z is not None:
             assert isinstance(self.levels, LevelState)
             self.journal.rows(self.Z, rows)

@@ -157,59 +157,55 @@ def test_float16_by_integers_is_that_of_numpy(tmp_path):
 BITS = """
 import sys, torch
 from pyg_trust import ops
-args = torch.load(sys.argv[1])
-torch.set_num_threads(int(sys.argv[2]))
-out = [ops.propagate(*args['graph'], x, d, d, args['weights'], *rest)
-       for x, d, rest in args['calls']]
-torch.save((ops.instruction_set(), out), sys.argv[3])
+graph, weights, calls = torch.load(sys.argv[1])
+out = [ops.propagate(*graph, x, d, d, weights, *rest) for x, d, rest in calls]
+torch.save((ops.instruction_set(), out), sys.argv[2])
 """
 
 
 def test_threads_and_instruction_sets_change_no_bit(tmp_path):
-    graph = random_graph(3000, 20000)
+    graph = random_graph(3000, 20000).receivers()
     weights = torch.tensor([0.3, 0.0, 0.2, 0.1, 0.4], dtype=torch.float64)
+    degrees = torch.from_numpy(np.random.default_rng(1).random(3000) / 5)
     calls = []
     for columns in (1, 3, 7, 16, 40, 64, 100):
         scale = torch.full((columns,), 2.0**9)
         for three_term in (False, True):
-            for dtype in (torch.float32, torch.float64):
-                d = torch.from_numpy(
-                    np.random.default_rng(1).random(3000) / 5
-                ).to(dtype)
-                x = signal(3000, columns, 2).to(dtype)
-                calls.append((x, d, (False, None, three_term)))
-                if dtype == torch.float32:
-                    calls.append((x, d, (True, scale, three_term)))
-                    few = torch.where(x > 1.5, x, 0).to_sparse_csr()
-                    calls.append((few, d, (True, scale, three_term)))
-    torch.save(
-        {'graph': graph.receivers(), 'weights': weights, 'calls': calls},
-        tmp_path / 'in.pt',
-    )
-    results = {}
-    for kind, threads in (
-        ('', 1),
-        ('', 2),
-        ('', 8),
-        ('avx2', 2),
-        ('default', 1),
-    ):
-        out = tmp_path / f'{kind}{threads}.pt'
-        env = dict(os.environ)
-        env.pop('ATEN_CPU_CAPABILITY', None)
-        if kind:
-            env['ATEN_CPU_CAPABILITY'] = kind
+            x = signal(3000, columns, 2, dtype=np.float64)
+            calls.append((x, degrees, (False, None, three_term)))
+            x, d = x.float(), degrees.float()
+            few = torch.where(x > 1.5, x, 0).to_sparse_csr()
+            calls.append((x, d, (False, None, three_term)))
+            calls.append((x, d, (True, scale, three_term)))
+            calls.append((few, d, (True, scale, three_term)))
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 8):
+            torch.set_num_threads(threads)
+            results.append(
+                [
+                    ops.propagate(*graph, x, d, d, weights, *rest)
+                    for x, d, rest in calls
+                ]
+            )
+    finally:
+        torch.set_num_threads(before)
+    given = tmp_path / 'in.pt'
+    torch.save((graph, weights, calls), given)
+    for kind in ('avx2', 'default'):
+        found = tmp_path / kind
+        command = [sys.executable, '-W', 'ignore', '-c', BITS]
         subprocess.run(
-            [sys.executable, '-W', 'ignore', '-c', BITS]
-            + [str(tmp_path / 'in.pt'), str(threads), str(out)],
-            env=env,
+            [*command, str(given), str(found)],
+            env={**os.environ, 'ATEN_CPU_CAPABILITY': kind},
             check=True,
         )
-        chosen, results[kind, threads] = torch.load(out)
-        if kind:
-            assert chosen in ('default', kind)
-    for other in results.values():
-        for one, another in zip(results['', 1], other, strict=True):
+        chosen, out = torch.load(found)
+        assert chosen in ('default', kind)
+        results.append(out)
+    for other in results[1:]:
+        for one, another in zip(results[0], other, strict=True):
             assert torch.equal(one, another)
 
 
@@ -539,3 +535,103 @@ def test_no_measure_is_taken_for_another():
         for measure in others
     }
     assert len(seen) == len(others)
+
+
+# The order that is kept ######################################################
+
+
+@pytest.mark.parametrize('name', ['random', 'directed', 'star', 'duplicate'])
+@pytest.mark.parametrize('parts', [1, 3, None])
+def test_an_order_that_is_kept_changes_no_bit(name, parts):
+    graph = make_graph(name)
+    n = graph.num_nodes
+    ordered = graph.reorder(parts)
+    assert torch.equal(ordered.order.sort().values, torch.arange(n))
+    x = signal(n, 9, zeros=0.5)
+    cases = [F.ppr(0.2), F.single_target(0.3), Measure(0.3, 0.9, (0.5, 0.5))]
+    if graph.is_undirected:
+        cases += [F.heat(2.0), F.appnp(0.1, levels=3)]
+    for measure in cases:
+        for kwargs in (
+            {},
+            {'half': True},
+            {'rows': torch.tensor([n - 1, 0, 0])},
+            {'eps': 1e-3, 'seed': 1},
+        ):
+            wanted = F.propagate(graph, x, measure, **kwargs)
+            got = F.propagate(ordered, x, measure, **kwargs)
+            assert torch.equal(got, wanted)
+            if 'eps' not in kwargs:
+                few = F.propagate(
+                    ordered, x.to_sparse_csr(), measure, **kwargs
+                )
+                assert torch.equal(few, wanted)
+        grads = []
+        for one in (graph, ordered, ordered.with_self_loops()):
+            leaf = x.clone().requires_grad_()
+            F.propagate(one, leaf, measure).square().sum().backward()
+            grads.append(leaf.grad)
+        assert torch.equal(grads[0], grads[1])
+    assert torch.equal(ordered.row, graph.row)
+    assert torch.equal(ordered.col, graph.col)
+
+
+def test_the_order_puts_communities_together():
+    # Two halves with random names and few edges between them.
+    numbers = np.random.default_rng(0)
+    side = torch.from_numpy(numbers.permutation(400) < 200)
+    one, two = side.nonzero().view(-1), (~side).nonzero().view(-1)
+    edges = [
+        half[torch.from_numpy(numbers.integers(0, 200, (2, 2000)))]
+        for half in (one, two)
+    ]
+    bridge = torch.stack([one[:20], two[:20]])
+    edges = torch.cat([*edges, bridge], 1)
+    graph = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), 400, duplicates='merge'
+    )
+    order = graph.reorder(2).order
+    first = side[order[:200]].double().mean()
+    assert min(first, 1 - first) < 0.05
+    again = graph.reorder(2).order
+    assert torch.equal(order, again)
+
+
+def test_orders_are_checked():
+    for parts, error in ((0, ValueError), (41, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="'parts'"):
+            GRAPH.reorder(parts)
+    with pytest.raises(ValueError, match='keeps no order'):
+        GRAPH.ordered_receivers()
+
+
+# Deciding before building ####################################################
+
+
+def test_dense_signals_build_no_layout_for_pushes():
+    graph = random_graph(3000, 30000)
+    x = signal(3000, 16)
+    measure = F.appnp(0.1, levels=10)
+    z = F.propagate(graph, x, measure, eps=1e-7, seed=0)
+    prepared = graph.with_self_loops()
+    assert not prepared.has_push_graph()
+    # As if it had been built: no level was pushed.
+    prepared.push_graph(0.5)
+    assert prepared.has_push_graph()
+    assert torch.equal(F.propagate(graph, x, measure, eps=1e-7, seed=0), z)
+
+
+@pytest.mark.parametrize('eps', [1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize('along', [True, False])
+def test_what_is_sampled_does_not_depend_on_what_was_built(eps, along):
+    numbers = np.random.default_rng(0)
+    edges = torch.from_numpy(numbers.integers(0, 5000, (2, 60000)))
+    fresh = CSRGraph.from_edge_index(edges, 5000, duplicates='merge')
+    warm = CSRGraph.from_edge_index(edges, 5000, duplicates='merge')
+    warm.push_graph(0.0, along=along)
+    x = signal(5000, 20, zeros=0.9)
+    for measure in (F.ppr(0.5), F.hkpr(3.0), F.transition(2)):
+        measure = replace(measure, along=along)
+        kwargs = {'eps': eps, 'seed': 3}
+        wanted = F.propagate(warm, x, measure, **kwargs)
+        assert torch.equal(F.propagate(fresh, x, measure, **kwargs), wanted)

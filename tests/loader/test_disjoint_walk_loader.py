@@ -293,3 +293,31 @@ def test_bad_steps():
         loader.num_subgraphs_at(-1)
     with pytest.raises(TypeError, match='step'):
         loader.sample_rate_at(1.0)
+
+
+def test_subgraphs_that_stand_together():
+    edge_index, _ = make_graph('random').to_edge_index()
+    data = Data(x=torch.randn(40, 2), edge_index=edge_index)
+    arguments = {'batch_size': 6, 'walk_length': 3, 'seed': 1}
+    first = DisjointWalkLoader(data, **arguments)
+    whole = DisjointWalkLoader(
+        data,
+        **arguments,
+        contiguous=True,
+        transform=lambda b: b if b.root_mask.sum() == 6 else None,
+    )
+    for one, two in zip(first, whole, strict=True):
+        assert bool((two.batch.diff() >= 0).all())
+        assert two.n_id[two.root_mask].equal(one.n_id[:6])
+        assert two.n_id[two.ptr[:-1]].equal(one.n_id[:6])
+        assert two.ptr.diff().equal(one.batch.bincount())
+        assert bool((two.edge_index[1].diff() >= 0).all())
+        assert two.x.equal(data.x[two.n_id])
+        for batch in (one, two):
+            batch.pairs = {
+                tuple(pair)
+                for pair in batch.n_id[batch.edge_index].t().tolist()
+            }
+        assert one.pairs == two.pairs
+        assert two.n_id[two.edge_index].equal(data.edge_index[:, two.e_id])
+        whole.check_batch(two, 0)

@@ -246,8 +246,14 @@ def test_edge_weights_of_every_form():
 @pytest.mark.parametrize('kwargs', [{'eps': 1e-3}, {'half': True}])
 def test_what_has_no_exact_kernel_is_refused_by_name(kwargs):
     for name, run in (
-        ('edge_weight', lambda: APPNP(2, 0.1, **kwargs)(X, GRAPH, WEIGHT)),
-        ('edge_weight', lambda: SGConv(6, 3, **kwargs)(X, GRAPH, WEIGHT)),
+        (
+            'edge_weight',
+            lambda: APPNP(2, 0.1, **kwargs)(X, EDGE_INDEX, WEIGHT),
+        ),
+        (
+            'edge_weight',
+            lambda: SGConv(6, 3, **kwargs)(X, EDGE_INDEX, WEIGHT),
+        ),
         ('dropout', lambda: APPNP(2, 0.1, 0.5, **kwargs)),
         ('normalize', lambda: APPNP(2, 0.1, normalize=False, **kwargs)),
     ):

@@ -783,13 +783,12 @@ def test_private_quantile_is_private():
 
 
 def test_features_that_were_propagated_are_refused():
-    data = AGP('sgc', eps=0)(
-        Data(
-            x=torch.rand(10, 2),
-            edge_index=torch.stack([torch.arange(10), torch.arange(10) ^ 1]),
-            y=torch.zeros(10, dtype=torch.int64),
-        )
+    raw = Data(
+        x=torch.rand(10, 2),
+        edge_index=torch.stack([torch.arange(10), torch.arange(10) ^ 1]),
+        y=torch.zeros(10, dtype=torch.int64),
     )
+    data = AGP('sgc', eps=0)(raw)
     model = GCNConv(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DisjointWalkLoader(data, 2, 1, seed=0)
@@ -802,8 +801,19 @@ def test_features_that_were_propagated_are_refused():
     }
     with pytest.raises(ValueError, match="'x', which AGP has propagated"):
         PrivacyEngine(seed=0).make_private(**arguments)
-    del data.propagated
-    arguments['data_loader'] = DisjointWalkLoader(data, 2, 1, seed=0)
+    # In an object of one's own, whole or in part, they are the same rows.
+    for x in (data.x, data.x.clone(), data.x[torch.arange(10)]):
+        rebuilt = Data(x=x, edge_index=data.edge_index, y=data.y)
+        arguments['data_loader'] = DisjointWalkLoader(rebuilt, 2, 1, seed=0)
+        with pytest.raises(ValueError, match="'x', which AGP has propagated"):
+            PrivacyEngine(seed=0).make_private(**arguments)
+    part = Data(x=data.x, edge_index=data.edge_index, y=data.y).subgraph(
+        torch.arange(4)
+    )
+    arguments['data_loader'] = DisjointWalkLoader(part, 2, 1, seed=0)
+    with pytest.raises(ValueError, match="'x', which AGP has propagated"):
+        PrivacyEngine(seed=0).make_private(**arguments)
+    arguments['data_loader'] = DisjointWalkLoader(raw, 2, 1, seed=0)
     engine = PrivacyEngine(seed=0)
     training = engine.make_private(**arguments)
     for batch in training.loader:

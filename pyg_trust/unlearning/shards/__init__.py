@@ -1,5 +1,6 @@
 """Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
+from pyg_trust.unlearning.shards.poisoning import PoisonCertificate
 from pyg_trust.unlearning.shards.reports import (
     ShardPlan,
     ShardRemovalReport,
@@ -9,6 +10,7 @@ from pyg_trust.unlearning.shards.reports import (
 from pyg_trust.unlearning.shards.unlearner import ShardedUnlearner
 
 __all__ = [
+    'PoisonCertificate',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',

@@ -57,6 +57,10 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import evaluate_all
+from pyg_trust.unlearning.shards.poisoning import (
+    PoisonCertificate,
+    certify_shards,
+)
 from pyg_trust.unlearning.shards.products import (
     clear_rows,
     select_rows,
@@ -702,6 +706,49 @@ class ShardedUnlearner(Stateful):
             trainer=state.work.trainer,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
+        )
+
+    @torch.no_grad()
+    def certify(
+        self, nodes: Any = None, *, inference: str = 'isolated'
+    ) -> PoisonCertificate:
+        r"""Certifies which classes poisoned nodes can't change.
+
+        At ``inference='isolated'``, vote :math:`i` comes from model
+        :math:`i` hearing nodes of group :math:`i` alone, by the hash that
+        makes the shards, extended to all nodes. Then any nodes :math:`U`
+        other than the target, inserted, deleted or changed at will in
+        training *and* at inference, leave its class as it is, if their
+        groups are no more than its radius. At ``'clean'`` the votes are
+        those of :meth:`predict`, and only changes of the training data are
+        covered.
+
+        Args:
+            nodes (list[int] or Tensor, optional): names of the targets; by
+                default all. (default: :obj:`None`)
+            inference (str): :obj:`'isolated'` or :obj:`'clean'`.
+                (default: :obj:`'isolated'`)
+
+        Returns:
+            PoisonCertificate: classes, votes and radii.
+
+        Raises:
+            ValueError: if the partition is not :obj:`'hash'`, the aggregator
+                is a fitted one, :obj:`num_classes` was not given, a name is
+                unknown, or the model mixes nodes that no edge joins.
+        """
+        state = self._fitted
+        return certify_shards(
+            state.data,
+            state.outputs,
+            self._shards(state.partition),
+            state.aggregator,
+            self.num_classes,
+            lambda view, i: self._outputs(view, [state.checkpoints[i]])[0],
+            nodes=nodes,
+            inference=inference,
+            fingerprint=self._digest(state.data, state.checkpoints),
+            provenance=self._origin(),
         )
 
     def __repr__(self) -> str:

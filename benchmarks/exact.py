@@ -1,0 +1,304 @@
+"""Exact propagation against the best that a torch user can write.
+
+The peer runs all levels with the normalised adjacency matrix in int32 CSR,
+``torch.mm(A, y, out=...)`` into two kept buffers and ``z.add_(y, alpha=w)`` in
+place; beside it stands the same with PyG's :class:`EdgeIndex`. Runs are
+interleaved, in CPU seconds of one thread (wall seconds on more), the best of
+some repeats; ratios above one mean that we are faster. relF is |z' - z|_F /
+|z|_F against our float64 result.
+
+Graphs: Facebook page-page (``--data``: the folder of ``MUSAE``), a block model
+and a power law with random node ids. 'order' is ``CSRGraph.reorder``, whose
+own time stands beside its gain. Fewer levels are compared with the peer at all
+levels of the series, and with the peer at as many levels as we ran ('equal
+degree').
+
+DGL has no release for this torch (2.2.1 needs torch 2.3) and is left out.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import block_model, interleaved, power_law, result
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from pyg_trust import functional as F
+from pyg_trust import ops
+from pyg_trust.functional import Measure
+from pyg_trust.graph import CSRGraph, sparse_rows
+
+
+def clock() -> float:
+    """CPU seconds for one thread, whatever else runs; else wall seconds."""
+    if torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
+
+
+def load(
+    name: str, data: Path | None
+) -> tuple[CSRGraph, Tensor, Tensor | None]:
+    """A graph, a block for each node, and sparse features if it has some."""
+    if name == 'facebook':
+        if data is None:
+            raise SystemExit('facebook needs --data')
+        raw = np.load(data / 'MUSAE' / 'facebook.npz', allow_pickle=True)
+        edges = torch.from_numpy(raw['edges'].astype(np.int64)).t()
+        edges = edges[:, edges[0] != edges[1]]
+        n = raw['y'].size
+        both = torch.cat([edges, edges.flip(0)], 1)
+        graph = CSRGraph.from_edge_index(both, n, duplicates='merge')
+        count = raw['x_indices'].size
+        words = sparse_rows(
+            torch.from_numpy(raw['x_indptr']),
+            torch.from_numpy(raw['x_indices'].astype(np.int64)),
+            torch.ones(count),
+            (n, int(raw['num_features'])),
+        )
+        return graph, torch.from_numpy(raw['y']), words
+    kind, size = name[:-4] if name.endswith('200k') else name[:-2], name
+    n = 200_000 if size.endswith('200k') else 1_000_000
+    blocks = torch.zeros(n, dtype=torch.int64)
+    if kind == 'sbm':
+        edges, blocks = block_model(n, 10 * n)
+    else:
+        edges = power_law(n, 10 * n)
+    return CSRGraph.from_edge_index(edges, n), blocks, None
+
+
+class Peer:
+    """Repeated products by torch, nothing allocated."""
+
+    def __init__(self, graph: CSRGraph, measure: Measure) -> None:
+        if measure.self_loops:
+            graph = graph.with_self_loops()
+        rowptr, col = graph.receivers(measure.along)
+        recv = graph.degree_power(-measure.a, torch.float32)
+        send = graph.degree_power(-measure.b, torch.float32)
+        value = recv.repeat_interleave(rowptr.diff()) * send[col.long()]
+        size = (graph.num_nodes, graph.num_nodes)
+        self.matrix: Any = sparse_rows(rowptr.int(), col, value, size)
+        row = torch.arange(size[0]).repeat_interleave(rowptr.diff())
+        self.edges = EdgeIndex(
+            torch.stack([row, col.long()]),
+            sparse_size=size,
+            sort_order='row',
+        )
+        self.edges.fill_cache_()
+        self.value = value
+        self.buffers: list[Tensor] = []
+
+    def run(self, x: Tensor, weights: tuple[float, ...]) -> Tensor:
+        """The sum of the powers."""
+        if not self.buffers or self.buffers[0].shape != x.shape:
+            self.buffers = [torch.empty_like(x) for _ in range(3)]
+        one, two, z = self.buffers
+        torch.mul(x, weights[0], out=z)
+        for i, weight in enumerate(weights[1:]):
+            x = torch.mm(self.matrix, x, out=(one, two)[i % 2])
+            if weight:
+                z.add_(x, alpha=weight)
+        return z
+
+    def by_edge_index(self, x: Tensor, weights: tuple[float, ...]) -> Tensor:
+        """The same by EdgeIndex."""
+        z = weights[0] * x
+        for weight in weights[1:]:
+            x = self.edges.matmul(x, self.value)
+            if weight:
+                z.add_(x, alpha=weight)
+        return z
+
+
+def features(blocks: Tensor, columns: int) -> Tensor:
+    """A mean for each block, and noise."""
+    torch.manual_seed(0)
+    means = torch.randn(int(blocks.max()) + 1, columns)
+    return torch.randn(blocks.numel(), columns) + means[blocks]
+
+
+def off(z: Tensor, exact: Tensor) -> float:
+    """The relative error in the Frobenius norm."""
+    return float((z.double() - exact).norm() / exact.norm())
+
+
+def compare(
+    label: str,
+    methods: dict[str, Callable[[], Tensor]],
+    exact: Tensor | None,
+    repeats: int,
+    targets: dict[str, float],
+) -> dict[str, float]:
+    """One interleaved run; a line for each method."""
+    seconds, results = interleaved(methods, repeats, clock, min)
+    ratios = {}
+    for name, value in seconds.items():
+        ratios[name] = seconds['torch'] / value
+        error = '' if exact is None else f'{off(results[name], exact):.1e}'
+        print(
+            f'{label:<28} {name:<21}{value:>9.4f} s {ratios[name]:>7.2f} x'
+            f'  relF {error}',
+            flush=True,
+        )
+        if name in targets:
+            result(f'{label}: {name}, x torch', ratios[name], targets[name])
+    return ratios
+
+
+def dense(args: argparse.Namespace, name: str) -> None:
+    """Dense features: T1 to T3, and other widths."""
+    graph, blocks, _ = load(name, args.data)
+    levels = {'facebook': 10, 'sbm200k': 4, 'pl200k': 8}.get(name, 4)
+    start = clock()
+    ordered = graph.reorder()
+    spent = clock() - start
+    kind = 'facebook' if name == 'facebook' else 'generated'
+    targets = {
+        'float32': {'facebook': 1.6, 'generated': 2.2}[kind],
+        'half': {'facebook': 3.0, 'pl200k': 3.2, 'pl1m': 3.2}.get(name, 3.5),
+        'float32, order': {'facebook': 2.4, 'sbm200k': 2.3, 'sbm1m': 2.8}.get(
+            name, 0.0
+        ),
+    }
+    measure = F.appnp(0.1, levels=levels)
+    peer = Peer(graph, measure)
+    for columns in args.columns:
+        x = features(blocks, columns)
+        ours = partial(F.propagate, graph, x, measure)
+        there = partial(F.propagate, ordered, x, measure)
+        methods: dict[str, Callable[[], Tensor]] = {
+            'torch': partial(peer.run, x, measure.weights),
+            'float32': ours,
+            'half': partial(ours, half=True),
+            'float32, order': there,
+            'half, order': partial(there, half=True),
+        }
+        if name != 'sbm1m':
+            methods['EdgeIndex'] = partial(
+                peer.by_edge_index, x, measure.weights
+            )
+        exact = F.propagate(graph, x.double(), measure)
+        wanted = targets if columns == 64 else {}
+        label = f'{name} L={levels} {columns} columns'
+        found = compare(label, methods, exact, args.repeats, wanted)
+        if columns == 64:
+            error = off(methods['half'](), exact)
+            result(f'{label}: half, relF', error, 1e-4, at_most=True)
+            print(
+                f'{label}: reorder took {spent:.2f} s, gains '
+                f'{found["float32, order"] / found["float32"]:.2f}'
+            )
+
+
+def fewer(args: argparse.Namespace, name: str) -> None:
+    """Fewer levels: T5."""
+    graph, blocks, _ = load(name, args.data)
+    x = features(blocks, 64)
+    for measure, tol, half, wanted, most in (
+        (F.heat(5.0, levels=18), 1e-6, False, 3.4, 3e-6),
+        (F.heat(5.0, levels=18), 2e-4, True, 7.0, 5e-4),
+        (F.appnp(0.1, levels=40), 4e-4, False, 5.0, 6e-4),
+        (F.appnp(0.1, levels=40), 4e-3, True, 0.0, 4e-3),
+    ):
+        peer = Peer(graph, measure)
+        cut = F.chebyshev(measure, tol)
+        ours = partial(F.propagate, graph, x, measure, half=half)
+        tail = sum(measure.weights[cut.levels :])
+        equal = (*measure.weights[: cut.levels], tail)
+        methods: dict[str, Callable[[], Tensor]] = {
+            'torch': partial(peer.run, x, measure.weights),
+            'all levels': ours,
+            'fewer levels': partial(ours, tol=tol),
+            'torch, equal degree': partial(Peer(graph, measure).run, x, equal),
+        }
+        exact = F.propagate(graph, x.double(), measure)
+        label = (
+            f'{name} {measure.name} {measure.levels}->{cut.levels} '
+            f'{"half" if half else "f32"}'
+        )
+        target = {'fewer levels': wanted} if wanted else {}
+        found = compare(label, methods, exact, args.repeats, target)
+        error = off(methods['fewer levels'](), exact)
+        result(f'{label}: relF', error, most, at_most=True)
+        ratio = found['fewer levels'] / found['torch, equal degree']
+        print(f'{label}: at equal degree {ratio:.2f} x')
+
+
+def sparse(args: argparse.Namespace, name: str) -> None:
+    """The first level from bags of words: T6; some rows: T7."""
+    graph, blocks, words = load(name, args.data)
+    if words is not None:
+        measure = F.sgc(1)
+        peer = Peer(graph, measure)
+        there = words.to_dense()
+        ours = partial(F.propagate, graph, words, measure)
+        methods: dict[str, Callable[[], Tensor]] = {
+            'torch': partial(peer.run, there, measure.weights),
+            'dense': partial(F.propagate, graph, there, measure),
+            'sparse': ours,
+        }
+        compare(
+            f'{name} one level of words',
+            methods,
+            None,
+            args.repeats,
+            {'sparse': 10.0},
+        )
+        del there
+    measure = F.sgc(2)
+    x = features(blocks, 64)
+    peer = Peer(graph, measure)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(graph.num_nodes, generator=generator)
+    rows = rows[: graph.num_nodes // 10].sort().values
+    ours = partial(F.propagate, graph, x, measure, rows=rows)
+    methods = {
+        'torch': partial(peer.run, x, measure.weights),
+        'all': partial(F.propagate, graph, x, measure),
+        'a tenth': ours,
+        'a tenth, half': partial(ours, half=True),
+    }
+    compare(
+        f'{name} SGC 2, rows',
+        methods,
+        None,
+        args.repeats,
+        {'a tenth, half': 5.0},
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--data', type=Path, help='the folder of MUSAE')
+    parser.add_argument(
+        '--only', nargs='*', default=['dense', 'fewer', 'sparse']
+    )
+    parser.add_argument('--graphs', nargs='*', default=['sbm200k', 'pl200k'])
+    parser.add_argument('--columns', nargs='*', type=int, default=[64])
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--repeats', type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(
+        f'torch {torch.__version__}, {ops.instruction_set()}, '
+        f'{args.threads} threads'
+    )
+    parts = {'dense': dense, 'fewer': fewer, 'sparse': sparse}
+    for name in args.graphs:
+        for part in args.only:
+            parts[part](args, name)
+
+
+if __name__ == '__main__':
+    main()

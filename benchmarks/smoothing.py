@@ -1,0 +1,444 @@
+r"""What certificates by smoothing cost, against PyG and the public code.
+
+Ratios of interleaved runs, medians of --repeats, in CPU time of one thread.
+
+draw    noisy copies of Cora-ML; peer: the exact law in numpy (a geometric
+        gap at a time, vectorised; a mask of the ones; sorted together).
+sample  drawing and the forward pass of a model, a copy; peer: what a PyG user
+        writes: torch.bernoulli on the dense features, a mask of the edges,
+        the pairs by geometric gaps, model(x, edge_index) copy by copy.
+radii   the certificates of 2,810 nodes from their bounds; peer: the published
+        arithmetic (regions by sums over 1000-bit numbers, filled node by
+        node) on --nodes of them, scaled up. Python's decimal stands in for
+        gmpy2.
+lp      the collective bound of one kind on all nodes.
+shares  certified shares of a trained GCN beside those that were expected.
+large   200,000 nodes and 2 million directed edges: seconds and memory a copy.
+
+    python benchmarks/smoothing.py --data ../shared/data draw sample radii lp
+"""
+
+import argparse
+import decimal
+import math
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import interleaved, power_law, result
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.datasets import CitationFull
+from torch_geometric.nn import GCN, GIN, GraphSAGE
+from torch_geometric.transforms import Compose, LargestConnectedComponents
+from torch_geometric.utils import remove_self_loops, to_undirected
+
+from pyg_trust.certificates import (
+    BitFlips,
+    SmoothedCertificate,
+    certify,
+    certify_collective,
+)
+from pyg_trust.certificates.sampling import Pipeline, Sampler, evaluating
+from pyg_trust.transforms import FlipBits
+
+PARTS = ('draw', 'sample', 'radii', 'lp', 'shares', 'large')
+NOISE = {
+    'edges .001/.4': BitFlips(edges=(0.001, 0.4)),
+    'edges 0/.6': BitFlips(edges=(0.0, 0.6)),
+    'features .01/.6': BitFlips(features=(0.01, 0.6)),
+}
+
+
+def load(folder: str | None) -> Data:
+    """The largest component of Cora-ML, binary; or a generated graph."""
+    if folder is None:
+        edge_index = power_law(2810, 16000)
+        generator = torch.Generator().manual_seed(0)
+        x = (torch.rand(2810, 2879, generator=generator) < 0.018).float()
+        y = torch.randint(7, (2810,), generator=generator)
+        return Data(x=x, y=y, edge_index=edge_index)
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(
+            Path(folder) / 'CitationFull' / 'cora_ml',
+            Path(scratch) / 'cora_ml',
+        )
+        data = CitationFull(scratch, 'Cora_ML')[0]
+    data.edge_index = to_undirected(remove_self_loops(data.edge_index)[0])
+    data.x = (data.x > 0).float()
+    return Compose([LargestConnectedComponents()])(data)
+
+
+def gaps(cells: int, p: float, rng: np.random.Generator) -> np.ndarray:
+    """Which cells are set, by geometric gaps: the exact law, vectorised."""
+    if p == 0:
+        return np.zeros(0, dtype=np.int64)
+    size = int(p * cells + 8 * math.sqrt(p * cells) + 32)
+    at = rng.geometric(p, size).cumsum() - 1
+    return at[at < cells]
+
+
+def numpy_edges(data: Data, noise: BitFlips, rng: Any) -> Tensor:
+    """A noisy copy of the edges, as a PyG user would write it in numpy."""
+    n, (plus, minus) = int(data.num_nodes or 0), noise.edges
+    row, col = data.edge_index.numpy()
+    upper = row < col
+    ones = (row * n + col)[upper]
+    kept = ones[rng.random(ones.size) >= minus]
+    # Cells by square index; those not above the diagonal are dropped.
+    new = gaps(n * n, plus, rng)
+    new = new[new // n < new % n]
+    new = np.setdiff1d(new, ones, assume_unique=True)
+    both = np.concatenate([kept, new])
+    pairs = np.stack([both // n, both % n])
+    return torch.from_numpy(np.concatenate([pairs, pairs[::-1]], 1))
+
+
+def numpy_features(data: Data, noise: BitFlips, rng: Any) -> np.ndarray:
+    """The ones of a noisy copy of the features, sorted."""
+    plus, minus = noise.features
+    ones = data.x.view(-1).nonzero().view(-1).numpy()
+    kept = ones[rng.random(ones.size) >= minus]
+    new = gaps(data.x.numel(), plus, rng)
+    return np.sort(
+        np.concatenate([kept, np.setdiff1d(new, ones, assume_unique=True)])
+    )
+
+
+def plain_copy(data: Data, noise: BitFlips, rng: Any) -> tuple:
+    """Inputs of one copy in PyG's plain form."""
+    x, edge_index = data.x, data.edge_index
+    if 'edges' in noise.noisy:
+        edge_index = numpy_edges(data, noise, rng)
+    if 'features' in noise.noisy:
+        plus, minus = noise.features
+        x = torch.bernoulli(plus + (1 - plus - minus) * data.x)
+    return x, edge_index
+
+
+def draw(data: Data, repeats: int) -> None:
+    """Drawing alone, against numpy."""
+    rng = np.random.default_rng(0)
+    for name, noise in NOISE.items():
+        sampler = Sampler(Pipeline(GCN(1, 1, 1)), data, noise, 0).copies
+        edges = 'edges' in noise.noisy
+        write = numpy_edges if edges else numpy_features
+        peer: Callable[[], Any] = partial(write, data, noise, rng)
+        drawing = sampler.draw_edges if edges else sampler.draw_features
+        ours: Callable[[], Any] = partial(drawing, 0, 0, 10)
+        seconds, _ = interleaved(
+            {'peer': peer, 'ours': ours}, repeats, time.process_time
+        )
+        each = seconds['ours'] / 10
+        print(
+            f'draw {name}: {1e3 * each:.2f} ms a copy, numpy '
+            f'{1e3 * seconds["peer"]:.2f} ms, {seconds["peer"] / each:.1f}x',
+            flush=True,
+        )
+
+
+def sample(data: Data, repeats: int) -> None:
+    """A copy through a model, against a plain loop."""
+    rng = np.random.default_rng(0)
+    width, classes = data.x.size(1), 7
+    for kind in (GCN, GraphSAGE, GIN):
+        torch.manual_seed(0)
+        model = kind(width, 64, 2, classes)
+        for name, noise in NOISE.items():
+            fast = Pipeline(model, sparse_x=True, sparse_adj=True)
+            ours = Sampler(fast, data, noise, 0)
+
+            def plain(model: Any = model, noise: BitFlips = noise) -> Tensor:
+                x, edge_index = plain_copy(data, noise, rng)
+                return model(x, edge_index).argmax(1)
+
+            with evaluating(model):
+                seconds, _ = interleaved(
+                    {'peer': plain, 'ours': partial(ours.logits, 0, 10)},
+                    repeats,
+                    time.process_time,
+                )
+            each = seconds['ours'] / 10
+            target = 10.0 if 'features' in name else 2.5
+            result(
+                f'{kind.__name__}, {name}, a copy ({1e3 * each:.1f} ms) over '
+                f'a plain PyG loop ({1e3 * seconds["peer"]:.1f} ms)',
+                seconds['peer'] / each,
+                target,
+            )
+
+
+def votes_of(data: Data, noise: BitFlips, n: int) -> SmoothedCertificate:
+    """A report of a random model, for what comes after the votes."""
+    torch.manual_seed(0)
+    model = GCN(data.x.size(1), 16, 2, 7)
+    return certify(
+        model,
+        data,
+        noise,
+        num_samples=n,
+        num_selection=20,
+        sparse_x=True,
+        sparse_adj=True,
+        per='node',
+        seed=0,
+    )
+
+
+def published(a: int, d: int, plus: float, minus: float) -> tuple:
+    """The regions at a radius by sums over 1000-bit numbers."""
+    decimal.getcontext().prec = 302  # digits: about 1000 bits
+    one, x, y = (decimal.Decimal(p) for p in (1, plus, minus))
+    clean, other = [], []
+    for q in range(a + d + 1):
+        both = [decimal.Decimal(0), decimal.Decimal(0)]
+        for i in range(max(0, q - d), min(a, q) + 1):
+            ways, j = math.comb(a, i) * math.comb(d, q - i), q - i
+            both[0] += (
+                ways
+                * x**i
+                * (one - x) ** (a - i)
+                * y**j
+                * (one - y) ** (d - j)
+            )
+            both[1] += (
+                ways
+                * (one - y) ** i
+                * y ** (a - i)
+                * (one - x) ** j
+                * x ** (d - j)
+            )
+        clean.append(both[0])
+        other.append(both[1])
+    return clean, other
+
+
+def published_rho(p: float, clean: list, other: list) -> float:
+    """Fills regions for one node, as the published code does."""
+    left, total = decimal.Decimal(p), decimal.Decimal(0)
+    for one, two in zip(clean, other, strict=True):
+        if one >= left:
+            return float(total + left * two / one) if one else float(total)
+        left, total = left - one, total + two
+    return float(total)
+
+
+def radii(data: Data, nodes: int) -> None:
+    """The grid of all nodes, against arithmetic node by node."""
+    noise = NOISE['features .01/.6']
+    made = votes_of(data, noise, 1000)
+    # Bounds as of a trained model with 10,000 samples.
+    num = made.p_lower.numel()
+    spread = 1 - torch.logspace(-3, -0.3, num, dtype=torch.float64)
+    report = replace(
+        made, p_lower=spread, classes='one', predicted=made.targets
+    )
+    start = time.process_time()
+    reached = report.radii('features')
+    ours = time.process_time() - start
+    most = (reached.size(1), int(reached.max()) + 1)
+    start = time.process_time()
+    grid = {
+        (a, d): published(a, d, 0.01, 0.6)
+        for a in range(most[0] + 1)
+        for d in range(most[1] + 1)
+    }
+    once = time.process_time() - start
+    start = time.process_time()
+    which = torch.linspace(0, num - 1, nodes).long().tolist()
+    differ = 0
+    for v in which:
+        p = float(spread[v]) - report.tolerance
+        for (a, d), pair in grid.items():
+            sure = published_rho(p, *pair) > 0.5
+            got = a < most[0] and int(reached[v, a]) >= d
+            differ += sure != got
+    each = (time.process_time() - start) / nodes
+    print(
+        f'radii: {ours:.3f} CPU s for {num} nodes and radii up to {most}; '
+        f'in 1000 bits {once:.2f} s for regions and {1e3 * each:.0f} ms a '
+        f'node; {differ} cells differ'
+    )
+    result(
+        'radii of all nodes over 1000-bit arithmetic node by node',
+        (once + each * num) / ours,
+        50,
+    )
+
+
+def lp(data: Data) -> None:
+    """The collective bound on all nodes."""
+    noise = NOISE['features .01/.6']
+    torch.manual_seed(0)
+    model = GCN(data.x.size(1), 16, 2, 7)
+    report = certify(
+        model,
+        data,
+        noise,
+        num_samples=1000,
+        num_selection=20,
+        sparse_x=True,
+        sparse_adj=True,
+        seed=0,
+    )
+    for budget in ((1, 0), (0, 5), (2, 4)):
+        start = time.process_time()
+        made = certify_collective(report, model, data, hops=2, features=budget)
+        spent = time.process_time() - start
+        print(
+            f'collective {budget}: {made.one_by_one} one by one, '
+            f'{made.guaranteed} at once, {spent:.2f} CPU s',
+            flush=True,
+        )
+        if 0 in budget:
+            result(
+                f'collective bound at {budget}, CPU s',
+                spent,
+                5.0,
+                at_most=True,
+            )
+
+
+EXPECTED = {
+    'features .01/.6': ('features', {(1, 0): 0.75, (0, 5): 0.59}),
+    'edges 0/.6': ('edges', {(0, 5): 0.64}),
+}
+
+
+def trained(data: Data, noise: BitFlips, epochs: int = 300) -> GCN:
+    """A GCN that has seen a noisy copy each epoch, 20 labels a class."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(int(data.num_nodes or 0), generator=generator)
+    chosen = [order[data.y[order] == c] for c in range(int(data.y.max()) + 1)]
+    train = torch.cat([part[:20] for part in chosen])
+    held = torch.cat([part[20:40] for part in chosen])
+    model = GCN(data.x.size(1), 64, 2, len(chosen), dropout=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=1e-3)
+    flip = FlipBits(noise.edges, noise.features)
+    best, weights, since = math.inf, model.state_dict(), 0
+    for _ in range(epochs):
+        model.train()
+        noisy = flip(data)
+        optimizer.zero_grad()
+        out = model(noisy.x, noisy.edge_index)
+        loss = torch.nn.functional.cross_entropy(out[train], data.y[train])
+        loss.backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            noisy = flip(data)
+            out = model(noisy.x, noisy.edge_index)
+            now = float(
+                torch.nn.functional.cross_entropy(out[held], data.y[held])
+            )
+        since += 1
+        if now < best:
+            best, since = now, 0
+            weights = {k: v.clone() for k, v in model.state_dict().items()}
+        if since > 50:
+            break
+    model.load_state_dict(weights)
+    return model
+
+
+def shares(data: Data, samples: int) -> None:
+    """Certified shares of a trained model."""
+    for name, (kind, wanted) in EXPECTED.items():
+        noise = NOISE[name]
+        start = time.process_time()
+        model = trained(data, noise)
+        middle = time.process_time()
+        report = certify(
+            model,
+            data,
+            noise,
+            num_samples=samples,
+            num_selection=1000,
+            sparse_x=True,
+            sparse_adj=True,
+            seed=0,
+        )
+        right = (report.predicted == data.y).double().mean()
+        print(
+            f'{name}: training {middle - start:.0f} CPU s, {samples} copies '
+            f'{time.process_time() - middle:.0f} CPU s, accuracy {right:.3f}',
+            flush=True,
+        )
+        print(report, flush=True)
+        for radius, target in wanted.items():
+            share = report.certified_ratio(**{kind: radius})
+            result(f'{name}, share certified at {radius}', share, target)
+
+
+def large(copies: int) -> None:
+    """A graph of 200,000 nodes: seconds and memory."""
+    edge_index = power_law(200_000, 2_000_000)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200_000, 32, generator=generator)
+    data = Data(x=x, edge_index=edge_index)
+    model = GCN(32, 16, 2, 4)
+    noise = BitFlips(edges=(1e-6, 0.5))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    report = certify(
+        model,
+        data,
+        noise,
+        num_samples=copies,
+        num_selection=10,
+        confidence=0.9,
+        per='node',
+        sparse_x=True,
+        sparse_adj=True,
+        seed=0,
+    )
+    spent = time.process_time() - start
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(report)
+    print(
+        f'{edge_index.size(1)} directed edges, {copies + 10} copies: '
+        f'{spent:.0f} CPU s, slack {report.tolerance:.1e}'
+    )
+    grown = (after - before) / 2**20
+    result('GiB beyond the graph itself', grown, 4.0, at_most=True)
+
+
+def main() -> None:
+    """Runs the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('parts', nargs='*', default=PARTS, metavar='PART')
+    parser.add_argument('--data', help='folder that holds CitationFull')
+    parser.add_argument('--repeats', type=int, default=5)
+    parser.add_argument('--nodes', type=int, default=10)
+    parser.add_argument('--samples', type=int, default=10_000)
+    args = parser.parse_args()
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f'no part {sorted(unknown)}: they are {PARTS}')
+    torch.set_num_threads(1)
+    data = load(args.data)
+    if 'draw' in args.parts:
+        draw(data, args.repeats)
+    if 'sample' in args.parts:
+        sample(data, args.repeats)
+    if 'radii' in args.parts:
+        radii(data, args.nodes)
+    if 'lp' in args.parts:
+        lp(data)
+    if 'shares' in args.parts:
+        shares(data, args.samples)
+    if 'large' in args.parts:
+        large(min(args.samples, 1000))
+
+
+if __name__ == '__main__':
+    main()

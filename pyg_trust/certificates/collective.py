@@ -1,0 +1,353 @@
+"""How many smoothed predictions stay at once under one budget."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
+from pyg_trust.certificates.sampling import evaluating
+from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
+from pyg_trust.functional.collective import (
+    Matrix,
+    broken_bound,
+    edge_field,
+    frontier,
+    receptive_field,
+)
+from pyg_trust.functional.smoothing import check_radius
+from pyg_trust.report import Guarantee, Report
+
+DEGREES = ('source', 'target')
+_PROBES = 20
+
+
+@dataclass(frozen=True)
+class CollectiveCertificate(Report):
+    """How many predictions stay, in one perturbed graph for all.
+
+    Args:
+        num_targets (int): how many predictions there are.
+        guaranteed (int): so many stay, or stay right, at once.
+        counted (int): so many count: all that did not abstain, or those that
+            are right.
+        one_by_one (int): how many stay by their own certificates.
+        bound (float): of how many can break together.
+        edges (tuple[int, int]): the budget: additions and deletions.
+        features (tuple[int, int]): that of entries of the features.
+        hops (int): the rounds of messages.
+        degrees (str): whose degrees weigh messages.
+        exact (bool): whether the integer program was solved.
+        confidence (float): of all at once.
+        fingerprint (str): of model and data.
+        provenance (dict): versions and arguments of the run.
+    """
+
+    num_targets: int
+    guaranteed: int
+    counted: int
+    one_by_one: int
+    bound: float
+    edges: tuple[int, int]
+    features: tuple[int, int]
+    hops: int
+    degrees: str
+    exact: bool
+    confidence: float
+    fingerprint: str
+    provenance: dict[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        """The share of all targets that is guaranteed."""
+        return self.guaranteed / self.num_targets
+
+    def guarantee(self) -> Guarantee:
+        """That so many predictions stay at once, with confidence."""
+        return Guarantee(
+            procedure='collective certificate by smoothing',
+            promise=(
+                f'{self.guaranteed} of {self.num_targets} predictions of the '
+                'smoothed classifier stay at once, for up to '
+                f'{self.edges[1]} deleted edges, {self.features[0]} added '
+                f'and {self.features[1]} deleted entries of the features '
+                f'together, with confidence {self.confidence:g}'
+            ),
+            assumptions=(
+                'predictions are those of the smoothed classifier',
+                f'the model has at most {self.hops} rounds of messages, '
+                f"weighted by the {self.degrees}'s degree (probed)",
+            ),
+            not_covered=(
+                'the model without smoothing',
+                'which of the predictions stay',
+                'added edges, and changes of the training data',
+            ),
+            data=self.fingerprint,
+            origin=self.provenance,
+        )
+
+
+def certify_collective(
+    report: SmoothedCertificate,
+    model: Module,
+    data: Data,
+    *,
+    hops: int,
+    edges: tuple[int, int] = (0, 0),
+    features: tuple[int, int] = (0, 0),
+    degrees: str = 'source',
+    local_budget: int | None = None,
+    labels: Tensor | None = None,
+    exact: bool = False,
+    forward: Callable[[Data], Tensor] | None = None,
+) -> CollectiveCertificate:
+    r"""Certifies how many smoothed predictions stay in one perturbed graph.
+
+    One budget is spent once: nodes that see different parts of the graph
+    can't all be attacked with the whole of it
+    (:mod:`pyg_trust.functional.collective`). Every node sees the features
+    within :obj:`hops` rounds of messages, and the edges with an end there (or
+    within one round less, if messages are weighted by the degree of their
+    target alone). That is probed: changes right outside of the field may not
+    move a single bit of the output.
+
+    Noise must not connect what is far apart: with noise on the edges,
+    :math:`p_+ = 0`.
+
+    Args:
+        report (SmoothedCertificate): of nodes, with confidence for all at
+            once.
+        model (Module): the model that was smoothed.
+        data (Data): its graph.
+        hops (int): the number of rounds of messages.
+        edges (tuple[int, int]): the budget, as of
+            :meth:`SmoothedCertificate.certified`, without additions.
+            (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): that of features.
+            (default: :obj:`(0, 0)`)
+        degrees (str): :obj:`'source'` if messages are weighted by the degree
+            of their source (GCN, SGC, APPNP: the safe choice), or
+            :obj:`'target'` (SAGE, GAT, GIN). (default: :obj:`'source'`)
+        local_budget (int, optional): the most changes of a kind in one row
+            of the features. (default: :obj:`None`)
+        labels (Tensor, optional): the true classes of all nodes: then only
+            predictions that are right count. (default: :obj:`None`)
+        exact (bool): whether to solve the integer program, within a minute.
+            (default: :obj:`False`)
+        forward (Callable, optional): as in :func:`certify_smoothed`.
+            (default: :obj:`None`)
+
+    Returns:
+        CollectiveCertificate: how many are guaranteed.
+
+    Raises:
+        TypeError: on another type.
+        ValueError: if model and data are not those of the report; if it is of
+            graphs, or of each node by itself; if edges are noisy with
+            :math:`p_+ > 0`, or added by the attacker; or if the field is too
+            small.
+    """
+    check_instance('report', report, SmoothedCertificate)
+    check_instance('model', model, Module)
+    check_instance('data', data, Data)
+    check_integer('hops', hops, 0)
+    check_choice('degrees', degrees, DEGREES)
+    budgets = {
+        'edges': check_radius('edges', edges),
+        'features': check_radius('features', features),
+    }
+    if local_budget is not None:
+        check_integer('local_budget', local_budget, 0)
+    if forward is not None:
+        check_callable('forward', forward)
+    if labels is not None:
+        size = (int(data.num_nodes or 0),)
+        check_tensor('labels', labels, torch.int64, size)
+    for kind, radius in budgets.items():
+        if radius != (0, 0) and kind not in report.noise.noisy:
+            raise ValueError(
+                f"'{kind}' need to have noise to be certified "
+                f'(got {report.noise})'
+            )
+    if report.task != 'nodes' or report.per != 'all':
+        raise ValueError(
+            "'report' needs to be of nodes, with confidence per='all' (got "
+            f'{report.task}, per {report.per!r})'
+        )
+    if report.noise.edges[0] > 0 or report.noise.directed:
+        raise ValueError(
+            "'report' needs to have noise that adds no edges, on undirected "
+            f'graphs: every node would see everything (got {report.noise})'
+        )
+    if budgets['edges'][0] > 0:
+        raise ValueError(
+            "'edges' can't be added by the attacker in a collective "
+            f'certificate (got {edges})'
+        )
+    if digest(model, [data]) != report.fingerprint:
+        raise ValueError(
+            "'model' and 'data' need to be those of the report (got other "
+            'weights or another graph)'
+        )
+    fields = _Fields(data, hops, degrees)
+    with evaluating(model):
+        fields.probe(
+            (lambda graph: model(graph.x, graph.edge_index))
+            if forward is None
+            else forward,
+            features=budgets['features'] != (0, 0),
+            edges=budgets['edges'] != (0, 0),
+        )
+    rows = report.targets.numpy()
+    axes: list[tuple[str, int]] = []
+    reach: list[Matrix] = []
+    caps: list[np.ndarray] = []
+    sides = (('features', 0), ('features', 1), ('edges', 1))
+    for kind, place in sides:
+        if budgets[kind][place] == 0:
+            continue
+        axes.append((kind, place))
+        if kind == 'edges':
+            reach.append(fields.edges[rows])
+            caps.append(np.ones(fields.pairs.size(1)))
+        else:
+            ones = data.x.sum(1).double().cpu().numpy()
+            cap = ones if place else data.x.size(1) - ones
+            if local_budget is not None:
+                cap = np.minimum(cap, local_budget)
+            reach.append(fields.nodes[rows])
+            caps.append(cap)
+    counts = (report.predicted >= 0).numpy()
+    if labels is not None:
+        counts &= (labels[report.targets] == report.predicted).numpy()
+    limits = [budgets[kind][place] for kind, place in axes]
+    sure = np.zeros((rows.size, *(r + 1 for r in limits)), dtype=bool)
+    for point in np.ndindex(*(r + 1 for r in limits)):
+        spent = {'edges': [0, 0], 'features': [0, 0]}
+        for (kind, place), r in zip(axes, point, strict=True):
+            spent[kind][place] = r
+        mask = report.certified(
+            edges=(spent['edges'][0], spent['edges'][1]),
+            features=(spent['features'][0], spent['features'][1]),
+        )
+        index: Any = (slice(None), *point)
+        sure[index] = mask.numpy()
+    owner, points = frontier(sure)
+    held = counts[owner]
+    bound = 0.0
+    if axes:
+        bound = broken_bound(
+            owner[held],
+            points[held],
+            reach,
+            limits,
+            caps,
+            rows.size,
+            exact=exact,
+        )
+    last: Any = (slice(None), *limits)
+    alone = sure[last] & counts
+    total = int(counts.sum())
+    return CollectiveCertificate(
+        num_targets=rows.size,
+        guaranteed=max(total - math.floor(bound + 1e-6), int(alone.sum())),
+        counted=total,
+        one_by_one=int(alone.sum()),
+        bound=bound,
+        edges=budgets['edges'],
+        features=budgets['features'],
+        hops=hops,
+        degrees=degrees,
+        exact=exact,
+        confidence=report.confidence,
+        fingerprint=report.fingerprint,
+        provenance=report.provenance,
+    )
+
+
+class _Fields:
+    """What every node sees of features and edges."""
+
+    def __init__(self, data: Data, hops: int, degrees: str) -> None:
+        self.data = data
+        self.edge_index = data.edge_index.cpu()
+        u, v = self.edge_index
+        self.pairs = self.edge_index[:, u < v]
+        n = int(data.num_nodes or 0)
+        self.nodes = receptive_field(self.edge_index, n, hops)
+        near = hops if degrees == 'source' else max(hops - 1, 0)
+        ball = receptive_field(self.edge_index, n, near)
+        self.edges = edge_field(ball, self.pairs)
+        # Where hops are too few, the next ones see what was left out.
+        self._wider = receptive_field(self.edge_index, n, hops + 2)
+
+    def probe(
+        self, call: Callable[[Data], Tensor], *, features: bool, edges: bool
+    ) -> None:
+        """Changes what is right outside of some fields, and compares bits."""
+        with torch.no_grad():
+            clean = call(self.data)
+            for field, wider, change, wanted in (
+                (self.nodes, self._wider, self._flip_row, features),
+                (
+                    self.edges,
+                    edge_field(self._wider, self.pairs),
+                    self._drop,
+                    edges,
+                ),
+            ):
+                if wanted:
+                    self._compare(call, clean, field, wider, change)
+
+    def _compare(
+        self,
+        call: Callable[[Data], Tensor],
+        clean: Tensor,
+        field: Matrix,
+        wider: Matrix,
+        change: Callable[[int], Data],
+    ) -> None:
+        outside = Matrix(wider - field).tocoo()
+        keep = outside.data > 0
+        node, item = outside.coords[0][keep], outside.coords[1][keep]
+        if node.size == 0:
+            return
+        order = np.random.default_rng(0).permutation(node.size)
+        for at in order[:_PROBES]:
+            moved = call(change(int(item[at])))
+            row = int(node[at])
+            same = (moved[row] == clean[row]) | clean[row].isnan()
+            if not bool(same.all()):
+                raise ValueError(
+                    "'hops' or 'degrees' need to cover all that a node sees "
+                    f'(got another output for node {row} after a change '
+                    'outside of its field)'
+                )
+
+    def _flip_row(self, node: int) -> Data:
+        bad = self.data.clone()
+        bad.x[node] = 1 - bad.x[node]
+        return bad
+
+    def _drop(self, item: int) -> Data:
+        u, v = self.pairs[:, item].tolist()
+        row, col = self.edge_index
+        gone = ((row == u) & (col == v)) | ((row == v) & (col == u))
+        bad = self.data.clone()
+        bad.edge_index = self.edge_index[:, ~gone].to(
+            self.data.edge_index.device
+        )
+        return bad

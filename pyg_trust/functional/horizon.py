@@ -1,0 +1,201 @@
+r"""Worst cases of what is deployed: symmetric, or finitely many steps.
+
+A model may predict :math:`\Pi H`, or something near to it. This module bounds
+the largest score :math:`z_v` of a signal :math:`r` over admissible graphs for
+all of them; :math:`a = 1 - \alpha`.
+
+**Symmetric normalization.** :math:`\hat A = D^{-1/2} A D^{-1/2}` is similar to
+:math:`P = D^{-1} A`: :math:`y = D^{-1/2} z` solves :math:`y = a P y + \alpha
+D^{-1/2} r`, and has the signs of :math:`z`. A flip changes the degrees of both
+its ends, so that the signal of a node depends on its own row: :math:`r_i /
+\sqrt{|S_i|}`, the term :math:`\sigma` of :mod:`.policy`, where it is exact. An
+undirected flip is one in either row, so that both degrees change.
+
+**K steps.** :math:`z^{(k + 1)} = a P z^{(k)} + \alpha r` from :math:`z^{(0)} =
+r`. With the Bellman operator :math:`T` and :math:`z = \alpha V`,
+
+.. math::
+    V^{(0)} = r / \alpha, \quad V^{(k + 1)} = T V^{(k)} \quad \Rightarrow
+    \quad z^{(K)} \le \alpha V^{(K)} \text{ in every admissible graph,}
+
+by induction, as :math:`T` is monotone and no :math:`\tilde P` makes more of
+:math:`V^{(k)}` than :math:`T` does. (The attacker of :math:`V^{(K)}` may use
+another graph in each step, so that it is a bound; the attack that is found is
+one graph for all steps.) For :obj:`'sym'`, :math:`V^{(0)}_i` is the largest
+:math:`r_i / (\alpha \sqrt{s})` over the sizes that a row may have.
+
+**A global budget.** For prices :math:`\nu_i = \lambda / \bar\pi_i` of
+:mod:`.budget` the same recursion bounds :math:`\alpha V_u^{(K)} + \lambda B`:
+what a graph pays in :math:`K` steps is at most what it pays in the limit,
+:math:`\lambda \sum_i k_i \pi_i / \bar\pi_i \le \lambda B`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
+from pyg_trust.functional.diffusion import check_alpha
+from pyg_trust.functional.perturbations import Perturbations, Policy
+from pyg_trust.functional.policy import (
+    Optimum,
+    policy_iteration,
+    policy_value,
+)
+
+_UNIT = torch.finfo(torch.float64).eps / 2
+
+
+@dataclass(frozen=True)
+class Prices:
+    r"""What flips cost: of a row, and of single edges, see :mod:`.policy`.
+
+    Args:
+        step (Tensor, optional): :math:`\nu_i`, ``[num_columns, num_nodes]``.
+        removal (Tensor, optional): :math:`\nu_{ij}` of the edges.
+        addition (Tensor, optional): :math:`\nu_{ij}` of addable pairs.
+        visit (Tensor, optional): :math:`\mu_i`.
+    """
+
+    step: Tensor | None = None
+    removal: Tensor | None = None
+    addition: Tensor | None = None
+    visit: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How a model diffuses: in the limit or K steps, by rows or symmetric.
+
+    Args:
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        K (int, optional): the number of steps. (default: :obj:`None`)
+        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
+            (default: :obj:`'rw'`)
+    """
+
+    alpha: float
+    K: int | None = None
+    normalization: str = 'rw'
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        if self.K is not None:
+            check_integer('K', self.K, 0)
+        check_choice('normalization', self.normalization, ('rw', 'sym'))
+
+    def maximize(
+        self,
+        perturbations: Perturbations,
+        signal: Tensor,
+        *,
+        prices: Prices | None = None,
+        start: Tensor | None = None,
+        tol: Tensor | float = 1e-12,
+    ) -> Optimum:
+        r"""Bounds :math:`V = z / \alpha` over all admissible graphs.
+
+        Args:
+            perturbations (Perturbations): the admissible graphs.
+            signal (Tensor): :math:`r`, float64, ``[num_columns,
+                num_nodes]``.
+            prices (Prices, optional): of flips. (default: :obj:`None`)
+            start (Tensor, optional): a guess of :math:`V`.
+                (default: :obj:`None`)
+            tol (float or Tensor): as in :func:`policy_iteration`.
+                (default: :obj:`1e-12`)
+
+        Returns:
+            Optimum: :obj:`value` + :obj:`high` holds in every admissible
+            graph; with :obj:`K` the policy is that of the last step, and
+            :obj:`low` says nothing of it.
+        """
+        check_instance('perturbations', perturbations, Perturbations)
+        shape = ('num_columns', perturbations.num_nodes)
+        check_tensor('signal', signal, torch.float64, shape, finite=True)
+        paid = Prices() if prices is None else prices
+        reward, root = self._split(signal)
+        costs: dict[str, Any] = {
+            'step_cost': paid.step,
+            'removal_cost': paid.removal,
+            'addition_cost': paid.addition,
+            'visit_cost': paid.visit,
+            'root': root,
+        }
+        if self.K is None:
+            return policy_iteration(
+                perturbations,
+                reward,
+                self.alpha,
+                start=start,
+                tol=tol,
+                **costs,
+            )
+        value = self._first(perturbations, signal)
+        policy = perturbations.clean_policy(signal.size(0))
+        error = 4 * _UNIT * value.abs().amax(1)
+        for _ in range(self.K):
+            # One step: V + (T V - V), and how far roundoff may be off.
+            made = policy_iteration(
+                perturbations,
+                reward,
+                self.alpha,
+                start=value,
+                max_iter=1,
+                **costs,
+            )
+            policy, value = made.policy, made.value + made.gap
+            rounding = made.error + 2 * _UNIT * value.abs().amax(1)
+            error = (1 - self.alpha) * error + rounding
+        return Optimum(value, -error, error, policy, error, value * 0)
+
+    def evaluate(self, policy: Policy, signal: Tensor) -> Optimum:
+        r"""Computes :math:`V = z / \alpha` in given graphs, and its error.
+
+        Args:
+            policy (Policy): a graph per column.
+            signal (Tensor): :math:`r`, float64, ``[num_columns,
+                num_nodes]``.
+        """
+        check_instance('policy', policy, Policy)
+        shape = (policy.num_columns, policy.perturbations.num_nodes)
+        check_tensor('signal', signal, torch.float64, shape, finite=True)
+        if self.normalization == 'sym':
+            signal = signal / policy.size.clamp(min=1).double().sqrt()
+        if self.K is None:
+            found = policy_value(policy, signal, self.alpha)
+            # The signal itself is rounded.
+            off = 4 * _UNIT * signal.abs().amax(1) / self.alpha
+            return replace(found, low=found.low - off, high=found.high + off)
+        value = signal / self.alpha
+        top = value.abs().amax(1)
+        error = 4 * _UNIT * top
+        never = torch.full_like(top, torch.inf)
+        for _ in range(self.K):
+            _, gap = policy.solve(signal, 1 - self.alpha, value, never)
+            value = value + gap
+            error = (1 - self.alpha) * error + 64 * _UNIT * 3 * top
+        return Optimum(value, -error, error, policy, error, value * 0)
+
+    def _split(self, signal: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.normalization == 'sym':
+            return torch.zeros_like(signal), signal
+        return signal, None
+
+    def _first(self, perturbations: Perturbations, signal: Tensor) -> Tensor:
+        # The largest V before any step.
+        value = signal / self.alpha
+        if self.normalization == 'rw':
+            return value
+        small, large = (
+            size.clamp(min=1).double().sqrt()
+            for size in (perturbations.smallest, perturbations.largest)
+        )
+        return torch.where(value > 0, value / small, value / large)

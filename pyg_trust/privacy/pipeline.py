@@ -1,0 +1,379 @@
+"""Private rows that reach a model by other ways than the rows of its batch.
+
+A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What
+it looks up elsewhere escapes that: in a buffer with the features of all
+nodes, by their names (``n_id``) or their places in the batch, or in what a
+transform of the loader writes into the batch. Here each of these ways is
+tried.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.draws import DrawsBySubgraph, NoDropout
+from pyg_trust.privacy.validation import (
+    Forward,
+    features_of,
+    in_training,
+    other_rows,
+    randomised,
+    same,
+)
+
+_NAMES = ('n_id', 'e_id', 'input_id')
+_DEPTH = 4
+
+
+def check_tables(
+    module: nn.Module, num_nodes: int, public: Sequence[str] = ()
+) -> None:
+    """Refuses what a model keeps of every node of the graph.
+
+    Args:
+        module (torch.nn.Module): the model.
+        num_nodes (int): of the graph.
+        public (Sequence[str]): the buffers, frozen parameters and attributes
+            that hold nothing private. (default: :obj:`()`)
+
+    Raises:
+        ValueError: if a buffer, a frozen parameter or an attribute has a
+            dimension of this length, or a name is not there.
+    """
+    if isinstance(public, str) or not isinstance(public, Sequence):
+        raise TypeError(
+            "'public' needs to be a list of names (got "
+            f'{type(public).__name__})'
+        )
+    found = dict(_tables(module))
+    unknown = [name for name in public if name not in found]
+    if unknown:
+        raise ValueError(
+            "'public' needs to hold names of buffers, frozen parameters or "
+            f"attributes of 'module' that are tensors (got {unknown})"
+        )
+    tables = [
+        name
+        for name, value in found.items()
+        if num_nodes in tuple(value.shape) and name not in public
+    ]
+    if tables and num_nodes > 1:
+        raise ValueError(
+            f"'module' needs to be without data of the graph's {num_nodes} "
+            f'nodes, but {tables} may be: rows that it looks up are in no '
+            'subgraph, and nobody clips them. Put features into the data, or '
+            f"name what is public with 'public={tables}'"
+        )
+
+
+def check_names(
+    module: nn.Module,
+    call: Forward,
+    batch: Data,
+    owner: Tensor,
+    public: Sequence[str] = (),
+    seed: int = 0,
+) -> None:
+    """Tests that a model knows rows, not the names or places of nodes.
+
+    On random rows, outputs have to be the same if nodes are called otherwise
+    (``n_id``, ``e_id``, ``input_id``), and move with the subgraphs if these
+    come in another order. What is declared public is blanked before.
+
+    Args:
+        module (torch.nn.Module): the model.
+        call (callable): calls it with a batch.
+        batch (Data): a batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        public (Sequence[str]): as in :func:`check_tables`.
+            (default: :obj:`()`)
+        seed (int): of rows and names. (default: :obj:`0`)
+
+    Raises:
+        ValueError: if they are not.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    base = randomised(batch, features_of(batch, owner.numel()), generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        probe, base, tolerance = _precise(module, call, base)
+        for name, value in _tables(probe):
+            if name in public and isinstance(value, Tensor):
+                value.detach().zero_()
+        count = int(owner.max()) + 1
+        units = torch.arange(count, device=owner.device)
+        out = _alike(probe, call, base, owner, units, seed)
+        renamed = _renamed(base, generator)
+        found = _alike(probe, call, renamed, owner, units, seed)
+        if not same(out, found):
+            _by_name("the names of nodes ('n_id')")
+        order, units = _other_order(owner, count)
+        moved, owners = _moved(base, owner, order, units)
+        found = _alike(probe, call, moved, owners, units, seed)
+        want = out[order] if len(out) == len(owner) else out[units]
+        error = (
+            (found - want).abs().max() if found.numel() else out.new_zeros(())
+        )
+        if not error <= tolerance * max(1.0, float(out.abs().max())):
+            _by_name('the places of nodes in the batch')
+
+
+def check_transform(transform: Any, batch: Data, seed: int = 0) -> None:
+    """Tests that a loader's transform treats subgraphs apart.
+
+    Args:
+        transform (callable, optional): of the loader.
+        batch (Data): a batch before it was transformed.
+        seed (int): of rows and splits. (default: :obj:`0`)
+
+    Raises:
+        ValueError: if something that is of one subgraph, or of none, changes
+            with the rows of others, or floating-point values change with the
+            names of nodes.
+    """
+    if transform is None:
+        return
+    owner, count = batch.batch, int(batch.batch.max()) + 1
+    generator = torch.Generator().manual_seed(seed)
+    names = features_of(batch, owner.numel())
+    if isinstance(batch.get('y'), Tensor) and batch.is_node_attr('y'):
+        names.both = [*dict.fromkeys([*names.both, 'y'])]
+    base = randomised(batch, names, generator)
+
+    def run(given: Data) -> Data:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return transform(copy.copy(given).clone())
+
+    first = run(base)
+    for trial in range(3 if count > 1 else 0):
+        half = torch.randperm(count, generator=generator) < count // 2
+        value = (None, None, 1e4)[trial]
+        mine = half[owner]
+        second = run(other_rows(batch, base, names, generator, mine, value))
+        for name in dict.fromkeys([*first.keys(), *second.keys()]):
+            one, two = first.get(name), second.get(name)
+            rows = _rows_of(first, name, one, owner, count)
+            if rows is not None and _is_tensor(two) and len(two) == len(rows):
+                one, two = one[half[rows]], two[half[rows]]
+            if not _equal(one, two):
+                raise ValueError(
+                    "'transform' of 'data_loader' needs to treat subgraphs "
+                    f"apart, but the '{name}' of one changes with the rows of "
+                    'others (row-wise scaling is fine; standardisation, PCA '
+                    'and propagation are not)'
+                )
+    second = run(_renamed(base, generator))
+    for name, one in first.to_dict().items():
+        is_feature = _is_tensor(one) and one.is_floating_point()
+        if is_feature and not _equal(one, second.get(name)):
+            raise ValueError(
+                "'transform' of 'data_loader' needs to work on the rows of "
+                f"the batch, but '{name}' changes with the names of nodes "
+                "('n_id'): what it looks up by them can't be checked. Put it "
+                "into the loader's 'data'"
+            )
+
+
+def _renamed(batch: Data, generator: torch.Generator) -> Data:
+    out = batch.clone()
+    for name, value in _names(batch):
+        other = torch.randint(
+            int(value.max()) + 1, value.shape, generator=generator
+        )
+        out[name] = other.to(value)
+    return out
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        if one.layout != two.layout:
+            return False
+        if one.layout != torch.strided:
+            one, two = one.to_dense(), two.to_dense()
+        return same(one, two)
+    if isinstance(one, int | float | str | bool | None):
+        return bool(one == two)
+    return type(one) is type(two)
+
+
+def _rows_of(
+    batch: Data, name: str, value: Any, owner: Tensor, count: int
+) -> Tensor | None:
+    # The subgraph of each row of an attribute.
+    if not _is_tensor(value) or value.dim() == 0:
+        return None
+    edges = batch.get('edge_index')
+    if batch.is_node_attr(name) and len(value) == len(owner):
+        return owner
+    if (
+        batch.is_edge_attr(name)
+        and _is_tensor(edges)
+        and edges.numel()
+        and len(value) == edges.size(1)
+    ):
+        return owner[edges[0]]
+    if len(value) == count:
+        return torch.arange(count, device=owner.device)
+    return None
+
+
+def _by_name(what: str) -> None:
+    raise ValueError(
+        "'module' needs to compute its output from the rows of the batch, but "
+        f'it changes with {what} while these stay: rows that it looks up are '
+        'in no subgraph, and nobody clips them. Put features into the data, '
+        "or name the table with 'public' if it holds nothing private"
+    )
+
+
+def _tables(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    # What a model holds besides what it trains.
+    for name, value in module.named_buffers(remove_duplicate=False):
+        yield name, value
+    for name, value in module.named_parameters(remove_duplicate=False):
+        if not value.requires_grad:
+            yield name, value
+    for prefix, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if name.startswith('_') and name in nn.Module().__dict__:
+                continue
+            path = f'{prefix}.{name}' if prefix else name
+            yield from _arrays(path, value, _DEPTH)
+
+
+def _arrays(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor | np.ndarray):
+        if not isinstance(value, nn.Parameter):
+            yield path, value
+    elif depth == 0:
+        return
+    elif isinstance(value, Data):
+        yield from _arrays(path, value.to_dict(), depth - 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _arrays(f'{path}.{key}', item, depth - 1)
+    elif isinstance(value, list | tuple | set):
+        for key, item in enumerate(value):
+            yield from _arrays(f'{path}.{key}', item, depth - 1)
+    elif hasattr(value, '__dict__') and not callable(value):
+        yield from _arrays(path, vars(value), depth - 1)
+
+
+def _precise(
+    module: nn.Module, call: Forward, base: Data
+) -> tuple[nn.Module, Data, float]:
+    # A copy in double precision, if it works in that.
+    hooks = module._forward_pre_hooks, module._forward_hooks
+    memo: dict[int, Any] = {id(hook): type(hook)() for hook in hooks}
+    probe = copy.deepcopy(module, memo)
+    fine = base.clone()
+    for name, value in base.to_dict().items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            fine[name] = value.double()
+    try:
+        probe.double()
+        with in_training(probe, {}), torch.no_grad():
+            call(probe, fine)
+    except (RuntimeError, TypeError, ValueError):
+        memo = {id(hook): type(hook)() for hook in hooks}
+        return copy.deepcopy(module, memo), base, 1e-4
+    return probe, fine, 1e-9
+
+
+def _alike(
+    module: nn.Module,
+    call: Forward,
+    batch: Data,
+    owner: Tensor,
+    units: Tensor,
+    seed: int,
+) -> Tensor:
+    # With the random numbers that each subgraph has, wherever it is.
+    edges = batch.get('edge_index')
+    of_edge = owner[edges[0]] if _is_tensor(edges) else None
+    draws = DrawsBySubgraph(owner, of_edge, units.tolist(), seed)
+    with in_training(module, {}), torch.no_grad(), NoDropout(), draws:
+        return call(module, batch)
+
+
+def _names(batch: Data) -> Iterator[tuple[str, Tensor]]:
+    # Names, and what is a copy of them.
+    n_id = batch.get('n_id')
+    for name, value in batch.to_dict().items():
+        if not isinstance(value, Tensor) or value.numel() == 0:
+            continue
+        is_copy = (
+            isinstance(n_id, Tensor)
+            and value.shape == n_id.shape
+            and not value.is_floating_point()
+            and value.dtype != torch.bool
+            and torch.equal(value, n_id.to(value.dtype))
+            and name not in ('batch', 'y')
+        )
+        if name in _NAMES or is_copy:
+            yield name, value
+
+
+def _other_order(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    # The nodes, and the subgraphs, with the last subgraph first: roots stay
+    # in front if they were.
+    units = torch.arange(count, device=owner.device)
+    key = count - 1 - owner
+    if torch.equal(owner[:count], units):
+        key = key + count * (
+            torch.arange(len(owner), device=owner.device) >= count
+        )
+    return key.argsort(stable=True), units.flip(0)
+
+
+def _moved(
+    batch: Data, owner: Tensor, order: Tensor, units: Tensor
+) -> tuple[Data, Tensor]:
+    out = batch.clone()
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    owners = (len(units) - 1 - owner)[order]
+    edges = batch.get('edge_index')
+    sort = None
+    if _is_tensor(edges) and bool((edges[1].diff() >= 0).all()):
+        sort = place[edges[1]].argsort(stable=True)
+    for name, value in batch.to_dict().items():
+        if hasattr(value, 'coo') and hasattr(value, 'index_select'):
+            out[name] = value.index_select(0, order).index_select(1, order)
+        elif not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        elif value.layout != torch.strided:
+            coo = value.to_sparse_coo().coalesce()
+            turned = torch.sparse_coo_tensor(
+                place[coo.indices()], coo.values(), coo.shape
+            ).coalesce()
+            if value.layout == torch.sparse_csr:
+                turned = turned.to_sparse_csr()
+            elif value.layout == torch.sparse_csc:
+                turned = turned.to_sparse_csc()
+            out[name] = turned
+        elif name == 'batch':
+            out[name] = owners
+        elif name == 'ptr':
+            sizes = owners.bincount(minlength=len(units))
+            out[name] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        elif 'index' in name and value.dim() == 2 and len(value) == 2:
+            value = place[value]
+            out[name] = value if sort is None else value[:, sort]
+        elif batch.is_node_attr(name) and len(value) == len(owner):
+            out[name] = value[order]
+        elif batch.is_edge_attr(name):
+            out[name] = value if sort is None else value[sort]
+        elif len(value) == len(units):
+            out[name] = value[units]
+    return out, owners

@@ -1,0 +1,364 @@
+"""Plans for a budget, and searches for settings that are accounted for."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from pyg_trust import noise, rng
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+    check_positive,
+)
+from pyg_trust.functional.accounting import METHODS, ORDERS, rdp_epsilon
+from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust.functional.selection import draw_runs, rdp_select
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.noise import SEEDED
+from pyg_trust.privacy.accountant import WORAccountant, create_accountant
+from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.report import Guarantee, Report
+
+Train = Callable[[Any], tuple[PrivacyEngine, float]]
+
+_NUMBER, _CHOICE = 0, 1
+
+
+@dataclass(frozen=True)
+class Proposal(Report):
+    r"""Settings of a private training for a budget, from public numbers.
+
+    Args:
+        batch_size (int): :math:`m`.
+        steps (int): how many.
+        noise_multiplier (float): Opacus' :math:`\sigma / C`.
+        sample_rate (float): :math:`m / M`.
+        epsilon (float): what all steps spend, at most the budget.
+        delta (float): :math:`\delta`.
+        mechanism (str): the accountant.
+        noise_per_step (float): the standard deviation of the noise on each
+            number of the mean gradient, in units of the clipping norm.
+    """
+
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    sample_rate: float
+    epsilon: float
+    delta: float
+    mechanism: str
+    noise_per_step: float
+
+    def accountant(self) -> WORAccountant:
+        """An account on which all steps were taken, as for :func:`search`."""
+        made = create_accountant(self.mechanism)
+        for _ in range(self.steps):
+            made.step(
+                noise_multiplier=self.noise_multiplier,
+                sample_rate=self.sample_rate,
+            )
+        return made
+
+
+def propose(
+    num_subgraphs: int,
+    epsilon: float,
+    delta: float,
+    *,
+    steps: int = 60,
+    slack: float = 0.1,
+    accountant: str = 'pld_wor',
+) -> Proposal:
+    r"""Proposes batch size and noise for a budget, without looking at data.
+
+    The noise on the mean gradient of a step is :math:`z(q) / m` in units of
+    the clipping norm, with the least :math:`z` that keeps so many steps at
+    the rate :math:`q = m / M` within the budget. It falls with :math:`m`,
+    steeply at first and hardly in the end. The smallest of twenty batch sizes
+    is taken whose noise is at most ``1 + slack`` times that of
+    :math:`m = M`: a larger one costs time and gains little.
+
+    For the rest, rules that need no data either: features with rows of norm
+    one (each row by itself), no bias in the layer that classifies (its
+    gradient is as large as all others, and clipping then removes them), a
+    clipping norm a little below the largest gradient that a row of norm one
+    gives, and a few dozen large steps rather than many small ones, since each
+    adds noise.
+
+    Args:
+        num_subgraphs (int): :math:`M`, ``loader.num_subgraphs``.
+        epsilon (float): the budget.
+        delta (float): in :math:`(0, 1)`.
+        steps (int): how many steps are planned. (default: :obj:`60`)
+        slack (float): as above. (default: :obj:`0.1`)
+        accountant (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
+            (default: :obj:`'pld_wor'`)
+
+    Raises:
+        TypeError, ValueError: if a number is out of range, or no noise is
+            enough.
+
+    Example:
+        >>> plan = propose(847, epsilon=8.0, delta=1e-4)
+        >>> plan.epsilon <= 8 and 100 < plan.batch_size < 847
+        True
+    """
+    check_integer('num_subgraphs', num_subgraphs, 1)
+    check_positive('epsilon', epsilon)
+    check_delta(delta)
+    check_integer('steps', steps, 1)
+    check_positive('slack', slack)
+    check_choice('accountant', accountant, METHODS)
+    account = create_accountant(accountant)
+
+    def multiplier(size: int) -> float:
+        rate = size / num_subgraphs
+        return account.noise_multiplier_for(
+            epsilon, delta, sample_rate=rate, steps=steps
+        )
+
+    # Smallest first; the noise of the whole is the reference.
+    limit = (1 + slack) * multiplier(num_subgraphs) / num_subgraphs
+    sizes = sorted({math.ceil(num_subgraphs * k / 20) for k in range(1, 21)})
+    low, high = 0, len(sizes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if multiplier(sizes[middle]) / sizes[middle] <= limit:
+            high = middle
+        else:
+            low = middle + 1
+    size = sizes[low]
+    found, rate = multiplier(size), size / num_subgraphs
+    account.history = [(found, rate, steps)]
+    return Proposal(
+        batch_size=size,
+        steps=steps,
+        noise_multiplier=found,
+        sample_rate=rate,
+        epsilon=account.get_epsilon(delta),
+        delta=float(delta),
+        mechanism=accountant,
+        noise_per_step=found / size,
+    )
+
+
+def search_epsilon(
+    bound: WORAccountant, delta: float, mean_runs: float, shape: float = 1.0
+) -> float:
+    r""":math:`\epsilon` of the best of a random number of runs.
+
+    By :func:`pyg_trust.functional.rdp_select`, whichever accountant is given:
+    selection is analysed by Rényi DP.
+
+    Args:
+        bound (WORAccountant): what each run spends at most.
+        delta (float): in :math:`(0, 1)`.
+        mean_runs (float): the expected number of runs, at least 1.
+        shape (float): of its distribution, see :func:`search`.
+            (default: :obj:`1.0`)
+
+    Example:
+        >>> one = propose(847, epsilon=4.0, delta=1e-4).accountant()
+        >>> 4 < search_epsilon(one, 1e-4, mean_runs=10) < 3 * 4
+        True
+    """
+    check_instance('bound', bound, WORAccountant)
+    found = rdp_select(ORDERS, bound.rdp(ORDERS), mean_runs, shape)
+    return rdp_epsilon(ORDERS, found, delta)
+
+
+@dataclass(frozen=True)
+class SearchReport(Report):
+    r"""What a search released, and what that cost.
+
+    How many runs there were is not in it: it has to stay secret.
+
+    Args:
+        epsilon (float): :math:`\epsilon` of the whole search.
+        delta (float): :math:`\delta`.
+        mean_runs (float): the expected number of runs.
+        shape (float): of its distribution.
+        candidate (Any): the settings of the best run.
+        score (float): its score.
+        seeded (bool): whether anything secret came from an explicit seed:
+            then nothing is private.
+        mechanism (str): the accountant of a run.
+        assumptions (tuple): what the guarantee rests on.
+        data (str): a fingerprint of what is public of the data.
+    """
+
+    epsilon: float
+    delta: float
+    mean_runs: float
+    shape: float
+    candidate: Any
+    score: float
+    seeded: bool
+    mechanism: str
+    assumptions: tuple[str, ...]
+    data: str
+
+    def guarantee(self) -> Guarantee:
+        """What nobody can tell from the weights of the best run."""
+        return Guarantee(
+            procedure='search for settings of private training',
+            promise=(
+                (f'{SEEDED}; with secret noise, ' if self.seeded else '')
+                + 'the weights, settings and score of the best run are '
+                f'({self.epsilon:.4g}, {self.delta:g})-differentially private '
+                "in any one node's features"
+            ),
+            assumptions=self.assumptions,
+            not_covered=('all other runs, how many there were, and the time',),
+            spent={'epsilon': self.epsilon},
+            budget={'epsilon': math.inf},
+            data=self.data,
+            kind='privacy',
+            values={
+                'epsilon': self.epsilon,
+                'delta': self.delta,
+                'mean_runs': self.mean_runs,
+                'shape': self.shape,
+                'mechanism': self.mechanism,
+                'seeded': self.seeded,
+            },
+        )
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+
+def search(
+    train: Train,
+    candidates: Sequence[Any],
+    *,
+    bound: WORAccountant,
+    delta: float,
+    mean_runs: float,
+    shape: float = 1.0,
+    seed: int | None = None,
+) -> tuple[nn.Module, SearchReport]:
+    r"""Trains with settings drawn at random, and releases the best run alone.
+
+    A secret random number of runs, each with settings drawn uniformly from
+    the candidates; the model with the highest score is returned, and what
+    that costs in all (:func:`search_epsilon`).
+
+    .. code-block:: python
+
+        plan = propose(loader.num_subgraphs, epsilon=4.0, delta=1e-4)
+
+        def train(lr):
+            ...  # a model and a loader of its own; a new PrivacyEngine()
+            return engine, accuracy_on_public_data
+
+        model, report = search(
+            train, [0.03, 0.1, 0.3], bound=plan.accountant(), delta=1e-4,
+            mean_runs=5,
+        )
+
+    It takes a multiple of the time of one run, and how long it takes tells of
+    the secret number: do not publish it. What :obj:`train` prints or stores of
+    other runs is not covered.
+
+    Args:
+        train (callable): maps settings to an engine that has trained a model
+            and a score, the higher the better. The score has to be a function
+            of the weights and of public data: an accuracy on private rows is
+            a release of its own, that nothing here accounts for.
+        candidates (sequence): the settings, chosen without looking at private
+            data.
+        bound (WORAccountant): what a run may spend, whatever the settings
+            (:meth:`Proposal.accountant`). A run that spends more is an error.
+        delta (float): in :math:`(0, 1)`.
+        mean_runs (float): the expected number of runs, at least 1.
+        shape (float): :math:`\eta` of the truncated negative binomial
+            distribution of the number of runs: :obj:`1` for the geometric one,
+            :obj:`0` for the logarithmic one, which spreads wider and costs
+            less. (default: :obj:`1.0`)
+        seed (int, optional): of the number of runs and the draws of settings,
+            to repeat an experiment; the result is not private.
+            (default: :obj:`None`)
+
+    Returns:
+        tuple[Module, SearchReport]: a plain copy of the best model, and what
+        holds of it.
+
+    Raises:
+        BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
+            returned then.
+    """
+    check_callable('train', train)
+    if not isinstance(candidates, Sequence) or not candidates:
+        raise TypeError(
+            "'candidates' needs to be a list of settings, not empty (got "
+            f'{candidates!r})'
+        )
+    if check_number('shape', shape) == math.inf:
+        raise ValueError(
+            "'shape' needs to be finite: with a Poisson number of runs there "
+            'may be none'
+        )
+    epsilon = search_epsilon(bound, delta, mean_runs, shape)
+    allowed = bound.rdp(ORDERS)
+    key = None if seed is None else rng.resolve(seed)
+
+    def source(item: int) -> Any:
+        return noise.source(None if key is None else rng.derive(key, item))
+
+    count = draw_runs(float(source(_NUMBER).uniform(1)[0]), mean_runs, shape)
+    choices = source(_CHOICE)
+    best: tuple[float, nn.Module, Any, tuple[str, ...]] | None = None
+    seeded, data = seed is not None, set()
+    for _ in range(count):
+        index = int(choices.choose(len(candidates), 1)[0])
+        engine, score = train(candidates[index])
+        check_instance('train', engine, PrivacyEngine)
+        score = float(check_number('score', score))
+        if math.isnan(score):
+            score = -math.inf  # of weights that diverged
+        spent = engine.accountant.rdp(ORDERS)
+        # A different order of sums is no overspending.
+        if not np.all(spent <= allowed * (1 + 1e-9)):
+            raise BudgetExceededError(
+                f'a run with {candidates[index]!r} spent more than a run may '
+                "('bound'); nothing is released"
+            )
+        seeded |= engine.seeded
+        said = engine.report(delta)
+        data.add(said.data)
+        if best is None or score > best[0]:
+            model = copy.deepcopy(engine._attached().model)
+            best = score, model, candidates[index], said.assumptions
+    assert best is not None
+    report = SearchReport(
+        epsilon=epsilon,
+        delta=float(delta),
+        mean_runs=float(mean_runs),
+        shape=float(shape),
+        candidate=best[2],
+        score=best[0],
+        seeded=seeded,
+        mechanism=bound.mechanism(),
+        assumptions=(
+            'released are the weights, settings and score of the best run '
+            'alone; other runs, how many there were and how long it took stay '
+            'secret',
+            'a score is a function of the weights of its run and of public '
+            'data',
+            'candidates, their number and the expected number of runs were '
+            'chosen without looking at private data',
+            *best[3],
+        ),
+        data=data.pop() if len(data) == 1 else '',
+    )
+    return best[1], report

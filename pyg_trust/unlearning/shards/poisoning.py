@@ -1,0 +1,276 @@
+"""Certificates of shards: what poisoned nodes can't change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust._checks import check_choice, check_integer, check_tensor
+from pyg_trust.functional.voting import (
+    CollectiveVotes,
+    certified_mean,
+    certified_votes,
+    collective_votes,
+    survives_votes,
+)
+from pyg_trust.nn.shard_aggregator import (
+    MajorityAggregator,
+    MeanAggregator,
+    ShardAggregator,
+)
+from pyg_trust.report import Guarantee, Report
+from pyg_trust.transforms.division import check_apart, incoming_view
+from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.shards.graph import name_tensor, rows_of
+
+INFERENCE = ('isolated', 'clean')
+# Means are deployed in float32: what they are apart at least.
+_APART = 1e-5
+
+
+@dataclass(frozen=True)
+class PoisonCertificate(Report):
+    r"""Which classes so many poisoned nodes can't change.
+
+    Model :math:`i` is a function of the training nodes of shard :math:`i`
+    alone, and the shard of a node depends on its name alone: whatever happens
+    to :math:`k` nodes, at most :math:`k` models change (`Levine and Feizi
+    2021 <https://arxiv.org/abs/2006.14768>`_). What the other models *see* at
+    inference would change, too; so model :math:`i` hears, with
+    :obj:`inference` ``'isolated'``, nodes of its own group alone, and with
+    ``'clean'`` the graph at inference is taken to be out of reach.
+    """
+
+    targets: Tensor
+    """Names of the nodes: int64, ``[num_targets]``."""
+    predicted: Tensor
+    """The class that the shards vote for: int64."""
+    radius: Tensor
+    """The most shards that may be corrupted, -1 for none: int64."""
+    votes: Tensor
+    """What each model says: int64, ``[num_shards, num_targets]``."""
+    num_classes: int
+    aggregator: str
+    inference: str
+    n_id: Tensor
+    """The names of all nodes: int64, ``[num_nodes]``."""
+    group: Tensor
+    """The shard that a hash gives each of them, trained on or not."""
+    data: str
+    """A fingerprint of models and data."""
+    provenance: dict[str, Any]
+
+    def certified(self, nodes: int) -> Tensor:
+        """Whose class stays whatever so many other nodes do.
+
+        Args:
+            nodes (int): how many are poisoned.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
+        """
+        return self.radius >= check_integer('nodes', nodes, 0)
+
+    def certified_ratio(self, nodes: int) -> float:
+        """The share of targets whose class stays.
+
+        Args:
+            nodes (int): how many are poisoned.
+        """
+        return float(self.certified(nodes).double().mean())
+
+    def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
+        """The share of targets that stay and are right.
+
+        Args:
+            labels (Tensor): the true classes of the nodes in :obj:`n_id`:
+                int64, ``[num_nodes]``.
+            nodes (int): how many are poisoned.
+        """
+        check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
+        right = labels[rows_of(self.n_id, self.targets)] == self.predicted
+        return float((self.certified(nodes) & right).double().mean())
+
+    def survives(self, suspects: Any) -> Tensor:
+        """Whose class stays if these very nodes were poisoned.
+
+        Only the number of their *shards* counts, and by a majority only
+        which ones. Targets that are suspects themselves are not covered at
+        isolated inference.
+
+        Args:
+            suspects (list[int] or Tensor): names of nodes.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
+
+        Raises:
+            ValueError: if a name is unknown.
+        """
+        names = name_tensor('suspects', suspects)
+        shards = self.group[rows_of(self.n_id, names)].unique()
+        if self.aggregator == 'majority':
+            made = survives_votes(self.votes, self.num_classes, shards)
+        else:
+            made = self.radius >= shards.numel()
+        if self.inference == 'isolated':
+            made &= ~torch.isin(self.targets, names)
+        return made
+
+    def collective(
+        self, shards: int, *, max_sets: int = 20000
+    ) -> CollectiveVotes:
+        """How many classes stay at once, as the shards are corrupted for all.
+
+        Args:
+            shards (int): how many are.
+            max_sets (int): as in
+                :func:`~pyg_trust.functional.collective_votes`.
+                (default: :obj:`20000`)
+
+        Raises:
+            ValueError: for means of probabilities.
+        """
+        if self.aggregator != 'majority':
+            raise ValueError(
+                "'aggregator' needs to be 'majority' to count votes "
+                f'(got {self.aggregator!r})'
+            )
+        return collective_votes(
+            self.votes, self.num_classes, shards, max_sets=max_sets
+        )
+
+    def guarantee(self) -> Guarantee:
+        """That voted classes stay, under which attacks."""
+        counts = [
+            f'{int((self.radius >= k).sum())} at {k}' for k in (1, 2, 3, 5)
+        ]
+        isolated = self.inference == 'isolated'
+        when = 'in training and at inference' if isolated else 'in training'
+        return Guarantee(
+            procedure='certificate against poisoning, by shards',
+            promise=(
+                'the class that the shards vote for stays, of '
+                f'{self.targets.numel()} nodes, whatever so many other nodes '
+                f'do {when} (inserted, deleted, other features, labels or '
+                f'edges): {", ".join(counts)}'
+            ),
+            assumptions=(
+                'predictions are the classes of this report'
+                + (', of isolated inference' if isolated else ''),
+                'nodes keep their names, and new ones take new names',
+                'seed, number of shards, number of classes and '
+                'hyperparameters were not chosen on data that can be '
+                'attacked, and nothing was computed across nodes before',
+                'the factory of the models is deterministic',
+                'a shard that is left without a training node votes for any '
+                'one class',
+            ),
+            not_covered=(
+                "changes of the target's own features"
+                if isolated
+                else 'changes of the graph at inference',
+                "more than one vote for the target's own label",
+                'the outputs of a single shard, and other aggregators',
+            ),
+            data=self.data,
+            origin=self.provenance,
+        )
+
+
+def certify_shards(
+    data: Data,
+    outputs: Tensor,
+    partition: Any,
+    aggregator: ShardAggregator,
+    num_classes: int | None,
+    run: Callable[[Data, int], Tensor],
+    *,
+    nodes: Any,
+    inference: str,
+    fingerprint: str,
+    provenance: dict[str, Any],
+) -> PoisonCertificate:
+    """:meth:`ShardedUnlearner.certify`, on what an unlearner has.
+
+    Args:
+        data (Data): the present graph, with ``n_id`` and ``shard``.
+        outputs (Tensor): logits of all models on the whole graph.
+        partition (Any): what made the shards.
+        aggregator (ShardAggregator): what makes one prediction.
+        num_classes (int, optional): the number of classes that the user
+            fixed.
+        run (Callable): the logits of a model, by its number, on a graph.
+        nodes (Any): names of the targets; by default all.
+        inference (str): :obj:`'isolated'` or :obj:`'clean'`.
+        fingerprint (str): of models and data.
+        provenance (dict): versions and settings.
+
+    Raises:
+        ValueError: if the promise would not hold, see there.
+    """
+    check_choice('inference', inference, INFERENCE)
+    if not isinstance(partition, Shards) or not partition.exact:
+        raise ValueError(
+            "'partition' needs to be 'hash' for certificates: other ones move "
+            f'nodes when others change (got {partition!r})'
+        )
+    kinds = {MajorityAggregator: 'majority', MeanAggregator: 'mean'}
+    if type(aggregator) not in kinds:
+        raise ValueError(
+            "'aggregator' needs to be 'majority' or 'mean' for certificates: "
+            f'one that is fitted has seen all shards (got {aggregator!r})'
+        )
+    if num_classes is None:
+        raise ValueError(
+            "'num_classes' needs to be given to the unlearner for "
+            'certificates: one new label would change all models (got None)'
+        )
+    names = data.n_id if nodes is None else name_tensor('nodes', nodes)
+    rows = rows_of(data.n_id, names)
+    group = rng.derive_each(partition.seed, data.n_id) % partition.num_shards
+    trained = data.shard >= 0
+    if not torch.equal(group[trained], data.shard[trained]):
+        raise ValueError(
+            "'partition' needs to be the hash of the names of all training "
+            'nodes (got another shard for some)'
+        )
+    if inference == 'isolated':
+        check_apart(lambda view: run(view, 0), data, group)
+        outputs = torch.stack(
+            [
+                run(incoming_view(data, group == i), i)
+                for i in range(partition.num_shards)
+            ]
+        )
+    outputs = outputs[:, rows]
+    # Whatever is not finite says the first class, always.
+    finite = outputs.isfinite().all(2, keepdim=True)
+    outputs = torch.where(finite, outputs, 0.0)
+    votes = outputs.argmax(2)
+    kind = kinds[type(aggregator)]
+    if kind == 'majority':
+        # Ties are lost: means of probabilities break them.
+        made = certified_votes(votes, outputs.size(2))
+    else:
+        chance = outputs.double().softmax(2)
+        made = certified_mean(chance, tolerance=_APART)
+    predicted = aggregator(outputs).argmax(1)
+    sure = predicted == made.predicted
+    return PoisonCertificate(
+        targets=names.clone(),
+        predicted=predicted,
+        radius=torch.where(sure, made.radius, -1),
+        votes=votes,
+        num_classes=outputs.size(2),
+        aggregator=kind,
+        inference=inference,
+        n_id=data.n_id.clone(),
+        group=group,
+        data=fingerprint,
+        provenance=provenance,
+    )

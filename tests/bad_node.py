@@ -1,0 +1,370 @@
+"""Bad inputs of what forgets nodes, and of features of changing graphs."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from bad_functional import (
+    POSITIVE,
+    RESULT,
+    SHARE,
+    UNIT,
+    N,
+    rand,
+)
+from bad_ground import DATA, DATA_NAMES, RAW, saved, temporary
+from bad_inputs import (
+    PATH,
+    SEED,
+    Row,
+    choice,
+    csr,
+    edge_indices,
+    either,
+    instance,
+    integer,
+    number,
+    tensor,
+    undirected,
+    values,
+)
+from bad_procedures import damaged
+from bad_table import EXEMPT, entry
+from torch_geometric.data import Data
+
+from pyg_trust import transforms, unlearning
+from pyg_trust.functional import Measure, katz, sgc
+from pyg_trust.functional.dynamic_graph import DynamicGraph
+from pyg_trust.removal import RemovalRequest
+
+# Ops #########################################################################
+
+EXEMPT['ops.OpenRows'] = 'a bundle of tensors, checked where it is used'
+NODES = torch.tensor([1, 2])
+LIST = tensor(rows=False, finite=False)
+
+
+def rows() -> Any:
+    return DynamicGraph(csr(), True).receiving
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float64)
+
+
+entry(
+    'ops.pull_rows',
+    lambda: {
+        'rows': rows(),
+        'nodes': NODES,
+        'x': ones(N, 2),
+        'recv': ones(N),
+        'send': ones(N),
+        'out': ones(N, 2),
+        'z': ones(2, 2),
+    },
+    rows=instance(),
+    nodes=tensor(rows=False, finite=False, none=True),
+    x=RAW,
+    recv=RAW,
+    send=RAW,
+    out=tensor(finite=False, none=True, columns=True),
+    z=tensor(finite=False, none=True, columns=True),
+    weight=values('half', None, [0.5]),
+    names={'nodes': "'(nodes|z)'", 'x': "'(x|recv|out|send)'"},
+)
+entry(
+    'ops.touched_rows',
+    lambda: {
+        'rows': rows(),
+        'seeds': NODES,
+        'extra': NODES,
+        'stamp': torch.zeros(N, dtype=torch.int32),
+        'mark': 1,
+    },
+    rows=instance(),
+    seeds=LIST,
+    extra=LIST,
+    stamp=tensor(finite=False),
+    mark=integer(1, 2**31 - 1),
+)
+entry(
+    'ops.edit_rows',
+    lambda: {
+        'rows': rows(),
+        'row': torch.tensor([0]),
+        'target': torch.tensor([0]),
+        'insert': False,
+    },
+    rows=instance(),
+    row=LIST,
+    target=tensor(finite=False),
+    insert=values(3, None, 'a'),
+    names={'row': "'(row|target)'"},
+)
+entry(
+    'ops.push_rows',
+    lambda: {
+        'rows': rows(),
+        'seeds': NODES,
+        'recv': ones(N) / 3,
+        'send': ones(N),
+        'limit': ones(N),
+        'follow': 0.5,
+        'z': ones(N, 2),
+        'residue': ones(N, 2),
+    },
+    rows=instance(),
+    seeds=LIST,
+    recv=RAW,
+    send=RAW,
+    limit=RAW,
+    follow=number(0, 1, closed='low'),
+    z=RAW,
+    residue=tensor(finite=False, columns=True),
+    names={'z': "'(z|residue)'"},
+)
+
+# Features of a changing graph ################################################
+
+
+def features() -> Any:
+    return transforms.PropagatedFeatures(csr(), ones(N, 2), sgc(2))
+
+
+def missing() -> torch.Tensor:
+    edges = set(map(tuple, undirected().t().tolist()))
+    return torch.tensor(
+        next(
+            [[u], [v]]
+            for u in range(N)
+            for v in range(u)
+            if (u, v) not in edges
+        )
+    )
+
+
+EDGES = edge_indices(N)
+NEW = either(
+    values('a', [1.0]), tensor(columns=True, rows=False, dtypes=(torch.int64,))
+)
+entry(
+    'transforms.PropagatedFeatures',
+    lambda: {
+        'graph': csr(),
+        'x': ones(N, 2),
+        'measure': sgc(2),
+        'alpha': 0.2,
+        'theta': 0.1,
+    },
+    Row('alpha alone', {'theta': None}, "'alpha' and 'theta'"),
+    Row('theta alone', {'alpha': None}, "'alpha' and 'theta'"),
+    Row('katz', {'measure': katz(0.01, csr())}, "'measure'"),
+    Row('a + b', {'measure': Measure(0.5, 1, (1.0,))}, "'measure'"),
+    Row('float32', {'x': torch.ones(N, 2)}, "'x'"),
+    x=tensor(),
+    alpha=UNIT,
+    theta=POSITIVE,
+)
+for name, edges in (
+    ('insert_edges', missing),
+    ('remove_edges', lambda: undirected()[:, :1]),
+):
+    entry(
+        f'transforms.PropagatedFeatures.{name}',
+        lambda edges=edges: (features(), {'edge_index': edges()}),
+        Row(
+            'once more',
+            {
+                'edge_index': undirected()[:, :1]
+                if name == 'insert_edges'
+                else missing()
+            },
+            'edge',
+        ),
+        edge_index=EDGES,
+    )
+entry(
+    'transforms.PropagatedFeatures.insert_nodes',
+    lambda: (
+        features(),
+        {'x': ones(1, 2), 'edge_index': torch.tensor([[N], [1]])},
+    ),
+    x=tensor(columns=True, rows=False),
+    edge_index=edge_indices(N + 1),
+    names={'x': "'(x|edge_index)'"},
+)
+SOME = either(tensor(rows=False, low=0, high=N - 1, dtypes=(torch.float32,)))
+entry(
+    'transforms.PropagatedFeatures.remove_nodes',
+    lambda: (features(), {'nodes': NODES}),
+    nodes=SOME,
+)
+entry(
+    'transforms.PropagatedFeatures.rows',
+    lambda: (features(), {'nodes': NODES}),
+    nodes=tensor(
+        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+    ),
+)
+entry(
+    'transforms.PropagatedFeatures.update_features',
+    lambda: (features(), {'nodes': NODES, 'x': ones(2, 2)}),
+    Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
+    nodes=SOME,
+    x=tensor(columns=True),
+)
+
+# Node classifiers ############################################################
+
+
+def nodes_data() -> Data:
+    return Data(
+        x=rand(N, 3).double(),
+        edge_index=undirected(),
+        y=torch.tensor([0, 1, 0, 1, 0, 1]),
+        train_mask=torch.tensor([True, True, True, True, False, False]),
+    )
+
+
+def classifier(**arguments: Any) -> Any:
+    return unlearning.NodeClassifier(lam=0.1, seed=0, **arguments)
+
+
+def fitted() -> Any:
+    return classifier().fit(nodes_data())
+
+
+def state(**changes: Any) -> dict[str, Any]:
+    made = fitted().state_dict()
+    for name, value in changes.items():
+        if isinstance(value, float):
+            value = torch.full_like(made[name], value)
+        made[name] = value
+    return made
+
+
+entry(
+    'unlearning.NodeClassifier',
+    lambda: {'measure': 'appnp', 'alpha': 0.2, 'levels': 2},
+    Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
+    Row(
+        'an encoder of these data',
+        {'encoder': torch.nn.Identity()},
+        "'encoder'",
+    ),
+    Row('a long series', {'features': 'push'}, "'features'|features="),
+    Row('theta', {'theta': 0.5}, "'theta'"),
+    Row(
+        'epsilon',
+        {'noise': 'objective', 'epsilon': 2.0},
+        "'epsilon'",
+    ),
+    measure=instance(),
+    alpha=SHARE,
+    t=values('a', [1.0], 0.5),
+    levels=integer(0, none=True),
+    head=choice(),
+    lam=POSITIVE,
+    release_std=POSITIVE,
+    epsilon=POSITIVE,
+    noise=choice(),
+    accounting=choice(),
+    on_exceed=choice(),
+    features=choice(),
+    theta=values(0.5, 'a'),
+    encoder=values(3, 'a', [1]),
+    encoder_is_public=values(3, None, 'a'),
+    tol=POSITIVE,
+    seed=SEED,
+    names={
+        't': "'t'",
+        'alpha': "'alpha'",
+        'encoder': "'encoder'",
+    },
+)
+entry(
+    'unlearning.NodeClassifier.fit',
+    lambda: (
+        classifier(),
+        {'data': nodes_data(), 'train_nodes': torch.tensor([0, 1, 2, 3])},
+    ),
+    Row('twice', {'train_nodes': torch.tensor([0, 1, 1])}, "'train_nodes'"),
+    Row('none', {'train_nodes': torch.tensor([]).long()}, "'train_nodes'"),
+    Row('one class', {'train_nodes': torch.tensor([0, 2])}, "'data.y'"),
+    names=DATA_NAMES,
+    data=DATA,
+    train_nodes=tensor(
+        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+    ),
+)
+WANTED = tensor(
+    rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+)
+for name in ('decision_function', 'predict', 'predict_proba'):
+    entry(
+        f'unlearning.NodeClassifier.{name}',
+        lambda: (fitted(), {'nodes': NODES}),
+        nodes=WANTED,
+    )
+entry(
+    'unlearning.NodeClassifier.score',
+    lambda: (fitted(), {'nodes': NODES, 'y': nodes_data().y}),
+    nodes=SOME,
+    y=tensor(),
+)
+REQUEST = either(
+    instance(),
+    values(
+        RemovalRequest(graphs=[0]),
+        RemovalRequest(nodes={1: [0]}),
+        RemovalRequest(nodes=[99]),
+        RemovalRequest(labels=[5]),
+        [],
+        [3],
+    ),
+)
+for name in ('remove', 'plan'):
+    entry(
+        f'unlearning.NodeClassifier.{name}',
+        lambda: (fitted(), {'request': RemovalRequest(nodes=[0])}),
+        Row(
+            'a class',
+            {'request': RemovalRequest(labels=[0, 2])},
+            'class 0 without',
+        ),
+        request=REQUEST,
+        names={'request': "'requests?'|node 99|node 5|the request"},
+    )
+entry(
+    'unlearning.NodeClassifier.load_state_dict',
+    lambda: (classifier(), {'state': fitted_state()}),
+    Row('NaN', {'state': state(W=float('nan'))}, 'state'),
+    Row('other weights', {'state': state(W=9.0)}, 'state'),
+    Row('no data', {'state': state(data={})}, 'state'),
+    names={'state': 'state'},
+    state=damaged,
+)
+entry(
+    'unlearning.NodeClassifier.save',
+    lambda: (fitted(), {'path': temporary()}),
+    path=PATH,
+)
+entry(
+    'unlearning.NodeClassifier.load',
+    lambda: (classifier(), {'path': saved_state()}),
+    Row('another file', {'path': saved()}, 'state'),
+    path=PATH,
+)
+for name in ('NodePlan', 'NodeUnlearnReport', 'NodeVerifyReport'):
+    EXEMPT[f'unlearning.{name}'] = RESULT
+
+
+def fitted_state() -> dict[str, Any]:
+    return fitted().state_dict()
+
+
+def saved_state() -> Path:
+    path = temporary()
+    fitted().save(path)
+    return path

@@ -1,0 +1,275 @@
+"""Many nodes at once: against brute force, and fields that are probed."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GraphSAGE
+
+from pyg_trust.certificates import BitFlips, certify, certify_collective
+from pyg_trust.certificates.collective import _Fields
+from pyg_trust.functional.collective import (
+    broken_bound,
+    frontier,
+    receptive_field,
+    weak_bound,
+)
+from pyg_trust.report import TrustReport
+
+
+def of_entry(entry):
+    owner = [v for v, row in enumerate(entry['frontier']) for _ in row]
+    points = [p for row in entry['frontier'] for p in row]
+    reach = scipy.sparse.csr_array(np.array(entry['reach'], dtype=float))
+    budget = entry['budget']
+    caps = [np.full(reach.shape[1], float(r)) for r in budget]
+    return (
+        np.array(owner),
+        np.array(points),
+        [reach, reach],
+        budget,
+        caps,
+        len(entry['reach']),
+    )
+
+
+def test_bounds_are_those_of_the_oracle(shared):
+    file = shared / 'oracles/any_model_certificates/collective.json'
+    for entry in json.loads(file.read_text()):
+        problem = of_entry(entry)
+        bound = broken_bound(*problem)
+        assert bound == pytest.approx(entry['broken_lp'], abs=1e-6)
+        assert bound >= entry['broken_exact'] - 1e-6
+        exact = broken_bound(*problem, exact=True)
+        assert exact == pytest.approx(entry['broken_exact'], abs=1e-6)
+
+
+def brute_force(owner, points, reach, budget, num):
+    """Every allocation of every kind."""
+    worst = 0
+    items = reach[0].shape[1]
+    spread = [
+        [
+            np.bincount(np.array(where, dtype=int), minlength=items)
+            for where in itertools.combinations_with_replacement(
+                range(items), r
+            )
+        ]
+        for r in budget
+    ]
+    for b in itertools.product(*spread):
+        seen = np.stack([reach[d] @ b[d] for d in range(len(b))], 1)
+        hit = (seen[owner] >= points).all(1)
+        worst = max(worst, np.unique(owner[hit]).size)
+    return worst
+
+
+def test_no_allocation_breaks_more_than_the_bound():
+    generator = np.random.default_rng(0)
+    below = 0
+    for _ in range(25):
+        num, items = 6, 5
+        reach = [
+            scipy.sparse.csr_array(
+                (generator.random((num, items)) < 0.4).astype(float)
+            )
+            for _ in range(2)
+        ]
+        sure = generator.random((num, 3, 3)) < 0.75
+        sure[:, 0, 0] = generator.random(num) < 0.9
+        owner, points = frontier(sure)
+        budget = [2, 2]
+        caps = [np.full(items, 2.0)] * 2
+        worst = brute_force(owner, points, reach, budget, num)
+        bound = broken_bound(owner, points, reach, budget, caps, num)
+        assert worst <= np.floor(bound + 1e-6)
+        below += bound < num
+        # Multipliers that somebody has disturbed still bound it.
+        one = np.eye(num)[owner].T
+        rows = [np.hstack([one, np.zeros((num, 2 * items))])]
+        for d in range(2):
+            part = [one * points[:, d], np.zeros((num, 2 * items))]
+            part[1][:, d * items : (d + 1) * items] = -reach[d].toarray()
+            rows.append(np.hstack(part))
+        last = np.zeros((2, owner.size + 2 * items))
+        for d in range(2):
+            at = owner.size + d * items
+            last[d, at : at + items] = 1
+        matrix = scipy.sparse.csr_array(np.vstack([*rows, last]))
+        right = np.concatenate([np.ones(num), np.zeros(2 * num), budget])
+        upper = np.concatenate([np.ones(owner.size), np.full(2 * items, 2.0)])
+        gain = np.zeros(upper.size)
+        gain[: owner.size] = 1
+        wild = generator.normal(size=right.size)
+        wild[0] = np.nan
+        assert weak_bound(wild, matrix, right, gain, upper) >= worst - 1e-9
+    assert below > 5
+
+
+def path(n):
+    pairs = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+    x = torch.rand(n, 6, generator=torch.Generator().manual_seed(n)) < 0.5
+    edge_index = torch.cat([pairs, pairs.flip(0)], 1)
+    return Data(x=x.float(), edge_index=edge_index)
+
+
+def test_an_edge_that_changes_a_degree_within_is_seen():
+    fields = _Fields(path(5), 2, 'source')
+    seen = {
+        tuple(fields.pairs[:, e].tolist())
+        for e in fields.edges[[0]].tocoo().coords[1]
+    }
+    assert seen == {(0, 1), (1, 2), (2, 3)}
+    fields = _Fields(path(5), 2, 'target')
+    seen = {
+        tuple(fields.pairs[:, e].tolist())
+        for e in fields.edges[[0]].tocoo().coords[1]
+    }
+    assert seen == {(0, 1), (1, 2)}
+
+
+def smooth(model, data, noise):
+    return certify(
+        model, data, noise, num_samples=2000, num_selection=50, seed=0
+    )
+
+
+@pytest.mark.parametrize(
+    ('kind', 'hops', 'degrees', 'good'),
+    [
+        (GCN, 2, 'source', True),
+        (GCN, 2, 'target', False),
+        (GCN, 1, 'source', False),
+        (GraphSAGE, 2, 'target', True),
+        (GraphSAGE, 1, 'target', False),
+    ],
+)
+def test_a_field_that_is_too_small_is_found_out(kind, hops, degrees, good):
+    torch.manual_seed(0)
+    data, model = path(12), kind(6, 8, 2, 3)
+    report = smooth(model, data, BitFlips(edges=(0.0, 0.4)))
+    arguments = {'hops': hops, 'degrees': degrees, 'edges': (0, 2)}
+    if good:
+        made = certify_collective(report, model, data, **arguments)
+        assert made.guaranteed >= made.one_by_one
+    else:
+        with pytest.raises(ValueError, match='outside of its field'):
+            certify_collective(report, model, data, **arguments)
+
+
+def test_more_stays_at_once_than_one_by_one():
+    torch.manual_seed(3)
+    data, model = path(40), GCN(6, 16, 2, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    noise = BitFlips(features=(0.02, 0.3))
+    report = smooth(model, data, noise)
+    made = certify_collective(report, model, data, hops=2, features=(1, 1))
+    assert made.one_by_one < made.guaranteed <= made.counted
+    text = ' '.join(str(TrustReport.of(made)).split())
+    assert 'stay at once' in text
+    labels = report.predicted.clamp(min=0)
+    labels[:20] = (labels[:20] + 1) % 3
+    right = certify_collective(
+        report, model, data, hops=2, features=(1, 1), labels=labels
+    )
+    assert right.counted <= 20
+    assert right.guaranteed <= right.counted
+    integer = certify_collective(
+        report, model, data, hops=2, features=(1, 1), exact=True
+    )
+    assert integer.guaranteed >= made.guaranteed
+
+
+def test_brute_force_over_smoothed_graphs_breaks_no_more():
+    # Six nodes, exact probabilities over all subgraphs (p+ = 0), every set of
+    # deleted edges: never more broken than the bound of the certificates.
+    from pyg_trust.functional.smoothing import certified, regions_at
+
+    torch.manual_seed(1)
+    pairs = torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 5, 2]])
+    m, keep = pairs.size(1), 0.5
+    subsets = list(itertools.product([False, True], repeat=m))
+    checked = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, x = GCN(3, 8, 2, 2), torch.randn(6, 3)
+        classes = {}
+        for on in subsets:
+            part = pairs[:, list(on)]
+            both = torch.cat([part, part.flip(0)], 1)
+            with torch.no_grad():
+                classes[on] = model.eval()(x, both).argmax(1)
+
+        def chance(base, classes=classes):
+            total = torch.zeros(6, 2, dtype=torch.float64)
+            for on in subsets:
+                if all(b or not o for o, b in zip(on, base, strict=True)):
+                    p = keep ** sum(base)
+                    one_hot = torch.nn.functional.one_hot(classes[on], 2)
+                    total += p * one_hot
+            return total
+
+        clean = chance((True,) * m)
+        predicted = clean.argmax(1)
+        lower = clean.amax(1).clamp(max=1.0)
+        sure = np.stack(
+            [
+                certified(
+                    lower, None, regions_at([(0.0, 1 - keep)], [(0, r)])
+                ).numpy()
+                for r in range(3)
+            ],
+            1,
+        )
+        owner, points = frontier(sure)
+        data = Data(x=x, edge_index=torch.cat([pairs, pairs.flip(0)], 1))
+        fields = _Fields(data, 2, 'source')
+        order = [
+            pairs.t().tolist().index(pair)
+            for pair in fields.pairs.t().tolist()
+        ]
+        assert sorted(order) == list(range(m))
+        for budget in (1, 2):
+            bound = broken_bound(
+                owner, points, [fields.edges], [budget], [np.ones(m)], 6
+            )
+            for gone in itertools.combinations(range(m), budget):
+                base = tuple(i not in gone for i in range(m))
+                now = chance(base).argmax(1)
+                broken = int((now != predicted).sum())
+                assert broken <= np.floor(bound + 1e-6)
+                checked += broken > 0
+    assert checked > 0
+
+
+def test_what_does_not_hold_together_is_refused():
+    torch.manual_seed(0)
+    data, model = path(12), GCN(6, 8, 2, 3)
+    noise = BitFlips(edges=(0.0, 0.4))
+    report = smooth(model, data, noise)
+    each = certify(model, data, noise, num_samples=2000, per='node', seed=0)
+    wide = smooth(model, data, BitFlips(edges=(0.01, 0.4)))
+    good = {'hops': 2, 'edges': (0, 1)}
+    other = path(12)
+    other.x = 1 - other.x
+    for made, graph, change, says in (
+        (each, data, {}, "'report'"),
+        (wide, data, {}, "'report'"),
+        (report, other, {}, 'those of the report'),
+        (report, data, {'edges': (1, 0)}, "'edges' can't be added"),
+        (report, data, {'features': (0, 1)}, "'features'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            certify_collective(made, model, graph, **{**good, **change})
+
+
+def test_fields_follow_the_direction_of_messages():
+    edge_index = torch.tensor([[0, 1], [1, 2]])
+    made = receptive_field(edge_index, 3, 1).toarray()
+    assert made.tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]

@@ -1,0 +1,385 @@
+"""Attacks on what a certificate speaks of: the model that is deployed.
+
+Each of them certified another model than the one that answers.
+"""
+
+import itertools
+import json
+
+import pytest
+import torch
+from exhaustive import random_problem
+from torch_geometric.data import Data
+
+from pyg_trust.certificates import ThreatModel, certify
+from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.nn import PPNP, FeaturePropagation, LabelPropagation
+from pyg_trust.nn.ppnp import PageRankDiffusion
+
+MODELS = {
+    'plain': {},
+    'alpha': {'alpha': 0.05},
+    'two steps': {'K': 2},
+    'no step': {'K': 0},
+    'ten steps': {'K': 10},
+    'sym': {'normalization': 'sym'},
+    'sym, loops': {'normalization': 'sym', 'add_self_loops': True},
+    'loops': {'add_self_loops': True},
+    'appnp': {'K': 3, 'normalization': 'sym', 'add_self_loops': True},
+}
+
+
+def undirected_problem(seed, n=6):
+    """A graph with a path that stays, and features."""
+    adj, _ = random_problem(seed, n)
+    generator = torch.Generator().manual_seed(seed)
+    path = torch.zeros_like(adj)
+    path[torch.arange(n - 1), torch.arange(1, n)] = True
+    path = path | path.t()
+    adj = adj | path
+    x = torch.randn(n, 3, generator=generator)
+    return adj, path, Data(x=x, edge_index=adj.nonzero().t(), num_nodes=n)
+
+
+def model_of(seed, dtype=torch.float32, **arguments):
+    torch.manual_seed(seed)
+    return PPNP(torch.nn.Linear(3, 3), **arguments).to(dtype).eval()
+
+
+def undirected_graphs(adj, fragile, budget, local=None):
+    """Every graph that at most so many undirected flips make."""
+    pairs = torch.triu(fragile, 1).nonzero().tolist()
+    for k in range(budget + 1):
+        for chosen in itertools.combinations(pairs, k):
+            graph = adj.clone()
+            for i, j in chosen:
+                graph[i, j] ^= True
+                graph[j, i] ^= True
+            flips = (graph ^ adj).sum(1)
+            if local is None or bool((flips <= local).all()):
+                yield graph
+
+
+def predictions(model, data, graphs):
+    """What is deployed answers, in each graph."""
+    with torch.no_grad():
+        return torch.stack(
+            [model(data.x, graph.nonzero().t()).argmax(1) for graph in graphs]
+        )
+
+
+def check(report, found):
+    """No robust node changes; every witness does what it says."""
+    clean = found[0]
+    changed = (found != clean).any(0)
+    assert torch.equal(report.predicted, clean)
+    assert not bool((report.robust & changed).any())
+    return changed
+
+
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('seed', range(2))
+def test_nothing_robust_changes_in_what_is_deployed(kind, name, seed):
+    n = 6 if kind == 'removals' else 5
+    adj, path, data = undirected_problem(seed, n)
+    model = model_of(seed, **MODELS[name])
+    fragile = (adj if kind == 'removals' else ~adj | adj) & ~path
+    fragile = fragile.clone().fill_diagonal_(False)
+    every = fragile.nonzero().t()
+    decided = 0
+    for budget, local in ((1, None), (2, None), (2, 1), (None, 1)):
+        limit = None if local is None else torch.full((n,), local)
+        most = n // 2 if budget is None else budget
+        graphs = undirected_graphs(adj, fragile, most, limit)
+        found = predictions(model, data, list(graphs))
+        for method in ('auto', 'dual'):
+            threat = ThreatModel(
+                data,
+                every,
+                local_budget=local,
+                global_budget=budget,
+                undirected=True,
+            )
+            report = certify(model, data, threat, method=method)
+            changed = check(report, found)
+            if method == 'auto':
+                decided += int((report.robust | report.broken).sum())
+            if budget is not None:
+                assert not bool((report.broken & ~changed).any())
+            for node in report.targets[report.broken].tolist():
+                flips = report.witness(node)
+                graph = adj.clone()
+                graph[flips[0], flips[1]] ^= True
+                assert torch.equal(graph, graph.t())
+                assert bool(fragile[flips[0], flips[1]].all())
+                after = predictions(model, data, [graph])[0]
+                assert int(after[node]) != int(found[0][node])
+    assert decided >= 2 * n
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_two_steps_are_not_the_limit(seed):
+    # On 43771ee: 3 of 60 "robust" nodes are of another class as it is.
+    generator = torch.Generator().manual_seed(seed)
+    n = 12
+    pairs = torch.randint(0, n, (2, 30), generator=generator)
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    adj = torch.zeros((n, n), dtype=torch.bool)
+    adj[pairs[0], pairs[1]] = True
+    adj[ring[0], ring[1]] = True
+    adj = (adj | adj.t()).fill_diagonal_(False)
+    x = torch.randn((n, 3), generator=generator)
+    data = Data(x=x, edge_index=adj.nonzero().t(), num_nodes=n)
+    model = model_of(seed, K=2)
+    report = certify(
+        model, data, ThreatModel(data, local_budget=1, global_budget=2)
+    )
+    with torch.no_grad():
+        z = model(data.x, data.edge_index)
+    assert torch.equal(report.predicted, z.argmax(1))
+    # One directed removal at a time, of those that are fragile.
+    removable = ThreatModel(data).perturbations.removable
+    graph = ThreatModel(data).graph
+    for i, j in zip(
+        graph.row[removable].tolist(),
+        graph.col[removable].tolist(),
+        strict=True,
+    ):
+        changed = adj.clone()
+        changed[i, j] = False
+        with torch.no_grad():
+            after = model(data.x, changed.nonzero().t()).argmax(1)
+        assert not bool((report.robust & (after != z.argmax(1))).any())
+
+
+@pytest.mark.parametrize('steps', [None, 4])
+@pytest.mark.parametrize('seed', range(6))
+def test_large_logits_in_single_precision(steps, seed):
+    # |H| of a million and gaps of one: roundoff decides, even without flips.
+    generator = torch.Generator().manual_seed(seed)
+    n = 60
+    pairs = torch.randint(0, n, (2, 150), generator=generator)
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    edge_index = torch.cat([pairs, ring, pairs.flip(0), ring.flip(0)], 1)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    edge_index = edge_index.unique(dim=1)
+    x = 1e6 * torch.randn((n, 1), generator=generator) + 0.3 * torch.randn(
+        (n, 3), generator=generator
+    )
+    data = Data(x=x, edge_index=edge_index, num_nodes=n)
+    model = PPNP(torch.nn.Identity(), K=steps).eval()
+    report = certify(model, data, ThreatModel(data, local_budget=0))
+    predicted = model(x, edge_index).argmax(1)
+    exact = PPNP(torch.nn.Identity(), K=steps)(x.double(), edge_index)
+    assert torch.equal(report.predicted, predicted)
+    # In exact arithmetic some are of another class: none of them is robust.
+    assert not bool((report.robust & (exact.argmax(1) != predicted)).any())
+    top = exact.topk(2).values
+    close = top[:, 0] - top[:, 1] < 1e-3
+    assert not bool((report.robust & close).any())
+    assert report.roundoff > 0.05
+    assert report.dtype == 'float32'
+    # Any order of the edges is a right one.
+    order = torch.randperm(edge_index.size(1), generator=generator)
+    again = model(x, edge_index[:, order]).argmax(1)
+    assert not bool((report.robust & (again != predicted)).any())
+
+
+def test_a_hook_on_the_model_is_noticed():
+    _, _, data = undirected_problem(0)
+    threat = ThreatModel(data, local_budget=1)
+    model = model_of(0)
+    certify(model, data, threat)
+    model.register_forward_hook(
+        lambda *args: args[-1] + torch.tensor([5.0, 0, 0])
+    )
+    with pytest.raises(ValueError, match='with no hook'):
+        certify(model, data, threat)
+
+
+def test_a_model_with_a_way_of_its_own_is_refused():
+    _, _, data = undirected_problem(0)
+    threat = ThreatModel(data, local_budget=1)
+
+    class Sharper(PPNP):
+        def forward(self, x, edge_index, edge_weight=None):
+            return super().forward(x, edge_index) ** 3
+
+    for model, error, name in (
+        (Sharper(torch.nn.Linear(3, 3)), TypeError, "'forward'"),
+        (PageRankDiffusion(), TypeError, "'model'"),
+        (torch.nn.Linear(3, 3), TypeError, "'model'"),
+        (PPNP(torch.nn.Linear(3, 3), K=2, aggr='max'), ValueError, 'aggr'),
+        (
+            PPNP(torch.nn.Linear(3, 3), flow='source_to_target'),
+            ValueError,
+            'flow',
+        ),
+    ):
+        with pytest.raises(error, match=name):
+            certify(model, data, threat)
+
+
+def test_another_graph_than_that_of_the_threat_is_refused():
+    _, _, data = undirected_problem(0)
+    _, _, other = undirected_problem(1)
+    with pytest.raises(ValueError, match='same graph'):
+        certify(model_of(0), other, ThreatModel(data, local_budget=1))
+    data.edge_weight = torch.full((data.num_edges,), 2.0)
+    threat = ThreatModel(data.edge_index, local_budget=1, num_nodes=6)
+    with pytest.raises(ValueError, match='unweighted'):
+        certify(model_of(0), data, threat)
+
+
+def test_alpha_belongs_to_the_model():
+    _, _, data = undirected_problem(0)
+    threat = ThreatModel(data, local_budget=1)
+    with pytest.raises(ValueError, match="'alpha'"):
+        certify(model_of(0), data, threat, alpha=0.5)
+    assert certify(model_of(0, alpha=0.4), data, threat).alpha == 0.4
+
+
+def test_dropout_is_off_and_comes_back():
+    _, _, data = undirected_problem(0)
+    torch.manual_seed(0)
+    encoder = torch.nn.Sequential(torch.nn.Dropout(0.9), torch.nn.Linear(3, 3))
+    model = PPNP(encoder)
+    model.train()
+    model.encoder[1].eval()
+    report = certify(model, data, ThreatModel(data, local_budget=1))
+    assert model.training
+    assert model.encoder[0].training
+    assert not model.encoder[1].training
+    model.eval()
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index).argmax(1)
+    assert torch.equal(report.predicted, expected)
+
+
+def test_a_self_loop_that_the_model_adds_cannot_be_removed():
+    # 0 - 1 - 2 with a loop at 0: who removes it finds it back.
+    edge_index = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 0, 2, 1]])
+    data = Data(x=torch.eye(3), edge_index=edge_index, num_nodes=3)
+    threat = ThreatModel(data, fixed='none', local_budget=2)
+    model = PPNP(torch.nn.Identity(), add_self_loops=True)
+    made = Deployed.of_model(model, data, threat.graph)
+    seen = made.perturbations(threat)
+    loops = seen.graph.row == seen.graph.col
+    assert int(loops.sum()) == 3
+    assert not bool(seen.removable[loops].any())
+    pair = torch.tensor([[1], [1]])
+    threat = ThreatModel(data, pair, local_budget=1)
+    assert made.perturbations(threat).pairs.numel() == 0
+
+
+def test_nodes_without_edges_have_their_own_logits():
+    # CiteSeer has 48 of them; on 43771ee they were refused.
+    edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    x = torch.tensor([[1.0, 0], [0, 0.1], [0, 1], [2, 1]])
+    data = Data(x=x, edge_index=edge_index, num_nodes=4)
+    model = PPNP(torch.nn.Identity())
+    report = certify(model, data, ThreatModel(data, local_budget=1))
+    assert bool(report.robust[3])
+    assert float(report.lower[3]) == pytest.approx(0.15, abs=1e-5)
+    # Who may cut node 0 off makes it keep what it has.
+    threat = ThreatModel(
+        data, fixed='none', local_budget=1, global_budget=1, undirected=True
+    )
+    cut = certify(model, data, threat)
+    for node in cut.targets[cut.broken].tolist():
+        i, j = cut.witness(node)[:, 0].tolist()
+        keep = ~((edge_index == i).any(0) & (edge_index == j).any(0))
+        after = model(x, edge_index[:, keep]).argmax(1)
+        assert int(after[node]) != int(cut.reference[node])
+    cut = [
+        model(x, edge_index[:, keep]).argmax(1)
+        for keep in (
+            (edge_index != 0).all(0),
+            (edge_index != 2).all(0),
+        )
+    ]
+    changed = torch.stack(cut) != report.predicted
+    again = certify(model, data, threat)
+    assert torch.equal(again.broken, changed.any(0))
+
+
+def test_labels_and_features_are_taken_from_the_data():
+    _, _, data = undirected_problem(2)
+    data.y = torch.tensor([0, 1, 2, 0, 1, 2])
+    data.train_mask = torch.tensor([True, True, True, True, False, False])
+    threat = ThreatModel(data, local_budget=1)
+    model = LabelPropagation(3, alpha=0.2)
+    report = certify(model, data, threat)
+    z = model(data.y, data.edge_index, data.train_mask)
+    assert torch.equal(report.predicted, z.argmax(1))
+    model = FeaturePropagation(3, 3)
+    report = certify(model, data, threat)
+    assert torch.equal(
+        report.predicted, model(data.x, data.edge_index).argmax(1)
+    )
+    with pytest.raises(ValueError, match="'y'"):
+        certify(
+            LabelPropagation(3),
+            Data(x=data.x, edge_index=data.edge_index),
+            threat,
+        )
+
+
+def test_the_report_says_what_is_certified():
+    _, _, data = undirected_problem(0)
+    threat = ThreatModel(data, local_budget=1)
+    report = certify(
+        model_of(0, K=4, normalization='sym', add_self_loops=True),
+        data,
+        threat,
+    )
+    kept = json.loads(report.to_json())
+    assert (kept['K'], kept['normalization']) == (4, 'sym')
+    assert kept['self_loops'] is True
+    assert kept['dtype'] == 'float32'
+    assert kept['model'] == 'PPNP'
+    said = ' '.join(report.guarantee().assumptions)
+    assert 'K=4' in said
+    assert "'sym'" in said
+    # Logits alone: everything is an assumption.
+    plain = certify(torch.randn(6, 3), threat)
+    said = ' '.join(plain.guarantee().assumptions)
+    assert 'no model was seen' in said
+    assert 'exact arithmetic' in said
+    assert plain.roundoff == 0
+
+
+def test_the_fingerprint_is_of_everything():
+    _, _, data = undirected_problem(0)
+    logits = torch.randn(6, 3)
+    seen = set()
+    for arguments in (
+        {'local_budget': 1},
+        {'local_budget': 0},
+        {'local_budget': 1, 'global_budget': 1},
+        {'local_budget': 1, 'undirected': True},
+        {'local_budget': 1, 'fragile': 'both'},
+        {'local_budget': 1, 'fixed': 'none'},
+    ):
+        threat = ThreatModel(data, **arguments)
+        seen.add(certify(logits, threat).fingerprint)
+    threat = ThreatModel(data, local_budget=1)
+    seen.add(certify(logits, threat, alpha=0.2).fingerprint)
+    model = PPNP(torch.nn.Identity())
+    same = Data(x=logits, edge_index=data.edge_index, num_nodes=6)
+    seen.add(certify(model, same, threat).fingerprint)
+    model.K = 3
+    seen.add(certify(model, same, threat).fingerprint)
+    assert len(seen) == 9
+
+
+def test_options_of_another_threat_are_refused():
+    _, _, data = undirected_problem(0)
+    threat = ThreatModel(data, local_budget=1)
+    with pytest.raises(TypeError, match="'num_samples' is no option"):
+        certify(model_of(0), data, threat, num_samples=10)
+    with pytest.raises(TypeError, match="'threat'"):
+        certify(model_of(0), data)
+    with pytest.raises(TypeError, match="'data'"):
+        certify(torch.randn(6, 3), data, threat)

@@ -1,0 +1,123 @@
+"""Bounds in a region against exhaustive search: never too small."""
+
+import itertools
+
+import pytest
+import torch
+from exhaustive import admissible, csr, pagerank, random_problem
+
+from pyg_trust.functional import Perturbations, worst_case_margins
+from pyg_trust.functional.region import (
+    Region,
+    _upper,
+    local_attack,
+    local_bound,
+    nearest,
+)
+
+ALPHA = 0.15
+
+
+def problem(seed, kind, n=6):
+    adj, logits = random_problem(seed, n, directed=kind == 'directed')
+    nodes = torch.arange(n)
+    fixed = torch.zeros_like(adj)
+    fixed[nodes, (nodes + 1) % n] = True
+    if kind != 'directed':
+        fixed = fixed | fixed.t()
+    fragile = adj & ~fixed
+    addable, pairs = None, kind == 'both'
+    if kind in ('both', 'explicit'):
+        fragile = ~fixed & ~torch.eye(n, dtype=torch.bool)
+    if kind == 'explicit':
+        addable = (fragile & ~adj).nonzero().t()
+    graph = csr(adj)
+    budget = torch.full((n,), 1 if kind in ('both', 'explicit') else 2)
+    made = Perturbations(
+        graph,
+        (adj & fragile)[graph.row, graph.col],
+        budget,
+        addable,
+        all_pairs=pairs,
+    )
+    return adj, logits, fragile, budget, made
+
+
+@pytest.mark.parametrize('kind', ['removals', 'both', 'explicit', 'directed'])
+@pytest.mark.parametrize('size', [1, 2, 4, 6])
+@pytest.mark.parametrize('seed', range(4))
+def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
+    adj, logits, fragile, budget, made = problem(seed, kind)
+    graphs = admissible(adj, fragile, budget, 2)
+    reach = pagerank(graphs, ALPHA)
+    local = worst_case_margins(logits, made, ALPHA)
+    first, second = 0, 1
+    reward = (logits[:, second] - logits[:, first])[None].contiguous()
+    free = -local.lower[first, second][None] / ALPHA
+    most = reach @ reward[0]
+    for target in range(6):
+        bound = local_bound(made, reward, target, free, 2, ALPHA, size=size)
+        assert float(bound[0]) >= float(most[:, target].max()) - 1e-12
+        region = Region(made, nearest(made.graph, target, ALPHA, size))
+        upper = _upper(made, region, int(region.place[target]), ALPHA)
+        for i, node in enumerate(region.inside.tolist()):
+            if int(made.budget[node]) > 0:
+                exact = float(reach[:, target, node].max())
+                assert float(upper[i]) >= exact - 1e-12
+
+
+@pytest.mark.parametrize('size', [2, 6])
+@pytest.mark.parametrize('seed', range(6))
+def test_no_undirected_graph_exceeds_a_bound_of_a_region(size, seed):
+    adj, logits, fragile, _, made = problem(seed, 'explicit')
+    made = made.with_budget(torch.full((6,), 2))
+    local = worst_case_margins(logits, made, ALPHA)
+    reward = (logits[:, 1] - logits[:, 0])[None].contiguous()
+    free = -local.lower[0, 1][None] / ALPHA
+    graphs = []
+    pairs = torch.triu(fragile, 1).nonzero().tolist()
+    for k in range(3):
+        for chosen in itertools.combinations(pairs, k):
+            graph = adj.clone()
+            for i, j in chosen:
+                graph[i, j] ^= True
+                graph[j, i] ^= True
+            graphs.append(graph)
+    most = (pagerank(torch.stack(graphs), ALPHA) @ reward[0]).amax(0)
+    for target in range(6):
+        bound = local_bound(
+            made, reward, target, free, 2, ALPHA, undirected=True, size=size
+        )
+        assert float(bound[0]) >= float(most[target]) - 1e-12
+        flips = local_attack(
+            made,
+            reward[0],
+            target,
+            torch.zeros(6, dtype=torch.float64),
+            2,
+            ALPHA,
+            undirected=True,
+            size=size,
+        )
+        assert flips.size(1) <= 4
+        assert bool(fragile[flips[0], flips[1]].all())
+
+
+def test_the_whole_graph_is_a_region_like_any_other():
+    adj, logits, _, _, made = problem(0, 'removals')
+    region = Region(made, torch.arange(6))
+    assert region.border.numel() == 0
+    assert torch.equal(region.perturbations.graph.col, made.graph.col)
+    assert torch.equal(region.perturbations.removable, made.removable)
+    assert logits.size(0) == adj.size(0)
+
+
+def test_the_nearest_nodes_are_those_of_pagerank():
+    adj, _ = random_problem(1, 30)
+    reach = pagerank(adj, ALPHA)
+    for target in (0, 7):
+        near = nearest(csr(adj), target, ALPHA, 8)
+        assert target in near.tolist()
+        assert near.unique().numel() == near.numel() == 8
+        best = reach[target].topk(4).indices
+        assert len(set(best.tolist()) & set(near.tolist())) >= 3

@@ -1,0 +1,206 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pyg_trust.functional import rdp_epsilon, rdp_fdp, rdp_select
+from pyg_trust.functional.accounting import ORDERS
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.noise import SEEDED
+from pyg_trust.privacy import (
+    FDPAccountant,
+    PrivacyEngine,
+    create_accountant,
+    propose,
+    search,
+    search_epsilon,
+)
+
+
+@pytest.mark.parametrize('accountant', ['pld_wor', 'rdp_wor'])
+@pytest.mark.parametrize('epsilon', [1.0, 8.0])
+def test_a_proposal_keeps_its_budget_and_is_the_smallest(accountant, epsilon):
+    plan = propose(500, epsilon, 1e-5, steps=30, accountant=accountant)
+    one = plan.accountant()
+    assert len(one) == 30
+    assert one.mechanism() == accountant
+    assert 0.99 * epsilon <= one.get_epsilon(1e-5) <= epsilon
+    assert plan.epsilon == pytest.approx(one.get_epsilon(1e-5))
+
+    def noise(size):
+        found = one.noise_multiplier_for(
+            epsilon, 1e-5, sample_rate=size / 500, steps=30
+        )
+        return found / size
+
+    whole = noise(500)
+    assert plan.noise_per_step == pytest.approx(noise(plan.batch_size))
+    # Calibration is within a percent, so that is how exact this is.
+    assert plan.noise_per_step <= 1.1 * whole
+    assert noise(plan.batch_size - 25) > 1.08 * whole
+
+
+def test_a_proposal_is_what_the_engine_takes(private):
+    setup = private()
+    plan = propose(setup.loader.num_subgraphs, 4.0, 1e-3, steps=5)
+    again = private(
+        loader={'batch_size': plan.batch_size},
+        noise_multiplier=plan.noise_multiplier,
+    )
+    again.train(5, epochs=5)
+    assert again.engine.get_epsilon(1e-3) == pytest.approx(plan.epsilon)
+    tiny = propose(1, 1.0, 1e-5, steps=1)
+    assert tiny.batch_size == 1
+    assert tiny.sample_rate == 1
+
+
+def run(private, seed=None, **arguments):
+    def train(rate):
+        setup = private(
+            engine={'seed': seed},
+            optimizer=None,
+            **arguments,
+        )
+        setup.optimizer.param_groups[0]['lr'] = rate
+        setup.train(3, epochs=3)
+        runs.append(setup)
+        # A function of the weights alone.
+        return setup.engine, float(setup.net.first.bias.sum())
+
+    runs = []
+    return train, runs
+
+
+def bound_of(private, steps=3, noise=4.0):
+    rate = private().loader.sample_rate
+    bound = create_accountant('pld_wor')
+    for _ in range(steps):
+        bound.step(noise_multiplier=noise, sample_rate=rate)
+    return bound
+
+
+def test_a_search_returns_the_best_and_says_what_all_cost(private):
+    train, runs = run(private)
+    bound = bound_of(private)
+    counts = []
+    for _ in range(6):
+        runs.clear()
+        model, report = search(
+            train, [0.1, 0.5], bound=bound, delta=1e-3, mean_runs=4.0
+        )
+        counts.append(len(runs))
+        scores = [float(r.net.first.bias.sum()) for r in runs]
+        assert report.score == max(scores)
+        best = runs[scores.index(max(scores))]
+        assert type(model) is type(best.net)
+        assert model.first.bias.equal(best.net.first.bias)
+        rates = [r.optimizer.param_groups[0]['lr'] for r in runs]
+        assert report.candidate == rates[scores.index(max(scores))]
+        # Nothing tells how many there were.
+        assert 'runs' not in str(sorted(set(vars(report)) - {'mean_runs'}))
+    assert len(set(counts)) > 1
+    each = bound.rdp(ORDERS)
+    want = rdp_epsilon(ORDERS, rdp_select(ORDERS, each, 4.0), 1e-3)
+    assert report.epsilon == pytest.approx(want)
+    assert report.epsilon > bound.get_epsilon(1e-3)
+    said = report.guarantee()
+    assert said.spent == {'epsilon': report.epsilon}
+    assert SEEDED not in said.promise
+
+
+def test_a_run_that_spends_more_is_not_released(private):
+    train, _ = run(private)
+    with pytest.raises(BudgetExceededError, match='nothing is released'):
+        search(
+            train,
+            [0.1],
+            bound=bound_of(private, steps=2),
+            delta=1e-3,
+            mean_runs=2.0,
+        )
+
+
+@pytest.mark.parametrize('whose', ['search', 'runs'])
+def test_a_seed_anywhere_is_confessed(private, whose):
+    train, _ = run(private, seed=1 if whose == 'runs' else None)
+    _, report = search(
+        train,
+        [0.1],
+        bound=bound_of(private),
+        delta=1e-3,
+        mean_runs=2.0,
+        seed=5 if whose == 'search' else None,
+    )
+    assert report.seeded
+    assert str(report).startswith(SEEDED)
+    assert report.guarantee().promise.startswith(SEEDED)
+
+
+def test_bad_searches(private):
+    train, runs = run(private)
+    good = {
+        'train': train,
+        'candidates': [0.1],
+        'bound': bound_of(private),
+        'delta': 1e-3,
+        'mean_runs': 2.0,
+    }
+    for name, value in (
+        ('train', 3),
+        ('candidates', []),
+        ('bound', 1.0),
+        ('delta', 2.0),
+        ('mean_runs', 0.5),
+        ('shape', math.inf),
+        ('shape', -1.0),
+        ('seed', -1),
+    ):
+        with pytest.raises((TypeError, ValueError), match=name[:4]):
+            search(**{**good, name: value})
+    assert runs == []
+
+
+def test_moments_of_accountants():
+    # Of everything that was counted, by sums of the closed forms.
+    one = create_accountant('rdp_wor')
+    assert (one.rdp(ORDERS) == 0).all()
+    one.spend_pure(0.5)
+    assert (one.rdp(ORDERS) <= 0.5).all()
+    assert one.rdp([2.0])[0] == pytest.approx(0.25)
+    one.step(noise_multiplier=4.0, sample_rate=1.0)
+    one.step(noise_multiplier=4.0, sample_rate=1.0)
+    a = np.array([2.0, 8.0])
+    want = np.minimum(0.5, a * 0.125) + 2 * a / (2 * 2.0**2)
+    assert one.rdp(a) == pytest.approx(want)
+    # Two accountants of the same steps, as tight as either.
+    for kind in ('pld_wor', 'rdp_wor'):
+        one = create_accountant(kind)
+        for _ in range(20):
+            one.step(noise_multiplier=3.0, sample_rate=0.3)
+        found = rdp_epsilon(ORDERS, one.rdp(ORDERS), 1e-5)
+        assert one.get_epsilon(1e-5) <= found * (1 + 1e-9) or kind != 'pld_wor'
+    fdp = FDPAccountant(100, 10, 3)
+    fdp.step(noise_multiplier=12.0, sample_rate=0.1)
+    assert fdp.rdp(a) == pytest.approx(rdp_fdp(a, 100, 10, 3, 2.0))
+
+
+def test_a_search_of_one_run_costs_one_run():
+    one = propose(300, 2.0, 1e-5, steps=10).accountant()
+    alone = rdp_epsilon(ORDERS, one.rdp(ORDERS), 1e-5)
+    assert search_epsilon(one, 1e-5, 1.0) == pytest.approx(alone)
+    assert search_epsilon(one, 1e-5, 5.0) > alone
+
+
+def test_the_best_of_a_search_is_no_engine(private):
+    # A copy that trains on would not be on any account.
+    train, _ = run(private)
+    model, _ = search(
+        train, [0.1], bound=bound_of(private), delta=1e-3, mean_runs=1.0
+    )
+    assert not isinstance(model, PrivacyEngine)
+    out = model(torch.randn(2, 5), torch.tensor([[0], [1]]))
+    F.cross_entropy(out, torch.tensor([0, 1])).backward()
+    assert copy.deepcopy(model).first.bias.equal(model.first.bias)

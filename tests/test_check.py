@@ -1,0 +1,196 @@
+"""The checker, against reports, ledgers, weights and data that lie."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust.check import FAILS, HOLDS, check_report, fingerprint_model
+from pyg_trust.functional import wor_epsilon
+from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.report import Guarantee, TrustReport
+
+STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
+HISTORY = [(LAM, RATE, STEPS)]
+
+
+def privacy(**changes):
+    epsilon = wor_epsilon(HISTORY, DELTA, 'pld_wor')
+    values = {
+        'epsilon': epsilon,
+        'delta': DELTA,
+        'steps': STEPS,
+        'mechanism': 'pld_wor',
+        'batch_size': 50,
+        'noise_multiplier': 2 * LAM,
+        'lam': LAM,
+        'sample_rates': [[RATE, STEPS]],
+    }
+    values = {**values, **changes}
+    return Guarantee(
+        'private training',
+        'the weights are private',
+        (),
+        spent={'epsilon': values['epsilon']},
+        budget={'epsilon': 100.0},
+        kind='privacy',
+        values=values,
+    )
+
+
+def removal(**request):
+    return Guarantee(
+        'removal',
+        'it is gone',
+        (),
+        kind='removal',
+        values={'request': {'0': request}},
+    )
+
+
+def saved(folder, *guarantees):
+    path = folder / 'trust.json'
+    TrustReport.of(*guarantees).save(path)
+    return path
+
+
+def failures(*args, **kwargs):
+    found = check_report(*args, **kwargs)
+    return [each.text for each in found if each.status == FAILS]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    path = tmp_path / 'run.ledger'
+    book = PrivacyLedger(path, {'mechanism': 'a'})
+    for _ in range(STEPS):
+        book.record(2 * LAM, RATE)
+    head = book.head
+    book.close()
+    return path, head
+
+
+def test_an_honest_report_holds(tmp_path, ledger):
+    path, head = ledger
+    found = check_report(
+        saved(tmp_path, privacy(ledger_head=head)), ledger=path
+    )
+    assert {each.status for each in found} == {HOLDS}
+    text = '\n'.join(map(str, found))
+    # The exact profile proves less than the Rényi bound of another package.
+    other = float(text.split('accountant gives ')[1].split(',')[0])
+    assert other > wor_epsilon(HISTORY, DELTA, 'pld_wor')
+    assert math.isclose(
+        other, wor_epsilon(HISTORY, DELTA, 'rdp_wor'), rel_tol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ('lie', 'caught'),
+    [
+        (lambda e: {'epsilon': e / 2}, 'is claimed'),
+        (lambda e: {'sample_rates': [[2 * RATE, STEPS]]}, 'is claimed'),
+        (lambda e: {'lam': LAM / 2}, 'is claimed'),
+        (lambda e: {'seeded': True}, 'comes from a seed'),
+        (lambda e: {'mechanism': 'rdp_wor'}, 'is claimed'),
+        (lambda e: {'epsilon': 101.0}, 'is spent'),
+    ],
+)
+def test_a_report_that_claims_too_little_fails(tmp_path, lie, caught):
+    changes = lie(wor_epsilon(HISTORY, DELTA, 'pld_wor'))
+    (text, *_) = failures(saved(tmp_path, privacy(**changes)))
+    assert caught in text
+
+
+def test_both_accountants_catch_a_lie_of_the_paper_s_mechanism(tmp_path):
+    low = wor_epsilon(HISTORY, DELTA, 'rdp_wor') / 2
+    report = saved(tmp_path, privacy(mechanism='rdp_wor', epsilon=low))
+    assert len(failures(report)) == 2
+
+
+def test_more_steps_on_the_ledger_than_in_the_report_fail(tmp_path, ledger):
+    path, head = ledger
+    few = STEPS - 2
+    epsilon = wor_epsilon([(LAM, RATE, few)], DELTA, 'pld_wor')
+    report = privacy(
+        steps=few,
+        sample_rates=[[RATE, few]],
+        epsilon=epsilon,
+        ledger_head=head,
+    )
+    texts = failures(saved(tmp_path, report), ledger=path)
+    assert any(f'{STEPS} steps were paid for' in text for text in texts)
+    assert any('its steps make epsilon' in text for text in texts)
+
+
+@pytest.mark.parametrize('damage', ['change', 'drop', 'cut'])
+def test_a_ledger_that_was_changed_or_shortened_fails(
+    tmp_path, ledger, damage
+):
+    path, head = ledger
+    lines = path.read_text().splitlines()
+    if damage == 'change':
+        entry = json.loads(lines[3])
+        entry['body']['spent'][0] *= 10
+        lines[3] = json.dumps(entry)
+    elif damage == 'drop':
+        del lines[3]
+    else:
+        # At the end of a line the chain is whole: the digest tells.
+        del lines[-2:]
+    path.write_text('\n'.join(lines) + '\n')
+    texts = failures(saved(tmp_path, privacy(ledger_head=head)), ledger=path)
+    wanted = 'other or more lines' if damage == 'cut' else 'was changed'
+    assert any(wanted in text for text in texts)
+
+
+def test_other_weights_fail(tmp_path):
+    state = {'a': torch.ones(2), 'b': torch.zeros(3)}
+    promise = Guarantee('removal', 'gone', (), model=fingerprint_model(state))
+    path = tmp_path / 'weights.pt'
+    torch.save(state, path)
+    assert not failures(saved(tmp_path, promise), model=path)
+    torch.save({**state, 'b': torch.tensor([0.0, 0.0, 1e-30])}, path)
+    (text,) = failures(saved(tmp_path, promise), model=path)
+    assert 'not those' in text
+
+
+@pytest.mark.parametrize(
+    'request_', [{'nodes': [5]}, {'features': [7]}, {'edges': [[7, 9]]}]
+)
+def test_what_was_removed_and_is_there_fails(tmp_path, request_):
+    data = Data(
+        x=torch.eye(3),
+        edge_index=torch.tensor([[1, 2], [2, 1]]),
+        n_id=torch.tensor([5, 7, 9]),
+    )
+    path = tmp_path / 'data.pt'
+    torch.save(data.to_dict(), path)
+    (text,) = failures(saved(tmp_path, removal(**request_)), data=path)
+    assert 'is still there' in text
+    kept = data.subgraph(torch.tensor([False, False, True]))
+    torch.save([kept.to_dict()], path)
+    assert not failures(saved(tmp_path, removal(**request_)), data=path)
+
+
+def test_the_command_says_it_in_lines_and_in_its_status(tmp_path):
+    def command(*arguments):
+        return subprocess.run(
+            [sys.executable, '-m', 'pyg_trust', 'check', *arguments],
+            capture_output=True,
+            text=True,
+        )
+
+    done = command(str(saved(tmp_path, privacy())))
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(HOLDS) for line in done.stdout.splitlines())
+    done = command(str(saved(tmp_path, privacy(epsilon=0.01))))
+    assert done.returncode == 1
+    assert FAILS in done.stdout
+    done = command(str(tmp_path / 'nothing.json'))
+    assert done.returncode == 2
+    assert 'nothing.json' in done.stderr

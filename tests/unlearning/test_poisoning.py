@@ -1,0 +1,197 @@
+"""Certificates of shards: attacks with retraining within the radius."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GraphNorm
+
+from pyg_trust.unlearning import ShardedUnlearner
+
+N, SHARDS, CLASSES = 60, 7, 2
+
+
+def graph(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(N) % CLASSES
+    x = torch.randn(N, 4, generator=generator)
+    x[:, 0] += 3 * y - 1.5
+    pairs = torch.randint(N, (2, 5 * N), generator=generator)
+    pairs = pairs[:, pairs[0] < pairs[1]].unique(dim=1)
+    same = y[pairs[0]] == y[pairs[1]]
+    keep = same | (torch.rand(same.shape, generator=generator) < 0.1)
+    pairs = pairs[:, keep]
+    mask = torch.rand(N, generator=generator) < 0.7
+    return Data(
+        x=x,
+        y=y,
+        edge_index=torch.cat([pairs, pairs.flip(0)], 1),
+        train_mask=mask,
+        n_id=3 * torch.arange(N) + 5,
+    )
+
+
+def fit(data, **options):
+    given = {
+        'aggregator': 'majority',
+        'num_classes': CLASSES,
+        'epochs': 12,
+        'trainer': 'sequential',
+        'seed': 4,
+    }
+    return ShardedUnlearner(
+        lambda: GCN(4, 8, 2, CLASSES), SHARDS, **{**given, **options}
+    ).fit(data)
+
+
+def poisoned(data, nodes, generator):
+    """Everything at some nodes changed at will."""
+    bad = data.clone()
+    for v in nodes:
+        bad.x[v] = 20 * torch.randn(4, generator=generator)
+        bad.y[v] = 1 - bad.y[v]
+        keep = (bad.edge_index != v).all(0)
+        new = torch.randint(N, (25,), generator=generator).unique()
+        new = new[new != v]
+        pairs = torch.stack([new, torch.full_like(new, v)])
+        bad.edge_index = torch.cat(
+            [bad.edge_index[:, keep], pairs, pairs.flip(0)], 1
+        )
+        bad.train_mask[v] = True
+    return bad
+
+
+def test_a_poisoned_node_changes_its_own_shard_alone():
+    data = graph()
+    clean = fit(data)
+    made = clean.certify()
+    generator = torch.Generator().manual_seed(0)
+    moved = 0
+    for v in (0, 11, 37):
+        after = fit(poisoned(data, [v], generator))
+        again = after.certify()
+        own = int(made.group[v])
+        for shard in range(SHARDS):
+            one, two = clean.shard_state(shard), after.shard_state(shard)
+            same = all(torch.equal(one[k], two[k]) for k in one)
+            assert same or shard == own
+        others = torch.arange(N) != v
+        differ = (made.votes != again.votes)[:, others].any(1)
+        differ[own] = False
+        assert not differ.any()
+        moved += int((made.votes != again.votes)[own].sum())
+    assert moved > 0, 'no attack'
+
+
+def test_attacks_within_the_radius_break_nothing_in_training_and_after():
+    data = graph()
+    made = fit(data).certify()
+    generator = torch.Generator().manual_seed(1)
+    assert int((made.radius >= 1).sum()) > 10
+    changed = broken = 0
+    for _ in range(10):
+        nodes = torch.randperm(N, generator=generator)[:2].tolist()
+        after = fit(poisoned(data, nodes, generator)).certify()
+        shards = made.group[nodes].unique().numel()
+        others = torch.ones(N, dtype=torch.bool)
+        others[nodes] = False
+        held = (made.radius >= shards) & others
+        assert torch.equal(after.predicted[held], made.predicted[held])
+        kept = made.survives(made.n_id[nodes])
+        assert not kept[nodes].any()
+        assert torch.equal(after.predicted[kept], made.predicted[kept])
+        changed += int((after.votes != made.votes)[:, others].sum())
+        broken += int((after.predicted != made.predicted)[others].sum())
+    assert changed > 0
+    assert broken > 0, 'nothing breaks at all: the attack is no test'
+
+
+def test_inserted_nodes_are_covered():
+    data = graph()
+    made = fit(data).certify()
+    more = data.clone()
+    more.x = torch.cat([data.x, 30 * torch.ones(1, 4)])
+    more.y = torch.cat([data.y, torch.tensor([0])])
+    more.train_mask = torch.cat([data.train_mask, torch.tensor([True])])
+    more.n_id = torch.cat([data.n_id, torch.tensor([100000])])
+    everyone = torch.arange(N)
+    star = torch.stack([everyone, torch.full_like(everyone, N)])
+    more.edge_index = torch.cat([data.edge_index, star, star.flip(0)], 1)
+    after = fit(more).certify(data.n_id)
+    held = made.radius >= 1
+    assert torch.equal(after.predicted[held], made.predicted[held])
+    assert int((after.votes != made.votes).any(1).sum()) <= 1
+
+
+def test_labels_chosen_against_the_weakest_break_nothing_at_the_radius():
+    data = graph()
+    clean = fit(data, epochs=25)
+    made = clean.certify(inference='clean')
+    assert torch.equal(made.predicted, clean.predict())
+    changed = 0
+    for shard in range(3):
+        # All labels of one shard.
+        nodes = (clean.data.shard == shard).nonzero().view(-1)
+        bad = data.clone()
+        bad.y[nodes] = 1 - bad.y[nodes]
+        after = fit(bad, epochs=25)
+        held = made.radius >= 1
+        now = after.certify(inference='clean')
+        assert torch.equal(now.predicted[held], made.predicted[held])
+        changed += int((now.votes != made.votes).sum())
+    assert changed > 0
+
+
+def test_means_are_certified_as_deployed():
+    unlearner = fit(graph(), aggregator='mean')
+    made = unlearner.certify(inference='clean')
+    assert torch.equal(made.predicted, unlearner.predict())
+    assert made.survives([5]).shape == (N,)
+    with pytest.raises(ValueError, match='majority'):
+        made.collective(1)
+
+
+def test_reports_count_shards_and_suspects():
+    data = graph()
+    made = fit(data).certify(nodes=[5, 8, 11])
+    assert made.targets.tolist() == [5, 8, 11]
+    assert made.to_json()
+    assert 'whatever so many other nodes do' in made.guarantee().promise
+    all_of = fit(data).certify()
+    for k in range(3):
+        both = all_of.collective(k)
+        assert both.exact
+        assert both.lower >= int(all_of.certified(k).sum())
+    y = data.y
+    assert all_of.certified_accuracy(y, 1) <= all_of.certified_ratio(1)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gnn, self.norm = GCN(4, 8, 2, CLASSES), GraphNorm(CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.norm(self.gnn(x, edge_index))
+
+
+def test_what_breaks_the_promise_is_refused():
+    data = graph()
+    for options, says in (
+        ({'partition': 'random'}, "'partition'"),
+        ({'aggregator': 'attentive'}, "'aggregator'"),
+        ({'num_classes': None}, "'num_classes'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            fit(data, epochs=1, **options).certify()
+    mixing = ShardedUnlearner(
+        Normed,
+        SHARDS,
+        aggregator='majority',
+        num_classes=CLASSES,
+        epochs=1,
+        seed=4,
+    ).fit(data)
+    with pytest.raises(ValueError, match='keep nodes apart'):
+        mixing.certify()
+    with pytest.raises(ValueError, match="'inference'"):
+        fit(data, epochs=1).certify(inference='whole')
