@@ -110,7 +110,9 @@ def table_1(name: str, graphs: list, splits: int, gin_splits: int) -> None:
         scores = []
         for fold in range(splits):
             train, test = split(graphs, fold)
-            model = ScatteringClassifier(transform, lam=lam, seed=fold)
+            model = ScatteringClassifier(
+                transform, lam=lam, noise='objective', seed=fold
+            )
             scores.append(100 * model.fit(train).score(test))
         paper = setting['accuracy'].get(label, '-')
         print(f'  {label:14} {summary(scores):15} paper {paper}', flush=True)
@@ -152,6 +154,7 @@ def table_3(name: str, graphs: list, splits: int) -> None:
                     linear=linear,
                 ),
                 lam=setting['lam'][1],
+                noise='objective',
                 accounting=accounting,
                 mode=mode,
                 on_exceed='retrain',
@@ -188,6 +191,7 @@ def figure_4(
                     **setting['unlearn'], max_degree=setting['max_degree']
                 ),
                 lam=setting['lam'][1],
+                noise='objective',
                 seed=fold,
             ).fit(train)
             spent, points = 0.0, [(0, 100 * model.score(test), 0.0)]
@@ -261,6 +265,7 @@ def exactly(model: ScatteringClassifier, test: list, noise: bool) -> float:
     exact = ScatteringClassifier(
         model.transform,
         lam=model.lam,
+        noise='objective',
         noise_std=model.noise_std if noise else 0,
     )
     if not noise:

@@ -35,7 +35,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from pyg_trust import files
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_callable, check_instance
 
 try:
     import fcntl
@@ -249,6 +249,7 @@ def synchronized(
         method (callable): of a class whose objects have an
             :class:`ObjectLock` as ``_lock``.
     """
+    check_callable('method', method)
 
     @functools.wraps(method)
     def taking_turns(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:

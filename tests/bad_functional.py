@@ -745,6 +745,21 @@ def gram_matrix() -> torch.Tensor:
 
 
 entry(
+    'functional.gaussian_budget',
+    lambda: {'epsilon': 1.0, 'delta': 1e-4},
+    epsilon=POSITIVE,
+)
+entry(
+    'functional.shift_epsilon',
+    lambda: {'m': 0.3, 'delta': 1e-4},
+    m=NOT_NEGATIVE,
+)
+entry(
+    'functional.compose_shifts',
+    lambda: {'shifts': [0.1, 0.2]},
+    shifts=values(3, None, 'a', ['a'], [-1.0], [math.nan], [math.inf]),
+)
+entry(
     'functional.removal_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
     epsilon=number(0, 1, closed='high'),

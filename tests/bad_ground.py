@@ -27,6 +27,7 @@ from bad_inputs import (
     anything,
     choice,
     csr,
+    damaged,
     data,
     edge_indices,
     either,
@@ -37,17 +38,19 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_table import EXEMPT, FOLDER, entry
+from bad_table import EXEMPT, FOLDER, NAMED, entry
 from torch_geometric.data import Data
 
 from pyg_trust import (
     files,
+    ledger,
     report,
     rng,
 )
 from pyg_trust import functional as F
+from pyg_trust.commit import Lineage
 from pyg_trust.graph import LastGraph
-from pyg_trust.ledger import PrivacyLedger, RemovalLedger
+from pyg_trust.ledger import PrivacyLedger, RemovalLedger, Seals
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
 
@@ -543,16 +546,48 @@ entry(
     names={'state': "state|'fit'"},
     state=values(3, None, 'state', {}, *STATE),
 )
+entry('ledger.coarse', lambda: {'amount': 0.3}, amount=NOT_NEGATIVE)
+CONTENTS = values(3, None, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
+
+
+def seals() -> Seals:
+    return Seals({0: 'a', 1: 'b'})
+
+
 entry(
-    'ledger.fingerprint',
-    lambda: {'salt': 'salt', 'data': plain_data()},
-    salt=values(3, None, ['a']),
-    data=data(edges=False),
+    'ledger.Seals',
+    lambda: {'contents': {0: 'a'}},
+    contents=values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'}),
 )
 entry(
-    'ledger.fingerprints',
-    lambda: {'prints': {0: 'a', 1: 'b'}},
-    prints=values(3, None, 'prints', [1], {0: 1}, {'a': 'b'}),
+    'ledger.Seals.replaced',
+    lambda: (seals(), {'changed': {0: 'c'}, 'gone': [1]}),
+    names={'changed': "'contents'"},
+    changed=CONTENTS,
+    gone=values(3, None, 'a', [5], [0.5], [True]),
+)
+entry(
+    'ledger.Seals.differing',
+    lambda: (seals(), {'contents': {0: 'a'}}),
+    contents=CONTENTS,
+)
+entry(
+    'ledger.Seals.digest',
+    lambda: (seals(), {'name': 0}),
+    name=values('a', None, 0.5, True, -1, 2),
+)
+entry(
+    'ledger.Seals.of',
+    lambda: {
+        'state': {
+            'names': torch.tensor([0, 1]),
+            'salts': torch.zeros(2, 32, dtype=torch.uint8),
+        },
+        'contents': {0: 'a', 1: 'b'},
+    },
+    Row('others', {'contents': {0: 'a'}}, "'state'"),
+    state=damaged,
+    contents=CONTENTS,
 )
 
 
@@ -592,6 +627,7 @@ entry(
     path=PATH,
     content=values(3, None, 'text', ['a']),
 )
+entry('files.delete_unfinished', lambda: {'path': temporary()}, path=PATH)
 entry('files.sync_folder', lambda: {'folder': temporary().parent}, folder=PATH)
 entry(
     'files.save',
@@ -609,6 +645,63 @@ def saved() -> Path:
 
 entry('files.load', lambda: {'path': saved()}, path=PATH)
 
+NAME = '0' * 32
+LINEAGE = values(3, None, 'a', [NAME], ('a',), (3,))
+
+
+def saved_state(*more: str) -> dict[str, Any]:
+    return {'lineage': [NAME, *more], 'ledger': {'entries': []}}
+
+
+NO_STATES = values(3, None, 'a', {}, {'lineage': 3}, {'lineage': ['a']})
+STATE_NAMES = "'(state|names|found|new)'"
+NAMED['names'] = LINEAGE
+entry('commit.Lineage', lambda: {'names': (NAME,)})
+entry(
+    'commit.Lineage.of',
+    lambda: {'state': saved_state()},
+    names={'state': STATE_NAMES},
+    state=NO_STATES,
+)
+entry(
+    'commit.Lineage.continues',
+    lambda: (Lineage((NAME,)), {'other': Lineage()}),
+    other=instance(),
+)
+entry(
+    'commit.check_continues',
+    lambda: {
+        'place': temporary(),
+        'found': saved_state(),
+        'new': saved_state('1' * 32),
+    },
+    Row(
+        'another',
+        {'found': {'lineage': ['2' * 32]}},
+        'another fit',
+    ),
+    names={'found': STATE_NAMES, 'new': STATE_NAMES},
+    place=PATH,
+    found=values(3, 'a', {}, {'lineage': 3}, {'lineage': ['a']}),
+    new=NO_STATES,
+)
+entry(
+    'commit.save',
+    lambda: {'path': temporary(), 'state': saved_state()},
+    names={'state': STATE_NAMES},
+    path=PATH,
+    state=NO_STATES,
+)
+entry(
+    'commit.exclusive',
+    lambda: {'place': temporary()},
+    place=PATH,
+    reading=FLAG,
+)
+entry(
+    'commit.synchronized', lambda: {'method': str}, method=values(3, None, 'a')
+)
+
 entry('rng.resolve', lambda: {'seed': 3})
 
 
@@ -621,6 +714,9 @@ class Spread:
     def stream(self, seed: Any, items: Any) -> Any:
         return rng.stream(seed, *items)
 
+    def content(self, data: Any, context: Any) -> str:
+        return ledger.content(data, *context)
+
     def of(self, reports: Any) -> Any:
         return TrustReport.of(*reports)
 
@@ -628,6 +724,13 @@ class Spread:
         return report.fingerprint(*parts)
 
 
+entry(
+    'ledger.content',
+    lambda: (Spread(), {'data': plain_data(), 'context': ['a', 1]}),
+    names={'context': "'parts'", 'data': "'data'"},
+    data=values(3, None, 'a', [1]),
+    context=values([object()], [[1]], [{}]),
+)
 entry(
     'rng.derive',
     lambda: (Spread(), {'seed': 3, 'items': [1, 2]}),
@@ -660,12 +763,26 @@ ITEMS = values(
 PER_GRAPH = either(ITEMS, values({'a': [1]}, {-1: [1]}, {0: 'a'}, {0: None}))
 entry(
     'removal.RemovalRequest',
-    lambda: {'graphs': [7], 'nodes': [1], 'features': [2], 'edges': [(3, 4)]},
+    lambda: {
+        'graphs': [7],
+        'nodes': [1],
+        'features': [2],
+        'edges': [(3, 4)],
+        'labels': [5],
+    },
     Row(
         'nothing',
-        {'graphs': [], 'nodes': [], 'features': [], 'edges': []},
+        {
+            'graphs': [],
+            'nodes': [],
+            'features': [],
+            'edges': [],
+            'labels': [],
+        },
         'name something',
     ),
+    labels=PER_GRAPH,
+    directed=values(1, None, 'a'),
     graphs=ITEMS,
     nodes=PER_GRAPH,
     features=PER_GRAPH,
@@ -690,12 +807,20 @@ entry(
     names={'requests': "'requests'|name something"},
 )
 entry(
+    'removal.RemovalRequest.from_dict',
+    lambda: {'named': {'0': {'nodes': [1]}}},
+    names={'named': "'named'|name something"},
+    named=values(3, None, 'a', {}, {'a': {}}, {'0': 3}, {'0': {'a': [1]}}),
+)
+entry(
     'removal.remove_from_data',
     lambda: {'data': plain_data(), 'part': Part(nodes=(0,))},
     Row('unknown', {'part': Part(nodes=(9,))}, 'node 9'),
     Row('an edge', {'part': Part(edges=((0, 3),))}, 'edge 0'),
     Row('everything', {'part': Part(nodes=tuple(range(N)))}, 'no node'),
     Row('whole', {'part': Part(whole=True)}, "'part'"),
+    Row('labels', {'part': Part(labels=(0,))}, "'part'"),
+    Row('one way', {'part': Part(directed_edges=((0, 3),))}, 'edge 0'),
     names=DATA_NAMES,
     data=DATA,
     part=instance(),

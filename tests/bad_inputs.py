@@ -561,3 +561,16 @@ def undirected(num_nodes: int = 6) -> Tensor:
 def csr(num_nodes: int = 6) -> CSRGraph:
     """The same as a :class:`CSRGraph`."""
     return CSRGraph.from_edge_index(undirected(num_nodes), num_nodes)
+
+
+def damaged(value: dict[str, Any]) -> Any:
+    """The states that something is wrong with."""
+    yield 'a number', 3
+    yield 'a list', [value]
+    yield 'an empty dictionary', {}
+    yield 'None', None
+    for key in value:
+        rest = {k: v for k, v in value.items() if k != key}
+        yield f'without {key!r}', rest
+        yield f'another {key!r}', {**rest, key: object()}
+        yield f'no {key!r}', {**rest, key: None}

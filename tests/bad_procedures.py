@@ -24,6 +24,7 @@ from bad_inputs import (
     Row,
     anything,
     choice,
+    damaged,
     data,
     either,
     instance,
@@ -108,19 +109,6 @@ entry(
     lambda: (accountant(), {}),
     destination=DESTINATION,
 )
-
-
-def damaged(value: dict[str, Any]) -> Any:
-    """The states that something is wrong with."""
-    yield 'a number', 3
-    yield 'a list', [value]
-    yield 'an empty dictionary', {}
-    yield 'None', None
-    for key in value:
-        rest = {k: v for k, v in value.items() if k != key}
-        yield f'without {key!r}', rest
-        yield f'another {key!r}', {**rest, key: object()}
-        yield f'no {key!r}', {**rest, key: None}
 
 
 entry(
@@ -623,10 +611,19 @@ for name in ('predict', 'score'):
 entry(
     'unlearning.ScatteringClassifier',
     lambda: {'transform': scattering()},
+    Row(
+        'an epsilon beyond 1',
+        {'noise': 'objective', 'epsilon': 1.5},
+        "'epsilon'",
+    ),
+    Row('another accounting', {'accounting': 'bound'}, "'accounting'"),
     transform=instance(),
     lam=POSITIVE,
+    noise=choice(),
+    release_std=POSITIVE,
     noise_std=NOT_NEGATIVE,
-    epsilon=number(0, 1, closed='high'),
+    epsilon=POSITIVE,
+    num_classes=integer(2, none=True),
     loss=choice(),
     mode=choice(),
     accounting=choice(),
@@ -670,10 +667,8 @@ entry(
 )
 entry(
     'unlearning.ScatteringClassifier.load_state_dict',
-    lambda: (
-        fitted_classifier(),
-        {'state': fitted_classifier().state_dict()},
-    ),
+    lambda: (classifier(), {'state': fitted_classifier().state_dict()}),
+    Row('a state of another fit', {'state': {}}, 'state'),
     Row('NaN', {'state': classifier_state(W=np.nan)}, 'state'),
     Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
     Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
@@ -695,7 +690,7 @@ def saved_classifier() -> Path:
 
 entry(
     'unlearning.ScatteringClassifier.load',
-    lambda: (fitted_classifier(), {'path': saved_classifier()}),
+    lambda: (classifier(), {'path': saved_classifier()}),
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
@@ -746,6 +741,7 @@ entry(
     ),
     parts=values(3, None, 'a', [1], {3: 1}),
     plain=values(3, None, 'a', [1], {'a': object()}),
+    keep_history=values(1, None, 'a'),
 )
 
 
@@ -799,6 +795,7 @@ entry(
     trainer=choice(),
     num_workers=integer(1, none=True),
     folder=values(3, ['a']),
+    keep_history=values(1, None, 'a'),
 )
 FIT_ROWS = tuple(
     Row(
@@ -881,7 +878,7 @@ entry(
 )
 entry(
     'unlearning.ShardedUnlearner.load_state_dict',
-    lambda: (fitted_unlearner(), {'state': fitted_unlearner().state_dict()}),
+    lambda: (unlearner(), {'state': fitted_unlearner().state_dict()}),
     names={'state': 'state'},
     state=damaged,
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from states import without_chance
+from states import without_chance, without_root
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv
 
@@ -233,7 +233,7 @@ PROCEDURES['ScatteringClassifier.fit, again'] = Procedure(
 WHOLE = RemovalRequest(graphs=[3, 5])
 PROCEDURES['ScatteringClassifier.remove'] = Procedure(
     lambda folder: classifier().fit(dataset()),
-    lambda model, bar: model.remove(WHOLE, progress_bar=bar),
+    lambda model, bar: without_root(model.remove(WHOLE, progress_bar=bar)),
     classified,
     is_certified,
     # Whole graphs are not embedded again.
@@ -245,7 +245,7 @@ NODES = RemovalRequest(nodes={3: [0], 5: [1]})
 PROCEDURES['ScatteringClassifier.remove, refined'] = Procedure(
     # With so little noise, a step is never enough.
     lambda folder: classifier(noise_std=1e-7).fit(dataset()),
-    lambda model, bar: model.remove(NODES, progress_bar=bar),
+    lambda model, bar: without_root(model.remove(NODES, progress_bar=bar)),
     classified,
     shows=2,
 )

@@ -622,6 +622,7 @@ class ScatteringClassifier:
             'config': self._config(),
             'classes': list(self.classes),
             'seed': model.seed,
+            'seeded': model.seed is not None,
             'lineage': list(model.lineage.names),
             'ledger': model.ledger.state_dict(),
             'salts': model.train.seals.state_dict(),
@@ -890,6 +891,11 @@ class ScatteringClassifier:
         seed = state['seed']
         if seed is not None:
             check_integer('seed', seed, 0)
+        if state['seeded'] is not (seed is not None):
+            raise ValueError(
+                "'seeded' of the state needs to say whether it has a seed "
+                f'(got {state["seeded"]!r})'
+            )
         contents = {i: content(data) for i, data in graphs.items()}
         seals = Seals.of(state['salts'], contents)
         if ledger.entries and ledger.entries[-1].data != seals.root:
