@@ -744,10 +744,12 @@ class ShardedUnlearner(Stateful):
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
-            lambda view, i: self._outputs(view, [state.checkpoints[i]])[0],
+            lambda view, i: self._outputs(
+                view, [state.checkpoints[i]], state.num_classes
+            )[0],
             nodes=nodes,
             inference=inference,
-            fingerprint=self._digest(state.data, state.checkpoints),
+            fingerprint=state.seals.root,
             provenance=self._origin(),
         )
 
