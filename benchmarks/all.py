@@ -34,12 +34,14 @@ NOT_RUN = ('all', 'common')
 # What tells a benchmark where the real graphs are, and which folder it wants.
 DATA = {
     'certificates': ('--data', '.'),
+    'node_unlearning': ('--root', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
     'unlearning': ('--root', 'TU'),
 }
 # The runs of long benchmarks.
 RUNS = {
+    'node_unlearning': ['speed', 'sound', 'accuracy', 'push', 'large'],
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
     'push': [
         f'--only {part} --sizes {size}'

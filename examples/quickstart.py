@@ -70,7 +70,7 @@ def train_privately(
         num_steps=10,
         seed=seed,
     )
-    engine = PrivacyEngine(seed=seed)
+    engine = PrivacyEngine()  # noise and batches of the operating system
     private, private_optimizer, batches = engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,

@@ -84,6 +84,9 @@ def check_report(
     Raises:
         ValueError: if a file is not what it should be.
     """
+    for name, file in (('ledger', ledger), ('model', model), ('data', data)):
+        if file is not None:
+            check_instance(name, file, str, Path)
     report = TrustReport.load(path)
     found = [
         Finding(HOLDS, f'the report is of layout {report.schema_version}')
@@ -95,8 +98,7 @@ def check_report(
             for status, text in _check_guarantee(each)
         ]
     if ledger is not None:
-        lines = _read_ledger(Path(ledger))
-        found += _of_file(_check_ledger, report, lines)
+        found += _of_file(_check_ledger, report, _read_ledger(ledger))
     if model is not None:
         state = files.load(model)
         found += _of_file(_check_model, report, fingerprint_model(state))

@@ -548,6 +548,31 @@ entry(
         3, None, 'rdp', [], [0.1], [[0.1, 0.2]], [0.1, np.nan], [-1, 1]
     ),
 )
+RDP = values(3, None, 'rdp', [], [0.1], [[0.1, 0.2]], [0.1, np.nan], [-1, 1])
+entry(
+    'functional.rdp_delta',
+    lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'epsilon': 1.0},
+    orders=ORDERS,
+    rdp=RDP,
+    epsilon=NOT_NEGATIVE,
+)
+LAW = {
+    'mean': number(1, 500, closed='low high'),
+    'shape': values('a', None, True, -1.0, np.nan, 11.0),
+}
+entry(
+    'functional.rdp_select',
+    lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'mean': 3.0},
+    orders=ORDERS,
+    rdp=RDP,
+    **LAW,
+)
+entry(
+    'functional.draw_runs',
+    lambda: {'uniform': 0.5, 'mean': 3.0},
+    uniform=number(0, 1, closed='high'),
+    **LAW,
+)
 for name in ('wor_epsilon_rdp', 'wor_epsilon_pld', 'wor_epsilon'):
     more = {'method': choice()} if name == 'wor_epsilon' else {}
     entry(

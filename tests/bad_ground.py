@@ -604,6 +604,12 @@ entry(
     lambda: {'path': temporary(), 'header': {'mechanism': 'a'}},
     path=PATH,
     header=values(3, None, 'a', [1], {'a': object()}),
+    head=values(3, 'a'),
+)
+entry(
+    'ledger.PrivacyLedger.has',
+    lambda: (privacy_ledger(), {'head': 'a'}),
+    head=values(3, None, b'a'),
 )
 entry(
     'ledger.PrivacyLedger.record',

@@ -612,6 +612,8 @@ entry(
 
 # Samplers and loaders ########################################################
 
+WHETHER = values(3, 'a', None)
+
 WALK = {
     'walk_length': integer(0),
     'restarts': COUNT,
@@ -661,6 +663,7 @@ entry(
     ),
     walks=instance(),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
+    contiguous=WHETHER,
 )
 NODES = either(
     instance(),
@@ -728,6 +731,7 @@ entry(
     walk_length=integer(0),
     restarts=COUNT,
     resample_every=integer(1, none=True),
+    contiguous=WHETHER,
     **OPTIONS,
 )
 
@@ -758,8 +762,28 @@ entry(
     max_degree=COUNT,
     **OPTIONS,
 )
+
+
+def graph_loader() -> Any:
+    return loader.GraphLoader([plain_data(), plain_data()], 1, seed=0)
+
+
+entry(
+    'loader.GraphLoader',
+    lambda: {'data': [plain_data(), plain_data()], 'batch_size': 2},
+    OWN,
+    Row('no node', {'data': [plain_data(), Data(num_nodes=0)]}, "'data'"),
+    names={'data': "'data", 'batch_size': "'batch_size'"},
+    data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
+    batch_size=integer(1, 2),
+    num_steps=integer(1, none=True),
+)
 STEP = integer(0)
-for name, make in (('DisjointWalk', walk_loader), ('Ego', ego_loader)):
+for name, make in (
+    ('DisjointWalk', walk_loader),
+    ('Ego', ego_loader),
+    ('Graph', graph_loader),
+):
     entry(
         f'loader.{name}Loader.num_subgraphs_at',
         lambda make=make: (make(), {'step': 0}),
@@ -789,6 +813,8 @@ entry(
     step=STEP,
 )
 EXEMPT['loader.StepLoader'] = 'abstract'
+EXEMPT['loader.StepLoader.untransformed'] = 'called by the engine alone'
+EXEMPT['loader.GraphLoader.filter_fn'] = 'called by DataLoader alone'
 EXEMPT['loader.StepLoader.num_subgraphs_at'] = 'abstract'
 EXEMPT['loader.StepLoader.check_batch'] = 'abstract'
 EXEMPT['loader.StepLoader.check_kwargs'] = 'what the loaders refuse it by'

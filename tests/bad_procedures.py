@@ -9,6 +9,7 @@ import torch
 from bad_functional import (
     COUNT,
     NOT_NEGATIVE,
+    ORDERS,
     POSITIVE,
     RESULT,
     SHARE,
@@ -162,6 +163,60 @@ entry(
     destination=DESTINATION,
 )
 entry('privacy.create_accountant', lambda: {}, mechanism=choice())
+entry(
+    'privacy.WORAccountant.rdp',
+    lambda: (accountant(), {'orders': [2.0, 3.0]}),
+    orders=ORDERS,
+)
+entry(
+    'privacy.propose',
+    lambda: {
+        'num_subgraphs': 20,
+        'epsilon': 4.0,
+        'delta': 1e-3,
+        'steps': 3,
+        'accountant': 'rdp_wor',
+    },
+    num_subgraphs=COUNT,
+    epsilon=POSITIVE,
+    steps=COUNT,
+    slack=POSITIVE,
+    accountant=choice(),
+)
+RUNS = number(1, 500, closed='low high')
+SHAPE = number(0, 10, closed='low high')
+entry(
+    'privacy.search_epsilon',
+    lambda: {'bound': accountant(), 'delta': 1e-3, 'mean_runs': 3.0},
+    bound=instance(),
+    mean_runs=RUNS,
+    shape=values('a', None, True, -1.0, np.nan),
+)
+
+
+def train_once(rate: float) -> Any:
+    return attached(), rate
+
+
+entry(
+    'privacy.search',
+    lambda: {
+        'train': train_once,
+        'candidates': [0.1],
+        'bound': accountant(),
+        'delta': 1e-3,
+        'mean_runs': 1.0,
+        'seed': 0,
+    },
+    Row('no engine', {'train': lambda rate: rate}, "'train'"),
+    train=FUNCTION,
+    candidates=values(3, None, [], {0.1}),
+    bound=instance(),
+    mean_runs=RUNS,
+    shape=SHAPE,
+)
+EXEMPT['privacy.Proposal'] = RESULT
+EXEMPT['privacy.SearchReport'] = RESULT
 SCORES = either(
     values(3, None, 'a', [1.0, 2.0], ['a'] * 4, [[1.0]] * 4),
     values([np.nan] * 4, torch.tensor([1.0])),
@@ -308,6 +363,8 @@ entry(
     method=choice(),
     forward=instance(none=True),
     criterion=instance(none=True),
+    trust_loss=values(3, 'a', None),
+    public=values(3, 'a', ['nothing']),
     **PARTS,
 )
 entry(
@@ -334,7 +391,8 @@ entry(
 )
 entry(
     'privacy.PrivacyEngine.get_epsilon',
-    lambda: (attached(), {'delta': 1e-3}),
+    lambda: (attached(), {'delta': 1e-3, 'steps': 2}),
+    steps=integer(0),
 )
 entry(
     'privacy.PrivacyEngine.estimate_max_grad_norm',
@@ -380,7 +438,7 @@ EXEMPT['privacy.Tape'] = 'made by SubgraphGradients.record'
 entry(
     'privacy.PrivateOptimizer.step',
     lambda: (fresh_optimizer(), {}),
-    closure=values(3, print),
+    closure=values(3, 'a'),
 )
 
 

@@ -70,6 +70,24 @@ def test_certify_ppnp(shared, tmp_path):
     assert len(list(tmp_path.glob('figures/*4c.png'))) == 1
 
 
+def test_certify_any(shared, tmp_path):
+    root = tmp_path / 'data'
+    shutil.copytree(shared / 'data/CitationFull', root)
+    output = run(
+        *('certify_any.py', '--dataset', 'CiteSeer', '--root', root),
+        *('--out', tmp_path / 'figures', '--epochs', '12'),
+        *('--parts', 'voting', 'poisoning'),
+    )
+    # More changes, fewer certified; and the edgeless model is beside them.
+    found = re.search(r'isolated inference, 0 to 5 nodes: (.*)', output)
+    shares = [float(share) for share in found.group(1).split()]
+    assert shares == sorted(shares, reverse=True)
+    assert 'without any edge' in output
+    report = json.loads((tmp_path / 'figures/trust.json').read_text())
+    assert len(report['guarantees']) == 4
+    assert len(list(tmp_path.glob('figures/*.png'))) == 2
+
+
 def test_agp_queries(tmp_path):
     output = run(
         *('agp_queries.py', '--nodes', '2000', '--queries', '2'),
@@ -182,3 +200,25 @@ def test_readme_snippets_run_one_after_another(shared, tmp_path):
             text=True,
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_node_unlearning(shared, tmp_path):
+    root = tmp_path / 'Planetoid'
+    shutil.copytree(shared / 'data/Planetoid', root)
+    output = run(
+        *('node_unlearning.py', '--root', root, '--out', tmp_path),
+        *('--requests', '12', '--columns', '32', '--poison', '1500'),
+    )
+    assert 'verified: True' in output
+    gap = re.search(r'from retraining ([+-]\S+)', output)
+    assert abs(float(gap.group(1))) < 0.2
+    clean, poisoned, unlearned = map(
+        float,
+        re.search(
+            r'clean (\S+), poisoned (\S+), unlearned (\S+)', output
+        ).groups(),
+    )
+    assert poisoned < clean - 0.03
+    assert abs(unlearned - clean) < 0.005
+    assert 'the measured residual 0' in output
+    assert (tmp_path / 'node_unlearning.png').exists()

@@ -342,7 +342,7 @@ def test_a_checkpoint_is_loaded_or_not(tmp_path):
     objects = Private(tmp_path).make()
     objects.train()
     # As from a process that had no ledger.
-    state = {**copy.deepcopy(objects.engine.state_dict()), 'ledger': None}
+    state = {**copy.deepcopy(objects.engine.state_dict()), 'ledger': ''}
     objects.engine.close()
     (tmp_path / 'ledger').unlink()
 

@@ -13,10 +13,10 @@
 #include <deque>
 #include <optional>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "parallel.h"
+#include "scratch.h"
 
 namespace pyg_trust {
 namespace {
@@ -289,18 +289,18 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
   const auto* most = limit.const_data_ptr<double>();
   auto* out = z.mutable_data_ptr<double>();
   auto* left = residue.mutable_data_ptr<double>();
-  std::unordered_map<int64_t, bool> waits;  // by node met: in the queue
+  // By node: 0 if not met yet, else 1, and 2 while it is in the queue.
+  Scratch<int8_t> met(z.size(0), Pages::kSmall);
   std::vector<int64_t> nodes;
   std::vector<double> old_z, old_r;
   std::deque<int64_t> queue;
-  const auto touch = [&](int64_t v) -> bool& {
-    const auto [place, fresh] = waits.try_emplace(v, false);
-    if (fresh) {
+  const auto touch = [&](int64_t v) {
+    if (met[v] == 0) {
+      met[v] = 1;
       nodes.push_back(v);
       old_z.insert(old_z.end(), out + v * columns, out + (v + 1) * columns);
       old_r.insert(old_r.end(), left + v * columns, left + (v + 1) * columns);
     }
-    return place->second;
   };
   const auto large = [&](int64_t v) {
     double square = 0;
@@ -313,9 +313,9 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
   for (int64_t k = 0; k < seeds.numel(); ++k) {
     if (!large(from[k]))
       continue;
-    bool& waiting = touch(from[k]);
-    if (!waiting) {
-      waiting = true;
+    touch(from[k]);
+    if (met[from[k]] == 1) {
+      met[from[k]] = 2;
       queue.push_back(from[k]);
     }
   }
@@ -324,7 +324,7 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
   while (!queue.empty()) {
     const int64_t v = queue.front();
     queue.pop_front();
-    waits[v] = false;
+    met[v] = 1;
     double* r = left + v * columns;
     double* z_v = out + v * columns;
     for (int64_t c = 0; c < columns; ++c) {
@@ -336,12 +336,12 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
     const int32_t* row = rows.col + rows.start[v];
     for (int64_t e = 0; e < rows.length[v]; ++e) {
       const int64_t u = row[e];
-      bool& waiting = touch(u);
+      touch(u);
       double* r_u = left + u * columns;
       for (int64_t c = 0; c < columns; ++c)
         r_u[c] += receive[u] * moved[c];
-      if (!waiting && large(u)) {
-        waiting = true;
+      if (met[u] == 1 && large(u)) {
+        met[u] = 2;
         queue.push_back(u);
       }
     }

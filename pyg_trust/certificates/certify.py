@@ -54,6 +54,16 @@ def certify(
       what is certified is the deployed model, with its :obj:`alpha`,
       :obj:`K`, normalization, self-loops and dtype.
 
+    * :class:`BitFlips` (noise on edges and binary features): **any** model of
+      nodes or graphs, with confidence, by smoothing, see
+      :func:`certify_smoothed`; what is certified is the smoothed classifier,
+      which :class:`SmoothedClassifier` deploys. Where a model has exact
+      certificates, these say more.
+
+    For certain and any model, by votes over divided inputs: :class:`Divided`.
+    Against poisoned training data:
+    :meth:`~pyg_trust.unlearning.ShardedUnlearner.certify`.
+
     .. code-block:: python
 
         threat = ThreatModel(data, strength=6)
@@ -66,12 +76,13 @@ def certify(
         model (torch.nn.Module or Tensor): the model that is deployed, or
             logits before diffusion.
         data (Data): what the model is applied to; left out with logits.
-        threat (ThreatModel): the attacker.
+        threat (ThreatModel or BitFlips): the attacker.
         **options (Any): those of the function that certifies against this
             kind of threat.
 
     Returns:
-        Report: for a :class:`ThreatModel` a :class:`Certificate`.
+        Report: for a :class:`ThreatModel` a :class:`Certificate`, for
+        :class:`BitFlips` a :class:`SmoothedCertificate`.
 
     Raises:
         TypeError: if nothing certifies against this kind of threat, or an

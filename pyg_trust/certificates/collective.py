@@ -97,6 +97,14 @@ class CollectiveCertificate(Report):
             ),
             data=self.fingerprint,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                'targets': self.num_targets,
+                'guaranteed': self.guaranteed,
+                'edges': list(self.edges),
+                'features': list(self.features),
+                'confidence': self.confidence,
+            },
         )
 
 

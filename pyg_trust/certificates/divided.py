@@ -29,6 +29,7 @@ from pyg_trust.transforms.division import (
 
 VOTES = ('majority', 'mean')
 _TOGETHER = 256
+_SHOWN = (1, 2, 5, 10)
 _PROTECTED = {
     'edges': 'undirected edges, inserted or deleted',
     'nodes': (
@@ -126,9 +127,7 @@ class VoteCertificate(Report):
     def guarantee(self) -> Guarantee:
         """That voted classes stay, for certain."""
         total = self.targets.numel()
-        counts = [
-            f'{int((self.radius >= k).sum())} at {k}' for k in (1, 2, 5, 10)
-        ]
+        counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
         return Guarantee(
             procedure='certificate by division and voting',
             promise=(
@@ -152,6 +151,15 @@ class VoteCertificate(Report):
             ),
             data=self.fingerprint,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                'targets': total,
+                'views': self.votes.size(0),
+                'by': self.by,
+                'certified': {
+                    str(k): int((self.radius >= k).sum()) for k in _SHOWN
+                },
+            },
         )
 
 

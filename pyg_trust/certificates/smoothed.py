@@ -36,12 +36,19 @@ from pyg_trust.functional.smoothing import (
     min_probability,
     regions_at,
 )
+from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
 from pyg_trust.report import Guarantee, Report, fingerprint, provenance
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
 CLASSES = ('all', 'one')
 _SHOWN = (1, 2, 5, 10)
+_LINEAR = (PPNP, FeaturePropagation, LabelPropagation)
+_EXACT = (
+    'the model is linear in personalized PageRank: against flips of edges, '
+    'certify(model, data, ThreatModel(...)) is exact, without confidence, and '
+    'certifies more'
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class SmoothedCertificate(Report):
     """What is taken off :obj:`p_lower` and added to :obj:`p_upper`."""
     seed: int
     note: str
+    advice: str
+    """Another certificate that fits the model better, or nothing."""
     fingerprint: str
     """SHA-256 of the model's weights and of the data."""
     num_abstained: int
@@ -229,12 +238,15 @@ class SmoothedCertificate(Report):
     def guarantee(self) -> Guarantee:
         """That classes stay, with confidence, and for which classifier."""
         total, parts = self.targets.numel(), []
+        counts: dict[str, int] = {}
         names = {'edges': 'edges', 'features': 'entries of the features'}
         if not self.noise.directed:
             names['edges'] = 'undirected edges'
         for kind in self.noise.noisy:
             for radius in ((1, 0), (0, 1), (0, 5)):
                 count = int(self.certified(**{kind: radius}).sum())
+                name = f'{kind}_added_{radius[0]}_deleted_{radius[1]}'
+                counts[name] = count
                 parts.append(
                     f'{count} for up to {radius[0]} added and {radius[1]} '
                     f'deleted {names[kind]}'
@@ -270,6 +282,15 @@ class SmoothedCertificate(Report):
             ),
             data=self.fingerprint,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                'targets': total,
+                'abstained': self.num_abstained,
+                'confidence': self.confidence,
+                'per': self.per,
+                'num_samples': self.num_samples,
+                'certified': counts,
+            },
         )
 
     def __str__(self) -> str:
@@ -290,7 +311,8 @@ class SmoothedCertificate(Report):
                 lines.append(
                     f'certified, {side} of {kind}: {", ".join(counts)}'
                 )
-        return '\n'.join([*lines, self.note] if self.note else lines)
+        notes = [text for text in (self.note, self.advice) if text]
+        return '\n'.join([*lines, *notes])
 
 
 @certifies(BitFlips)
@@ -603,6 +625,7 @@ def _report(
         },
         noise=noise,
         note=run.note,
+        advice=_EXACT if isinstance(pipe.model, _LINEAR) else '',
         fingerprint=digest(pipe.model, run.graphs),
         num_abstained=int((~sure).sum()),
         provenance=provenance(

@@ -21,6 +21,7 @@ from scipy.special import logsumexp, ndtr
 from pyg_trust._checks import check_choice, check_integer, check_positive
 from pyg_trust.functional.mechanisms import (
     MIN_LAM,
+    Orders,
     amplify,
     check_delta,
     check_lam,
@@ -52,7 +53,7 @@ History = Iterable[tuple[float, float, int]]
 
 
 def rdp_epsilon(
-    orders: Sequence[float], rdp: Sequence[float] | np.ndarray, delta: float
+    orders: Orders, rdp: Sequence[float] | np.ndarray, delta: float
 ) -> float:
     r"""Converts Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
 

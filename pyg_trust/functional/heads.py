@@ -47,6 +47,8 @@ the factored Hessian of an earlier time (:class:`Factor`).
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -367,9 +369,11 @@ def refine(
 ) -> Refined:
     r"""Steps until the residual, rounding included, is at most :obj:`tol`.
 
-    A step is halved until it shortens the gradient. The factor is made anew
-    where two steps in a row shorten it by less than 4; without one, for every
-    step (Newton's method). Ends early where rounding is all that is left.
+    With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
+    steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4). A step
+    is halved until it shortens the gradient. The factor is made anew where two
+    steps in a row shorten it by less than 4; without one, for every step
+    (Newton's method). Ends early where rounding is all that is left.
 
     Args:
         problem (Problem): what to minimise.
@@ -383,13 +387,19 @@ def refine(
     anew = factor is None
     gradient = problem.gradient(W) if start is None else start
     slow = iteration = 0
+    past: list[tuple[Tensor, Tensor, float]] = []
     while gradient.norm.upper > tol and iteration < max_iter:
         measured, upper = gradient.norm
         if measured <= upper - measured:
             break
         if factor is None or slow == 2 or (anew and iteration):
             factor, slow = problem.factor(W), 0
-        P = problem.direction(W, gradient.value, factor)
+            past.clear()
+        P = _corrected(
+            gradient.value,
+            past,
+            partial(problem.direction, W, factor=factor),
+        )
         t = 1.0
         while True:
             tried = problem.gradient(W - t * P)
@@ -402,15 +412,39 @@ def refine(
             if slow == 0 and not anew:
                 # A factor that is of no use any more.
                 slow = 2
+                past.clear()
                 iteration += 1
                 continue
             break
+        change = tried.value - gradient.value
+        curvature = -t * float((P * change).sum())
+        if not anew and curvature > 0:
+            past.append((-t * P, change, curvature))
         W, gradient = W - t * P, tried
         slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
         iteration += 1
     return Refined(
         W, gradient, problem.factor(W) if factor is None else factor, iteration
     )
+
+
+def _corrected(
+    grad: Tensor,
+    past: list[tuple[Tensor, Tensor, float]],
+    solve: Callable[[Tensor], Tensor],
+) -> Tensor:
+    # The two-loop recursion: steps, changes of the gradient, their products.
+    weights = []
+    for step, change, curvature in reversed(past):
+        weight = float((step * grad).sum()) / curvature
+        grad = grad - weight * change
+        weights.append(weight)
+    P = solve(grad)
+    for (step, change, curvature), weight in zip(
+        past, reversed(weights), strict=True
+    ):
+        P = P + (weight - float((change * P).sum()) / curvature) * step
+    return P
 
 
 def step_bound(objective: Objective, P: Tensor, head: str) -> float:

@@ -42,6 +42,7 @@ from pyg_trust._checks import (
 )
 
 MIN_LAM = 0.05
+Orders = Sequence[float] | np.ndarray
 _check_int = partial(check_integer, numpy=True)
 _MAX_TERNARY = 256
 
@@ -144,7 +145,7 @@ def wor_profile(epsilon: float, q: float, lam: float) -> float:
     return q * gaussian_profile(float(unamplify(epsilon, q)), lam)
 
 
-def rdp_gaussian(orders: Sequence[float], lam: float) -> np.ndarray:
+def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
     r"""Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
 
     `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of
@@ -162,7 +163,7 @@ def rdp_gaussian(orders: Sequence[float], lam: float) -> np.ndarray:
     return check_orders(orders) / (2 * check_lam(lam) ** 2)
 
 
-def rdp_coupled(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+def rdp_coupled(orders: Orders, q: float, lam: float) -> np.ndarray:
     r"""Rényi DP of a step, by coupling the draws of both neighbours.
 
     .. math::
@@ -186,7 +187,7 @@ def rdp_coupled(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
     return np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
 
 
-def rdp_wang(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+def rdp_wang(orders: Orders, q: float, lam: float) -> np.ndarray:
     r"""Rényi DP of a step by Wang, Balle and Kasiviswanathan, Theorem 27.
 
     `"Subsampled Rényi Differential Privacy and Analytical Moments Accountant"
@@ -234,7 +235,7 @@ def rdp_wang(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
     )
 
 
-def rdp_wor(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
+def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
     r"""Rényi DP of a step: at each order the least of three bounds.
 
     The least of :func:`rdp_wang`, :func:`rdp_gaussian` and
@@ -258,9 +259,7 @@ def rdp_wor(orders: Sequence[float], q: float, lam: float) -> np.ndarray:
     )
 
 
-def rdp_wor_profile(
-    orders: Sequence[float], q: float, lam: float
-) -> np.ndarray:
+def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
     r"""Rényi DP of the pair of distributions behind :func:`wor_profile`.
 
     That pair dominates a step (see :func:`wor_epsilon_pld`), so its
@@ -337,7 +336,7 @@ def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
 
 
 def rdp_fdp(
-    orders: Sequence[float], num_nodes: int, m: int, terms: int, lam: float
+    orders: Orders, num_nodes: int, m: int, terms: int, lam: float
 ) -> np.ndarray:
     r"""Rényi DP of a step of the FDP baseline.
 
@@ -488,7 +487,7 @@ def check_delta(delta: float) -> float:
     return float(delta)
 
 
-def check_orders(orders: Sequence[float]) -> np.ndarray:
+def check_orders(orders: Orders) -> np.ndarray:
     """Checks Rényi orders and returns them as float64."""
     a = numbers('orders', orders)
     if a.ndim != 1 or a.size == 0 or not ((a > 1) & (a < math.inf)).all():

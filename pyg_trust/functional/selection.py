@@ -28,14 +28,14 @@ import numpy as np
 from scipy.optimize import brentq
 
 from pyg_trust._checks import check_non_negative, check_number
-from pyg_trust.functional.mechanisms import check_orders, numbers
+from pyg_trust.functional.mechanisms import Orders, check_orders, numbers
 
 _MOST = 10**7
 _ONE = 1 + 1e-6
 
 
 def rdp_delta(
-    orders: Sequence[float], rdp: Sequence[float] | np.ndarray, epsilon: float
+    orders: Orders, rdp: Sequence[float] | np.ndarray, epsilon: float
 ) -> float:
     r"""Converts Rényi DP to the least :math:`\delta` of an :math:`\epsilon`.
 
@@ -61,7 +61,7 @@ def rdp_delta(
 
 
 def rdp_select(
-    orders: Sequence[float],
+    orders: Orders,
     rdp: Sequence[float] | np.ndarray,
     mean: float,
     shape: float = 1.0,
@@ -105,7 +105,7 @@ def rdp_select(
         ndarray: float64, ``[len(orders)]``.
     """
     a, g = _check_rdp(orders, rdp)
-    mean, shape = _check_law(mean, shape)
+    mean, shape = check_law(mean, shape)
     if shape == math.inf:
         delta = [rdp_delta(a, g, math.log1p(1 / (x - 1))) for x in a]
         found = g + mean * np.array(delta) + math.log(mean) / (a - 1)
@@ -137,7 +137,7 @@ def draw_runs(uniform: float, mean: float, shape: float = 1.0) -> int:
     """
     if not 0 < check_number('uniform', uniform) <= 1:
         raise ValueError(f"'uniform' needs to be in (0, 1] (got {uniform})")
-    mean, shape = _check_law(mean, shape)
+    mean, shape = check_law(mean, shape)
     if shape == math.inf:
         count, mass = 0, math.exp(-mean)
     elif mean < _ONE:
@@ -183,7 +183,7 @@ def _gamma(mean: float, shape: float) -> float:
 
 
 def _check_rdp(
-    orders: Sequence[float], rdp: Sequence[float] | np.ndarray
+    orders: Orders, rdp: Sequence[float] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     a, g = check_orders(orders), numbers('rdp', rdp)
     if g.shape != a.shape or not (g >= 0).all():
@@ -194,11 +194,13 @@ def _check_rdp(
     return a, g
 
 
-def _check_law(mean: float, shape: float) -> tuple[float, float]:
-    if not 1 <= check_number('mean', mean) <= 500:
-        raise ValueError(f"'mean' needs to be in [1, 500] (got {mean})")
-    shape = check_number('shape', shape)
-    if not (0 <= shape <= 10 or shape == math.inf):
+def check_law(
+    mean: float, shape: float, name: str = 'mean'
+) -> tuple[float, float]:
+    """Checks a distribution of the number of runs, and returns floats."""
+    if not 1 <= check_number(name, mean) <= 500:
+        raise ValueError(f"'{name}' needs to be in [1, 500] (got {mean})")
+    if not (0 <= check_number('shape', shape) <= 10 or shape == math.inf):
         raise ValueError(
             f"'shape' needs to be in [0, 10] or infinite (got {shape})"
         )

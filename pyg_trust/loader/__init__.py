@@ -2,7 +2,14 @@
 
 from pyg_trust.loader.disjoint_walk_loader import DisjointWalkLoader
 from pyg_trust.loader.ego_loader import EgoLoader
+from pyg_trust.loader.graph_loader import GraphLoader
 from pyg_trust.loader.shard_loader import ShardLoader
 from pyg_trust.loader.step_batches import StepLoader
 
-__all__ = ['DisjointWalkLoader', 'EgoLoader', 'ShardLoader', 'StepLoader']
+__all__ = [
+    'DisjointWalkLoader',
+    'EgoLoader',
+    'GraphLoader',
+    'ShardLoader',
+    'StepLoader',
+]

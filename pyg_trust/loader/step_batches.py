@@ -118,6 +118,10 @@ class StepLoader(NodeLoader):
 
     #: What a unit is.
     unit: str
+    #: Which data are neighbours.
+    relation: str = 'replace-one-feature-row'
+    #: Whether a model has to return a row per unit, as sizes are private.
+    by_unit: bool = False
     #: How many of the units a node's row can be in.
     terms: int
     #: The steps between two sets of units, None if there is one.
@@ -160,6 +164,34 @@ class StepLoader(NodeLoader):
     @abstractmethod
     def setting(self) -> dict[str, Any]:
         """The public arguments, by name; seeds are secret."""
+
+    def public(self) -> tuple[Any, ...]:
+        """What is public of the data, to tell them from others.
+
+        Nodes, edges, roots and what the features look like, not the features:
+        a hash of these in a file would tell two neighbouring graphs apart.
+        """
+        x = self.data.x
+        shape = None if x is None else [list(x.shape), str(x.dtype)]
+        edges = self.data.edge_index
+        return edges, self.input_nodes, self.data.num_nodes, repr(shape)
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What a guarantee in one unit rests on, and does not cover."""
+        return (
+            'protected is one row of the features (with the label, if masks, '
+            'sampling and loss weights do not depend on labels); edges, the '
+            'presence of a node and who is a training node are not',
+            'predictions are not protected: to infer is to read the features '
+            'of neighbours',
+            'graph, training nodes and subgraphs were made without looking at '
+            'features; so were C, the noise, the number of steps and the '
+            'hyper-parameters (each run of a search is a release of its own, '
+            'unless pyg_trust.privacy.search made it)',
+            'no transform before the loader mixes the rows of several nodes '
+            '(row-wise scaling is fine; propagation, PCA and standardisation '
+            'are not)',
+        )
 
     @abstractmethod
     def check_batch(

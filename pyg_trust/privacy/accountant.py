@@ -1,6 +1,7 @@
 """Opacus accountants of sampling without replacement, replace-one."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,8 @@ class WORAccountant(IAccountant):
 
     history: list[tuple[float, float, int]]
     pure_epsilon: float
+    #: Which data are neighbours; of whole graphs, ``replace-one-graph``.
+    relation: str = RELATION
 
     def __init__(self) -> None:
         self.history = []
@@ -136,10 +139,7 @@ class WORAccountant(IAccountant):
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
         lam = lam_from_opacus(noise_multiplier)
-        return np.minimum(
-            rdp_wor(orders, sample_rate, lam),
-            rdp_wor_profile(orders, sample_rate, lam),
-        )
+        return _least_rdp(tuple(orders.tolist()), sample_rate, lam)
 
     def remaining_steps(
         self,
@@ -207,7 +207,7 @@ class WORAccountant(IAccountant):
         if destination is not None:
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
-        state['relation'] = RELATION
+        state['relation'] = self.relation
         state['sampling'] = SAMPLING
         state['pure_epsilon'] = self.pure_epsilon
         return state
@@ -215,7 +215,7 @@ class WORAccountant(IAccountant):
     def _constants(self) -> dict[str, Any]:
         return {
             'mechanism': self.mechanism(),
-            'relation': RELATION,
+            'relation': self.relation,
             'sampling': SAMPLING,
         }
 
@@ -460,6 +460,15 @@ def register_accountants() -> None:
     """
     for kind in (PLDAccountant, RDPAccountant):
         register_accountant(kind.mechanism(), kind, force=True)
+
+
+@lru_cache(maxsize=256)
+def _least_rdp(
+    orders: tuple[float, ...], rate: float, lam: float
+) -> np.ndarray:
+    return np.minimum(
+        rdp_wor(orders, rate, lam), rdp_wor_profile(orders, rate, lam)
+    )
 
 
 def _rest(epsilon: float, spent: float) -> float:

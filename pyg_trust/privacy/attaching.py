@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyg_trust._marks import are_propagated
 from pyg_trust.loader import StepLoader
-from pyg_trust.marks import are_propagated
 from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 

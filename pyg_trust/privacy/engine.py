@@ -34,7 +34,6 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
-    RELATION,
     SAMPLING,
     FDPAccountant,
     WORAccountant,
@@ -138,12 +137,16 @@ class PrivacyEngine(Single):
 
     **What is refused**, since it would break the guarantee: layers that mix
     subgraphs or remember data; a model that fails a probe for this on random
-    features; tensors that do not come from the loader; edges between
-    subgraphs; gradients from elsewhere; a second forward or backward pass in
-    a step; ``GradScaler``; a step beyond the budget. The *loss* is the
-    user's: it has to be the mean (or sum) of one term per subgraph, without
-    class weights that are normalised by the batch. Hand it in as
-    ``criterion`` to have it tested.
+    features, or looks rows up by the names or places of nodes; a transform of
+    the loader that couples rows; tensors that do not come from the loader;
+    edges between subgraphs; gradients from elsewhere; a second forward or
+    backward pass in a step; ``GradScaler``; a step beyond the budget.
+
+    **The loss** is a mean or a sum of one term per subgraph. Whatever it is,
+    it is followed from the outputs to ``backward()`` at every step
+    (``privacy/flow.py``): what comes back to the rows of a subgraph
+    has to be made of its own rows and of constants, or the step is refused.
+    Values of a batch can be read (``item``, ``numpy``) after ``backward()``.
 
     **Order of events.** A step is on the account, and on the disk if there is
     a ``ledger``, before its noise is drawn: a crash can waste a step of the
@@ -447,6 +450,7 @@ class PrivacyEngine(Single):
             trust_loss,
             public,
         )
+        step.by_unit = data_loader.by_unit
         self._probe(step, data_loader, forward, criterion)
         return step
 
@@ -500,7 +504,9 @@ class PrivacyEngine(Single):
         index = loader.batch_sampler.write(0, torch.arange(count))
         batch = loader(index)
         owner, count = loader.check_batch(batch, 0, count)
-        check_transform(loader.transform, loader.untransformed(index))
+        check_transform(
+            loader.transform, loader.untransformed(index), loader.by_unit
+        )
         device = step.parameters[0].device
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(step.module, batch, forward)
@@ -772,7 +778,9 @@ class PrivacyEngine(Single):
             return FDPAccountant(
                 loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
             )
-        return create_accountant(self._kind)
+        accountant = create_accountant(self._kind)
+        accountant.relation = loader.relation
+        return accountant
 
     def _open(self, loader: StepLoader) -> WORAccountant:
         # The account for a loader: what the ledger says, or a new one.
@@ -871,7 +879,7 @@ class PrivacyEngine(Single):
             delta=delta,
             target_epsilon=self.target_epsilon,
             steps=self.steps,
-            relation=RELATION,
+            relation=self._loader.relation,
             sampling=SAMPLING,
             mechanism=self.accountant.mechanism(),
             unit=self._loader.unit,
@@ -893,6 +901,7 @@ class PrivacyEngine(Single):
                     *self._training_step().pins.notes(),
                     *self._training_step().notes(),
                 ],
+                self._loader.assumptions(),
             ),
             data=public_fingerprint(self._loader),
             provenance=provenance(

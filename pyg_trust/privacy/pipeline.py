@@ -123,12 +123,16 @@ def check_names(
             _by_name('the places of nodes in the batch')
 
 
-def check_transform(transform: Any, batch: Data, seed: int = 0) -> None:
+def check_transform(
+    transform: Any, batch: Data, by_unit: bool = False, seed: int = 0
+) -> None:
     """Tests that a loader's transform treats subgraphs apart.
 
     Args:
         transform (callable, optional): of the loader.
         batch (Data): a batch before it was transformed.
+        by_unit (bool): whether features of edges, and labels of subgraphs,
+            are private as well. (default: :obj:`False`)
         seed (int): of rows and splits. (default: :obj:`0`)
 
     Raises:
@@ -155,7 +159,10 @@ def check_transform(transform: Any, batch: Data, seed: int = 0) -> None:
         half = torch.randperm(count, generator=generator) < count // 2
         value = (None, None, 1e4)[trial]
         mine = half[owner]
-        second = run(other_rows(batch, base, names, generator, mine, value))
+        other = other_rows(batch, base, names, generator, mine, value)
+        if by_unit:
+            _change_units(other, base, owner, half, generator)
+        second = run(other)
         for name in dict.fromkeys([*first.keys(), *second.keys()]):
             one, two = first.get(name), second.get(name)
             rows = _rows_of(first, name, one, owner, count)
@@ -178,6 +185,25 @@ def check_transform(transform: Any, batch: Data, seed: int = 0) -> None:
                 "('n_id'): what it looks up by them can't be checked. Put it "
                 "into the loader's 'data'"
             )
+
+
+def _change_units(
+    other: Data,
+    base: Data,
+    owner: Tensor,
+    half: Tensor,
+    generator: torch.Generator,
+) -> None:
+    # What other subgraphs have besides rows of nodes.
+    for name, value in base.to_dict().items():
+        rows = _rows_of(base, name, value, owner, len(half))
+        if rows is None or rows is owner or name in (*_NAMES, 'ptr'):
+            continue
+        drawn = value[torch.randperm(len(value), generator=generator)]
+        if value.is_floating_point():
+            drawn = torch.randn(value.shape, generator=generator).to(value)
+        mine = half[rows].view(-1, *[1] * (value.dim() - 1))
+        other[name] = torch.where(mine, value, drawn)
 
 
 def _renamed(batch: Data, generator: torch.Generator) -> Data:

@@ -20,7 +20,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.accounting import METHODS, ORDERS, rdp_epsilon
 from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.functional.selection import draw_runs, rdp_select
+from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
 from pyg_trust.privacy.accountant import WORAccountant, create_accountant
@@ -171,6 +171,8 @@ def search_epsilon(
         True
     """
     check_instance('bound', bound, WORAccountant)
+    check_delta(delta)
+    check_law(mean_runs, shape, 'mean_runs')
     found = rdp_select(ORDERS, bound.rdp(ORDERS), mean_runs, shape)
     return rdp_epsilon(ORDERS, found, delta)
 
@@ -321,7 +323,13 @@ def search(
     seeded, data = seed is not None, set()
     for _ in range(count):
         index = int(choices.choose(len(candidates), 1)[0])
-        engine, score = train(candidates[index])
+        made = train(candidates[index])
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise TypeError(
+                "'train' needs to return an engine and a score (got "
+                f'{type(made).__name__})'
+            )
+        engine, score = made
         check_instance('train', engine, PrivacyEngine)
         score = float(check_number('score', score))
         if math.isnan(score):

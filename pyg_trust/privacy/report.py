@@ -71,13 +71,10 @@ class PrivacyReport(Report):
                 (f'{SEEDED}; with secret noise, ' if self.seeded else '')
                 + f'the weights after each of {self.steps} steps, all '
                 f'together, are ({self.epsilon:.4g}, {self.delta:g})-'
-                "differentially private in any one node's features"
+                f'differentially private in any one {self._protected()}'
             ),
             assumptions=self.assumptions,
-            not_covered=(
-                'edges, and which nodes there are',
-                'predictions, which read the features of neighbours',
-            ),
+            not_covered=self._not_covered(),
             spent={'epsilon': self.epsilon},
             budget={'epsilon': math.inf if limit is None else limit},
             data=self.data,
@@ -107,6 +104,19 @@ class PrivacyReport(Report):
             },
         )
 
+    def _protected(self) -> str:
+        if self.relation == 'replace-one-graph':
+            return 'graph: its nodes, edges, features and label'
+        return "node's features"
+
+    def _not_covered(self) -> tuple[str, ...]:
+        if self.relation == 'replace-one-graph':
+            return ('how many graphs there are',)
+        return (
+            'edges, and which nodes there are',
+            'predictions, which read the features of neighbours',
+        )
+
     def __str__(self) -> str:
         table = super().__str__()
         return f'{SEEDED}\n{table}' if self.seeded else table
@@ -118,15 +128,15 @@ class PrivacyReport(Report):
             *([SEEDED + '.'] if self.seeded else []),
             f'The weights after each of {self.steps} steps, all together, are '
             f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
-            'whoever sees them can hardly tell whether a node had its '
-            'features or any others.',
-            f'Neighbours are graphs that differ by "{self.relation}". Each '
+            'whoever sees them can hardly tell one from any other of a '
+            f'{self._protected()}.',
+            f'Neighbours are data that differ by "{self.relation}". Each '
             f'step draws {self.batch_size} units ({self.unit}), '
             f'{self.sampling}, at a rate of {rates}; clips the gradient of '
             f'each to {self.max_grad_norm:.4g}; sums; and adds Gaussian noise '
             f'of the standard deviation {self.noise_std:.4g}, which is '
             f'{self.lam:.4g} times the {self.sensitivity:.4g} by which '
-            'replacing a row can move the sum.',
+            'replacing one can move the sum.',
             f'Accounted for by {self.mechanism!r}. This holds if, and covers '
             'only what follows:',
             *(f'- {line}' for line in self.assumptions),
@@ -135,7 +145,10 @@ class PrivacyReport(Report):
 
 
 def assumptions(
-    seeded: bool, has_ledger: bool, leaks: Sequence[str]
+    seeded: bool,
+    has_ledger: bool,
+    leaks: Sequence[str],
+    units: Sequence[str],
 ) -> tuple[str, ...]:
     """What a guarantee rests on, and what it does not cover.
 
@@ -143,23 +156,17 @@ def assumptions(
         seeded (bool): whether noise and batches come from an explicit seed.
         has_ledger (bool): whether there is a ledger.
         leaks (sequence of str): what was released beside the steps.
+        units (sequence of str): what the loader's units rest on.
     """
     lines = [
-        'protected is one row of the features (with the label, if masks, '
-        'sampling and loss weights do not depend on labels); edges, the '
-        'presence of a node and who is a training node are not',
-        'predictions are not protected: to infer is to read the features '
-        'of neighbours',
-        'graph, training nodes and subgraphs were made without looking at '
-        'features; so were C, the noise, the number of steps and the '
-        'hyper-parameters (each run of a search is a release of its own, '
-        'unless pyg_trust.privacy.search made it)',
+        *units,
         'the weights that training began with do not depend on private data',
-        'no transform before or in the loader mixes the rows of several '
-        'nodes (row-wise scaling is fine; propagation, PCA and '
-        'standardisation are not)',
-        'the loss is one term per subgraph, of its own rows, averaged or '
-        'summed',
+        'buffers and attributes of the model hold nothing of private data '
+        '(tables with a row per node, and what is looked up by names or '
+        'places of nodes, are refused)',
+        'the loss reads private data by the batch and the outputs alone, and '
+        'carries nothing private from step to step: what it does with them '
+        'is followed at every step, and refused if subgraphs meet',
         'released are weights, optimizer state and this report; training '
         'losses, clipping rates, batches, seeds and stops that depend on '
         'private data are not covered',

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from torch_geometric.data import Data
-
 from pyg_trust.privacy.accountant import WORAccountant
 from pyg_trust.report import fingerprint
 
@@ -22,7 +20,7 @@ def save(engine: 'PrivacyEngine') -> dict[str, Any]:
     return {
         'format': FORMAT,
         'steps': engine.steps,
-        'ledger': engine.ledger_head,
+        'ledger': engine.ledger_head or '',
         'setting': setting(engine),
         'accountant': deepcopy(engine.accountant.state_dict()),
         'model': {
@@ -114,13 +112,13 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
 
 def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
     # A ledger that was behind the checkpoint has lost what was spent since.
-    if head is None:
-        return
     if not isinstance(head, str):
         raise ValueError(
-            "the state's 'ledger' needs to be a text or None (got "
+            f"the state's 'ledger' needs to be a text (got "
             f'{type(head).__name__})'
         )
+    if not head:
+        return
     if engine._ledger is None:
         raise ValueError(
             "the state was made with a ledger: make the engine with 'ledger', "
@@ -159,11 +157,7 @@ def public_fingerprint(loader: Any) -> str:
     Nodes, edges, roots and what the features look like, not the features: a
     hash of these in a file would tell two neighbouring graphs apart.
     """
-    data: Data = loader.data
-    shape = None if data.x is None else [list(data.x.shape), str(data.x.dtype)]
-    return fingerprint(
-        data.edge_index, loader.input_nodes, data.num_nodes, repr(shape)
-    )
+    return fingerprint(*loader.public())
 
 
 def create_like(accountant: WORAccountant) -> WORAccountant:

@@ -342,6 +342,7 @@ def check_isolation(
     batch: Data,
     owner: Tensor,
     seed: int = 0,
+    by_unit: bool = False,
 ) -> None:
     r"""Tests a model on a batch's structure and random features.
 
@@ -362,6 +363,8 @@ def check_isolation(
         batch (Data): a batch, best of two subgraphs or more.
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
         seed (int): of features and splits. (default: :obj:`0`)
+        by_unit (bool): whether it has to give a row per subgraph.
+            (default: :obj:`False`)
 
     Raises:
         ValueError: if the model fails one.
@@ -374,7 +377,7 @@ def check_isolation(
         base = randomised(batch, names, generator)
         with torch.no_grad():
             out = _run(module, call, base, seed)
-        check_output(out, owner.numel(), count)
+        check_output(out, owner.numel(), count, by_unit)
         changed = [
             name
             for name, buffer in module.named_buffers()
@@ -585,8 +588,18 @@ def _run(
         return call(module, batch)
 
 
-def check_output(out: Any, num_nodes: int, count: int) -> None:
-    """Makes sure that a model gives a row per node or per subgraph."""
+def check_output(
+    out: Any, num_nodes: int, count: int, by_unit: bool = False
+) -> None:
+    """Makes sure that a model gives a row per node or per subgraph.
+
+    Args:
+        out (Any): what it gives.
+        num_nodes (int): the nodes of the batch.
+        count (int): its subgraphs.
+        by_unit (bool): whether it has to be a row per subgraph.
+            (default: :obj:`False`)
+    """
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = getattr(out, 'dtype', type(out).__name__)
         raise ValueError(
@@ -596,6 +609,12 @@ def check_output(out: Any, num_nodes: int, count: int) -> None:
         raise ValueError(
             "'module' needs to return a row per node, or one per subgraph: "
             f'{num_nodes} or {count} (got the shape {list(out.shape)})'
+        )
+    if by_unit and out.size(0) != count:
+        raise ValueError(
+            "'module' needs to return a row per graph, as how many nodes "
+            f'there are is private (got the shape {list(out.shape)} for '
+            f'{count} graphs): pool them'
         )
 
 

@@ -73,6 +73,7 @@ class PrivateStep:
         self.public = tuple(public)
         self.trust_loss = trust_loss
         self.ignored = False
+        self.by_unit = False
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -174,7 +175,7 @@ class PrivateStep:
         before = buffer_versions(self.module)
         with self.gradients.record(self._owner, self._count) as tape:
             out = call(self.module, plain)
-        check_output(out, self._owner.numel(), self._count)
+        check_output(out, self._owner.numel(), self._count, self.by_unit)
         if buffer_versions(self.module) != before:
             raise ValueError(
                 "'module' needs to keep its buffers as they are in training, "
@@ -207,7 +208,7 @@ class PrivateStep:
     def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
         """Puts a call of the model to the test on a batch's structure."""
         check_edges(batch, owner)
-        check_isolation(self.module, call, batch, owner)
+        check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
         check_names(self.module, call, batch, owner, self.public)
         check_gradients(self.gradients, call, batch, owner)
         self._probed.add(call.key)

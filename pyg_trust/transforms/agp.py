@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import marks, rng
+from pyg_trust import _marks, rng
 from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
@@ -187,7 +187,7 @@ class AGP(MeasureTransform):
             half=self.half,
             tol=self.level_tol,
         )
-        marks.remember(x, data[self.out])
+        _marks.remember(x, data[self.out])
         before = data.get('propagated', ())
         data.propagated = tuple(dict.fromkeys((*before, self.out)))
         return data

@@ -144,11 +144,14 @@ def incoming_view(data: Data, speaks: Tensor) -> Data:
 
 
 def check_apart(
-    call: Callable[[Data], Tensor], data: Data, group: Tensor
+    call: Callable[[Data], Tensor],
+    data: Data,
+    group: Tensor,
+    number: int = 0,
 ) -> None:
     """Checks that a model keeps apart whom no edge joins.
 
-    A node of another group may change as it likes: nobody who hears group 0
+    A node of another group may change as it likes: nobody who hears one group
     alone may notice, up to the last bit. Nor may weights depend on who else
     listens.
 
@@ -156,13 +159,14 @@ def check_apart(
         call (Callable): from a graph to logits.
         data (Data): the graph.
         group (Tensor): int64, ``[num_nodes]``.
+        number (int): the group that is heard. (default: :obj:`0`)
 
     Raises:
         ValueError: if the model does not.
     """
-    view = incoming_view(data, group == 0)
+    view = incoming_view(data, group == number)
     clean = call(view)
-    for node in (group != 0).nonzero().view(-1)[:3].tolist():
+    for node in (group != number).nonzero().view(-1)[:3].tolist():
         bad = copy.copy(view)
         bad.x = data.x.clone()
         bad.x[node] = 1 - 2 * bad.x[node]
@@ -176,7 +180,7 @@ def check_apart(
                 'hears in this view): normalization over all nodes breaks '
                 'the isolation of views'
             )
-        keep = group == 0
+        keep = group == number
         keep[node] = True
         row = int(keep[:node].sum())
         apart = (call(view.subgraph(keep))[row] - clean[node]).abs().max()

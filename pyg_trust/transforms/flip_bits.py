@@ -221,9 +221,10 @@ def check_graph(data: Any, noise: BitFlips) -> None:
     Raises:
         TypeError: if it is no homogeneous graph, or features have no floating
             point.
-        ValueError: under noise on the edges, if there are weights, attributes
-            or duplicates, or the graph is directed and the noise is not;
-            under noise on the features, if an entry is neither 0 nor 1.
+        ValueError: under noise on the edges, if there are weights, attributes,
+            a second adjacency or duplicates, or the graph is directed and the
+            noise is not; under noise on the features, if an entry is neither
+            0 nor 1.
     """
     if not isinstance(data, Data):
         raise TypeError(
@@ -238,11 +239,11 @@ def check_graph(data: Any, noise: BitFlips) -> None:
         data.edge_index.cpu(), data.num_nodes, duplicates='keep'
     )
     if 'edges' in noise.noisy:
-        for name in ('edge_weight', 'edge_attr'):
+        for name in ('edge_weight', 'edge_attr', 'adj_t'):
             if data.get(name) is not None:
                 raise ValueError(
                     f"'data' can't have an '{name}' under noise on the "
-                    'edges: an edge that is added has none'
+                    'edges: it would stay that of the clean graph'
                 )
         _graph(data, noise)
     x = data.get('x')

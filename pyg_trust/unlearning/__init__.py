@@ -5,7 +5,9 @@ from pyg_trust.unlearning.attacks import (
     AuditRow,
     audit_removal,
 )
-from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.baselines import (
+    GINClassifier,
+)
 from pyg_trust.unlearning.membership import (
     MembershipReport,
     membership_inference,
@@ -33,7 +35,9 @@ from pyg_trust.unlearning.shards import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.unlearning.store import (
+    ShardStore,
+)
 from pyg_trust.unlearning.subjects import (
     RetrainSubject,
     ShardedSubject,

@@ -22,6 +22,7 @@ size that was fixed beforehand. The reference is then to retrain exactly after
 every request, under the same transcript.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,6 @@ from pyg_trust.functional.heads import (
 )
 from pyg_trust.functional.measures import Measure, make_measure
 from pyg_trust.functional.newton import (
-    compose_shifts,
     gaussian_budget,
     removal_budget,
     shift_epsilon,
@@ -82,6 +82,10 @@ SERIES = ('appnp', 'ppr', 'single_target')
 # A release spends this part of the budget, if the steps below reach it.
 PART = 0.01
 MAX_STEPS = 20
+# A fresh factor takes about so many steps. What the others cost is added up,
+# until it is as much as a new factor: about one step for 8 columns.
+FEW_STEPS = 3
+COLUMNS_A_STEP = 8
 
 
 class _Model(NamedTuple):
@@ -99,6 +103,10 @@ class _Model(NamedTuple):
     factor: Factor
     frozen: bool
     releases: int
+    # The sum of the squares of what all releases spent.
+    transcript: float
+    # Steps beyond the few of a fresh factor, since the factor was made.
+    excess: int = 0
 
 
 class NodeClassifier:
@@ -275,6 +283,7 @@ class NodeClassifier:
         self._empty = RemovalLedger(self.budget)
         self._model: _Model | None = None
         self._editing: _Model | None = None
+        self._known_epsilon = (0.0, 0.0)
         self._lock = ObjectLock()
 
     # Training and prediction ################################################
@@ -344,6 +353,7 @@ class NodeClassifier:
             problem.factor(found.W),
             False,
             releases + 1,
+            spent**2,
         )
         return self
 
@@ -722,6 +732,12 @@ class NodeClassifier:
             W, gradient, factor = found[:3]
             iterations += found.iterations
             bound = gradient.norm.upper
+        excess = model.excess + max(0, iterations - FEW_STEPS)
+        if factor is model.factor and (
+            excess * COLUMNS_A_STEP > W.size(0) or iterations == MAX_STEPS
+        ):
+            factor = problem.factor(W)
+        fresh = factor is not model.factor
         request = part.to_dict()
         seals = model.seals.replaced(data.blocks(_names(data, part)))
         ledger = model.ledger.copy()
@@ -742,8 +758,10 @@ class NodeClassifier:
             weight=self._release(W, model.releases),
             gradient=gradient,
             factor=factor,
-            frozen=True,
+            frozen=not fresh,
+            excess=0 if fresh else excess,
             releases=model.releases + 1,
+            transcript=model.transcript + spent**2,
         )
         return new, NodeUnlearnReport(
             action=action,
@@ -759,7 +777,7 @@ class NodeClassifier:
             budget=limit,
             distance_bound=bound / data.mu,
             epsilon=self._epsilon(spent),
-            epsilon_transcript=self._transcript(ledger),
+            epsilon_transcript=self._transcript(new.transcript),
             delta=self.delta,
             iterations=iterations,
             noise=self.noise,
@@ -794,13 +812,17 @@ class NodeClassifier:
     def _epsilon(self, spent: float) -> float:
         if self.noise == 'objective':
             return self.epsilon * spent / self.budget
-        return shift_epsilon(spent, self.delta)
+        if spent != self._known_epsilon[0]:
+            # Most releases spend the same.
+            found = shift_epsilon(spent, self.delta)
+            self._known_epsilon = (spent, found)
+        return self._known_epsilon[1]
 
-    def _transcript(self, ledger: RemovalLedger) -> float:
+    def _transcript(self, squares: float) -> float:
+        # Releases compose as one shift: the root of the sum of squares.
         if self.noise == 'objective':
             return float('inf')
-        shifts = [entry.spent for entry in ledger.entries]
-        return shift_epsilon(compose_shifts(shifts), self.delta)
+        return shift_epsilon(math.sqrt(squares), self.delta)
 
     def _assumptions(self) -> tuple[str, ...]:
         made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
@@ -905,6 +927,7 @@ class NodeClassifier:
             problem.factor(W),
             False,
             int(state['releases']),
+            sum(entry.spent**2 for entry in ledger.entries),
         )
         if not model.gradient.norm.measured <= self._bound(model):
             raise ValueError(

@@ -535,6 +535,16 @@ def test_the_deployed_classifier_predicts_what_was_certified():
     assert torch.equal(deployed(data), run(model, data).predicted)
 
 
+def test_models_with_exact_certificates_are_told_of_them():
+    from pyg_trust.nn import PPNP
+
+    torch.manual_seed(0)
+    linear = run(PPNP(torch.nn.Linear(6, 3)), small())
+    assert 'ThreatModel' in linear.advice
+    assert 'ThreatModel' in str(linear)
+    assert not run(model_of('GCN', 6, 3, 0), small()).advice
+
+
 def test_looks_pay_for_stopping_early():
     model, data = model_of('GCN', 6, 3, 0), small()
     easy = run(model, data, num_samples=[2000, 4000], until={'edges': (0, 0)})
@@ -568,6 +578,7 @@ def test_data_that_do_not_fit_are_refused():
         ('edge_index', data.edge_index.repeat(1, 2), None),
         ('edge_weight', torch.ones(data.edge_index.size(1)), None),
         ('edge_attr', torch.ones(data.edge_index.size(1)), None),
+        ('adj_t', torch.eye(12), None),
         ('x', None, None),
     ):
         bad = data.clone()

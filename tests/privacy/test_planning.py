@@ -68,7 +68,7 @@ def run(private, seed=None, **arguments):
         setup.train(3, epochs=3)
         runs.append(setup)
         # A function of the weights alone.
-        return setup.engine, float(setup.net.first.bias.sum())
+        return setup.engine, float(setup.net.first.bias.detach().sum())
 
     runs = []
     return train, runs
@@ -92,7 +92,7 @@ def test_a_search_returns_the_best_and_says_what_all_cost(private):
             train, [0.1, 0.5], bound=bound, delta=1e-3, mean_runs=4.0
         )
         counts.append(len(runs))
-        scores = [float(r.net.first.bias.sum()) for r in runs]
+        scores = [float(r.net.first.bias.detach().sum()) for r in runs]
         assert report.score == max(scores)
         best = runs[scores.index(max(scores))]
         assert type(model) is type(best.net)

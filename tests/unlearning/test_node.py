@@ -850,7 +850,8 @@ def tensors(root):
     return found
 
 
-def test_no_tensor_and_no_file_holds_what_was_removed(tmp_path):
+def test_no_tensor_and_no_file_holds_what_was_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, 'COLUMNS_A_STEP', 0)
     data = blocks()
     target = int(data.train_mask.nonzero()[2])
     mark = 12345.678901234
@@ -879,6 +880,7 @@ def test_no_tensor_and_no_file_holds_what_was_removed(tmp_path):
     assert pattern not in content
     assert np.float64(-mark).tobytes() not in content
     # The frozen factor was made of removed rows, until it is refreshed.
+    model.remove(RemovalRequest(labels=[int(data.train_mask.nonzero()[5])]))
     assert model.verify().frozen_factor
     frozen = model._model.factor.lower.clone()
     model.flush()

@@ -141,6 +141,14 @@ def test_labels_chosen_against_the_weakest_break_nothing_at_the_radius():
     assert changed > 0
 
 
+def test_sparse_inputs_change_no_vote():
+    data = graph()
+    data.x = (data.x > 0).float()
+    plain = fit(data).certify()
+    fast = fit(data, sparse_x=True, sparse_adj=True).certify()
+    assert torch.equal(plain.votes, fast.votes)
+
+
 def test_means_are_certified_as_deployed():
     unlearner = fit(graph(), aggregator='mean')
     made = unlearner.certify(inference='clean')
@@ -163,6 +171,36 @@ def test_reports_count_shards_and_suspects():
         assert both.lower >= int(all_of.certified(k).sum())
     y = data.y
     assert all_of.certified_accuracy(y, 1) <= all_of.certified_ratio(1)
+
+
+def test_shards_that_run_empty_give_no_vote():
+    # All training nodes of a shard leave; and come: nobody within the radius
+    # moves, and no phantom vote counts.
+    data = graph()
+    clean = fit(data)
+    made = clean.certify(inference='clean')
+    gone = data.clone()
+    gone.train_mask = data.train_mask & (made.group != 2)
+    empty = clean.data.shard == 2
+    assert bool(empty.any())
+    from pyg_trust.removal import RemovalRequest
+
+    names = clean.n_id[empty].tolist()
+    clean.remove(RemovalRequest(nodes=names))
+    after = clean.certify(inference='clean')
+    assert bool((after.votes[2] == CLASSES).all())
+    alone = clean.certify()
+    assert bool((alone.votes[2] == CLASSES).all())
+    keep = torch.isin(made.targets, after.targets)
+    held = made.radius[keep] >= 1
+    assert torch.equal(after.predicted[held], made.predicted[keep][held])
+    held = after.radius >= 1
+    assert torch.equal(made.predicted[keep][held], after.predicted[held])
+    counts = torch.stack(
+        [(after.votes == c).sum(0) for c in range(CLASSES)], 1
+    )
+    best = counts.amax(1)
+    assert bool((2 * after.radius <= best).all())
 
 
 class Normed(torch.nn.Module):

@@ -30,6 +30,7 @@ from pyg_trust.unlearning.shards.graph import name_tensor, rows_of
 INFERENCE = ('isolated', 'clean')
 # Means are deployed in float32: what they are apart at least.
 _APART = 1e-5
+_SHOWN = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ class PoisonCertificate(Report):
     radius: Tensor
     """The most shards that may be corrupted, -1 for none: int64."""
     votes: Tensor
-    """What each model says: int64, ``[num_shards, num_targets]``."""
+    """What each model says, a class of its own for a shard that has no
+    training node: int64, ``[num_shards, num_targets]``."""
     num_classes: int
+    """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
     inference: str
     n_id: Tensor
@@ -146,9 +149,7 @@ class PoisonCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
-        counts = [
-            f'{int((self.radius >= k).sum())} at {k}' for k in (1, 2, 3, 5)
-        ]
+        counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
         isolated = self.inference == 'isolated'
         when = 'in training and at inference' if isolated else 'in training'
         return Guarantee(
@@ -167,8 +168,6 @@ class PoisonCertificate(Report):
                 'hyperparameters were not chosen on data that can be '
                 'attacked, and nothing was computed across nodes before',
                 'the factory of the models is deterministic',
-                'a shard that is left without a training node votes for any '
-                'one class',
             ),
             not_covered=(
                 "changes of the target's own features"
@@ -179,6 +178,15 @@ class PoisonCertificate(Report):
             ),
             data=self.data,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                'targets': self.targets.numel(),
+                'inference': self.inference,
+                'aggregator': self.aggregator,
+                'certified': {
+                    str(k): int((self.radius >= k).sum()) for k in _SHOWN
+                },
+            },
         )
 
 
@@ -240,22 +248,25 @@ def certify_shards(
             'nodes (got another shard for some)'
         )
     if inference == 'isolated':
-        check_apart(lambda view: run(view, 0), data, group)
-        outputs = torch.stack(
-            [
-                run(incoming_view(data, group == i), i)
-                for i in range(partition.num_shards)
-            ]
-        )
+        sizes = data.shard[trained].bincount(minlength=partition.num_shards)
+        live = sizes.nonzero().view(-1).tolist()
+        check_apart(lambda view: run(view, live[0]), data, group, live[0])
+        outputs = torch.zeros_like(outputs)  # of shards that are empty
+        for i in live:
+            outputs[i] = run(incoming_view(data, group == i), i)
     outputs = outputs[:, rows]
-    # Whatever is not finite says the first class, always.
+    # Whatever is not finite says nothing.
     finite = outputs.isfinite().all(2, keepdim=True)
     outputs = torch.where(finite, outputs, 0.0)
     votes = outputs.argmax(2)
+    # Equal logits, as of a shard without training nodes, are no vote. Counted
+    # as one for a class of their own, they promise no more than there is: to
+    # silence a shard costs the class less than to turn it.
+    votes[(outputs == outputs[..., :1]).all(2)] = outputs.size(2)
     kind = kinds[type(aggregator)]
     if kind == 'majority':
         # Ties are lost: means of probabilities break them.
-        made = certified_votes(votes, outputs.size(2))
+        made = certified_votes(votes, outputs.size(2) + 1)
     else:
         chance = outputs.double().softmax(2)
         made = certified_mean(chance, tolerance=_APART)
@@ -266,7 +277,7 @@ def certify_shards(
         predicted=predicted,
         radius=torch.where(sure, made.radius, -1),
         votes=votes,
-        num_classes=outputs.size(2),
+        num_classes=outputs.size(2) + 1,
         aggregator=kind,
         inference=inference,
         n_id=data.n_id.clone(),

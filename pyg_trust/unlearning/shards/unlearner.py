@@ -739,7 +739,7 @@ class ShardedUnlearner(Stateful):
         """
         state = self._fitted
         return certify_shards(
-            state.data,
+            self.data,
             state.outputs,
             self._shards(state.partition),
             state.aggregator,

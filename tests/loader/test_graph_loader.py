@@ -1,0 +1,309 @@
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.data import Data
+from torch_geometric.datasets import TUDataset
+from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
+
+from pyg_trust.loader import GraphLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.accountant import create_accountant
+
+
+def make_graph(number, nodes=None):
+    generator = torch.Generator().manual_seed(number)
+    nodes = 2 + number % 5 if nodes is None else nodes
+    ring = torch.arange(nodes)
+    edges = torch.stack([ring, (ring + 1) % nodes])
+    return Data(
+        x=torch.randn(nodes, 4, generator=generator),
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        edge_attr=torch.rand(2 * nodes, 1, generator=generator),
+        y=torch.tensor([number % 2]),
+    )
+
+
+GRAPHS = [make_graph(i) for i in range(24)]
+
+
+class GIN(nn.Module):
+    """Two layers, pooled, with a row per graph."""
+
+    def __init__(self, fan_in=4, hidden=8, classes=2):
+        super().__init__()
+        self.first = GINConv(nn.Linear(fan_in, hidden))
+        self.second = GINConv(nn.Linear(hidden, hidden))
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, x, edge_index, batch):
+        x = self.first(x, edge_index).relu()
+        x = self.second(x, edge_index).relu()
+        return self.out(global_mean_pool(x, batch))
+
+
+def forward(model, batch):
+    return model(batch.x, batch.edge_index, batch.batch)
+
+
+class Silent:
+    """In the place of noise."""
+
+    def normal(self, shape):
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+def attach(graphs=GRAPHS, net=None, loader=None, engine=None, **arguments):
+    torch.manual_seed(0)
+    net = GIN() if net is None else net
+    engine = PrivacyEngine(**{'seed': 1, **(engine or {})})
+    options = {'batch_size': 6, 'seed': 2, **(loader or {})}
+    arguments = {
+        'noise_multiplier': 2.0,
+        'max_grad_norm': 0.1,
+        'forward': forward,
+        **arguments,
+    }
+    training = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=GraphLoader(graphs, **options),
+        **arguments,
+    )
+    return engine, net, training
+
+
+def train(training, loss=F.cross_entropy, steps=100):
+    model, optimizer, loader = training
+    for batch, _ in zip(loader, range(steps), strict=False):
+        loss(forward(model, batch), batch.y).backward()
+        optimizer.step()
+
+
+def test_batches_are_whole_graphs():
+    loader = GraphLoader(GRAPHS, 5, num_steps=7, seed=3)
+    seen = 0
+    for step, batch in enumerate(loader):
+        assert loader.check_batch(batch, step, 5)[1] == 5
+        assert batch.input_id.unique().numel() == 5
+        for place, number in enumerate(batch.input_id.tolist()):
+            graph = GRAPHS[number]
+            mine = batch.batch == place
+            assert batch.x[mine].equal(graph.x)
+            assert batch.y[place] == graph.y[0]
+            edges = batch.edge_index[:, mine[batch.edge_index[0]]]
+            assert (edges - batch.ptr[place]).equal(graph.edge_index)
+        seen += 1
+    assert seen == 7
+    assert str(loader).startswith('GraphLoader(24 graphs, batch_size=5')
+    workers = GraphLoader(GRAPHS, 5, num_steps=7, seed=3, num_workers=2)
+    for one, two in zip(
+        GraphLoader(GRAPHS, 5, num_steps=7, seed=3), workers, strict=True
+    ):
+        assert one.x.equal(two.x)
+        assert one.input_id.equal(two.input_id)
+
+
+def test_gradients_are_clipped_per_graph():
+    engine, net, training = attach(max_grad_norm=0.05)
+    reference = copy.deepcopy(net)
+    engine._noise = Silent()
+    model, optimizer, loader = training
+    batch = next(iter(loader))
+    F.cross_entropy(forward(model, batch), batch.y).backward()
+    chosen = batch.input_id.tolist()
+    optimizer.step()
+    total = [torch.zeros_like(p) for p in reference.parameters()]
+    for number in chosen:
+        graph = GRAPHS[number]
+        owner = torch.zeros(graph.num_nodes, dtype=torch.int64)
+        out = reference(graph.x, graph.edge_index, owner)
+        grads = torch.autograd.grad(
+            F.cross_entropy(out, graph.y), list(reference.parameters())
+        )
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        for one, grad in zip(total, grads, strict=True):
+            one += grad * min(1.0, 0.05 / float(norm)) / 6
+    for p, want in zip(net.parameters(), total, strict=True):
+        torch.testing.assert_close(p.grad, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_one_graph_moves_the_sum_by_twice_the_norm(seed):
+    # Replaced by graphs of another size, structure, label and scale.
+    def total(graphs):
+        engine, net, training = attach(
+            graphs, loader={'batch_size': 24, 'seed': seed}
+        )
+        engine._noise = Silent()
+        train(training, steps=1)
+        grads = [p.grad.reshape(-1) for p in net.parameters()]
+        return 24 * torch.cat(grads)
+
+    before = total(GRAPHS)
+    largest = 0.0
+    for nodes in (1, 30):
+        for scale in (1.0, 1e3, -1e3):
+            other = make_graph(100 + seed, nodes)
+            other.x *= scale
+            other.y = 1 - GRAPHS[seed].y
+            graphs = [*GRAPHS[:seed], other, *GRAPHS[seed + 1 :]]
+            largest = max(largest, float((total(graphs) - before).norm()))
+    assert 0.1 < largest <= 2 * 0.1 * (1 + 1e-6)
+
+
+def test_account_is_that_of_a_replacement():
+    engine, _, training = attach(
+        target_epsilon=3.0, target_delta=1e-3, noise_multiplier=4.0
+    )
+    train(training)
+    account = create_accountant('pld_wor')
+    for _ in range(engine.steps):
+        account.step(noise_multiplier=4.0, sample_rate=6 / 24)
+    assert engine.steps == 4
+    assert engine.get_epsilon(1e-3) == account.get_epsilon(1e-3)
+    report = engine.report()
+    assert report.relation == 'replace-one-graph'
+    assert report.unit == 'whole graphs'
+    assert report.lam == 2.0
+    said = report.explain() + str(report.guarantee())
+    assert 'any one graph: its nodes, edges, features and label' in said
+    assert "node's features" not in said
+    assert 'who is a training node' not in said
+
+
+def test_what_is_private_of_a_graph_is_in_no_file(tmp_path):
+    # The edges of a graph are as secret as its features.
+    states = []
+    for change in (False, True):
+        graphs = copy.deepcopy(GRAPHS)
+        if change:
+            graphs[3].edge_index = graphs[3].edge_index[:, :2]
+            graphs[3].edge_attr = graphs[3].edge_attr[:2]
+        engine, _, _ = attach(
+            graphs, engine={'ledger': tmp_path / f'{change}.ledger'}
+        )
+        states.append(engine.report(1e-3).data)
+        engine.close()
+    assert states[0] == states[1]
+
+
+class Coupled(GIN):
+    """Standardises something over the batch."""
+
+    def __init__(self, how):
+        super().__init__(5 if how == 'edges' else 4)
+        self.how = how
+
+    def forward(self, x, edge_index, batch, edge_attr):
+        if self.how == 'edges':
+            # The largest weight of an edge anywhere in the batch.
+            extra = edge_attr / edge_attr.amax()
+            extra = global_add_pool(extra, edge_index[0], len(x))
+            x = torch.cat([x, extra], 1)
+        if self.how == 'sizes':
+            x = x / len(x)
+        if self.how == 'features':
+            x = x - x.mean(0)
+        return super().forward(x, edge_index, batch)
+
+
+@pytest.mark.parametrize('how', ['edges', 'sizes', 'features'])
+def test_models_that_couple_graphs(how):
+    def call(model, batch):
+        return model(batch.x, batch.edge_index, batch.batch, batch.edge_attr)
+
+    with pytest.raises(ValueError, match='apart'):
+        attach(net=Coupled(how), forward=call)
+
+
+def test_losses_that_couple_graphs():
+    for loss in (
+        lambda out, y: F.cross_entropy(out, y).sqrt(),
+        lambda out, y: F.cross_entropy(out, y) * y.float().mean(),
+    ):
+        engine, _, training = attach()
+        with pytest.raises(ValueError, match='loss needs to be'):
+            train(training, loss)
+        assert engine.steps == 0
+
+
+def test_rows_per_node_are_refused():
+    class Nodes(GIN):
+        def forward(self, x, edge_index, batch):
+            return self.out(self.first(x, edge_index))
+
+    with pytest.raises(ValueError, match='a row per graph'):
+        attach(net=Nodes())
+
+
+@pytest.mark.parametrize(
+    'transform',
+    [
+        lambda b: b.update({'n_id': b.n_id.flip(0)}),
+        lambda b: b.update({'batch': b.batch.flip(0)}),
+        lambda b: b.update({'input_id': b.input_id[:-1]}),
+        lambda b: b.update({'x': b.x - b.x.mean(0)}),
+        lambda b: b.update({'edge_attr': b.edge_attr / b.edge_attr.sum()}),
+        lambda b: None,
+    ],
+)
+def test_transforms_that_break_graphs(transform):
+    with pytest.raises(ValueError, match="'transform'"):
+        attach(loader={'transform': transform})
+
+
+def test_wrong_arguments():
+    for data, error in (
+        (GRAPHS[0], TypeError),
+        ('graphs', TypeError),
+        (None, TypeError),
+        ([GRAPHS[0], object()], TypeError),
+        ([GRAPHS[0], Data(x=torch.randn(2, 4))], ValueError),
+        ([GRAPHS[0], Data(edge_index=torch.empty(2, 0).long())], ValueError),
+        ([GRAPHS[0]], ValueError),
+        ([], ValueError),
+    ):
+        with pytest.raises(error, match=r"'(data|batch_size)"):
+            GraphLoader(data, 2)
+    with pytest.raises(TypeError, match='shuffle'):
+        GraphLoader(GRAPHS, 2, shuffle=True)
+
+
+def test_gin_on_proteins(shared, tmp_path):
+    shutil.copytree(shared / 'data/TU/PROTEINS', tmp_path / 'PROTEINS')
+    graphs = list(TUDataset(str(tmp_path), 'PROTEINS'))
+    order = torch.randperm(
+        len(graphs), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    test = [graphs[i] for i in order[:222]]
+    graphs = [graphs[i] for i in order[222:]]
+    torch.manual_seed(0)
+    net = GIN(graphs[0].num_features, 16)
+    engine = PrivacyEngine(seed=0)
+    training = engine.make_private_with_epsilon(
+        module=net,
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.02),
+        data_loader=GraphLoader(graphs, 256, num_steps=60, seed=0),
+        target_epsilon=8.0,
+        target_delta=1e-4,
+        steps=60,
+        max_grad_norm=1.0,
+        forward=forward,
+    )
+    train(training)
+    assert engine.steps == 60
+    assert engine.get_epsilon(1e-4) <= 8
+    net.eval()
+    right = sum(
+        int(
+            net(g.x, g.edge_index, torch.zeros(len(g.x)).long()).argmax(1)
+            == g.y
+        )
+        for g in test
+    )
+    # The larger class has 0.6.
+    assert right / len(test) > 0.65
