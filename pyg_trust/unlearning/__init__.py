@@ -28,6 +28,7 @@ from pyg_trust.unlearning.scattering_reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.shards import (
+    PoisonCertificate,
     ShardedUnlearner,
     ShardPlan,
     ShardRemovalReport,
@@ -52,6 +53,7 @@ __all__ = [
     'NodePlan',
     'NodeUnlearnReport',
     'NodeVerifyReport',
+    'PoisonCertificate',
     'RetrainSubject',
     'ScatteringClassifier',
     'ShardPlan',

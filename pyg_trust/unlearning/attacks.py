@@ -284,7 +284,7 @@ def audit_removal(
         )
     for name in tests or ():
         check_choice('tests', name, TESTS)
-    audit = _Audit(make, data, request, candidates, worlds, level, seed)
+    audit = _Audit(make, data, request, candidates, worlds, level)
     reasons = audit.reasons()
     if tests is None:
         chosen = [name for name in TESTS if name not in reasons]
@@ -294,6 +294,7 @@ def audit_removal(
             if name in reasons:
                 raise ValueError(f"'tests': {name} {reasons[name]}")
         reasons = {}
+    audit.start(seed)
     rows = [row for name in chosen for row in getattr(audit, name)()]
     return AuditReport(
         request=request.to_dict(),
@@ -348,7 +349,6 @@ class _Audit:
         candidates: Tensor | None,
         worlds: int,
         level: float,
-        seed: int | None,
     ) -> None:
         if request.graphs != [0] or request.parts[0].whole:
             raise ValueError(
@@ -367,7 +367,7 @@ class _Audit:
         self.featureless = self.rows((*self.part.nodes, *self.part.features))
         self.others = self.checked(candidates)
         self.worlds_count, self.level = worlds, level
-        self.seed = rng.resolve(seed)
+        self.seed = 0
         self.random: set[str] = set()
         self._runs: dict[str, tuple[Released, Released, Tensor]] = {}
         self._twin_rows: list[AuditRow] | None = None
@@ -417,13 +417,21 @@ class _Audit:
 
     # Runs
 
-    def subject(self, data: Data, *path: int) -> Subject:
+    def start(self, seed: int | None) -> None:
+        self.made()
+        self.seed = rng.resolve(seed)
+
+    def made(self) -> Subject:
         made = self.make()
         if not isinstance(made, Subject):
             raise TypeError(
                 "'make' needs to make an object with fit, remove, "
                 f'predict_proba and released (got {type(made).__name__})'
             )
+        return made
+
+    def subject(self, data: Data, *path: int) -> Subject:
+        made = self.made()
         made.fit(data.clone(), rng.derive(self.seed, *path))
         return made
 

@@ -114,7 +114,7 @@ class KeptDigest(Kept):
 
 class Nothing(ShardedSubject):
     def __init__(self):
-        super().__init__(lambda **given: unlearner('attentive', **given))
+        super().__init__(lambda **given: unlearner(epochs=60, **given))
 
     def remove(self, request):
         pass

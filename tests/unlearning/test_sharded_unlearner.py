@@ -883,7 +883,7 @@ def test_removals_that_can_not_be():
     shard = unlearner.data.shard
     unlearner.remove(RemovalRequest(nodes=[40], features=[41]))
     before = snapshot(unlearner)
-    whole_shard = (shard == 1).nonzero().view(-1)
+    trained = (shard >= 0).nonzero().view(-1)
     whole_class = ((data.y == 2) & data.train_mask).nonzero().view(-1)
     for request, message in (
         (RemovalRequest(nodes=[NODES]), f'node {NODES} is not there'),
@@ -893,7 +893,10 @@ def test_removals_that_can_not_be():
         (RemovalRequest(edges=[(0, 0)]), 'edge 0 -> 0 is not there'),
         (RemovalRequest(nodes={1: [0]}), 'graph 0'),
         (RemovalRequest(graphs=[0]), 'graph 0'),
-        (RemovalRequest(nodes=whole_shard), 'leave shard 1'),
+        (
+            RemovalRequest(nodes=trained[trained != 40]),
+            'leave no training node',
+        ),
         (
             RemovalRequest(nodes=whole_class[whole_class != 40]),
             'leave class 2',
@@ -931,7 +934,7 @@ def labels(node, value):
         (changed(y=labels(3, -1)), "'y' needs to hold a label"),
         (changed(train_mask=None), 'train_mask'),
         (changed(train_mask=torch.arange(NODES)), 'train_mask'),
-        (changed(train_mask=torch.arange(NODES) < 3), "'num_shards'"),
+        (changed(train_mask=torch.arange(NODES) < 0), "'num_shards'"),
         (changed(x=None, num_nodes=NODES), "'x'"),
         (changed(x=make_data().x.long()), "'x'"),
         (changed(x=make_data().x.fill_(torch.nan)), 'finite'),
@@ -1067,5 +1070,9 @@ def test_reports_can_be_stored():
     ):
         assert json.loads(report.to_json())
         assert type(report).__name__ in str(report)
-    # The seed salts the hashes of the ledger: it is in no report.
-    assert 'seed' not in unlearner.report().to_json()
+    # The seed keys the partition: that it was given is in the report, and
+    # it is not.
+    number = 8123456789
+    report = make(epochs=1, seed=number).fit(make_data()).report()
+    assert 'explicit seed' in report.secrets
+    assert str(number) not in report.to_json()

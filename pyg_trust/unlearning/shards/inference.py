@@ -60,5 +60,6 @@ def evaluate_all(
             restore(module, state)
             outputs.append(evaluate(module, graph, prepared))
     # Of one type: that of the models.
-    dtype = next(o.dtype for o in outputs if o.is_floating_point())
+    kinds = (out.dtype for out in outputs if out.is_floating_point())
+    dtype = next(kinds, graph.x.dtype)
     return torch.stack([out.to(dtype) for out in outputs])

@@ -749,7 +749,7 @@ class ShardedUnlearner(Stateful):
             )[0],
             nodes=nodes,
             inference=inference,
-            fingerprint=self._digest(state.data, state.checkpoints),
+            fingerprint=state.seals.root,
             provenance=self._origin(),
         )
 
