@@ -402,8 +402,17 @@ def _exact(
         scale = half_scale(largest * (send.max() * room))
     only = rows if x.device.type == 'cpu' else None
     z = ops.propagate(
-        *(rowptr, col, x, recv, send),
-        *(weights, how.half, scale, three_term, only, order),
+        rowptr,
+        col,
+        x,
+        recv,
+        send,
+        weights,
+        how.half,
+        scale,
+        three_term,
+        only,
+        order,
     )
     return z[rows] if rows is not None and only is None else z
 
