@@ -34,6 +34,7 @@ html_css_files = ['pages.css']
 html_theme_options = {'navigation_depth': 3}
 exclude_patterns = ['build', 'gallery/*.md5', 'sg_execution_times.rst']
 nitpicky = True
+suppress_warnings = ['ref.python']  # types of one name in signatures
 # Where these are documented is another project's business.
 nitpick_ignore_regex = [
     (r'py:.*', r'(os|torch\w*|opacus|numpy|scipy|matplotlib)\b.*'),
@@ -249,6 +250,16 @@ def draw_figures(app: Any) -> None:
     figures.draw(HERE / '_static' / 'figures')
 
 
+KINDS = {
+    'func': ('function',),
+    'mod': ('module',),
+    'meth': ('method', 'classmethod', 'staticmethod'),
+    'class': ('class', 'exception'),
+    'data': ('data',),
+    'attr': ('attribute', 'property'),
+}
+
+
 def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
     """Finds what a docstring names by its export, or by less than its path."""
     objects = env.domains['py'].objects
@@ -263,7 +274,17 @@ def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
             home = getattr(value, '__module__', names[0])
             target = '.'.join([home, *names[at:]])
             break
-    found = [full for full in objects if f'.{full}'.endswith(f'.{target}')]
+    kind = KINDS.get(node['reftype'], ())
+    found = [
+        full
+        for full, entry in objects.items()
+        if f'.{full}'.endswith(f'.{target}')
+        and (not kind or entry.objtype in kind)
+    ]
+    # Of several, the one beside what names it.
+    for place in (node.get('py:class'), node.get('py:module')):
+        near = [full for full in found if place and f'{place}.' in full]
+        found = near if len(found) > 1 and near else found
     if len(found) != 1:
         return None
     entry = objects[found[0]]

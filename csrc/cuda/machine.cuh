@@ -27,6 +27,11 @@ using torch::stable::Tensor;
 
 constexpr int kThreads = 256;  // of a block
 
+// Its name before torch 2.12.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 inline void check(cudaError_t error, const char* what) {
   STD_TORCH_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
 }

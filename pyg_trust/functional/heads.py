@@ -8,14 +8,13 @@ With the rows :math:`z_i` of the training nodes, :math:`n` of them *now*,
     \nabla L = Z^\top G + \lambda n W + B, \quad G = \partial \ell / \partial
     a, \quad a = W^\top z .
 
-=========== ============================== ============ ====================
+=========== ============================== ================ =================
 head        :math:`\ell`                   :math:`\gamma_1` :math:`\gamma_2`
-=========== ============================== ============ ====================
-``ovr``     :math:`\sum_c \log(1 +         1/4          :math:`1/(6\sqrt3)`
-            e^{-y_c a_c})`
-``softmax`` cross entropy                  1/2          :math:`1/\sqrt2`
-``squared`` :math:`\sum_c (a_c - y_c)^2`   2            0
-=========== ============================== ============ ====================
+=========== ============================== ================ =================
+``ovr``     logistic, one versus the rest  1/4              :math:`1/(6\sqrt3)`
+``softmax`` cross entropy                  1/2              :math:`1/\sqrt2`
+``squared`` :math:`\sum_c (a_c - y_c)^2`   2                0
+=========== ============================== ================ =================
 
 :math:`\gamma_1` and :math:`\gamma_2` are Lipschitz constants of :math:`G` and
 of the Hessian in :math:`a`. For ``softmax`` the Hessian is

@@ -90,7 +90,7 @@ def all_flips(
 class Exhaustive:
     r"""The worst case by trying every admissible graph.
 
-    :attr:`lower` and :attr:`upper` enclose the smallest margin of the
+    ``lower`` and ``upper`` enclose the smallest margin of the
     reference class over each class, up to the solver's proven error.
 
     Args:

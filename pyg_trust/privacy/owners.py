@@ -2,7 +2,7 @@
 
 An *owner* is an int32 tensor of the shape of a value (expanded, where it can
 be): 0 for a number that depends on nothing private, :math:`i + 1` for one
-that depends on subgraph :math:`i` alone, and :data:`MIXED` for one that may
+that depends on subgraph :math:`i` alone, and ``MIXED`` for one that may
 depend on several. ``None`` stands for 0 everywhere. :func:`owners_after` maps
 the owners of what an ATen operation reads to those of what it returns. An
 operation that is not known here makes each number that it returns depend on

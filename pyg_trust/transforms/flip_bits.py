@@ -74,7 +74,7 @@ class NoisyCopies:
     """Noisy copies of one graph, by their numbers.
 
     Args:
-        data (Data): the graph, as :meth:`check` takes it.
+        data (Data): the graph, with its edges or features.
         noise (BitFlips): the noise.
     """
 

@@ -486,7 +486,7 @@ class NodeState:
         return tuple(found)
 
     def blocks(self, nodes: Tensor | None = None) -> dict[int, str]:
-        """Digests of what is held of :data:`BLOCK` neighbouring names each.
+        """Digests of what is held of ``BLOCK`` neighbouring names each.
 
         They have no salt: seal them.
 

@@ -162,11 +162,11 @@ class ShardedUnlearner(Stateful):
 
     **Failures.** Whatever interrupts a removal leaves the old state or the
     new one. With a :obj:`folder`, the same holds on the disk, and a removal
-    ends with the files that it replaces being deleted (:meth:`load` finishes
+    ends with the files that it replaces being deleted (``load()`` finishes
     that for a process that was killed), unless :obj:`keep_history` is set.
     Threads take turns. Of two processes with one folder, the one that comes
     second is refused with a :class:`~pyg_trust.commit.StaleStateError` and
-    can :meth:`load` and repeat its request.
+    can ``load()`` and repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 
@@ -212,7 +212,7 @@ class ShardedUnlearner(Stateful):
             before it becomes visible, and which then holds no file of an
             earlier one. (default: :obj:`None`)
         keep_history (bool): leave the files of earlier states in the folder,
-            with what was removed, until :meth:`purge`; reports say so.
+            with what was removed, until ``purge()``; reports say so.
             (default: :obj:`False`)
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
