@@ -8,6 +8,7 @@ from torch_geometric.utils import to_undirected
 
 from pyg_trust.certificates import (
     BitFlips,
+    Divided,
     ThreatModel,
     certify,
     certify_collective,
@@ -248,3 +249,16 @@ def test_silent_shards_hold_no_class():
     assert not bool((one.survives(shard) & ~stays)[outside].any())
     assert one.collective(1).lower <= int(stays.sum())
     assert one.collective(0).lower <= n
+
+
+def test_a_layer_that_learns_to_cache_shows_one_view_to_all():
+    # All views then say what the first one says: a radius of 3 for nothing.
+    data = ring()
+    model = GCN(3, 8, 2, 2)
+    divided = Divided(model, 7, 'edges', seed=1)
+    for conv in model.convs:
+        conv.cached = True
+    with pytest.raises(ValueError, match='cached=True'):
+        divided.certify(data)
+    with pytest.raises(ValueError, match='cached=True'):
+        divided(data)
