@@ -247,8 +247,8 @@ class Divided(Module):
         Raises:
             TypeError: on other data.
             ValueError: if the division does not fit the task, a layer has
-                ``cached=True`` by now, or the model mixes nodes or graphs that it needs to keep apart, or is
-                random in evaluation mode.
+                ``cached=True`` by now, or the model mixes nodes or graphs
+                that it needs to keep apart, or is random in evaluation mode.
         """
         if (
             baseline is not None
