@@ -655,6 +655,7 @@ class CSRGraph:
             key: value
             for key, value in self._cache.items()
             if key not in ('transpose', 'with_self_loops')
+            and key[0] != 'ordered_receivers'
         }
         made.order = part.sort(stable=True).indices
         return made
@@ -872,7 +873,7 @@ class LastGraph:
 
     def clear(self) -> None:
         """Forgets it."""
-        self._of: tuple[weakref.ref[Tensor], int, int] | None = None
+        self._of: tuple[weakref.ref[Tensor], tuple, int] | None = None
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
@@ -888,7 +889,7 @@ class LastGraph:
             if (
                 isinstance(graph, Tensor)
                 and reference() is graph
-                and version == graph._version
+                and version == _versions(graph)
                 and nodes == num_nodes
             ):
                 return self._graph
@@ -910,11 +911,18 @@ class LastGraph:
             and graph.layout == torch.strided
             and not graph.is_inference()
         ):
-            self._of = (weakref.ref(graph), graph._version, num_nodes)
+            self._of = (weakref.ref(graph), _versions(graph), num_nodes)
             self._graph = made
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()
+
+
+def _versions(graph: Tensor) -> tuple[int, ...]:
+    # An EdgeIndex wraps a tensor, which counts by itself.
+    if isinstance(graph, EdgeIndex):
+        return graph._version, graph.as_tensor()._version
+    return (graph._version,)
 
 
 def sparse_rows(

@@ -165,8 +165,9 @@ def certify_collective(
         TypeError: on another type.
         ValueError: if model and data are not those of the report; if it is of
             graphs, or of each node by itself; if edges are noisy with
-            :math:`p_+ > 0`, or added by the attacker; or if the field is too
-            small.
+            :math:`p_+ > 0`, or added by the attacker; if the report was made
+            with a :obj:`transform`, which is not probed, or with another
+            :obj:`forward`; or if the field is too small.
     """
     check_instance('report', report, SmoothedCertificate)
     check_instance('model', model, Module)
@@ -209,6 +210,17 @@ def certify_collective(
         raise ValueError(
             "'model' and 'data' need to be those of the report (got other "
             'weights or another graph)'
+        )
+    called = report.provenance['arguments']
+    if called['transform'] is not None:
+        raise ValueError(
+            "'report' needs to be of a model without a 'transform', which "
+            f'may show every node everything (got {called["transform"]})'
+        )
+    if (called['forward'] is None) != (forward is None):
+        raise ValueError(
+            "'forward' needs to be that of the report: "
+            f'{called["forward"]} (got {forward})'
         )
     fields = _Fields(data, hops, degrees)
     with evaluating(model):

@@ -29,12 +29,14 @@ the same signs.)
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from pyg_trust._checks import check_instance
 from pyg_trust.certificates.threat import ThreatModel
@@ -47,6 +49,26 @@ from pyg_trust.functional.diffusion import (
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
+
+# What a model may have of its own, as it sees no edge.
+_FREE = (
+    '__init__',
+    '__repr__',
+    'collect',
+    'extra_repr',
+    'logits',
+    'reset_parameters',
+    '_jinja_propagate',
+    '_orig_propagate',
+)
+_STATE_HOOKS = (
+    '_state_dict_hooks',
+    '_state_dict_pre_hooks',
+    '_load_state_dict_pre_hooks',
+    '_load_state_dict_post_hooks',
+    '_backward_hooks',
+    '_backward_pre_hooks',
+)
 
 
 @dataclass(frozen=True)
@@ -253,14 +275,18 @@ def _check_model(model: Any) -> None:
             "'model' needs logits: a PPNP, LabelPropagation or "
             f'FeaturePropagation (got {kind.__name__})'
         )
-    # PyG writes a 'propagate' for each class, which is compared by its scores.
-    for name in ('forward', 'diffuse', 'message', 'aggregate', 'update'):
-        if getattr(kind, name) is not getattr(base, name) or name in vars(
-            model
-        ):
-            raise TypeError(
-                f"'model' needs the {name!r} of {base.__name__}, which is "
-                f'what is certified (got one of its own, {kind.__name__})'
+    for name in _overridden(model, base):
+        raise TypeError(
+            f"'model' needs the {name!r} of {base.__name__}, which is what "
+            f'is certified (got one of its own, {kind.__name__})'
+        )
+    # One that only acts in other graphs leaves the scores of this one alone.
+    for name, hooks in vars(model).items():
+        if name.endswith('_hooks') and name not in _STATE_HOOKS and hooks:
+            raise ValueError(
+                "'model' needs to return the PageRank diffusion of its "
+                'logits with no hook on it, which could act in a perturbed '
+                f'graph alone (got {len(hooks)} in {name!r})'
             )
     if model.flow != 'target_to_source':
         raise ValueError(
@@ -271,6 +297,35 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             f"'model' needs aggr='add' to be PageRank (got {model.aggr!r})"
         )
+
+
+def _overridden(model: PageRankDiffusion, base: type) -> Iterator[str]:
+    # What a subclass or an instance does in its own way: whatever calls,
+    # but what makes the logits, and makes and prints the model.
+    for kind in type(model).__mro__:
+        if kind is base:
+            break
+        for name, value in vars(kind).items():
+            if name == 'propagate':
+                # PyG compiles one for each class, of the one it finds.
+                value = vars(kind).get('_orig_propagate', value)
+            if (
+                name not in _FREE
+                and callable(value)
+                and value is not getattr(base, name, value)
+                and value is not getattr(MessagePassing, name, value)
+            ):
+                yield name
+    for name, value in vars(model).items():
+        # An explainer that is done leaves the one of the class behind.
+        made = getattr(value, '__func__', value)
+        if (
+            name not in _FREE
+            and callable(value)
+            and hasattr(base, name)
+            and made is not getattr(type(model), name)
+        ):
+            yield name
 
 
 def _run(model: PageRankDiffusion, data: Data) -> tuple[Tensor, Tensor]:

@@ -141,6 +141,7 @@ class VoteCertificate(Report):
                 'predictions are those of the voted classifier, as the '
                 'report has them',
                 'the model is fixed, and the same function at every call',
+                'rounding in the model does not depend on the batch',
                 'nodes keep their names (n_id; else their positions, so that '
                 'new ones come last)',
             ),
@@ -245,9 +246,9 @@ class Divided(Module):
 
         Raises:
             TypeError: on other data.
-            ValueError: if the division does not fit the task, or the model
-                mixes nodes or graphs that it needs to keep apart, or is
-                random in evaluation mode.
+            ValueError: if the division does not fit the task, a layer has
+                ``cached=True`` by now, or the model mixes nodes or graphs
+                that it needs to keep apart, or is random in evaluation mode.
         """
         if (
             baseline is not None
@@ -256,6 +257,8 @@ class Divided(Module):
             raise ValueError(
                 f"'baseline' needs to be in [0, 1] (got {baseline})"
             )
+        # A layer may have been told to keep its graph since.
+        check_uncached(self.model)
         if isinstance(data, Batch):
             data = data.to_data_list()
         if isinstance(data, Data):

@@ -349,9 +349,11 @@ class _Problem:
         if self.targets.numel() == 0:
             return 'local'
         budget = self.budget
-        one_way = 2 if self.undirected else 1
         total = int(self.perturbations.budget.sum())
-        if budget is None or one_way * budget >= total:
+        if self.undirected:
+            # A flip takes from two rows, but that of a self-loop from one.
+            total = (total + self.loops()) // 2
+        if budget is None or budget >= total:
             self.solve_local(witnesses=True)
             exact = self.horizon.K is None and not self.undirected
             if method == 'exact' and not exact:
@@ -385,6 +387,13 @@ class _Problem:
         if method == 'auto':
             self.decide(budget)
         return method
+
+    def loops(self) -> int:
+        """How many nodes can flip their self-loop."""
+        made = self.perturbations
+        row, col = made.graph.row, made.graph.col
+        gone = made.removable & (row == col) & (made.budget[row] > 0)
+        return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
 
     def see_clean(self) -> None:
         """The clean graph's values, where searches start."""

@@ -638,9 +638,17 @@ def _report(
             classes=fields['classes'],
             sparse_x=pipe.sparse_x,
             sparse_adj=pipe.sparse_adj,
+            transform=_named(pipe.transform),
+            forward=_named(pipe.forward),
         ),
         **fields,
     )
+
+
+def _named(call: Callable | None) -> str | None:
+    if call is None:
+        return None
+    return getattr(call, '__qualname__', type(call).__name__)
 
 
 def digest(model: Module, graphs: Sequence[Data]) -> str:

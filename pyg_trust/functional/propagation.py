@@ -139,10 +139,11 @@ def propagate(
         half (bool): whether the exact path keeps its levels in float16, for
             float32 signals: faster, with a relative error of up to
             :math:`2^{-11}` per level where nothing averages out (and of
-            :math:`2^{-31}` of a column's largest entry, where the range of
-            float16 ends), and of about :math:`10^{-4}` in the Frobenius norm
-            as measured; the gradient likewise. Columns are scaled by powers
-            of two; what overflows all the same is an error.
+            :math:`2^{-31}` of a column's largest entry, times the largest
+            sum of a row of the operator, where the range of float16 ends),
+            and of about :math:`10^{-4}` in the Frobenius norm as measured;
+            the gradient likewise. Columns are scaled by powers of two; what
+            overflows all the same is an error.
             (default: :obj:`False`)
         tol (float): how far from :math:`z` the result may be, in exchange for
             fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le

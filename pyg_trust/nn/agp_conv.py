@@ -29,12 +29,26 @@ class _Propagation:
     explain: bool | None
     _cached_x: Tensor | None
 
-    def _set_up(self, measure: Measure, how: How) -> None:
-        self.measure = measure
+    def _set_up(self, how: How) -> None:
+        self._measured: tuple | None = None
+        self._measure_again()
         self.eps, self.seed = how.eps, how.seed
         self.half, self.tol = how.half, how.tol
         self._last_graph = LastGraph()
         self._cached_graph: CSRGraph | None = None
+
+    def _asked(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _make(self, *asked: Any) -> Measure:
+        raise NotImplementedError
+
+    def _measure_again(self) -> None:
+        # Attributes may change after construction, as in PyG's layers.
+        asked = self._asked()
+        if asked != self._measured:
+            self.measure = self._make(*asked)
+            self._measured = asked
 
     def _forget(self) -> None:
         self._last_graph.clear()
@@ -51,6 +65,7 @@ class _Propagation:
         _need_exact(name, self.eps, self.half, self.tol)
 
     def _run(self, x: Tensor, graph: CSRGraph, of: Any) -> Tensor:
+        self._measure_again()
         # NaN goes where it goes in PyG's layers.
         how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
         z = propagate_rows(graph, x, self.measure, None, how)
@@ -212,9 +227,7 @@ class SGConv(_Propagation, pyg.SGConv):
     ) -> None:
         check_integer('in_channels', in_channels, -1)
         check_integer('out_channels', out_channels, 1)
-        measure = sgc(
-            check_integer('K', K, 0), self_loops=bool(add_self_loops)
-        )
+        check_integer('K', K, 0)
         how = _checked(eps, seed, half, tol)
         super().__init__(
             in_channels,
@@ -225,7 +238,13 @@ class SGConv(_Propagation, pyg.SGConv):
             bias,
             **kwargs,
         )
-        self._set_up(measure, how)
+        self._set_up(how)
+
+    def _asked(self) -> tuple[Any, ...]:
+        return self.K, bool(self.add_self_loops)
+
+    def _make(self, *asked: Any) -> Measure:
+        return sgc(asked[0], self_loops=asked[1])
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew, and forgets what is cached."""
@@ -329,11 +348,7 @@ class APPNP(_Propagation, pyg.APPNP):
         tol: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        measure = appnp(
-            alpha,
-            levels=check_integer('K', K, 0),
-            self_loops=bool(add_self_loops),
-        )
+        appnp(alpha, levels=check_integer('K', K, 0))
         if not 0 <= check_number('dropout', dropout) <= 1:
             raise ValueError(
                 f"'dropout' needs to be in [0, 1] (got {dropout})"
@@ -346,7 +361,13 @@ class APPNP(_Propagation, pyg.APPNP):
         super().__init__(
             K, alpha, dropout, cached, add_self_loops, normalize, **kwargs
         )
-        self._set_up(measure, how)
+        self._set_up(how)
+
+    def _asked(self) -> tuple[Any, ...]:
+        return self.alpha, self.K, bool(self.add_self_loops)
+
+    def _make(self, *asked: Any) -> Measure:
+        return appnp(asked[0], levels=asked[1], self_loops=asked[2])
 
     def reset_parameters(self) -> None:
         """Forgets what is cached."""

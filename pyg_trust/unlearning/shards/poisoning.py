@@ -118,6 +118,8 @@ class PoisonCertificate(Report):
         shards = self.group[rows_of(self.n_id, names)].unique()
         if self.aggregator == 'majority':
             made = survives_votes(self.votes, self.num_classes, shards)
+            # Where silence leads, another class answers.
+            made &= self.radius >= 0
         else:
             made = self.radius >= shards.numel()
         if self.inference == 'isolated':
@@ -143,8 +145,10 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
+        # Where silence leads, another class answers, which a vote may turn.
+        voted = self.votes[:, self.radius >= 0]
         return collective_votes(
-            self.votes, self.num_classes, shards, max_sets=max_sets
+            voted, self.num_classes, shards, max_sets=max_sets
         )
 
     def guarantee(self) -> Guarantee:

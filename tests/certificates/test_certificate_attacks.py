@@ -1,0 +1,264 @@
+"""Attacks on certificates by somebody who knows the code."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+from torch_geometric.utils import to_undirected
+
+from pyg_trust.certificates import (
+    BitFlips,
+    Divided,
+    ThreatModel,
+    certify,
+    certify_collective,
+)
+from pyg_trust.nn import PPNP
+from pyg_trust.unlearning import ShardedUnlearner
+
+
+def ring(n=6):
+    """A ring with features: no edge of it is one way."""
+    nodes = torch.arange(n)
+    edge_index = to_undirected(torch.stack([nodes, (nodes + 1) % n]))
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+    return Data(x=x, edge_index=edge_index)
+
+
+def both_ways(edge_index):
+    """Drops one-way edges: nothing in a graph without any."""
+    key = edge_index[0] * 1000 + edge_index[1]
+    back = edge_index[1] * 1000 + edge_index[0]
+    return edge_index[:, torch.isin(back, key)]
+
+
+def hooked(model):
+    model.register_forward_pre_hook(
+        lambda _, given: (given[0], both_ways(given[1]))
+    )
+    return model
+
+
+def hooked_inside(model):
+    def hook(_, given):
+        edges, size, kwargs = given
+        keep = torch.isin(
+            edges[1] * 1000 + edges[0], edges[0] * 1000 + edges[1]
+        )
+        weight = kwargs['edge_weight'][keep]
+        return edges[:, keep], size, {**kwargs, 'edge_weight': weight}
+
+    model.register_propagate_forward_pre_hook(hook)
+    return model
+
+
+class Calls(PPNP):
+    def __call__(self, x, edge_index):
+        return super().__call__(x, both_ways(edge_index))
+
+
+class Propagates(PPNP):
+    def propagate(self, edge_index, size=None, **kwargs):
+        keep = torch.isin(
+            edge_index[1] * 1000 + edge_index[0],
+            edge_index[0] * 1000 + edge_index[1],
+        )
+        kwargs['edge_weight'] = kwargs['edge_weight'][keep]
+        return super().propagate(edge_index[:, keep], size=size, **kwargs)
+
+
+def rebound(model):
+    old = model.diffuse
+    model.diffuse = lambda h, graph: old(h, graph)
+    return model
+
+
+@pytest.mark.parametrize(
+    'way',
+    [
+        lambda: hooked(PPNP(torch.nn.Linear(3, 2))),
+        lambda: hooked_inside(PPNP(torch.nn.Linear(3, 2), K=3)),
+        lambda: Calls(torch.nn.Linear(3, 2)),
+        lambda: Propagates(torch.nn.Linear(3, 2), K=3),
+        lambda: rebound(PPNP(torch.nn.Linear(3, 2))),
+    ],
+)
+def test_what_acts_in_perturbed_graphs_alone_is_refused(way):
+    # In the clean graph its scores are those of a model that does nothing.
+    data = ring()
+    threat = ThreatModel(data, local_budget=1, fixed='none')
+    with pytest.raises((TypeError, ValueError), match='model'):
+        certify(way().eval(), data, threat)
+
+
+def test_a_hook_that_drops_one_way_edges_breaks_what_was_robust():
+    torch.manual_seed(0)
+    data, broken = ring(), 0
+    every = range(data.edge_index.size(1))
+    for _ in range(40):
+        plain = PPNP(torch.nn.Linear(3, 2)).eval()
+        threat = ThreatModel(data, local_budget=1, fixed='none')
+        robust = certify(
+            plain,
+            data,
+            ThreatModel(data, local_budget=1, global_budget=1, fixed='none'),
+        ).robust
+        model = hooked(plain)
+        clean = model(data.x, data.edge_index).argmax(1)
+        for edge in every:
+            keep = torch.arange(len(every)) != edge
+            found = model(data.x, data.edge_index[:, keep]).argmax(1)
+            broken += int((robust & (found != clean)).sum())
+        with pytest.raises(ValueError, match='no hook'):
+            certify(model, data, threat)
+    assert broken > 0  # the attack is one
+
+
+def test_what_sees_no_edge_may_be_the_users():
+    class Named(PPNP):
+        """Logits of its own, and something to print."""
+
+        def logits(self, x):
+            return 2 * super().logits(x)
+
+        def __repr__(self):
+            return 'mine'
+
+    data = ring()
+    model = Named(torch.nn.Linear(3, 2), K=2).eval()
+    model.encoder.register_forward_hook(lambda *args: args[-1] + 1)
+    model.explain = True
+    model.explain = None  # as an explainer leaves it
+    threat = ThreatModel(data, local_budget=1)
+    assert certify(model, data, threat).targets.numel() == 6
+
+
+@pytest.mark.parametrize('added', [False, True])
+def test_self_loops_are_flips_of_an_undirected_budget(added):
+    # A self-loop is one flip, but takes from one row alone: two flips of
+    # them are not half of four rows.
+    n, budget = 4, 2
+    nodes = torch.arange(n)
+    loops = torch.stack([nodes, nodes])
+    path = torch.stack([nodes[:-1], nodes[1:]])
+    edges = torch.cat([path, path.flip(0)], 1)
+    if not added:
+        edges = torch.cat([edges, loops], 1)
+    broken = 0
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(n, 2, generator=generator).double()
+        threat = ThreatModel(
+            edges,
+            loops,
+            global_budget=budget,
+            undirected=True,
+            num_nodes=n,
+        )
+        made = certify(logits, threat)
+        for row in range(made.flips_ptr.numel() - 1):
+            first, last = made.flips_ptr[row : row + 2].tolist()
+            assert last - first <= budget
+        exact = certify(logits, threat, method='exact')
+        assert not bool((made.broken & exact.robust).any())
+        assert not bool((made.robust & exact.broken).any())
+        broken += int(made.broken.sum())
+    assert broken > 0
+
+
+class Least(torch.nn.Module):
+    """The sign of the feature, which a transform makes that of all."""
+
+    def forward(self, x, edge_index):
+        return torch.cat([x - 0.5, 0.5 - x], 1)
+
+
+def least(data):
+    data.x = data.x.min().expand(data.num_nodes, 1).clone()
+    return data
+
+
+def test_a_transform_that_shows_everything_is_no_part_of_a_field():
+    # One deleted entry changes all nodes; without the transform, which is
+    # not probed, every node sees itself alone.
+    n = 12
+    data = ring(n)
+    data.x = torch.ones(n, 1)
+    noise = BitFlips(features=(0.0, 0.01))
+    options = {'num_samples': 2000, 'num_selection': 100, 'seed': 1}
+    report = certify(Least(), data, noise, transform=least, **options)
+    assert not report.certified(features=(0, 1)).any()
+    with pytest.raises(ValueError, match="'transform'"):
+        certify_collective(report, Least(), data, hops=0, features=(0, 1))
+
+
+def test_a_way_to_call_a_model_is_part_of_it():
+    n = 12
+    data = ring(n)
+    data.x = torch.ones(n, 1)
+    noise = BitFlips(features=(0.0, 0.01))
+    options = {'num_samples': 2000, 'num_selection': 100, 'seed': 1}
+
+    def forward(batch):
+        every = batch.x.view(-1, n).amin(1)
+        return Least()(every.repeat_interleave(n)[:, None], None)
+
+    report = certify(Least(), data, noise, forward=forward, **options)
+    with pytest.raises(ValueError, match="'forward'"):
+        certify_collective(report, Least(), data, hops=0, features=(0, 1))
+    plain = certify(Least(), data, noise, **options)
+    with pytest.raises(ValueError, match="'forward'"):
+        certify_collective(
+            plain, Least(), data, hops=0, features=(0, 1), forward=forward
+        )
+
+
+def test_silent_shards_hold_no_class():
+    # One shard has training nodes, and so the only vote: whoever poisons it
+    # decides. Six silent ones are no majority for the class it gave.
+    generator = torch.Generator().manual_seed(0)
+    n = 30
+    y = torch.arange(n) % 2
+    x = torch.randn(n, 4, generator=generator)
+    x[:, 0] += 4 * y - 2
+    data = Data(x=x, y=y, edge_index=torch.zeros(2, 0).long())
+    data.n_id = torch.arange(n)
+
+    def fit(data):
+        return ShardedUnlearner(
+            lambda: GCN(4, 8, 2, 2),
+            7,
+            aggregator='majority',
+            num_classes=2,
+            epochs=12,
+            trainer='sequential',
+            seed=4,
+        ).fit(data)
+
+    data.train_mask = torch.ones(n, dtype=torch.bool)
+    group = fit(data).certify().group
+    data.train_mask = group == group.mode().values
+    one = fit(data).certify()
+    bad = data.clone()
+    bad.y = 1 - y
+    two = fit(bad).certify()
+    shard = data.n_id[data.train_mask]
+    outside = ~data.train_mask
+    stays = one.predicted == two.predicted
+    assert not bool(stays[outside].all())
+    assert not bool((one.survives(shard) & ~stays)[outside].any())
+    assert one.collective(1).lower <= int(stays.sum())
+    assert one.collective(0).lower <= n
+
+
+def test_a_layer_that_learns_to_cache_shows_one_view_to_all():
+    # All views then say what the first one says: a radius of 3 for nothing.
+    data = ring()
+    model = GCN(3, 8, 2, 2)
+    divided = Divided(model, 7, 'edges', seed=1)
+    for conv in model.convs:
+        conv.cached = True
+    with pytest.raises(ValueError, match='cached=True'):
+        divided.certify(data)
+    with pytest.raises(ValueError, match='cached=True'):
+        divided(data)
