@@ -35,7 +35,10 @@ def share(value: Tensor) -> float:
         return 0.0
     rows = hashes(value)
     return max(
-        (float(torch.isin(rows, kept).float().mean()) for kept in _KEPT),
+        (
+            float(torch.isin(rows, kept.to(rows.device)).float().mean())
+            for kept in _KEPT
+        ),
         default=0.0,
     )
 
@@ -46,13 +49,13 @@ def are_propagated(value: Tensor) -> bool:
 
 
 def hashes(value: Tensor) -> Tensor:
-    """A number for the bits of each row, int64, on the CPU."""
+    """A number for the bits of each row, int64, on its device."""
     if value.layout != torch.strided or value.dim() != 2:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=value.device)
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     kind = kinds.get(value.element_size())
     if kind is None or value.size(1) == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=value.device)
     # Odd multipliers, drawn by a splitting generator; sums wrap around.
     place = torch.arange(1, value.size(1) + 1, device=value.device)
     weight = place * -7046029254386353131
@@ -62,4 +65,4 @@ def hashes(value: Tensor) -> Tensor:
         (part.contiguous().view(kind).long() * weight).sum(1)
         for part in value.detach().split(_ROWS)
     ]
-    return torch.cat(found).cpu()
+    return torch.cat(found)

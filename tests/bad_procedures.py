@@ -457,7 +457,7 @@ entry(
     lambda: (attached()._training.optimizer, {}),
     set_to_none=FLAG,
 )
-for name in ('forward', 'state_dict', 'load_state_dict'):
+for name in ('forward', 'state_dict'):
     EXEMPT[f'privacy.PrivateModule.{name}'] = 'that of the model inside'
 EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
     'that of the optimizer inside, with its errors'

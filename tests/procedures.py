@@ -237,7 +237,7 @@ PROCEDURES['ScatteringClassifier.remove'] = Procedure(
     classified,
     is_certified,
     # Whole graphs are not embedded again.
-    shows=0,
+    shows=1,
 )
 
 
@@ -272,6 +272,7 @@ PROCEDURES['ScatteringClassifier.load_state_dict'] = Procedure(
     lambda model, bar: model.load_state_dict(model.later, progress_bar=bar),
     classified,
     is_certified,
+    shows=2,
 )
 PROCEDURES['ScatteringClassifier.predict'] = Procedure(
     lambda folder: classifier().fit(dataset()),

@@ -20,6 +20,11 @@ ROOT = Path(pyg_trust.__file__).parent
 SPEAKS = {
     # Asked for by insist=True, which gives away what no epsilon covers.
     ('privacy/engine.py', 'warnings.warn'),
+    # The command line.
+    ('__main__.py', 'sys.stdout.write'),
+    ('__main__.py', 'sys.stderr.write'),
+    # An old name that means another now.
+    ('unlearning/shards/training.py', 'warnings.warn'),
     # Sparse matrices are new to torch, and it says so once per process.
     ('graph.py', 'warnings.catch_warnings'),
     ('graph.py', 'warnings.filterwarnings'),

@@ -109,7 +109,8 @@ class Horizon:
             prices (Prices, optional): of flips. (default: :obj:`None`)
             start (Tensor, optional): a guess of :math:`V`.
                 (default: :obj:`None`)
-            tol (float or Tensor): as in :func:`policy_iteration`.
+            tol (float or Tensor): as in
+            :func:`~pyg_trust.functional.policy.policy_iteration`.
                 (default: :obj:`1e-12`)
 
         Returns:

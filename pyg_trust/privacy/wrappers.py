@@ -164,7 +164,9 @@ class PrivateStep:
                 }.get(self._stage, '(got a second call)')
             )
         self.pins.check_layers()
-        if torch.is_autocast_enabled(self._owner.device.type):
+        kind = self._owner.device.type
+        known = torch.amp.is_autocast_available(kind)
+        if known and torch.is_autocast_enabled(kind):
             raise ValueError(
                 'in training, the model needs to be called without autocast: '
                 'gradients are clipped in the type of the parameters, and in '

@@ -195,9 +195,9 @@ def test_reconstruction_brings_cut_neighbours_together():
 def test_contrast_brings_views_of_a_node_together():
     outputs, y, index = make()[:3]
 
-    def loss(weight):
+    def loss(weight, seed):
         fitted = AttentiveAggregator(contra_weight=weight).fit(
-            outputs, y, index, seed=0
+            outputs, y, index, seed=seed
         )
         mask = torch.rand(NODES, SHARDS, generator=rng.generator(1)) < 0.5
         mask[:, 0] = True
@@ -207,7 +207,9 @@ def test_contrast_brings_views_of_a_node_together():
             F.info_nce(whole, part, whole.roll(7, 0), part.roll(7, 0)).mean()
         )
 
-    assert loss(1.0) < loss(0.0) - 0.05
+    # The mean of four fits: a single one moves by as much.
+    gains = [loss(0.0, seed) - loss(1.0, seed) for seed in range(4)]
+    assert sum(gains) / 4 > 0.05
 
 
 def test_pairs_are_what_they_claim():

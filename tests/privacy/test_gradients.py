@@ -578,8 +578,8 @@ def test_other_random_numbers_are_not_drawn_again(method):
             part = model(broken, edge_index)[:, :2]
         with pytest.raises(RuntimeError, match='not finite, and which'):
             tape.clipped_sum(part, cotangent[:, :2], 1.0)
-    with pytest.raises(ValueError, match='random other than by dropout'):
-        SubgraphGradients(model).check(owner, 9, x, edge_index)
+    # Drawn by subgraph, they couple nothing.
+    SubgraphGradients(model).check(owner, 9, x, edge_index)
 
 
 @pytest.mark.parametrize('scale', [1.0, 1e4, 1e8, 1e12])
