@@ -763,6 +763,10 @@ entry(
     items=values(['a'], [0.5], [True], [-1], [None]),
 )
 entry('noise.source', lambda: {'seed': 3})
+entry(
+    'noise.p_value',
+    lambda: {'drawn': torch.zeros((2, 3), dtype=torch.float64)},
+)
 
 
 ITEMS = values(
