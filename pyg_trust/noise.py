@@ -189,7 +189,8 @@ def p_value(drawn: Tensor) -> float:
         drawn (Tensor): float64, ``[d, num_columns]``: what should be
             standard Gaussians.
     """
-    check_tensor('drawn', drawn, torch.float64, ('d', 'num_columns'))
+    shape = ('d', 'num_columns')
+    check_tensor('drawn', drawn, torch.float64, shape, finite=True)
     half, count = float(drawn.square().sum()) / 2, drawn.numel() / 2
     below, above = gammainc(count, half), gammaincc(count, half)
     return float(min(1.0, 2 * min(below, above)))

@@ -765,7 +765,8 @@ entry(
 entry('noise.source', lambda: {'seed': 3})
 entry(
     'noise.p_value',
-    lambda: {'drawn': torch.zeros((2, 3), dtype=torch.float64)},
+    lambda: {'drawn': torch.ones((2, 3), dtype=torch.float64)},
+    drawn=tensor(rows=False),
 )
 
 

@@ -197,6 +197,17 @@ def test_the_only_edge_goes_without_the_label() -> None:
     assert left.edge_index.numel() == 0
 
 
+def test_who_edits_a_report_does_not_spoil_the_ledger(tmp_path: Path) -> None:
+    # The file was written, and could not be read again.
+    model = NodeClassifier(lam=0.1).fit(network())
+    report = model.remove(GONE)
+    report.request.clear()
+    model.save(tmp_path / 'model.pt')
+    again = NodeClassifier(lam=0.1)
+    again.load(tmp_path / 'model.pt')
+    assert again.ledger.entries[-1].request == {'nodes': [3]}
+
+
 # Removed, and still there ####################################################
 
 
