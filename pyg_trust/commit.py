@@ -199,7 +199,8 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
             could not be taken there. (default: :obj:`False`)
     """
     check_instance('place', place, str, Path)
-    place = Path(place)
+    # One lock, by whatever links it is reached.
+    place = Path(place).resolve()
     path = place.with_name(f'.{place.name}.lock')
     try:
         file = _locked(path)

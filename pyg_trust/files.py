@@ -21,9 +21,11 @@ except ImportError:  # pragma: no cover
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replaces a file in one step: it has the old content or the new one.
 
-    When it returns, the content is on the disk. What a process left beside
-    the file when it was killed while writing is deleted: it may hold what has
-    to be gone. What somebody is writing at this moment is left alone.
+    A symbolic link stays one: the file that it leads to is replaced, so that
+    no name has the old content. When it returns, the content is on the disk.
+    What a process left beside the file when it was killed while writing is
+    deleted: it may hold what has to be gone. What somebody is writing at this
+    moment is left alone.
 
     Args:
         path (str or Path): of the file.
@@ -31,7 +33,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     """
     check_instance('path', path, str, Path)
     check_instance('content', content, bytes, memoryview)
-    path = Path(path)
+    path = Path(path).resolve()
     delete_unfinished(path)
     file = _temporary(path)
     name = file.name

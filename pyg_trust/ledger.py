@@ -1,5 +1,6 @@
 """What was spent and what is left: ledgers of certified procedures."""
 
+import copy
 import hashlib
 import hmac
 import json
@@ -161,6 +162,8 @@ class RemovalLedger:
         check_instance('data', data, str)
         request = {} if request is None else request
         _check_plain('request', request)
+        # Its own: reports and states hold the same names.
+        request = copy.deepcopy(request)
         if action == 'step' and spent < self.spent:
             raise ValueError(
                 f"'spent' can't fall in a step (got {spent}, after "

@@ -19,12 +19,21 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from scipy.special import gammainc, gammaincc
 from torch import Tensor
 
 from pyg_trust import rng
-from pyg_trust._checks import check_callable, check_instance, check_integer
+from pyg_trust._checks import (
+    check_callable,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
 
 Bytes = Callable[[int], bytes]
+
+# Of the test whether a release has the noise that it should (p_value).
+LEAST_P_VALUE = 1e-9
 
 # Summing 2n Gaussians costs an attacker who inverts the floating-point
 # arithmetic 2^(53 (2n - 1)) tries.
@@ -169,3 +178,19 @@ def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:
     check_instance('shape', shape, tuple)
     for size in shape:
         check_integer('shape', size, 0)
+
+
+def p_value(drawn: Tensor) -> float:
+    """How likely Gaussians have so large or so small a norm.
+
+    By the chi-squared distribution of the square, two-sided.
+
+    Args:
+        drawn (Tensor): float64, ``[d, num_columns]``: what should be
+            standard Gaussians.
+    """
+    shape = ('d', 'num_columns')
+    check_tensor('drawn', drawn, torch.float64, shape, finite=True)
+    half, count = float(drawn.square().sum()) / 2, drawn.numel() / 2
+    below, above = gammainc(count, half), gammaincc(count, half)
+    return float(min(1.0, 2 * min(below, above)))

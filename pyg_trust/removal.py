@@ -363,7 +363,12 @@ def _remove_features(data: Data, nodes: Tensor, n: int) -> None:
 
 
 def _keep_edges(data: Data, mask: Tensor) -> Data:
-    return data.edge_subgraph(mask)
+    out = data.edge_subgraph(mask)
+    y = data.get('y')
+    if isinstance(y, Tensor) and y.numel() == 1:
+        # That of the graph, which passes for one of its only edge.
+        out.y = y
+    return out
 
 
 def _find(what: str, names: Iterable[int], place: Mapping[int, int]) -> Tensor:
@@ -404,15 +409,28 @@ def _integers(name: str, values: Nodes) -> tuple[int, ...]:
         )
     found = set()
     for value in values:
-        if isinstance(value, bool) or not hasattr(value, '__index__'):
+        if isinstance(value, Tensor):
+            # One of truth or of fractions would pass for an integer.
+            if (
+                value.dtype == torch.bool
+                or value.is_floating_point()
+                or value.dim()
+            ):
+                raise TypeError(
+                    f"'{name}' needs to hold integers (got a {value.dtype} "
+                    f'tensor of the shape {list(value.shape)} among them)'
+                )
+        elif isinstance(value, bool) or not hasattr(value, '__index__'):
             raise TypeError(
                 f"'{name}' needs to hold integers (got {type(value).__name__})"
             )
-        if value < 0:
+        number = int(value)
+        if not 0 <= number < 2**63:
             raise ValueError(
-                f"'{name}' needs to hold non-negative integers (got {value})"
+                f"'{name}' needs to hold non-negative integers below 2**63 "
+                f'(got {number})'
             )
-        found.add(int(value))
+        found.add(number)
     return tuple(sorted(found))
 
 

@@ -763,6 +763,11 @@ entry(
     items=values(['a'], [0.5], [True], [-1], [None]),
 )
 entry('noise.source', lambda: {'seed': 3})
+entry(
+    'noise.p_value',
+    lambda: {'drawn': torch.ones((2, 3), dtype=torch.float64)},
+    drawn=tensor(rows=False),
+)
 
 
 ITEMS = values(

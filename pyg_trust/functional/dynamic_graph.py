@@ -121,12 +121,18 @@ class DynamicGraph:
         self_loops (bool): whether missing self-loops are added, as in
             :class:`.Measure`.
         along (bool): whether signals travel along the edges.
+        directed (bool): whether an edge may go in one direction alone, if
+            none does now. (default: :obj:`False`)
     """
 
     def __init__(
-        self, graph: CSRGraph, self_loops: bool, along: bool = True
+        self,
+        graph: CSRGraph,
+        self_loops: bool,
+        along: bool = True,
+        directed: bool = False,
     ) -> None:
-        self.undirected = graph.is_undirected
+        self.undirected = graph.is_undirected and not directed
         self.self_loops = self_loops
         self.own_loop = torch.zeros(graph.num_nodes, dtype=torch.bool)
         self.own_loop[graph.row[graph.row == graph.col]] = True

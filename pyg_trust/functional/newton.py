@@ -81,6 +81,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from scipy.special import ndtr
 from torch import Tensor
 from tqdm import tqdm
 
@@ -104,6 +105,14 @@ PAPER_GAMMA_2 = {'logistic': 0.25, 'squared': 0.0}
 CURVATURE = {'logistic': 0.25, 'squared': 2.0}
 # Beyond that, noise hides nothing.
 _LARGEST_SHIFT = 20.0
+
+
+def _profile_above(epsilon: float, m: float) -> float:
+    # The profile is a difference of two numbers of the size of the first,
+    # each of which rounds by what its argument does, times that argument.
+    t = epsilon / m
+    hidden = 2**-50 * (1 + t * t) * float(ndtr(m / 2 - t))
+    return gaussian_profile(epsilon, 1 / m) + hidden
 
 
 def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
@@ -160,7 +169,7 @@ def gaussian_budget(epsilon: float, delta: float) -> float:
     # The profile is at most m / sqrt(2 pi).
     low = min(delta, _LARGEST_SHIFT / 2)
     high = 2 * low
-    while gaussian_profile(epsilon, 1 / high) <= delta:
+    while _profile_above(epsilon, high) <= delta:
         low, high = high, 2 * high
         if high > _LARGEST_SHIFT:
             return low
@@ -168,7 +177,7 @@ def gaussian_budget(epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        if gaussian_profile(epsilon, 1 / middle) <= delta:
+        if _profile_above(epsilon, middle) <= delta:
             low = middle
         else:
             high = middle
@@ -198,13 +207,13 @@ def shift_epsilon(m: float, delta: float) -> float:
     low, high = 0.0, m * math.sqrt(2 * math.log(1 / delta)) + m * m / 2
     if m > _LARGEST_SHIFT:
         return high
-    if gaussian_profile(0.0, 1 / m) <= delta:
+    if _profile_above(0.0, m) <= delta:
         return 0.0
     for _ in range(200):
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        if gaussian_profile(middle, 1 / m) <= delta:
+        if _profile_above(middle, m) <= delta:
             high = middle
         else:
             low = middle

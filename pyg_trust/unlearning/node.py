@@ -22,6 +22,7 @@ size that was fixed beforehand. The reference is then to retrain exactly after
 every request, under the same transcript.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ from pyg_trust.unlearning.node_report import (
     NodeUnlearnReport,
     NodeVerifyReport,
 )
-from pyg_trust.unlearning.node_state import NodeState, Settings
+from pyg_trust.unlearning.node_state import Change, NodeState, Settings
 
 NOISES = ('output', 'objective')
 ACCOUNTINGS = ('residual', 'bound')
@@ -103,6 +104,8 @@ class _Model(NamedTuple):
     factor: Factor
     frozen: bool
     releases: int
+    # Whether all noise so far came from the operating system.
+    secure: bool
     # The sum of the squares of what all releases spent.
     transcript: float
     # Steps beyond the few of a fresh factor, since the factor was made.
@@ -125,8 +128,10 @@ class NodeClassifier:
     graph as it is now, for every node, and the released weights.
 
     **What to keep secret:** :meth:`state_dict`, the ledger and the reports.
-    The frozen factor of the Hessian, which no release depends on beyond the
-    bound, is older than the removals until :meth:`flush`; no file holds it.
+    What no release depends on beyond the bound is older than the removals
+    until :meth:`flush`, and in no file that :meth:`save` writes: the frozen
+    factor of the Hessian, how much room the rows of the graph have, what was
+    touched, and with ``features='push'`` what is below the threshold.
 
     **When it is not worth it.** Two hops of a random node reach a large part
     of a graph with hubs. Local updates pay for edges, features and labels,
@@ -353,6 +358,7 @@ class NodeClassifier:
             problem.factor(found.W),
             False,
             releases + 1,
+            self._seed is None,
             spent**2,
         )
         return self
@@ -407,6 +413,7 @@ class NodeClassifier:
             return margin.softmax(1)
         return torch.nn.functional.logsigmoid(margin).softmax(1)
 
+    @synchronized
     def score(self, nodes: Tensor, y: Tensor) -> float:
         """The share of nodes that are classified as their label.
 
@@ -429,22 +436,28 @@ class NodeClassifier:
         ledger = self._empty if self._model is None else self._model.ledger
         return ledger.copy()
 
+    # Data are edited in place: who reads them waits for the end of an edit.
+
     @property
+    @synchronized
     def num_train(self) -> int:
         """The number of training nodes that remain."""
         return self._fitted.data.num_train
 
     @property
+    @synchronized
     def graph(self) -> CSRGraph:
         """What remains of the graph; removed nodes have no edges."""
         return self._fitted.data.graph.to_csr()
 
     @property
+    @synchronized
     def nodes(self) -> Tensor:
         """The names of the nodes that remain: int64."""
         return self._fitted.data.graph.alive.nonzero().view(-1)
 
     @property
+    @synchronized
     def weight(self) -> Tensor:
         """The released weights: float64, ``[d, num_outputs]``, a copy."""
         return self._fitted.weight.clone()
@@ -523,18 +536,18 @@ class NodeClassifier:
 
     @synchronized
     def flush(self) -> 'NodeClassifier':
-        """Makes the secret state a function of what remains.
+        """Makes all but the weights a function of what remains.
 
-        The Hessian is factored anew, rows that were dropped are let go.
-        Weights and release stay.
+        Graph, features and the factor of the Hessian are made anew, as by a
+        :meth:`load`; weights and release stay. It costs the features of a fit.
         """
         model = self._fitted
-        model.data.compact()
-        problem = model.data.problem(PART * self._limit(model.data), model.B)
+        data = model.data.rebuilt()
+        problem = data.problem(PART * self._limit(data), model.B)
         gradient = problem.gradient(model.W)
         factor = problem.factor(model.W)
         self._model = model._replace(
-            gradient=gradient, factor=factor, frozen=False
+            data=data, gradient=gradient, factor=factor, frozen=False, excess=0
         )
         return self
 
@@ -543,7 +556,9 @@ class NodeClassifier:
         """Checks the classifier against what remains.
 
         Computes the features from scratch, measures the residual on them,
-        solves exactly and compares; and looks for what should be gone.
+        solves exactly and compares; tests whether the released weights are
+        that far from those before the noise as it should make them; and looks
+        for what should be gone.
         """
         model = self._fitted
         data = model.data
@@ -561,7 +576,7 @@ class NodeClassifier:
         alike = _labels(fresh.margins(exact.W, every)) == _labels(
             fresh.margins(model.weight, every)
         )
-        bound = self._bound(model)
+        bound, chance = self._bound(model), self._noise_p_value(model)
         leftovers = (*data.leftovers(), *_named(model))
         roots = model.seals.differing(data.blocks())
         if roots:
@@ -570,6 +585,7 @@ class NodeClassifier:
             ok=error <= most
             and upper <= bound
             and distance <= allowed
+            and chance >= noise.LEAST_P_VALUE
             and not leftovers,
             feature_error=error,
             feature_error_bound=most,
@@ -578,6 +594,7 @@ class NodeClassifier:
             bound_holds=upper <= bound,
             distance_to_retrain=distance,
             distance_bound=allowed,
+            noise_p_value=chance,
             agreement=float(alike.double().mean()),
             frozen_factor=model.frozen,
             leftovers=leftovers,
@@ -606,6 +623,7 @@ class NodeClassifier:
             'W': model.W.clone(),
             'weight': model.weight.clone(),
             'releases': model.releases,
+            'secure': model.secure,
         }
 
     @synchronized
@@ -651,6 +669,10 @@ class NodeClassifier:
             ValueError: as :meth:`load_state_dict`.
         """
         self.load_state_dict(files.load(path))
+
+    def __copy__(self) -> 'NodeClassifier':
+        # The data are edited in place: no two objects may share them.
+        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return (
@@ -739,7 +761,7 @@ class NodeClassifier:
             factor = problem.factor(W)
         fresh = factor is not model.factor
         request = part.to_dict()
-        seals = model.seals.replaced(data.blocks(_names(data, part)))
+        seals = model.seals.replaced(data.blocks(_names(change, part)))
         ledger = model.ledger.copy()
         spent = self._spent(data, bound)
         # The residual was measured, or bounded, in full.
@@ -761,6 +783,7 @@ class NodeClassifier:
             frozen=not fresh,
             excess=0 if fresh else excess,
             releases=model.releases + 1,
+            secure=model.secure and self._seed is None,
             transcript=model.transcript + spent**2,
         )
         return new, NodeUnlearnReport(
@@ -782,7 +805,7 @@ class NodeClassifier:
             iterations=iterations,
             noise=self.noise,
             release_std=self.release_std,
-            secure=self._seed is None,
+            secure=new.secure,
             assumptions=self._assumptions(),
             data=seals.root,
             origin=provenance(
@@ -846,6 +869,11 @@ class NodeClassifier:
             return W.clone()
         return W + self._draw(W.shape, release, 0)
 
+    def _noise_p_value(self, model: _Model) -> float:
+        if self.noise == 'objective':
+            return float(torch.equal(model.weight, model.W))
+        return noise.p_value((model.weight - model.W) / self.release_std)
+
     def _nodes(self, nodes: Tensor | None) -> Tensor:
         alive = self._fitted.data.graph.alive
         if nodes is None:
@@ -889,17 +917,8 @@ class NodeClassifier:
             )
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
-        held = state['data']
-        n = held['y'].numel()
-        data = NodeState(
-            self._settings,
-            tuple(state['classes']),
-            CSRGraph.from_edge_index(held['edge_index'], n),
-            held['x'],
-            held['y'],
-            held['alive'],
-            held['featureless'],
-        )
+        held, classes = state['data'], tuple(state['classes'])
+        data = NodeState.from_dict(self._settings, classes, held)
         seals = Seals.of(state['seals'], data.blocks())
         if not ledger.entries or ledger.entries[-1].data != seals.root:
             raise ValueError(
@@ -913,6 +932,7 @@ class NodeClassifier:
             raise ValueError("'state' can't have a 'B' with noise='output'")
         for value in given:
             check_tensor('state', value, torch.float64, shape, finite=True)
+        check_instance('secure', state['secure'], bool)
         W, B = state['W'].clone(), state.get('B')
         problem = data.problem(PART * self._limit(data), B)
         model = _Model(
@@ -927,6 +947,7 @@ class NodeClassifier:
             problem.factor(W),
             False,
             int(state['releases']),
+            state['secure'],
             sum(entry.spent**2 for entry in ledger.entries),
         )
         if not model.gradient.norm.measured <= self._bound(model):
@@ -934,6 +955,11 @@ class NodeClassifier:
                 'the weights of the state are not those of its ledger: their '
                 f'residual is {model.gradient.norm.measured:.6g}, not at most '
                 f'{self._bound(model):.6g}'
+            )
+        if self._noise_p_value(model) < noise.LEAST_P_VALUE:
+            raise ValueError(
+                'the released weights of the state are not its weights with '
+                'their noise: they may be those of an earlier release'
             )
         return model
 
@@ -969,15 +995,13 @@ def _part(request: Any) -> Part:
     return request.parts[0]
 
 
-def _names(data: NodeState, part: Part) -> Tensor:
+def _names(change: Change, part: Part) -> Tensor:
     # Of all nodes of which something held has changed.
     found = {*part.nodes, *part.features, *part.labels}
     for edge in part.arcs:
         found.update(edge)
-    structure = data.structure
-    return torch.cat(
-        [torch.tensor(sorted(found), dtype=torch.int64), structure]
-    ).unique()
+    named = torch.tensor(sorted(found), dtype=torch.int64)
+    return torch.cat([named, change.structure]).unique()
 
 
 def _labels(margin: Tensor) -> Tensor:

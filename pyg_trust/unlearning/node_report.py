@@ -155,6 +155,11 @@ class NodeVerifyReport(Report):
         distance_to_retrain (float): from the weights before the noise to
             those of exact retraining.
         distance_bound (float): what the residual allows it to be.
+        noise_p_value (float): how likely Gaussian noise of the standard
+            deviation :obj:`release_std` is as far from what it has to be as
+            that on the released weights (chi-squared, two-sided); less than
+            1e-9 is not accepted. 1 with ``noise='objective'``, if what is
+            released are the weights.
         agreement (float): the share of the nodes that the released weights
             and exact retraining classify alike.
         frozen_factor (bool): whether the factored Hessian is older than the
@@ -170,6 +175,7 @@ class NodeVerifyReport(Report):
     bound_holds: bool
     distance_to_retrain: float
     distance_bound: float
+    noise_p_value: float
     agreement: float
     frozen_factor: bool
     leftovers: tuple[str, ...]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import report
+from pyg_trust._checks import check_instance
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.heads import (
     GAMMA_1,
@@ -57,11 +58,14 @@ class Change(NamedTuple):
         train_rows (int): those of them that count in the objective.
         gradient (Gradient, optional): at the old weights, on what remains;
             :obj:`None` where it has to be measured.
+        structure (Tensor): int64: nodes whose degree or neighbours changed.
+            It tells what was removed: not to be kept.
     """
 
     rows: int
     train_rows: int
     gradient: Gradient | None
+    structure: Tensor
 
 
 class ColumnProblem(NamedTuple):
@@ -171,6 +175,8 @@ class NodeState:
             there. (default: :obj:`None`)
         featureless (Tensor, optional): bool: whose features were removed.
             (default: :obj:`None`)
+        directed (bool): whether the graph is a directed one, if edges go
+            both ways too. (default: :obj:`False`)
     """
 
     def __init__(
@@ -182,14 +188,15 @@ class NodeState:
         y: Tensor,
         alive: Tensor | None = None,
         featureless: Tensor | None = None,
+        directed: bool = False,
     ) -> None:
         self.settings = settings
         self.classes = classes
         measure = settings.measure
         self.journal = Journal()
-        # Nodes whose degree or neighbours the last edit changed.
-        self.structure = torch.empty(0, dtype=torch.int64)
-        self.graph = DynamicGraph(graph, measure.self_loops, measure.along)
+        self.graph = DynamicGraph(
+            graph, measure.self_loops, measure.along, directed
+        )
         n = graph.num_nodes
         self.featureless = torch.zeros(n, dtype=torch.bool)
         if featureless is not None:
@@ -316,7 +323,6 @@ class NodeState:
         arcs = _edges(part.arcs)
         arcs = arcs[:, self.graph.has_edges(arcs)]
         structure = self.graph.remove(nodes, arcs, self.journal)
-        self.structure = structure
         self.journal.rows(self.featureless, changed)
         self.featureless[changed] = True
         touched = self.levels.update(Edit(structure, changed))
@@ -353,7 +359,7 @@ class NodeState:
             self.Z[kept] = self.levels.rows(self.names[kept])
         if follow is not None:
             follow = self._with(kept, W, follow, self.mu - before)
-        return Change(touched.rows, kept.numel(), follow)
+        return Change(touched.rows, kept.numel(), follow, structure)
 
     def compact(self) -> None:
         """Lets rows go that do not count any more; no way back is noted."""
@@ -523,7 +529,35 @@ class NodeState:
             'y': y,
             'alive': self.graph.alive.clone(),
             'featureless': self.featureless.clone(),
+            'directed': not self.graph.undirected,
         }
+
+    @classmethod
+    def from_dict(
+        cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
+    ) -> 'NodeState':
+        """The state that :meth:`to_dict` has written down, computed anew.
+
+        Args:
+            settings (Settings): what does not depend on the data.
+            classes (tuple[int, ...]): the labels, ascending.
+            held (dict): of :meth:`to_dict`.
+        """
+        check_instance('directed', held['directed'], bool)
+        return cls(
+            settings,
+            classes,
+            CSRGraph.from_edge_index(held['edge_index'], held['y'].numel()),
+            held['x'],
+            held['y'],
+            held['alive'],
+            held['featureless'],
+            held['directed'],
+        )
+
+    def rebuilt(self) -> 'NodeState':
+        """A state that is a function of what remains, and of nothing else."""
+        return self.from_dict(self.settings, self.classes, self.to_dict())
 
 
 def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from scipy.special import gammainc, gammaincc
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -56,7 +55,7 @@ from pyg_trust.ledger import (
     coarse,
     content,
 )
-from pyg_trust.noise import source
+from pyg_trust.noise import LEAST_P_VALUE, p_value, source
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import provenance
 from pyg_trust.transforms import GraphEmbedding, GraphScattering
@@ -77,9 +76,6 @@ from pyg_trust.unlearning.training_graphs import (
 NOISES = ('output', 'objective')
 ACCOUNTINGS = ('residual', 'bound', 'paper')
 ON_EXCEED = ('refine', 'retrain', 'raise')
-
-# Of the test whether released weights have the noise that they should.
-_LEAST_P_VALUE = 1e-9
 
 
 class _Model(NamedTuple):
@@ -590,7 +586,7 @@ class ScatteringClassifier:
             ok=error <= 1e-11 * scale
             and (holds or not self._certified)
             and distance <= allowed
-            and chance >= _LEAST_P_VALUE
+            and chance >= LEAST_P_VALUE
             and sealed
             and not leftovers,
             seeded=model.seed is not None,
@@ -773,10 +769,7 @@ class ScatteringClassifier:
         # Of the squared distance between solution and release.
         if self.noise == 'objective':
             return 1.0
-        drawn = (model.released - model.W) / self.release_std
-        half, count = float(drawn.square().sum()) / 2, drawn.numel() / 2
-        below, above = gammainc(count, half), gammaincc(count, half)
-        return float(min(1.0, 2 * min(below, above)))
+        return p_value((model.released - model.W) / self.release_std)
 
     def _step(
         self,
@@ -923,7 +916,7 @@ class ScatteringClassifier:
         )
         if self.noise == 'output':
             model, _ = self._solved(model, W, progress_bar)
-            if self._noise_p_value(model) < _LEAST_P_VALUE:
+            if self._noise_p_value(model) < LEAST_P_VALUE:
                 raise ValueError(
                     'the weights of the state are not those of its ledger: '
                     'they are not that far from the solution as their noise '

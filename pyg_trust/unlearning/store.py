@@ -35,7 +35,7 @@ class ShardStore:
 
     def __init__(self, folder: str | Path) -> None:
         check_instance('folder', folder, str, Path)
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()
 
     def manifest(self) -> dict[str, Any] | None:
         """What is in force, or :obj:`None` in a folder without it.

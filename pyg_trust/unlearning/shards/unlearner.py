@@ -279,7 +279,8 @@ class ShardedUnlearner(Stateful):
         self.trainer = trainer
         self.num_workers = num_workers
         check_instance('keep_history', keep_history, bool)
-        self.folder = None if folder is None else Path(folder)
+        # Absolute: a change of the working directory is none of the folder.
+        self.folder = None if folder is None else Path(folder).absolute()
         self.keep_history = keep_history
         self._lock = ObjectLock()
         self._aggregator = copy.deepcopy(make_aggregator(aggregator))

@@ -1,0 +1,320 @@
+"""Attacks on unlearning by somebody who has read the code."""
+
+import copy
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+
+from pyg_trust.functional.newton import gaussian_budget, shift_epsilon
+from pyg_trust.removal import Part, RemovalRequest, remove_from_data
+from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    ScatteringClassifier,
+    ShardedUnlearner,
+)
+
+GONE = RemovalRequest(nodes=[3])
+PUSH = {'measure': 'ppr', 'alpha': 0.2, 'features': 'push', 'theta': 1e-2}
+
+
+def network(n: int = 40) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.triu(torch.rand(n, n, generator=generator) < 0.12, 1)
+    return Data(
+        x=torch.rand(n, 5, generator=generator),
+        edge_index=(half | half.t()).nonzero().t().contiguous(),
+        y=torch.arange(n) % 3,
+        train_mask=torch.arange(n) < 30,
+    )
+
+
+def ring(n: int = 20) -> Data:
+    one = torch.arange(n)
+    two = (one + 1) % n
+    return Data(
+        x=torch.rand(n, 3, generator=torch.Generator().manual_seed(0)),
+        edge_index=torch.stack([torch.cat([one, two]), torch.cat([two, one])]),
+        y=one % 2,
+        train_mask=one >= 0,
+    )
+
+
+def scattering() -> ScatteringClassifier:
+    return ScatteringClassifier(GraphScattering(J=2, Q=1, L=2), lam=0.05)
+
+
+def molecules() -> list[Data]:
+    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Data(
+            x=torch.rand(3, 2, generator=generator) / 2 + 0.4 * (i % 2),
+            edge_index=path,
+            y=torch.tensor([i % 2]),
+        )
+        for i in range(12)
+    ]
+
+
+# Acknowledged, and not done ##################################################
+
+
+@pytest.mark.parametrize(
+    'read',
+    [
+        lambda model: model.weight,
+        lambda model: model.num_train,
+        lambda model: model.nodes,
+        lambda model: model.graph,
+        lambda model: model.score(torch.tensor([5]), network().y),
+    ],
+)
+def test_reading_in_another_thread_does_not_undo_a_removal(
+    read: Callable[[NodeClassifier], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A reader took the edit for an interrupted one, and took it back; the
+    # ledger then said that the node was gone.
+    model = NodeClassifier(lam=0.1).fit(network())
+    release, readers, seen = model._release, [], []
+
+    def releasing(W: Tensor, number: int) -> Tensor:
+        reader = threading.Thread(target=lambda: seen.append(read(model)))
+        readers.append(reader)
+        reader.start()
+        reader.join(0.3)
+        return release(W, number)
+
+    monkeypatch.setattr(model, '_release', releasing)
+    model.remove(GONE)
+    for reader in readers:
+        reader.join()
+    assert seen
+    assert 3 not in model.nodes.tolist()
+    assert model.verify().ok
+
+
+def test_the_old_release_is_not_served_as_the_new_one() -> None:
+    model = NodeClassifier(lam=0.1).fit(network())
+    old = model.weight
+    model.remove(RemovalRequest(nodes=[3, 4, 5]))
+    state = model.state_dict()
+    model._model = model._fitted._replace(weight=old)
+    assert not model.verify().ok
+    with pytest.raises(ValueError, match='released weights'):
+        NodeClassifier(lam=0.1).load_state_dict({**state, 'weight': old})
+
+
+def test_a_shallow_copy_is_no_second_name_of_the_data() -> None:
+    model = NodeClassifier(lam=0.1).fit(network())
+    copy.copy(model).remove(GONE)
+    assert 3 in model.nodes.tolist()
+    assert model.verify().ok
+
+
+def test_a_link_to_a_file_does_not_save_the_old_state(tmp_path: Path) -> None:
+    file, link = tmp_path / 'v1' / 'model.pt', tmp_path / 'current.pt'
+    file.parent.mkdir()
+    scattering().fit(molecules()).save(file)
+    link.symlink_to(file)
+    model = scattering()
+    model.load(link)
+    model.remove(RemovalRequest(graphs=[3]))
+    model.save(link)
+    assert link.is_symlink()
+    again = scattering()
+    again.load(file)
+    assert 3 not in again.graphs
+    left = {path.name for path in tmp_path.rglob('*')}
+    assert left == {'v1', 'model.pt', 'current.pt'}
+
+
+def test_a_change_of_directory_does_not_save_the_old_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlearner() -> ShardedUnlearner:
+        return ShardedUnlearner(
+            lambda: GCN(5, 4, 1, 3), num_shards=2, epochs=1, folder='state'
+        )
+
+    monkeypatch.chdir(tmp_path)
+    model = unlearner().fit(network())
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    model.remove(GONE)
+    monkeypatch.chdir(tmp_path)
+    assert len(unlearner().load().ledger.entries) == 2
+    assert os.listdir(tmp_path / 'elsewhere') == []
+
+
+def test_names_that_are_no_integers_are_not_read_as_such() -> None:
+    # list(mask) named nodes 0 and 1, whatever the mask.
+    mask = torch.tensor([False, False, True])
+    for nodes in (list(mask), list(torch.tensor([2.7]))):
+        with pytest.raises(TypeError, match='integers'):
+            RemovalRequest(nodes=nodes)
+        with pytest.raises(TypeError, match='integers'):
+            RemovalRequest(edges=[(nodes[0], nodes[0])])
+    assert RemovalRequest(nodes=list(torch.tensor([2]))).parts[0].nodes == (2,)
+    with pytest.raises(ValueError, match=r"'edges' .* below"):
+        RemovalRequest(edges=[(2**70, 1)])
+
+
+def test_a_directed_edge_can_be_removed_after_a_load() -> None:
+    # What is left may go both ways everywhere, by chance.
+    data = ring()
+    more = torch.tensor([[0], [5]])
+    data.edge_index = torch.cat([data.edge_index, more], dim=1)
+    model = NodeClassifier('ppr', alpha=0.2, levels=2, lam=0.1).fit(data)
+    model.remove(RemovalRequest(edges=[(0, 5)], directed=True))
+    again = NodeClassifier('ppr', alpha=0.2, levels=2, lam=0.1)
+    again.load_state_dict(model.state_dict())
+    again.flush()
+    again.remove(RemovalRequest(edges=[(1, 2)], directed=True))
+    edges = again.graph.to_edge_index()[0].t().tolist()
+    assert [1, 2] not in edges
+    assert [2, 1] in edges
+    assert again.verify().ok
+
+
+def test_the_only_edge_goes_without_the_label() -> None:
+    data = Data(
+        x=torch.rand(3, 1),
+        edge_index=torch.tensor([[0], [1]]),
+        y=torch.tensor([1]),
+    )
+    left = remove_from_data(data, Part(edges=((0, 1),)))
+    assert left.y.tolist() == [1]
+    assert left.edge_index.numel() == 0
+
+
+def test_who_edits_a_report_does_not_spoil_the_ledger(tmp_path: Path) -> None:
+    # The file was written, and could not be read again.
+    model = NodeClassifier(lam=0.1).fit(network())
+    report = model.remove(GONE)
+    report.request.clear()
+    model.save(tmp_path / 'model.pt')
+    again = NodeClassifier(lam=0.1)
+    again.load(tmp_path / 'model.pt')
+    assert again.ledger.entries[-1].request == {'nodes': [3]}
+
+
+# Removed, and still there ####################################################
+
+
+def reachable(found: Any, seen: dict[int, Any]) -> dict[int, Any]:
+    # All objects of a classifier, by way of attributes and containers.
+    if id(found) in seen or isinstance(found, type | str | int | float):
+        return seen
+    seen[id(found)] = found
+    parts: list[Any] = list(getattr(found, '__dict__', {}).values())
+    if isinstance(found, dict):
+        parts += found.values()
+    if isinstance(found, list | tuple):
+        parts += found
+    if callable(found):
+        parts += [c.cell_contents for c in found.__closure__ or ()]
+    for part in parts:
+        if not isinstance(found, Tensor):
+            reachable(part, seen)
+    return seen
+
+
+def integer_tensors(model: NodeClassifier) -> list[list[int]]:
+    # Without the ledger, which names what was removed.
+    data = model._fitted.data
+    return [
+        sorted(value.flatten().tolist())
+        for value in reachable(data, {}).values()
+        if isinstance(value, Tensor) and value.dtype == torch.int64
+    ]
+
+
+def test_no_list_of_the_neighbours_of_a_removed_node_is_left() -> None:
+    data = network()
+    row, col = data.edge_index
+    neighbours = sorted([3, *col[row == 3].tolist()])
+    model = NodeClassifier(lam=0.1).fit(data)
+    model.remove(GONE)
+    assert neighbours not in integer_tensors(model)
+
+
+@pytest.mark.parametrize('arguments', [{}, PUSH])
+def test_flushed_data_do_not_tell_removed_nodes_apart(
+    arguments: dict[str, Any],
+) -> None:
+    # Two nodes that differ in features, degree and neighbours.
+    other = network()
+    other.x[3] = torch.tensor([9.0, 1, 2, 3, 4])
+    keep = ~(other.edge_index == 3).any(0)
+    edge = torch.tensor([[3, 30], [30, 3]])
+    other.edge_index = torch.cat([other.edge_index[:, keep], edge], dim=1)
+    held = []
+    for data in (network(), other):
+        model = NodeClassifier(lam=0.1, **arguments).fit(data)
+        model.remove(GONE)
+        model.flush()
+        assert model.verify().ok
+        assert not model.verify().frozen_factor
+        tensors = [
+            value
+            for value in reachable(model._fitted.data, {}).values()
+            if isinstance(value, Tensor)
+        ]
+        held.append(tensors)
+    assert len(held[0]) == len(held[1]) > 10
+    for one, two in zip(*held, strict=True):
+        assert torch.equal(one, two)
+
+
+# Promised, and not so ########################################################
+
+
+@pytest.mark.parametrize('noise', ['output', 'objective'])
+def test_a_known_seed_is_not_laundered_by_a_file(
+    noise: str, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {
+        'lam': 0.1,
+        'noise': noise,
+        'release_std': 1e-4 if noise == 'output' else 0.1,
+    }
+    seeded = NodeClassifier(seed=0, **arguments).fit(network())
+    seeded.save(tmp_path / 'model.pt')
+    model = NodeClassifier(**arguments)
+    model.load(tmp_path / 'model.pt')
+    report = model.remove(GONE)
+    assert report.secure is False
+    assert report.guarantee().promise.startswith('not private')
+    assert model.fit(network()).remove(GONE).secure is True
+
+
+def profile_above(epsilon: float, m: float, delta: float) -> bool:
+    # Whether the profile of the Gaussian mechanism is more than delta, in 80
+    # digits.
+    mpmath = pytest.importorskip('mpmath')
+    with mpmath.workdps(80):
+        e, m = mpmath.mpf(epsilon), mpmath.mpf(m)
+        low, high = -m / 2 - e / m, m / 2 - e / m
+        profile = mpmath.ncdf(high) - mpmath.exp(e) * mpmath.ncdf(low)
+        return bool(profile > mpmath.mpf(delta) * (1 + mpmath.mpf(2) ** -48))
+
+
+@pytest.mark.parametrize('delta', [1e-100, 1e-30, 1e-12, 1e-4, 0.3])
+def test_rounding_does_not_lower_an_epsilon(delta: float) -> None:
+    for m in (1e-12, 1e-8, 1e-5, 3e-4, 0.01, 0.3, 1.0, 19.9, 20.1, 100.0):
+        epsilon = shift_epsilon(m, delta)
+        assert math.isfinite(epsilon)
+        assert not profile_above(epsilon, m, delta)
+    for epsilon in (1e-6, 1e-3, 0.1, 1.0, 10.0, 700.0):
+        m = gaussian_budget(epsilon, delta)
+        assert not profile_above(epsilon, m, delta)
