@@ -206,6 +206,7 @@ class PrivacyEngine(Single):
         self._ledger_path = ledger
         self._ledger_head = ledger_head
         self._leaks: list[str] = []
+        self._paid: Counter[tuple[float, float]] = Counter()
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
@@ -470,6 +471,7 @@ class PrivacyEngine(Single):
                 lambda: self.steps,
                 self._allowed,
                 data_loader.check_batch,
+                self._choose,
             ),
         )
         # From here on nothing is refused, and nothing can be interrupted but
@@ -521,6 +523,12 @@ class PrivacyEngine(Single):
         """The accountant; it is there once a loader is known."""
         if self._accountant is None:
             raise RuntimeError('call make_private first')
+        spent = _lines(self._accountant)
+        if any(spent[line] < count for line, count in self._paid.items()):
+            raise RuntimeError(
+                'the account has lost what was spent: it can grow, and '
+                'nothing is taken back'
+            )
         return self._accountant
 
     @property
@@ -639,6 +647,7 @@ class PrivacyEngine(Single):
         self.accountant.step(
             noise_multiplier=self.noise_multiplier, sample_rate=rate
         )
+        self._paid = _lines(self.accountant)
         if not all(bool(total.isfinite().all()) for total in sums):
             raise RuntimeError(
                 'a clipped sum is not finite, which is an error in pyg_trust; '
@@ -910,6 +919,14 @@ class PrivacyEngine(Single):
                 ledger=self._ledger_path is not None,
             ),
         )
+
+
+def _lines(accountant: WORAccountant) -> Counter[tuple[float, float]]:
+    # How many steps there were with each noise and rate.
+    found: Counter[tuple[float, float]] = Counter()
+    for multiplier, rate, count in accountant.history:
+        found[multiplier, rate] += count
+    return found
 
 
 def _positive(name: str, value: float) -> float:

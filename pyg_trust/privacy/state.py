@@ -82,7 +82,8 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     pins = engine._training_step().pins
     try:
         try:
-            optimizer.load_state_dict(deepcopy(state['optimizer']))
+            optimizer.optimizer.load_state_dict(deepcopy(state['optimizer']))
+            optimizer.hold()
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"the state's 'optimizer' does not fit: {error}"
@@ -103,7 +104,8 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         pins.hold()
     except BaseException:
         # What was paid stays paid.
-        optimizer.load_state_dict(before)
+        optimizer.optimizer.load_state_dict(before)
+        optimizer.hold()
         pins.release()
         model.module.load_state_dict(weights)
         pins.hold()
