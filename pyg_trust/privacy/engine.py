@@ -207,6 +207,7 @@ class PrivacyEngine(Single):
         self._ledger_head = ledger_head
         self._leaks: list[str] = []
         self._paid: Counter[tuple[float, float]] = Counter()
+        self._paid_pure = 0.0
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
@@ -524,12 +525,18 @@ class PrivacyEngine(Single):
         if self._accountant is None:
             raise RuntimeError('call make_private first')
         spent = _lines(self._accountant)
-        if any(spent[line] < count for line, count in self._paid.items()):
+        lost = any(spent[line] < n for line, n in self._paid.items())
+        if lost or self._accountant.pure_epsilon < self._paid_pure:
             raise RuntimeError(
                 'the account has lost what was spent: it can grow, and '
                 'nothing is taken back'
             )
         return self._accountant
+
+    def _note_spent(self) -> None:
+        # It is not to become less, whoever has the account.
+        self._paid = _lines(self.accountant)
+        self._paid_pure = self.accountant.pure_epsilon
 
     @property
     def noise_multiplier(self) -> float:
@@ -647,7 +654,7 @@ class PrivacyEngine(Single):
         self.accountant.step(
             noise_multiplier=self.noise_multiplier, sample_rate=rate
         )
-        self._paid = _lines(self.accountant)
+        self._note_spent()
         if not all(bool(total.isfinite().all()) for total in sums):
             raise RuntimeError(
                 'a clipped sum is not finite, which is an error in pyg_trust; '
@@ -743,6 +750,7 @@ class PrivacyEngine(Single):
             if self._ledger is not None:
                 self._ledger.record_pure(epsilon)
             accountant.spend_pure(epsilon)
+            self._note_spent()
             return private_quantile(
                 norms,
                 percentile / 100,
@@ -819,6 +827,7 @@ class PrivacyEngine(Single):
                     self._fresh_noise()
             self._ledger, self._data = ledger, data
             self._accountant = accountant
+            self._note_spent()
         except BaseException:
             # Whoever tries again needs the lock.
             if ledger is not None:

@@ -228,8 +228,9 @@ class Followed(Tensor):
         why = _reason(func, given, owners, watch)
         if written:
             if not all(t._is_name for t in given):
-                for t in written:
-                    t._memory.written = True  # type: ignore[attr-defined]
+                for target in written:
+                    assert isinstance(target, Followed)
+                    target._memory.written = True
             _write(written, owners, why, watch)
         return _wrap(func, out, owners, watch, given, why, args, kwargs)
 

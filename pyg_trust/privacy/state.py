@@ -95,6 +95,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
             if more > 0:
                 engine._ledger.record_pure(more)
         engine.accountant.load_state_dict(ahead.state_dict())
+        engine._note_spent()
         engine._limit = None
         # Before there are weights that may have seen the present one.
         engine._fresh_noise()
