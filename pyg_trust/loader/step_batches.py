@@ -213,7 +213,7 @@ class StepLoader(NodeLoader):
             ValueError: if it does not.
         """
 
-    def check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
+    def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
         """Makes sure that a batch holds the units that were drawn.
 
         Args:

@@ -83,7 +83,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     try:
         try:
             optimizer.optimizer.load_state_dict(deepcopy(state['optimizer']))
-            optimizer.hold()
+            optimizer._hold()
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"the state's 'optimizer' does not fit: {error}"
@@ -106,7 +106,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     except BaseException:
         # What was paid stays paid.
         optimizer.optimizer.load_state_dict(before)
-        optimizer.hold()
+        optimizer._hold()
         pins.release()
         model.module.load_state_dict(weights)
         pins.hold()

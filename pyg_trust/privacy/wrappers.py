@@ -453,7 +453,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self.optimizer = optimizer
         self._step = step
         self._made = True
-        self.hold()
+        self._hold()
 
     def step(self, closure: Any = None) -> Any:
         """Adds noise and moves the parameters.
@@ -483,10 +483,10 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self._check_state()
         if self._step.finish():
             self._step.move(self.optimizer.step)
-            self.hold()
+            self._hold()
         return loss
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         """Takes the state as it is."""
         self._held = self._tensors()
 
@@ -562,7 +562,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """Loads the state of the optimizer inside."""
         self.optimizer.load_state_dict(state_dict)
-        self.hold()
+        self._hold()
         self._step.states_loaded += 1
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -641,7 +641,7 @@ class PrivateLoader(Single):
             size = batches.chunk_size or batches.batch_size
             for part in self._drawn(step).split(size):
                 batch = next(iterator)
-                self.loader.check_drawn(batch, step, part)
+                self.loader._check_drawn(batch, step, part)
                 owner, count = self._check(batch, step)
                 device = self._step.parameters[0].device
                 batch = batch.to(device)
