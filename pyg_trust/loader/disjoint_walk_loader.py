@@ -329,6 +329,9 @@ class DisjointWalkLoader(StepLoader):
     def _write(self, step: int, index: Tensor) -> list[int]:
         return _write(self._select(step, index))
 
+    def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
+        return 'n_id', self._select(step, index).node
+
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Makes a batch of what the batch sampler has drawn."""
         walks = _read(index, self._position.device)

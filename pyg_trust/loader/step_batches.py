@@ -213,6 +213,32 @@ class StepLoader(NodeLoader):
             ValueError: if it does not.
         """
 
+    def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
+        """Makes sure that a batch holds the units that were drawn.
+
+        Args:
+            batch (Data): a batch, or a part of one, after ``transform``.
+            step (int): the step, counted from 0 through all epochs.
+            index (Tensor): int64: the units.
+
+        Raises:
+            ValueError: if it holds others.
+        """
+        name, want = self._mark(step, index)
+        found = batch.get(name) if isinstance(batch, Data) else None
+        if not isinstance(found, Tensor) or not torch.equal(
+            found.cpu().sort().values, want.cpu().sort().values
+        ):
+            raise ValueError(
+                'a batch needs to hold the units that were drawn for it, '
+                f"which '{name}' tells: is there a 'transform' that returns "
+                'another one?'
+            )
+
+    def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
+        # What tells units apart in a batch.
+        return 'input_id', index
+
     def untransformed(self, index: list[int]) -> Any:
         """A batch before the loader's ``transform``.
 

@@ -206,6 +206,8 @@ class PrivacyEngine(Single):
         self._ledger_path = ledger
         self._ledger_head = ledger_head
         self._leaks: list[str] = []
+        self._paid: Counter[tuple[float, float]] = Counter()
+        self._paid_pure = 0.0
         self._ledger: PrivacyLedger | None = None
         self._training: PrivateTraining | None = None
         self._limit: tuple[float, int, int] | None = None
@@ -470,6 +472,7 @@ class PrivacyEngine(Single):
                 lambda: self.steps,
                 self._allowed,
                 data_loader.check_batch,
+                self._choose,
             ),
         )
         # From here on nothing is refused, and nothing can be interrupted but
@@ -521,7 +524,19 @@ class PrivacyEngine(Single):
         """The accountant; it is there once a loader is known."""
         if self._accountant is None:
             raise RuntimeError('call make_private first')
+        spent = _lines(self._accountant)
+        lost = any(spent[line] < n for line, n in self._paid.items())
+        if lost or self._accountant.pure_epsilon < self._paid_pure:
+            raise RuntimeError(
+                'the account has lost what was spent: it can grow, and '
+                'nothing is taken back'
+            )
         return self._accountant
+
+    def _note_spent(self) -> None:
+        # It is not to become less, whoever has the account.
+        self._paid = _lines(self.accountant)
+        self._paid_pure = self.accountant.pure_epsilon
 
     @property
     def noise_multiplier(self) -> float:
@@ -639,6 +654,7 @@ class PrivacyEngine(Single):
         self.accountant.step(
             noise_multiplier=self.noise_multiplier, sample_rate=rate
         )
+        self._note_spent()
         if not all(bool(total.isfinite().all()) for total in sums):
             raise RuntimeError(
                 'a clipped sum is not finite, which is an error in pyg_trust; '
@@ -734,6 +750,7 @@ class PrivacyEngine(Single):
             if self._ledger is not None:
                 self._ledger.record_pure(epsilon)
             accountant.spend_pure(epsilon)
+            self._note_spent()
             return private_quantile(
                 norms,
                 percentile / 100,
@@ -810,6 +827,7 @@ class PrivacyEngine(Single):
                     self._fresh_noise()
             self._ledger, self._data = ledger, data
             self._accountant = accountant
+            self._note_spent()
         except BaseException:
             # Whoever tries again needs the lock.
             if ledger is not None:
@@ -910,6 +928,14 @@ class PrivacyEngine(Single):
                 ledger=self._ledger_path is not None,
             ),
         )
+
+
+def _lines(accountant: WORAccountant) -> Counter[tuple[float, float]]:
+    # How many steps there were with each noise and rate.
+    found: Counter[tuple[float, float]] = Counter()
+    for multiplier, rate, count in accountant.history:
+        found[multiplier, rate] += count
+    return found
 
 
 def _positive(name: str, value: float) -> float:

@@ -41,6 +41,7 @@ from pyg_trust.privacy.owners import (
     is_mixed,
     join,
     owners_after,
+    reduce,
     tensors_of_tree,
 )
 
@@ -63,6 +64,8 @@ class Watch:
         self.live = True
         #: Whether labels were left out of a mean.
         self.ignored = False
+        #: An operation that has raised an error, if one has.
+        self.failed: str | None = None
 
 
 class _Memory:
@@ -70,6 +73,10 @@ class _Memory:
     def __init__(self) -> None:
         self.views = 0
         self.spoiled: _Why | None = None
+        # Whether something else than names was written over it.
+        self.written = False
+        # Whether these are labels of the batch, as they came.
+        self.is_label = False
 
 
 class _Why:
@@ -91,9 +98,7 @@ class Followed(Tensor):
     _watch: Watch
     _memory: _Memory
     _why: _Why | None
-    # Numbers of nodes, that are public: they may be read, but what is looked
-    # up by them belongs to the row.
-    _is_name: bool
+    _named: bool
 
     @staticmethod
     def __new__(
@@ -121,13 +126,23 @@ class Followed(Tensor):
         self._memory = _Memory() if memory is None else memory
         self._memory.views += 1
         self._why = why
-        self._is_name = is_name
+        self._named = is_name
         return self
 
+    @property
+    def _is_name(self) -> bool:
+        # Numbers of nodes, that are public: they may be read, but what is
+        # looked up by them belongs to the row.
+        return self._named and not self._memory.written
+
     def __repr__(self) -> str:  # type: ignore[override]
+        if self._watch.live and not self._is_name:
+            return f'tensor(..., size={list(self.shape)}, {_LATER})'
         return repr(self._value)
 
     def __format__(self, spec: str) -> str:
+        if self._watch.live and not self._is_name:
+            return repr(self)
         return format(self._value, spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -189,20 +204,58 @@ class Followed(Tensor):
                 'rows of the batch (make that with zeros_like or ones_like '
                 'of one that has, or write after loss.backward())'
             )
-        out = func(*values, **named)
+        try:
+            out = func(*values, **named)
+        except Exception:
+            # That it failed tells of the numbers.
+            if not all(t._is_name for t in given):
+                watch.failed = base_name(func)
+            raise
         if not watch.live:
             return _wrap_earlier(out, watch, args, kwargs)
 
         def owner_of(value: Any) -> Owner:
             return _owner(value, watch)
 
+        if base_name(func) in _EMPTY:
+            # Memory may hold what was private before it was freed.
+            out.zero_()
         owners = owners_after(func, args, kwargs, out, owner_of, _plain)
+        if written and not owners:
+            # Nothing is returned by what changes lists of tensors.
+            every = tensors_of_tree([*args, *kwargs.values()])
+            owners = [join(*(reduce(owner_of(t)) for t in every))]
         why = _reason(func, given, owners, watch)
         if written:
+            if not all(t._is_name for t in given):
+                for target in written:
+                    assert isinstance(target, Followed)
+                    target._memory.written = True
             _write(written, owners, why, watch)
-        return _wrap(out, owners, watch, given, why, args, kwargs)
+        return _wrap(func, out, owners, watch, given, why, args, kwargs)
 
 
+_LATER = 'to be read after loss.backward()'
+_EMPTY = ('empty_like', 'new_empty', 'new_empty_strided')
+# They see memory in another way, that the tensor does not know of.
+_MEMORY = ('set', 'resize', 'resize_as')
+# How many random numbers they draw depends on what they are given.
+_RANDOM = (
+    'poisson',
+    'binomial',
+    'multinomial',
+    '_standard_gamma',
+    '_sample_dirichlet',
+)
+# Labels stay labels.
+_KEPT = (
+    'index',
+    'index_select',
+    '_to_copy',
+    'clone',
+    'where',
+    'masked_fill',
+)
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _ESCAPES: frozenset[Any] = frozenset(
@@ -256,15 +309,15 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
             not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.dim() == 0
-            or name in _STRUCTURE
-            or name.endswith('mask')
-            or 'index' in name
+            or (is_structure(name) and name not in _NAMES)
         ):
             continue
         if value.size(0) == owner.numel() and batch.is_node_attr(name):
             out[name] = follow(value, owner, watch, name in _NAMES)
+            out[name]._memory.is_label = name == 'y'
         elif value.size(0) == count and not name.startswith('edge'):
             out[name] = follow(value, units, watch, name in _NAMES)
+            out[name]._memory.is_label = name == 'y'
         elif (
             isinstance(edges, Tensor)
             and edges.layout == torch.strided
@@ -272,6 +325,15 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
         ):
             out[name] = follow(value, owner[edges[0]], watch)
     return out
+
+
+def is_structure(name: str) -> bool:
+    """Whether an attribute of a batch is public by its name."""
+    return (
+        name in (*_STRUCTURE, *_NAMES)
+        or name.endswith('mask')
+        or 'index' in name
+    )
 
 
 def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
@@ -290,6 +352,11 @@ def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
         _refuse(
             'a gradient came back that was not computed from the outputs of '
             'the model'
+        )
+    if watch.failed is not None:
+        _refuse(
+            f"'{watch.failed}' has raised an error, which may depend on their "
+            'values'
         )
     assert isinstance(grad, Followed)
     owner = _owner(grad, watch)
@@ -353,9 +420,18 @@ def _check_stays(
     kwargs: dict[str, Any],
     given: list[Followed],
 ) -> None:
-    if _is_harmless(func) or all(t._is_name for t in given):
+    if all(t._is_name for t in given) and base_name(func) not in _MEMORY:
         return
     name = base_name(func)
+    if name in _MEMORY:
+        _refuse(f"'{name}_' exchanges their memory")
+    if name in _RANDOM:
+        _refuse(
+            f"'{name}' draws a number of random numbers that depends on their "
+            'values'
+        )
+    if _is_harmless(func):
+        return
     if torch.Tag.dynamic_output_shape not in func.tags:
         what = {'_local_scalar_dense': 'item, float, int or bool'}
         _refuse(
@@ -462,6 +538,7 @@ def _write(
 
 
 def _wrap(
+    func: Any,
     out: Any,
     owners: list[Owner],
     watch: Watch,
@@ -473,6 +550,12 @@ def _wrap(
     queue = list(owners)
     every = tensors_of_tree([*args, *kwargs.values()])
     is_name = len(every) == len(given) and all(t._is_name for t in given)
+    is_label = (
+        len(given) == 1
+        and base_name(func) in _KEPT
+        and given[0]._memory.is_label
+        and not given[0]._memory.written
+    )
     same = {id(t._value): t for t in given}
     memories = {
         t._value.untyped_storage().data_ptr(): t._memory
@@ -490,7 +573,9 @@ def _wrap(
                 _refuse('it is sparse')
             if value.layout == torch.strided and value.numel():
                 memory = memories.get(value.untyped_storage().data_ptr())
-            return Followed(value, owner, watch, memory, why, is_name)
+            made = Followed(value, owner, watch, memory, why, is_name)
+            made._memory.is_label |= is_label
+            return made
         if isinstance(value, tuple | list):
             return type(value)(visit(item) for item in value)
         return value
@@ -521,7 +606,8 @@ def _without_ignored(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
     # A mean over labels that are not ignored divides by their number, which
-    # is public: it is a mask. None where torch's own is the same.
+    # is public, if they are labels of the batch: it is a mask. None where
+    # torch's own is the same, or has to be followed.
     known = ('input', 'target', 'weight')
     got = {**dict(zip(known, args, strict=False)), **kwargs}
     for name in ('size_average', 'reduce'):
@@ -537,6 +623,8 @@ def _without_ignored(
         or not isinstance(target, Followed)
         or target.is_floating_point()
         or not target._watch.live
+        or not target._memory.is_label
+        or target._memory.written
     ):
         return None
     kept = target._value != got.get('ignore_index', -100)

@@ -6,6 +6,7 @@ from torch import nn
 from tqdm import tqdm
 
 from pyg_trust.loader import StepLoader
+from pyg_trust.privacy.flow import Watch, follow, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.validation import Criterion, Forward, find_call
 
@@ -41,11 +42,17 @@ def gradient_norms(
         tape_of = SubgraphGradients(module).record(owner, count)
         with torch.enable_grad(), tape_of as tape:
             out = call(module, batch)
-        leaf = out.detach()[:count].requires_grad_()
+        # The norm of a unit is to be a function of its own rows.
+        watch, units = Watch(), owner[:count]
+        if out.size(0) != owner.numel():
+            units = torch.arange(count, device=device)
+        leaf = follow(out.detach()[:count], units, watch).requires_grad_()
+        target = follow(batch.y[:count], units, watch)
         with torch.enable_grad():
-            loss = criterion(leaf, batch.y[:count]) * count
+            loss = criterion(leaf, target)
+        (found_grad,) = torch.autograd.grad(loss, leaf)
         grad = torch.zeros_like(out)
-        grad[:count] = torch.autograd.grad(loss, leaf)[0]
+        grad[:count] = gradient(found_grad, units, watch) * count
         rows = owner
         if out.size(0) != owner.numel():
             rows = torch.arange(count, device=device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyg_trust.privacy.rows import FAILURES, names
 
 PUBLIC, MIXED = 0, 2**31 - 1
+_MASKS = (torch.bool, torch.uint8)
 
 Owner = Tensor | None
 OwnerOf = Callable[[Any], Owner]
@@ -377,7 +378,7 @@ def _scatter(
     value_of: Any,
 ) -> Owner:
     index = got['index']
-    source = got.get('src', got.get('source'))
+    source = got.get('src', got.get('source', got.get('value')))
     own, dim = of(got['self']), got['dim'] % max(1, got['self'].dim())
     given = of(source) if isinstance(source, Tensor) else None
     place, of_index = value_of(index), of(index)
@@ -439,13 +440,13 @@ def _by_private(
         private = of(index)
         value = value_of(index)
         if private is not None:
-            if value.dtype in (torch.bool, torch.uint8):
+            if value.dtype in _MASKS:
                 raise ValueError('a mask of private values')
             by.append(private)
             owner = reduce(owner, [dim], keepdim=True)
             value = torch.zeros_like(value)
         places.append(value)
-        dim += value.dim() if value.dtype == torch.bool else 1
+        dim += value.dim() if value.dtype in _MASKS else 1
     return owner, by, tuple(places)
 
 
@@ -492,7 +493,7 @@ def _index_put(
     for index in indices:
         if index is not None and of(index) is not None:
             size[dim] = 1
-        is_mask = index is not None and index.dtype == torch.bool
+        is_mask = index is not None and index.dtype in _MASKS
         dim += index.dim() if is_mask else 1
     count = 1
     for n in size:

@@ -1,5 +1,7 @@
 """The model as the last private step left it, to notice other hands."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +57,8 @@ class Pins:
         if self._find_layers() != self._layers:
             raise ValueError(
                 "'module' needs to keep its layers: one was added, removed or "
-                'replaced after make_private, and was not looked at'
+                'replaced after make_private, or got a hook or another '
+                'forward, and was not looked at'
             )
         trained = [p for p in self.module.parameters() if p.requires_grad]
         if {id(p) for p in trained} != self._trained:
@@ -114,5 +117,23 @@ class Pins:
             )
         return notes
 
-    def _find_layers(self) -> list[tuple[str, int]]:
-        return [(name, id(m)) for name, m in self.module.named_modules()]
+    def _find_layers(self) -> list[tuple[Any, ...]]:
+        return [
+            (name, id(m), type(m), vars(m).get('forward'), *_hooks(m))
+            for name, m in self.module.named_modules()
+        ]
+
+
+def _hooks(layer: nn.Module) -> list[Any]:
+    # Whatever else is called with what a layer reads or returns.
+    tables = (
+        layer._forward_pre_hooks,
+        layer._forward_hooks,
+        layer._backward_pre_hooks,
+        layer._backward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_backward_pre_hooks,
+        nn.modules.module._global_backward_hooks,
+    )
+    return [tuple(table.values()) for table in tables]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust.privacy.draws import DrawsBySubgraph, NoDropout
+from pyg_trust.privacy.flow import is_structure
 from pyg_trust.privacy.validation import (
     Forward,
     features_of,
@@ -166,6 +167,9 @@ def check_transform(
         for name in dict.fromkeys([*first.keys(), *second.keys()]):
             one, two = first.get(name), second.get(name)
             rows = _rows_of(first, name, one, owner, count)
+            told = not by_unit and is_structure(name)
+            if told and _is_tensor(one) and name != 'edge_index':
+                rows = None
             if rows is not None and _is_tensor(two) and len(two) == len(rows):
                 one, two = one[half[rows]], two[half[rows]]
             if not _equal(one, two):
@@ -229,6 +233,14 @@ def _equal(one: Any, two: Any) -> bool:
         return same(one, two)
     if isinstance(one, int | float | str | bool | None):
         return bool(one == two)
+    if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
+        return np.array_equal(one, two)
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(
+            _equal(value, two[key]) for key, value in one.items()
+        )
     return type(one) is type(two)
 
 

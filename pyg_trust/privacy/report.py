@@ -164,6 +164,9 @@ def assumptions(
         'buffers and attributes of the model hold nothing of private data '
         '(tables with a row per node, and what is looked up by names or '
         'places of nodes, are refused)',
+        'the model treats subgraphs apart on every data, as it did on the '
+        'random features that it was tested with, and its attributes and code '
+        'stay as they were then',
         'the loss reads private data by the batch and the outputs alone, and '
         'carries nothing private from step to step: what it does with them '
         'is followed at every step, and refused if subgraphs meet',

@@ -82,7 +82,8 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     pins = engine._training_step().pins
     try:
         try:
-            optimizer.load_state_dict(deepcopy(state['optimizer']))
+            optimizer.optimizer.load_state_dict(deepcopy(state['optimizer']))
+            optimizer._hold()
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"the state's 'optimizer' does not fit: {error}"
@@ -94,6 +95,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
             if more > 0:
                 engine._ledger.record_pure(more)
         engine.accountant.load_state_dict(ahead.state_dict())
+        engine._note_spent()
         engine._limit = None
         # Before there are weights that may have seen the present one.
         engine._fresh_noise()
@@ -103,7 +105,8 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         pins.hold()
     except BaseException:
         # What was paid stays paid.
-        optimizer.load_state_dict(before)
+        optimizer.optimizer.load_state_dict(before)
+        optimizer._hold()
         pins.release()
         model.module.load_state_dict(weights)
         pins.hold()

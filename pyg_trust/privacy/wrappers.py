@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
+from pyg_trust.loader.step_batches import Choice
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.pins import Pins
@@ -35,6 +36,7 @@ from pyg_trust.privacy.validation import (
     check_gradients,
     check_isolation,
     check_output,
+    same,
     snapshot,
 )
 
@@ -73,6 +75,7 @@ class PrivateStep:
         self.public = tuple(public)
         self.trust_loss = trust_loss
         self.ignored = False
+        self.states_loaded = 0
         self.by_unit = False
         self.gradients = gradients
         self.module = gradients.module
@@ -110,6 +113,12 @@ class PrivateStep:
                 f'DECLARED PUBLIC: {", ".join(self.public)} of the model, '
                 'which are not protected'
             )
+        if self.states_loaded:
+            notes.append(
+                'the state of the optimizer was loaded from elsewhere '
+                f'{self.states_loaded} times; it was released by this '
+                'training before, or is public'
+            )
         if self.ignored:
             notes.append(
                 'which labels are ignored (ignore_index) counts as public, as '
@@ -140,7 +149,9 @@ class PrivateStep:
             Data: the batch to hand out, in which rows are followed.
         """
         self._drop_tape()
-        self._plain = batch
+        # Whoever writes into what is handed out does not change these.
+        self._plain = batch.clone()
+        owner = owner.clone()
         self._watch = Watch()
         if not self.trust_loss:
             batch = follow_batch(batch, owner, count, self._watch)
@@ -235,6 +246,9 @@ class PrivateStep:
             )
         assert self._out is not None
         out, count = self._out, self._count
+        # An interrupt from here on ends the step: nothing is added twice, and
+        # after a refusal, which tells of the data, no other loss is tried.
+        self._stage = 'interrupted'
         owner = self._rows(out)
         if not self.trust_loss:
             grad = gradient(grad, owner, self._watch)
@@ -245,8 +259,6 @@ class PrivateStep:
         norm = self.max_grad_norm * (1 - _MARGIN)
         clipped = self._tape.clipped_sum(out, grad, norm, output_owner=owner)
         sums = [clipped.sums[name].double() for name in self._names]
-        # An interrupt from here on ends the step: nothing is added twice.
-        self._stage = 'interrupted'
         if self._sums is not None:
             sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
         self._sums = sums
@@ -443,6 +455,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self.optimizer = optimizer
         self._step = step
         self._made = True
+        self._hold()
 
     def step(self, closure: Any = None) -> Any:
         """Adds noise and moves the parameters.
@@ -468,9 +481,47 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
             check_callable('closure', closure)
             with torch.enable_grad():
                 loss = closure()
+        self._check_hooks()
+        self._check_state()
         if self._step.finish():
             self._step.move(self.optimizer.step)
+            self._hold()
         return loss
+
+    def _hold(self) -> None:
+        """Takes the state as it is."""
+        self._held = self._tensors()
+
+    def _tensors(self) -> list[tuple[Any, str, Tensor]]:
+        return [
+            (parameter, name, value.detach().clone())
+            for parameter, values in self.optimizer.state.items()
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        ]
+
+    def _check_state(self) -> None:
+        now = self._tensors()
+        if len(now) != len(self._held) or not all(
+            one[0] is other[0]
+            and one[1] == other[1]
+            and same(one[2], other[2].to(one[2].device))
+            for one, other in zip(now, self._held, strict=True)
+        ):
+            raise RuntimeError(
+                'the state of the optimizer was changed since the last '
+                'private step: it may hold private data without noise, and '
+                'moves the weights. Load a state that was released with '
+                'load_state_dict'
+            )
+
+    def _check_hooks(self) -> None:
+        inner = self.optimizer
+        if inner._optimizer_step_pre_hooks or inner._optimizer_step_post_hooks:
+            raise ValueError(
+                "'optimizer' needs to be without hooks, which could exchange "
+                'noisy gradients: register them with the private optimizer'
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, which is always to set them to None."""
@@ -513,6 +564,8 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """Loads the state of the optimizer inside."""
         self.optimizer.load_state_dict(state_dict)
+        self._hold()
+        self._step.states_loaded += 1
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Is refused: the parameters are those checked in the beginning."""
@@ -554,6 +607,7 @@ class PrivateLoader(Single):
         allowed (callable): whether a step may still be taken.
         check (callable): checks a batch of a step; returns the subgraph of
             each node and their number.
+        choose (callable): what draws the batches.
     """
 
     def __init__(
@@ -563,12 +617,14 @@ class PrivateLoader(Single):
         position: Callable[[], int],
         allowed: Callable[[int], bool],
         check: Callable[[Data, int], tuple[Tensor, int]],
+        choose: Choice,
     ) -> None:
         self.loader = loader
         self._step = step
         self._position = position
         self._allowed = allowed
         self._check = check
+        self._choose = choose
         self._turn = 0
 
     def __iter__(self) -> Iterator[Data]:
@@ -576,7 +632,6 @@ class PrivateLoader(Single):
         turn = self._turn
         batches = self.loader.batch_sampler
         batches.position = first = self._position()
-        chunks = len(batches) // batches.num_steps
         self._step.reset()
         iterator: Iterator[Data] | None = None
         for step in range(first, first + batches.num_steps):
@@ -585,8 +640,10 @@ class PrivateLoader(Single):
             batches.forget(self._position())
             if iterator is None:
                 iterator = iter(self.loader)
-            for _ in range(chunks):
+            size = batches.chunk_size or batches.batch_size
+            for part in self._drawn(step).split(size):
                 batch = next(iterator)
+                self.loader._check_drawn(batch, step, part)
                 owner, count = self._check(batch, step)
                 device = self._step.parameters[0].device
                 batch = batch.to(device)
@@ -603,6 +660,15 @@ class PrivateLoader(Single):
                         'leave some out depending on the data is not '
                         'accounted for'
                     )
+
+    def _drawn(self, step: int) -> Tensor:
+        batches = self.loader.batch_sampler
+        if batches.choose != self._choose:
+            raise RuntimeError(
+                'the private loader needs the batches that its engine draws '
+                "('batch_sampler.choose' was exchanged)"
+            )
+        return batches.index(step)
 
     def __len__(self) -> int:
         return len(self.loader.batch_sampler)

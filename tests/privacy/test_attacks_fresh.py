@@ -1,0 +1,379 @@
+"""Attacks on private training by somebody who knows how it checks."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.nn import GCNConv
+
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
+
+
+class GCN(nn.Module):
+    """Made before its optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = GCNConv(5, 6)
+        self.second = GCNConv(6, 3)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def step(setup, loss):
+    # One step with a loss of outputs and the batch.
+    for batch in setup.loader:
+        out = setup.model(batch.x, batch.edge_index)[: batch.batch_size]
+        loss(out, batch).backward()
+        setup.optimizer.step()
+        break
+
+
+# Ways to carry what all rows say to each of them.
+
+
+def over_names(out, batch):
+    name = batch.n_id[:8].clone()
+    name.copy_((1e6 * out.detach().sum(1)).long())
+    return out.sum() * name.sum().item()
+
+
+def over_a_view_of_names(out, batch):
+    name = batch.n_id[:8].clone()
+    name.view(-1).copy_((1e6 * out.detach().sum(1)).long())
+    return out.sum() * name.sum().item()
+
+
+def filled(out, batch):
+    places = torch.arange(8)
+    other = torch.zeros_like(out).index_fill(0, places, out.detach().sum())
+    return (other * out).sum()
+
+
+def lists(out, batch):
+    other = torch.zeros_like(out)
+    torch._foreach_copy_([other], [out.detach().flip(0)])
+    return (other * out).sum()
+
+
+@torch.library.custom_op('test_attacks_fresh::write', mutates_args=('into',))
+def write(into: torch.Tensor, values: torch.Tensor) -> None:
+    """Writes, and returns nothing."""
+    into.copy_(values)
+
+
+def own_operation(out, batch):
+    other = torch.zeros_like(out)
+    write(other, out.detach().flip(0))
+    return (other * out).sum()
+
+
+def same_memory(out, batch):
+    one, other = torch.zeros_like(out), torch.zeros_like(out)
+    one.set_(other)
+    one.copy_(out.detach().flip(0))
+    return (other * out).sum()
+
+
+def memory_of_a_constant(out, batch):
+    one, constant = torch.zeros_like(out), torch.zeros(8, 3)
+    one.set_(constant)
+    one.copy_(out.detach().flip(0))
+    return (constant * out).sum()
+
+
+def as_text(out, batch):
+    return out.sum() * float(repr(out.detach().sum())[len('tensor(') : -1])
+
+
+def formatted(out, batch):
+    return out.sum() * float(f'{out.detach().sum()}')
+
+
+def failing(sign):
+    def loss(out, batch):
+        place = (sign * out.detach().sum() > 0).long().view(1)
+        try:
+            torch.ones_like(out)[50 * place]
+        except IndexError:
+            return -out.sum()
+        return None
+
+    return loss
+
+
+def failing_either_way(out, batch):
+    # One of the two fails, and which tells the sign.
+    return failing(1)(out, batch) or failing(-1)(out, batch)
+
+
+def number_of_draws(out, batch):
+    torch.poisson(20 * out.detach().exp())
+    return (out * torch.rand(8, 1)).sum()
+
+
+def confident(out, batch):
+    label = torch.where(out.detach()[:, 0] > 0, batch.y[:8], -100)
+    return F.cross_entropy(out, label)
+
+
+def how_many(out, batch):
+    # The gradient of a mean tells of how many: -1 / count in each row.
+    label = torch.where(out.detach()[:, 0] > 0, 0, -100)
+    other = torch.zeros_like(out).requires_grad_()
+    (grad,) = torch.autograd.grad(F.nll_loss(other, label), other)
+    return (out * grad.detach().sum(1, keepdim=True)).sum()
+
+
+def ignored_in_place(out, batch):
+    label = batch.y[:8].clone()
+    label.copy_(torch.where(out.detach()[:, 0] > 0, label, -100))
+    return F.cross_entropy(out, label)
+
+
+@pytest.mark.parametrize(
+    'loss',
+    [
+        over_names,
+        over_a_view_of_names,
+        filled,
+        lists,
+        own_operation,
+        same_memory,
+        memory_of_a_constant,
+        as_text,
+        formatted,
+        failing_either_way,
+        number_of_draws,
+        confident,
+        how_many,
+        ignored_in_place,
+    ],
+    ids=lambda loss: loss.__name__,
+)
+def test_losses_that_couple_by_the_back_door(private, loss):
+    # More than half of the outputs of class 0 are positive, not all.
+    setup = private()
+    before = [p.detach().clone() for p in setup.net.parameters()]
+    with pytest.raises(ValueError, match=r'loss needs to be|to float'):
+        step(setup, loss)
+    assert setup.engine.steps == 0
+    assert all(map(torch.equal, before, setup.net.parameters()))
+
+
+def test_labels_of_the_batch_may_still_be_ignored(private):
+    setup = private()
+    setup.data.y[::2] = -100
+    step(setup, lambda out, b: F.cross_entropy(out, b.y[:8].clone()))
+    mask = torch.arange(8) > 3
+    step(setup, lambda o, b: F.cross_entropy(o, b.y[:8].where(mask, -100)))
+    assert setup.engine.steps == 2
+
+
+def test_nothing_else_is_tried_after_a_refusal(private):
+    # That it was refused may depend on the data: one bit for another loss.
+    def loss(out, batch):
+        with pytest.raises(ValueError, match='loss needs'):
+            out.norm().backward(retain_graph=True)
+        return out.sum()
+
+    with pytest.raises(RuntimeError, match='exactly once'):
+        step(private(), loss)
+
+
+def sum_of(setup, change):
+    # The clipped sum of a step in which the batch was written into.
+    found = []
+    inner = setup.optimizer._step
+    add = inner.add_noise
+
+    def look(sums):
+        found.extend(total.clone() for total in sums)
+        return add(sums)
+
+    inner.add_noise = look
+    for batch in setup.loader:
+        change(batch, 'before')
+        out = setup.model(batch.x, batch.edge_index)
+        change(batch, 'after')
+        out.sum().backward()
+        setup.optimizer.step()
+        return torch.cat([total.flatten() for total in found])
+
+
+@pytest.mark.parametrize('trust', [False, True])
+def test_what_is_written_into_a_batch_stays_there(private, trust):
+    def owners(batch, when):
+        # Rows of a subgraph in several others: each would be clipped alone.
+        if when == 'after':
+            batch.batch.copy_(torch.arange(len(batch.batch)) % 8)
+
+    def features(batch, when):
+        if when == 'before':
+            mean = batch.x.detach().mean(0)
+            batch.x.data.copy_(1e3 * mean.expand_as(batch.x))
+
+    arguments = {'trust_loss': trust, 'max_grad_norm': 1e-2}
+    want = sum_of(private(**arguments), lambda batch, when: None)
+    for change in (owners, features):
+        assert sum_of(private(**arguments), change).equal(want)
+
+
+def test_state_of_the_optimizer_is_not_a_way_in(private):
+    net = GCN()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    setup = private(net=net, optimizer=optimizer)
+    setup.train(1)
+    for values in setup.optimizer.state.values():
+        values['momentum_buffer'].add_(1e6)
+    with pytest.raises(RuntimeError, match='state of the optimizer'):
+        setup.train(1)
+    assert setup.engine.steps == 1
+    assert 'optimizer was loaded' not in setup.engine.report(1e-3).explain()
+    setup.optimizer.load_state_dict(setup.optimizer.state_dict())
+    setup.train(1)
+    assert 'optimizer was loaded' in setup.engine.report(1e-3).explain()
+
+
+def test_hooks_of_the_optimizer_inside_are_refused(private):
+    net = GCN()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    setup = private(net=net, optimizer=optimizer)
+
+    def exchange(inner, args, kwargs):
+        for p in net.parameters():
+            p.grad.fill_(1e6)
+
+    optimizer.register_step_pre_hook(exchange)
+    with pytest.raises(ValueError, match='without hooks'):
+        setup.train(1)
+    assert max(float(p.detach().abs().max()) for p in net.parameters()) < 1e3
+
+
+@pytest.mark.parametrize('way', ['hook', 'before', 'forward', 'everywhere'])
+def test_models_that_couple_only_later(private, way):
+    setup = private()
+
+    def centred(layer, args, out):
+        return out - out.mean(0)
+
+    handle = None
+    if way == 'hook':
+        setup.net.second.register_forward_hook(centred)
+    elif way == 'before':
+        setup.net.second.register_forward_pre_hook(
+            lambda layer, args: (args[0] - args[0].mean(0), *args[1:])
+        )
+    elif way == 'forward':
+        plain = setup.net.forward
+        setup.net.forward = lambda x, e: plain(x - x.mean(0), e)
+    else:
+        handle = torch.nn.modules.module.register_module_forward_hook(centred)
+    try:
+        with pytest.raises(ValueError, match='got a hook or another forward'):
+            setup.train(1)
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def test_batches_are_those_of_the_engine(private):
+    setup = private()
+    choose = setup.loader.batch_sampler
+    choose.choose = lambda step, count, size: np.arange(size)
+    with pytest.raises(RuntimeError, match='its engine draws'):
+        setup.train(1)
+    assert setup.engine.steps == 0
+
+
+@pytest.mark.parametrize('most', [None, 4])
+def test_a_transform_does_not_exchange_batches(private, most):
+    # With parts, the same subgraph would come twice in a step: 4 C.
+    kept = []
+
+    def transform(batch):
+        kept.append(batch.clone())
+        return kept[0].clone() if kept[0].x.shape[0] else batch
+
+    setup = private(
+        loader={'transform': transform}, max_physical_batch_size=most
+    )
+    kept.clear()
+    with pytest.raises(ValueError, match='units that were drawn'):
+        setup.train()
+    assert setup.engine.steps <= 1
+
+
+@pytest.mark.parametrize(
+    'hide',
+    [
+        lambda b: b.update({'input_id': (b.x[: len(b.input_id), 0]).long()}),
+        lambda b: b.update({'x_mask': b.x.clone()}),
+        lambda b: b.update({'x_index': b.x.clone()}),
+        lambda b: b.update({'some': b.x.numpy()}),
+        lambda b: b.update({'some': [b.x.clone()]}),
+        lambda b: b.update({'some': {'of': b.x.clone()}}),
+    ],
+)
+def test_a_transform_does_not_hide_features(private, hide):
+    def transform(batch):
+        hide(batch)
+        return batch
+
+    with pytest.raises(ValueError, match='treat subgraphs apart'):
+        private(loader={'transform': transform})
+
+
+@pytest.mark.parametrize('way', ['cleared', 'cheaper', 'fewer'])
+def test_the_account_does_not_forget(private, way):
+    setup = private(target=True)
+    setup.train()
+    account = setup.engine.accountant
+    if way == 'cleared':
+        account.history.clear()
+    elif way == 'cheaper':
+        account.history[:] = [(1e6, q, n) for _, q, n in account.history]
+    else:
+        account.history[:] = [(z, q, n - 1) for z, q, n in account.history]
+    with pytest.raises(RuntimeError, match='has lost what was spent'):
+        setup.engine.report()
+    with pytest.raises(RuntimeError, match='has lost what was spent'):
+        setup.train()
+
+
+def test_the_account_does_not_forget_an_estimate(private):
+    data = private().data
+    loader = DisjointWalkLoader(data, batch_size=8, walk_length=2, seed=1)
+    engine = PrivacyEngine(seed=1)
+    net = GCN()
+    engine.estimate_max_grad_norm(
+        module=net, data_loader=loader, criterion=F.cross_entropy, epsilon=1.0
+    )
+    engine.accountant.pure_epsilon = 0.0
+    with pytest.raises(RuntimeError, match='has lost what was spent'):
+        engine.get_epsilon(1e-3)
+
+
+def test_norms_of_a_coupled_criterion_are_not_estimated(private):
+    # One row would move the norms of all, for the price of one.
+    loader = DisjointWalkLoader(
+        private().data, batch_size=8, walk_length=2, seed=1
+    )
+
+    def criterion(out, y):
+        loss = F.cross_entropy(out, y)
+        return loss / loss.detach()
+
+    engine = PrivacyEngine(seed=1)
+    with pytest.raises(ValueError, match='loss needs to be'):
+        engine.estimate_max_grad_norm(
+            module=GCN(), data_loader=loader, criterion=criterion, epsilon=1.0
+        )
+
+
+def test_the_report_says_what_a_probe_cannot_see(private):
+    text = private().engine.report(1e-3).explain()
+    assert 'the model treats subgraphs apart on every data' in text
