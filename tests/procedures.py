@@ -400,7 +400,8 @@ def queued(folder):
 
 
 def untimed(report):
-    return {**vars(report), 'seconds': None}
+    left = {'seconds': None, 'fraction': None}
+    return {key: left.get(key, value) for key, value in vars(report).items()}
 
 
 def reloaded(folder):
