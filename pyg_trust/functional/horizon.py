@@ -110,7 +110,7 @@ class Horizon:
             start (Tensor, optional): a guess of :math:`V`.
                 (default: :obj:`None`)
             tol (float or Tensor): as in
-            :func:`~pyg_trust.functional.policy.policy_iteration`.
+                :func:`~pyg_trust.functional.policy.policy_iteration`.
                 (default: :obj:`1e-12`)
 
         Returns:
