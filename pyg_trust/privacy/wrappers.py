@@ -484,6 +484,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self._check_hooks()
         self._check_state()
         if self._step.finish():
+            self._moving = True
             self._step.move(self.optimizer.step)
             self._hold()
         return loss
@@ -491,6 +492,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def _hold(self) -> None:
         """Takes the state as it is."""
         self._held = self._tensors()
+        self._moving = False
 
     def _tensors(self) -> list[tuple[Any, str, Tensor]]:
         return [
@@ -501,6 +503,9 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         ]
 
     def _check_state(self) -> None:
+        if self._moving:
+            # A step was interrupted after its noise: the state is its own.
+            self._hold()
         now = self._tensors()
         if len(now) != len(self._held) or not all(
             one[0] is other[0]
