@@ -8,7 +8,6 @@ the same for the shards that it touches.
 import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -37,8 +36,10 @@ from pyg_trust.unlearning.shards.graph import (
 )
 from pyg_trust.unlearning.shards.inference import evaluate_all
 from pyg_trust.unlearning.shards.products import select_rows
+from pyg_trust.unlearning.shards.slices import induced, slice_numbers
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
+    Stage,
     State,
     Stateful,
     Work,
@@ -46,6 +47,7 @@ from pyg_trust.unlearning.shards.state import (
     plain_settings,
 )
 from pyg_trust.unlearning.shards.training import (
+    Shard,
     Trained,
     check_model,
     single_thread,
@@ -53,7 +55,9 @@ from pyg_trust.unlearning.shards.training import (
 )
 
 # Parts of the seed.
-_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE = 0, 1, 2, 3
+_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE = 0, 1, 2, 3, 4
+# A part of the seed of a shard, beside those of its training.
+_STAGE = 3
 
 
 class Building(Stateful):
@@ -162,7 +166,7 @@ class Building(Stateful):
             aggregator=plain_settings(self._aggregator),
             aggregator_nodes=self.aggregator_nodes,
             trainer=self.trainer,
-            **asdict(self.recipe),
+            **self.recipe.plain(),
         )
 
     @property
@@ -177,11 +181,29 @@ class Building(Stateful):
         sizes = shard_sizes(data.shard, self.num_shards)
         return int(sizes[list(shards)].sum())
 
+    def _node_epochs(self, data: Data, first: dict[int, int]) -> int:
+        # Nodes times epochs of the stages from these on.
+        slices = self.recipe.slices
+        if not slices:
+            return self._nodes(data, list(first)) * self.recipe.epochs
+        number = slice_numbers(data.n_id, slices, self._slice_seed)
+        total = 0
+        for shard, stage in first.items():
+            own = number[data.shard == shard]
+            for r in range(stage, len(slices)):
+                total += int((own <= r).sum()) * slices[r][1]
+        return total
+
     def _estimate(
-        self, work: Work, shards: Sequence[int]
+        self, work: Work, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
         # From what each part took last; over the same of all shards.
-        training = sum(work.shard_seconds[shard] for shard in shards)
+        training = sum(
+            sum(work.stage_seconds[shard][stage:])
+            if self.recipe.slices
+            else work.shard_seconds[shard]
+            for shard, stage in first.items()
+        )
         seconds = {**work.seconds, 'shards': training}
         total = sum(seconds.values())
         return seconds, total / (total - training + sum(work.shard_seconds))
@@ -223,7 +245,13 @@ class Building(Stateful):
             queue=(),
             seals=Seals(),
             fresh=True,
-            work=Work((), {}, '', (0.0,) * self.num_shards),
+            work=Work(
+                (),
+                {},
+                '',
+                (0.0,) * self.num_shards,
+                ((),) * self.num_shards,
+            ),
         )
         shards = range(self.num_shards)
         state = self._build(empty, data, shards, ledger, progress_bar, action)
@@ -239,12 +267,16 @@ class Building(Stateful):
         action: str,
         request: dict[str, Any] | None = None,
         *,
+        begin: dict[int, tuple[Stage, ...]] | None = None,
         started: float | None = None,
     ) -> State:
-        # The state in which these shards are trained on the graph.
+        # The state in which these shards are trained on the graph, from the
+        # stages that are given.
         started = time.perf_counter() if started is None else started
         clock = [time.perf_counter()]
-        trained, how = self._train(data, shards, self.trainer, progress_bar)
+        trained, how = self._train(
+            data, shards, self.trainer, progress_bar, begin
+        )
         clock.append(time.perf_counter())
         seals, made = self._sealed(state, data, trained)
         clock.append(time.perf_counter())
@@ -253,9 +285,13 @@ class Building(Stateful):
         aggregator = self._aggregate(data, outputs, progress_bar)
         clock.append(time.perf_counter())
         ledger.record(action, 0.0, request, seals.root)
+        # A state of before slices has none.
+        stages = list(state.work.stage_seconds) or [()] * self.num_shards
         last = list(state.work.shard_seconds)
-        for shard, taken in zip(trained, how.seconds, strict=True):
-            last[shard] = taken
+        for shard, taken in zip(trained, how.stage_seconds, strict=True):
+            kept = len((begin or {}).get(shard, ()))
+            stages[shard] = (*stages[shard][:kept], *taken)
+            last[shard] = sum(stages[shard])
         names = ('shards', 'handling', 'inference', 'aggregator')
         seconds = {
             name: end - start
@@ -275,7 +311,9 @@ class Building(Stateful):
             aggregator=aggregator,
             ledger=ledger,
             fresh=False,
-            work=Work(tuple(shards), seconds, how.trainer, tuple(last)),
+            work=Work(
+                tuple(shards), seconds, how.trainer, tuple(last), tuple(stages)
+            ),
         )
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
@@ -299,26 +337,67 @@ class Building(Stateful):
         shards: Iterable[int],
         trainer: str,
         progress_bar: bool,
+        begin: dict[int, tuple[Stage, ...]] | None = None,
     ) -> tuple[dict[int, Checkpoint], Trained]:
+        begin = begin or {}
         parts = self._parts(data, shards)
         filled = {s: p for s, p in parts.items() if p.num_nodes > 0}
         done = train(
             self.model_factory,
-            [as_shard(p, self._shard_seed(s)) for s, p in filled.items()],
+            [self._job(s, p, begin.get(s, ())) for s, p in filled.items()],
             self.recipe,
             trainer=trainer,
             num_workers=self.num_workers,
             progress_bar=progress_bar,
         )
-        weights = dict(zip(filled, done.states, strict=True))
-        seconds = dict(zip(filled, done.seconds, strict=True))
-        made = {
+        states = dict(zip(filled, done.stages, strict=True))
+        seconds = dict(zip(filled, done.stage_seconds, strict=True))
+        made = {}
+        for shard, part in parts.items():
+            *earlier, last = states.get(shard, [{}])
+            stages = [Stage('', weights) for weights in earlier]
+            kept = begin.get(shard, ()) if shard in filled else ()
             # Its data are sealed when the state is made.
-            shard: Checkpoint('', part.n_id.clone(), weights.get(shard, {}))
-            for shard, part in parts.items()
-        }
-        taken = [seconds.get(shard, 0.0) for shard in parts]
-        return made, done._replace(seconds=taken)
+            made[shard] = Checkpoint(
+                '', part.n_id.clone(), last, (*kept, *stages)
+            )
+        taken = [seconds.get(shard, []) for shard in parts]
+        return made, done._replace(stage_seconds=taken)
+
+    def _job(self, shard: int, part: Data, kept: Sequence[Stage]) -> Shard:
+        # A shard with the stages that are left to train.
+        seed = self._shard_seed(shard)
+        whole = as_shard(part, seed)
+        if not self.recipe.slices:
+            return whole
+        seen = [
+            as_shard(data, rng.derive(seed, _STAGE, r))
+            for r, data in enumerate(self._seen(part))
+        ]
+        stages = [
+            (data, epochs)
+            for data, (_, epochs) in zip(seen, self.recipe.slices, strict=True)
+        ]
+        start = kept[-1].weights if kept else None
+        return whole._replace(stages=tuple(stages[len(kept) :]), start=start)
+
+    def _seen(self, part: Data) -> list[Data]:
+        # What every stage of a shard is trained on.
+        slices = self.recipe.slices
+        if not slices:
+            return [part]
+        number = slice_numbers(part.n_id, slices, self._slice_seed)
+        made = []
+        for last in range(len(slices)):
+            seen = induced(part, number, last)
+            seen.x = select_rows(part.x, seen.row)
+            del seen.row
+            made.append(seen)
+        return made
+
+    @property
+    def _slice_seed(self) -> int:
+        return rng.derive(self._seed, _SLICE)
 
     def _outputs(
         self,

@@ -1,6 +1,8 @@
 """What an unlearner of shards does to forget."""
 
+import copy
 import time
+from collections.abc import Sequence
 
 import torch
 from torch_geometric.data import Data
@@ -22,7 +24,8 @@ from pyg_trust.unlearning.shards.reports import (
     ShardPlan,
     ShardRemovalReport,
 )
-from pyg_trust.unlearning.shards.state import State
+from pyg_trust.unlearning.shards.slices import touched_slices
+from pyg_trust.unlearning.shards.state import Stage, State
 
 
 class Removing(Building):
@@ -48,22 +51,26 @@ class Removing(Building):
         whole = RemovalRequest.batch(requests)
         light = without_features(state.data)
         data, touched = self._without(light, whole)
+        first = self._first(light, whole, touched)
         per_shard = dict.fromkeys(touched, 0)
         for part in requests:
             for shard in touched_shards(light, part.parts[0]):
                 per_shard[shard] += 1
         nodes = self._nodes(data, touched)
-        seconds, fraction = self._estimate(state.work, touched)
+        seconds, fraction = self._estimate(state.work, first)
         return ShardPlan(
             request=whole.to_dict(),
             shards=touched,
             requests_per_shard=per_shard,
             nodes=nodes,
-            node_epochs=nodes * self.recipe.epochs,
-            full_node_epochs=int((data.shard >= 0).sum()) * self.recipe.epochs,
+            node_epochs=self._node_epochs(data, first),
+            full_node_epochs=self._node_epochs(
+                data, dict.fromkeys(range(self.num_shards), 0)
+            ),
             seconds=seconds,
             fraction=fraction,
             aggregator_nodes=self._sample(data).numel(),
+            stages=first,
         )
 
     @synchronized
@@ -190,6 +197,40 @@ class Removing(Building):
             )
         return left, touched_shards(data, part)
 
+    def _first(
+        self, data: Data, request: RemovalRequest, touched: Sequence[int]
+    ) -> dict[int, int]:
+        # The first stage of every touched shard that is to be trained again.
+        slices = self.recipe.slices
+        if not slices:
+            return dict.fromkeys(touched, 0)
+        part = request.parts[0]
+        found = touched_slices(data, part, slices, self._slice_seed)
+        return dict(sorted(found.items()))
+
+    def _kept(
+        self, state: State, data: Data, shard: int, count: int
+    ) -> tuple[Stage, ...]:
+        # The stages of a shard that have seen nothing of what is removed: the
+        # key of the last of them says so.
+        stages = state.checkpoints[shard].stages[:count]
+        if not stages:
+            return ()
+        light = copy.copy(data)
+        if 'x_removed' in light:
+            del light.x_removed
+        seen = self._stage_contents(shard, self._parts(light, [shard])[shard])
+        item = self._stage_item(shard, count - 1)
+        if stages[-1].key != state.seals.digest(
+            item
+        ) or not state.seals.matches(item, seen[item]):
+            raise ValueError(
+                f'stage {count - 1} of shard {shard} was trained on other '
+                'data than those that remain of its slices: repartition() '
+                'trains everything anew'
+            )
+        return stages
+
     def _remove(
         self,
         state: State,
@@ -206,6 +247,11 @@ class Removing(Building):
                 raise ValueError(
                     f'what is in the queue would be impossible then: {error}'
                 ) from None
+        first = self._first(state.data, request, touched)
+        begin = {
+            shard: self._kept(state, data, shard, stage)
+            for shard, stage in first.items()
+        }
         ledger = state.ledger.copy()
         ledger_line = ('retrain', request.to_dict())
         new = self._build(
@@ -215,11 +261,13 @@ class Removing(Building):
             ledger,
             progress_bar,
             *ledger_line,
+            begin=begin,
             started=started,
         )
         new = new._replace(queue=queue)
         nodes = self._nodes(data, touched)
-        full, _ = self._estimate(new.work, range(self.num_shards))
+        whole = dict.fromkeys(range(self.num_shards), 0)
+        full, _ = self._estimate(new.work, whole)
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
             secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
@@ -227,7 +275,7 @@ class Removing(Building):
             shards=touched,
             empty=self._empty(data),
             nodes=nodes,
-            node_epochs=nodes * self.recipe.epochs,
+            node_epochs=self._node_epochs(data, first),
             fraction=sum(new.work.seconds.values()) / sum(full.values()),
             aggregator_nodes=self._sample(data).numel(),
             seconds=new.work.seconds,
@@ -237,6 +285,7 @@ class Removing(Building):
             keeps_history=self._keeps_history,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
+            stages=first,
         )
         # Last of all, so that a removal that fails is none.
         self._commit(new)

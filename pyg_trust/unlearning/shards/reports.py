@@ -40,6 +40,8 @@ class ShardPlan(Report):
             cost of the request in that of a full fit.
         aggregator_nodes (int): on how many nodes the aggregator would be
             trained again, which every removal takes.
+        stages (dict): the first stage of every shard that would be trained
+            again, from 0; other than 0 with slices alone.
     """
 
     request: dict[str, Any]
@@ -51,6 +53,7 @@ class ShardPlan(Report):
     seconds: dict[str, float]
     fraction: float
     aggregator_nodes: int
+    stages: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class ShardRemovalReport(Report):
             states, with what was removed, until ``purge()``.
         assumptions (tuple[str, ...]): what the guarantee rests on.
         origin (dict): versions and settings.
+        stages (dict): the first stage of every shard that was trained again,
+            from 0; other than 0 with slices alone.
     """
 
     secrets: str
@@ -96,6 +101,7 @@ class ShardRemovalReport(Report):
     keeps_history: bool
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
+    stages: dict[int, int]
 
     def guarantee(self) -> Guarantee:
         """That what was removed has left no trace in the models."""

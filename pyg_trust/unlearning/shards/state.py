@@ -4,7 +4,6 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,12 +25,32 @@ from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
 
 
+class Stage(NamedTuple):
+    """One stage of a shard but the last, and the seal of all it has seen."""
+
+    key: str
+    weights: dict[str, Tensor]
+
+
 class Checkpoint(NamedTuple):
     """One trained shard, and the seal of all it was trained on."""
 
     key: str
     n_id: Tensor
     weights: dict[str, Tensor]
+    stages: tuple[Stage, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As it is saved."""
+        found = self._asdict()
+        found['stages'] = [stage._asdict() for stage in self.stages]
+        return found
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> 'Checkpoint':
+        """The inverse of :meth:`plain`."""
+        stages = tuple(Stage(**stage) for stage in plain.get('stages', ()))
+        return cls(**{**plain, 'stages': stages})
 
 
 class Work(NamedTuple):
@@ -42,6 +61,8 @@ class Work(NamedTuple):
     trainer: str
     # Of the last training of every shard.
     shard_seconds: tuple[float, ...]
+    # And of the stages of it, where there are slices.
+    stage_seconds: tuple[tuple[float, ...], ...] = ()
 
 
 class State(NamedTuple):
@@ -224,16 +245,16 @@ class Stateful:
     def _contents(self, data: Data, shards: Iterable[int]) -> dict[int, str]:
         # What is sealed of some shards and of the graph around them: the data
         # that a model is trained on, and how.
-        recipe = json.dumps(asdict(self.recipe))
+        recipe = json.dumps(self.recipe.plain())
         # Whose features were removed is sealed with the whole graph: models
         # are not trained on it.
         light = copy.copy(data)
         if 'x_removed' in light:
             del light.x_removed
-        found = {
-            shard: content(part, recipe, self._shard_seed(shard))
-            for shard, part in self._parts(light, shards).items()
-        }
+        found = {}
+        for shard, part in self._parts(light, shards).items():
+            found[shard] = content(part, recipe, self._shard_seed(shard))
+            found |= self._stage_contents(shard, part)
         # What the shards cover needs no second reading.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
@@ -249,16 +270,43 @@ class Stateful:
         # New salts for all that has changed, so that what was there can't be
         # tested; and the checkpoints, each with the seal of its data.
         seals = state.seals.replaced(self._contents(data, trained))
+
+        def sealed(shard: int) -> Checkpoint:
+            stages = tuple(
+                stage._replace(key=seals.digest(self._stage_item(shard, r)))
+                for r, stage in enumerate(trained[shard].stages)
+            )
+            key = seals.digest(shard)
+            return trained[shard]._replace(key=key, stages=stages)
+
         return seals, tuple(
-            trained[shard]._replace(key=seals.digest(shard))
-            if shard in trained
-            else state.checkpoints[shard]
+            sealed(shard) if shard in trained else state.checkpoints[shard]
             for shard in range(self.num_shards)
+        )
+
+    def _stage_item(self, shard: int, stage: int) -> int:
+        # The name among the seals of what a stage has seen. Those of shards,
+        # and of the graph around them, come first.
+        stages = len(self.recipe.slices) - 1
+        return self.num_shards + 1 + shard * stages + stage
+
+    def _stage_contents(self, shard: int, part: Data) -> dict[int, str]:
+        recipe = json.dumps(self.recipe.plain())
+        seed = self._shard_seed(shard)
+        return {
+            self._stage_item(shard, r): content(seen, recipe, seed, r)
+            for r, seen in enumerate(self._seen(part)[:-1])
+        }
+
+    def _keys_match(self, seals: Seals, shard: int, made: Checkpoint) -> bool:
+        return seals.digest(shard) == made.key and all(
+            seals.digest(self._stage_item(shard, r)) == stage.key
+            for r, stage in enumerate(made.stages)
         )
 
     def _config(self) -> dict[str, Any]:
         return {
-            **asdict(self.recipe),
+            **self.recipe.plain(),
             'num_shards': self.num_shards,
             'aggregator': plain_settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
@@ -277,7 +325,7 @@ class Stateful:
             'work': [*state.work],
             'data': plain_data(state.data),
             'checkpoints': {
-                shard: made._asdict()
+                shard: made.plain()
                 for shard, made in enumerate(state.checkpoints)
             },
             'aggregator': state.aggregator.state_dict(),
@@ -326,7 +374,7 @@ class Stateful:
         ledger.load_state_dict(packed['ledger'])
         data = from_plain_data(packed['data'])
         checkpoints = tuple(
-            Checkpoint(**packed['checkpoints'][shard])
+            Checkpoint.of(packed['checkpoints'][shard])
             for shard in range(self.num_shards)
         )
         # One with the seed of the state.
@@ -338,7 +386,7 @@ class Stateful:
         contents = other._contents(data, range(self.num_shards))
         seals = Seals.of(packed['salts'], contents)
         for shard, made in enumerate(checkpoints):
-            if seals.digest(shard) != made.key:
+            if not self._keys_match(seals, shard, made):
                 raise ValueError(
                     f'the checkpoint of shard {shard} is not that of the '
                     "state's data"
@@ -442,6 +490,9 @@ class Stateful:
             tensors[f'n_id of shard {shard}'] = made.n_id
             for name, value in made.weights.items():
                 tensors[f'{name} of shard {shard}'] = value
+            for r, stage in enumerate(made.stages):
+                for name, value in stage.weights.items():
+                    tensors[f'{name} of stage {r} of shard {shard}'] = value
         for name, value in state.aggregator.state_dict().items():
             tensors[f'{name} of the aggregator'] = value
         found += views(tensors.items())
@@ -460,6 +511,9 @@ class Stateful:
     # Of the unlearner itself.
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
+        raise NotImplementedError
+
+    def _seen(self, part: Data) -> list[Data]:
         raise NotImplementedError
 
     def _shard_seed(self, shard: int) -> int:

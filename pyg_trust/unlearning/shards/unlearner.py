@@ -57,7 +57,9 @@ from pyg_trust.unlearning.shards.reports import (
     ShardReport,
     ShardVerifyReport,
 )
+from pyg_trust.unlearning.shards.slices import check_slices
 from pyg_trust.unlearning.shards.state import (
+    Checkpoint,
     State,
     described,
 )
@@ -162,7 +164,8 @@ class ShardedUnlearner(Removing):
             (default: :obj:`1000`)
         num_classes (int, optional): the number of classes; by default the
             largest label of any node plus one. (default: :obj:`None`)
-        epochs (int): full-batch epochs of every shard. (default: :obj:`100`)
+        epochs (int, optional): full-batch epochs of every shard; by default
+            100, or those of all :obj:`slices`. (default: :obj:`None`)
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
@@ -175,6 +178,12 @@ class ShardedUnlearner(Removing):
             :obj:`GCN2Conv`, :obj:`SGConv`, :obj:`SAGEConv`, :obj:`GINConv`
             and :obj:`GraphConv`), in less time and memory; others sum over
             the edge list as they are written. (default: :obj:`True`)
+        slices (list, optional): stages of the training of a shard, as pairs
+            of a cumulative share of its nodes and a number of epochs, such as
+            ``[(0.5, 90), (1, 10)]``: a removal starts from the last stage
+            that has not seen what goes
+            (:mod:`~pyg_trust.unlearning.shards.slices`). It pays for single
+            requests, once fewer epochs do not. (default: :obj:`None`)
         trainer (str): :obj:`'sequential'`, or :obj:`'process'` (for which
             scripts need the usual ``if __name__ == '__main__'``, and models a
             class that can be imported). Both give the same bits.
@@ -205,12 +214,13 @@ class ShardedUnlearner(Removing):
         aggregator: str | ShardAggregator = 'attentive',
         aggregator_nodes: int = 1000,
         num_classes: int | None = None,
-        epochs: int = 100,
+        epochs: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
         sparse_adj: bool = True,
+        slices: Sequence[tuple[float, int]] | None = None,
         trainer: str = 'sequential',
         num_workers: int | None = None,
         folder: str | Path | None = None,
@@ -241,13 +251,21 @@ class ShardedUnlearner(Removing):
         self.num_shards = num_shards
         self.aggregator_nodes = aggregator_nodes
         self.num_classes = num_classes
+        stages = () if slices is None else check_slices(slices)
+        total = sum(count for _, count in stages) if stages else 100
+        if epochs is not None and stages and epochs != total:
+            raise ValueError(
+                "'epochs' needs to be the sum of those of 'slices', or to be "
+                f'left out (got {epochs}, and {total})'
+            )
         self.recipe = Recipe(
-            epochs,
+            total if epochs is None else epochs,
             lr,
             weight_decay,
             optimizer,
             bool(sparse_x),
             bool(sparse_adj),
+            slices=stages,
         )
         self.trainer = trainer
         self.num_workers = num_workers
@@ -515,11 +533,12 @@ class ShardedUnlearner(Removing):
             if not equal_tensors(
                 fresh.weights, state.checkpoints[shard].weights
             )
+            or not _equal_stages(fresh, state.checkpoints[shard])
         )
         parts = self._parts(state.data, range(self.num_shards))
         everything = self._contents(state.data, range(self.num_shards))
         keys = not state.seals.differing(everything) and all(
-            state.seals.digest(shard) == state.checkpoints[shard].key
+            self._keys_match(state.seals, shard, state.checkpoints[shard])
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
@@ -635,3 +654,10 @@ class ShardedUnlearner(Removing):
         CSRGraph.from_data(data, duplicates='keep')
 
     # Private: removal #######################################################
+
+
+def _equal_stages(one: Checkpoint, two: Checkpoint) -> bool:
+    return len(one.stages) == len(two.stages) and all(
+        equal_tensors(a.weights, b.weights)
+        for a, b in zip(one.stages, two.stages, strict=True)
+    )
