@@ -1,12 +1,14 @@
 """What an unlearner of shards does to forget."""
 
 import copy
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch_geometric.data import Data
 
+from pyg_trust._checks import check_number
 from pyg_trust.commit import synchronized
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards.building import Building
@@ -26,10 +28,15 @@ from pyg_trust.unlearning.shards.reports import (
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import Stage, State
+from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
 
 
 class Removing(Building):
     """The part of an unlearner that plans and does removals."""
+
+    max_wait: float | None
+    max_requests: int | None
+    _clock: Callable[[], float]
 
     @synchronized
     def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
@@ -96,14 +103,17 @@ class Removing(Building):
         """
         state = self._fitted
         self._check_queue(state, request)
-        return self._remove(state, request, state.queue, progress_bar)
+        return self._remove(
+            state, request, (state.queue, state.arrived), progress_bar
+        )
 
     @synchronized
     def enqueue(self, request: RemovalRequest) -> int:
         """Puts a request in the queue, and returns how many wait.
 
         Nothing is forgotten before :meth:`flush`, which trains every shard
-        once however many requests touch it.
+        once however many requests touch it. The time of the clock is kept
+        with it, for :meth:`flush_if_due`.
 
         Args:
             request (RemovalRequest): as in :meth:`remove`; together with the
@@ -117,8 +127,74 @@ class Removing(Building):
         queue = (*state.queue, request)
         light = without_features(state.data)
         self._without(light, RemovalRequest.batch(queue))
-        self._commit(state._replace(queue=queue))
+        # A clock that was set back makes nobody wait longer.
+        now = max((self._now(), *state.arrived))
+        arrived = (*state.arrived, now)
+        self._commit(state._replace(queue=queue, arrived=arrived))
         return len(queue)
+
+    @property
+    @synchronized
+    def due(self) -> bool:
+        """Whether the queue is to be flushed by the policy of the class.
+
+        It is if it holds :obj:`max_requests`, or its oldest request has
+        waited :obj:`max_wait`.
+        """
+        state = self._fitted
+        if not state.queue:
+            return False
+        if (
+            self.max_requests is not None
+            and len(state.queue) >= self.max_requests
+        ):
+            return True
+        return (
+            self.max_wait is not None
+            and self._now() - state.arrived[0] >= self.max_wait
+        )
+
+    @synchronized
+    def flush_if_due(
+        self, *, progress_bar: bool = False
+    ) -> ShardRemovalReport | None:
+        """Flushes the queue if it is :attr:`due`, else does nothing.
+
+        Nothing calls it by itself: a request waits at most :obj:`max_wait`
+        and the time between two calls.
+
+        Args:
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
+
+        Raises:
+            ValueError: as :meth:`flush`; or if the class has no policy.
+        """
+        if self.max_wait is None and self.max_requests is None:
+            raise ValueError(
+                "'max_wait' or 'max_requests' needs to be given to the class"
+            )
+        return self.flush(progress_bar=progress_bar) if self.due else None
+
+    @synchronized
+    def policy(self, rate: float, max_wait: float) -> BatchPlan:
+        """What it costs to let requests wait for one another, and not to.
+
+        Args:
+            rate (float): how many requests come per second; each names one
+                random training node.
+            max_wait (float): the longest that one may wait, in seconds.
+
+        Raises:
+            TypeError, ValueError: if one is not positive.
+        """
+        work = self._fitted.work
+        shares = [share for share, _ in self.recipe.slices] or [1.0]
+        stages: Sequence[Sequence[float]] = work.stage_seconds
+        if not self.recipe.slices:
+            stages = [(seconds,) for seconds in work.shard_seconds]
+        rest = sum(work.seconds.values()) - work.seconds['shards']
+        return batch_plan(stages, shares, rest, rate, max_wait)
 
     @synchronized
     def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
@@ -134,14 +210,20 @@ class Removing(Building):
         """
         queue = self._queued()
         request = RemovalRequest.batch(queue)
-        return self._remove(self._fitted, request, (), progress_bar)
+        return self._remove(self._fitted, request, ((), ()), progress_bar)
 
     @synchronized
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
         state = self._fitted
-        self._commit(state._replace(queue=()))
+        self._commit(state._replace(queue=(), arrived=()))
         return state.queue
+
+    def _now(self) -> float:
+        now = check_number('clock', self._clock())
+        if not math.isfinite(now):
+            raise ValueError(f"'clock' needs to tell the time (got {now})")
+        return now
 
     def _queued(self) -> tuple[RemovalRequest, ...]:
         queue = self._fitted.queue
@@ -235,9 +317,10 @@ class Removing(Building):
         self,
         state: State,
         request: RemovalRequest,
-        queue: tuple[RemovalRequest, ...],
+        waiting: tuple[tuple[RemovalRequest, ...], tuple[float, ...]],
         progress_bar: bool,
     ) -> ShardRemovalReport:
+        queue, arrived = waiting
         started = time.perf_counter()
         data, touched = self._without(state.data, request)
         if queue:
@@ -264,7 +347,7 @@ class Removing(Building):
             begin=begin,
             started=started,
         )
-        new = new._replace(queue=queue)
+        new = new._replace(queue=queue, arrived=arrived)
         nodes = self._nodes(data, touched)
         whole = dict.fromkeys(range(self.num_shards), 0)
         full, _ = self._estimate(new.work, whole)
@@ -286,6 +369,8 @@ class Removing(Building):
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
             stages=first,
+            queued=len(queue),
+            max_wait=self.max_wait,
         )
         # Last of all, so that a removal that fails is none.
         self._commit(new)

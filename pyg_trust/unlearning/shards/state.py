@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance, check_integer
+from pyg_trust._checks import check_instance, check_integer, check_number
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, Seals, content
@@ -80,10 +80,13 @@ class State(NamedTuple):
     data: Data
     num_classes: int
     checkpoints: tuple[Checkpoint, ...]
-    outputs: Tensor
+    # None where nobody asked for them yet.
+    outputs: Tensor | None
     aggregator: ShardAggregator
     ledger: RemovalLedger
     queue: tuple[RemovalRequest, ...]
+    # When each of them came, in seconds of the clock.
+    arrived: tuple[float, ...]
     # Whether the partition has seen nothing that was removed since.
     fresh: bool
     work: Work
@@ -93,7 +96,7 @@ class State(NamedTuple):
 
 
 # What a folder can be compared by, without reading tensors.
-_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'work')
+_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived', 'work')
 
 _Self = TypeVar('_Self', bound='Stateful')
 
@@ -106,6 +109,7 @@ class Stateful:
     recipe: Recipe
     folder: Path | None
     keep_history: bool
+    _on_request: bool
     _lock: ObjectLock
     _aggregator: ShardAggregator
     _state: State | None
@@ -331,6 +335,7 @@ class Stateful:
             'aggregator': state.aggregator.state_dict(),
             'ledger': state.ledger.state_dict(),
             'queue': [request.to_dict() for request in state.queue],
+            'arrived': list(state.arrived),
         }
 
     def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
@@ -343,6 +348,7 @@ class Stateful:
             ) from error
 
     def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
                 'the state is of another version of the trainer, whose bits '
@@ -397,9 +403,11 @@ class Stateful:
             )
         try:
             num_classes = check_integer('num_classes', packed['num_classes'])
-            outputs = other._outputs(
-                data, checkpoints, num_classes, progress_bar
-            )
+            outputs = None
+            if not self._on_request:
+                outputs = other._outputs(
+                    data, checkpoints, num_classes, progress_bar
+                )
             aggregator = copy.deepcopy(self._aggregator)
             aggregator.load_state_dict(packed['aggregator'])
         except RuntimeError as error:
@@ -415,6 +423,16 @@ class Stateful:
             and self._state is not None
         ):
             given = self._state.partition
+        queue = tuple(RemovalRequest.from_dict(r) for r in packed['queue'])
+        # Of states without times: so long ago that they are due.
+        arrived = packed.get('arrived', [0.0] * len(queue))
+        for time in arrived:
+            check_number('arrived', time)
+        if len(arrived) != len(queue):
+            raise ValueError(
+                f"'state' needs to say when each request came (got "
+                f'{len(arrived)} times of {len(queue)})'
+            )
         return State(
             seed=other._first_seed,
             seeded=packed['seeded'],
@@ -425,7 +443,8 @@ class Stateful:
             outputs=outputs,
             aggregator=aggregator.eval(),
             ledger=ledger,
-            queue=tuple(RemovalRequest.from_dict(r) for r in packed['queue']),
+            queue=queue,
+            arrived=tuple(arrived),
             fresh=fresh,
             work=Work(*packed['work']),
             seals=seals,
@@ -482,7 +501,9 @@ class Stateful:
                     )
                 if ('node', name) in queued:
                     found.append(f'node {name} in the queue')
-        tensors: dict[str, Tensor] = {'outputs': state.outputs}
+        tensors: dict[str, Tensor] = {}
+        if state.outputs is not None:
+            tensors['outputs'] = state.outputs
         for key, value in data.to_dict().items():
             if isinstance(value, Tensor):
                 tensors[f'{key} of the graph'] = value
@@ -509,6 +530,9 @@ class Stateful:
         return tuple(found)
 
     # Of the unlearner itself.
+
+    def _choose_products(self) -> None:
+        raise NotImplementedError
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
         raise NotImplementedError
@@ -623,7 +647,8 @@ def from_files(
     packed['checkpoints'] = {
         int(name.split('-')[1]): made for name, made in parts.items()
     }
-    return {**packed, **{key: manifest[key] for key in _IN_MANIFEST}}
+    named = {key: manifest[key] for key in _IN_MANIFEST if key in manifest}
+    return {**packed, **named}
 
 
 def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:

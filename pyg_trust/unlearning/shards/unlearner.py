@@ -7,6 +7,7 @@ which has seen labels and the outputs of all models.
 """
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
+    check_non_negative,
     check_tensor,
 )
 from pyg_trust.commit import ObjectLock, synchronized
@@ -173,11 +175,12 @@ class ShardedUnlearner(Removing):
         sparse_x (bool): keep features that are mostly zero as rows of
             nonzeros, and multiply them so in linear layers that take them as
             they come. (default: :obj:`False`)
-        sparse_adj (bool): multiply by the graph as a sparse matrix in the
-            layers that are known for it (:obj:`GCNConv`, :obj:`APPNP`,
+        sparse_adj (bool or str): multiply by the graph as a sparse matrix in
+            the layers that are known for it (:obj:`GCNConv`, :obj:`APPNP`,
             :obj:`GCN2Conv`, :obj:`SGConv`, :obj:`SAGEConv`, :obj:`GINConv`
             and :obj:`GraphConv`), in less time and memory; others sum over
-            the edge list as they are written. (default: :obj:`True`)
+            the edge list as they are written. :obj:`'auto'` does so if all
+            layers are known, and in none otherwise. (default: :obj:`True`)
         slices (list, optional): stages of the training of a shard, as pairs
             of a cumulative share of its nodes and a number of epochs, such as
             ``[(0.5, 90), (1, 10)]``: a removal starts from the last stage
@@ -190,6 +193,18 @@ class ShardedUnlearner(Removing):
             (default: :obj:`'sequential'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
+        outputs (str): :obj:`'present'` runs all models on the graph in every
+            removal; :obj:`'on_request'` when somebody asks for predictions or
+            outputs, which a sequence of removals without questions is spared.
+            Aggregators that learn need the outputs in any case; the others
+            are :obj:`'mean'` and :obj:`'majority'`.
+            (default: :obj:`'present'`)
+        max_wait (float, optional): after so many seconds in the queue a
+            request is :attr:`due`. (default: :obj:`None`)
+        max_requests (int, optional): so many requests make the queue due.
+            (default: :obj:`None`)
+        clock (Callable): tells the time, in seconds, when a request enters
+            the queue and when that is due. (default: :func:`time.time`)
         folder (str or Path, optional): where every new state is written
             before it becomes visible, and which then holds no file of an
             earlier one. (default: :obj:`None`)
@@ -219,10 +234,14 @@ class ShardedUnlearner(Removing):
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
-        sparse_adj: bool = True,
+        sparse_adj: bool | str = True,
         slices: Sequence[tuple[float, int]] | None = None,
         trainer: str = 'sequential',
         num_workers: int | None = None,
+        outputs: str = 'present',
+        max_wait: float | None = None,
+        max_requests: int | None = None,
+        clock: Callable[[], float] = time.time,
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
@@ -242,11 +261,24 @@ class ShardedUnlearner(Removing):
             ('aggregator_nodes', aggregator_nodes),
             ('num_classes', num_classes),
             ('num_workers', num_workers),
+            ('max_requests', max_requests),
         ):
             if value is not None or name == 'aggregator_nodes':
                 check_integer(name, cast(int, value), 1)
         if folder is not None:
             check_instance('folder', folder, str, Path)
+        if isinstance(sparse_adj, str):
+            check_choice('sparse_adj', sparse_adj, ('auto',))
+        check_choice('outputs', outputs, ('present', 'on_request'))
+        if max_wait is not None:
+            check_non_negative('max_wait', max_wait)
+        check_callable('clock', clock)
+        self.max_wait = None if max_wait is None else float(max_wait)
+        self.max_requests = max_requests
+        self._clock = clock
+        self._on_request = outputs == 'on_request'
+        self._auto_adj = sparse_adj == 'auto'
+        self._asked_seconds = 0.0
         self.model_factory = model_factory
         self.num_shards = num_shards
         self.aggregator_nodes = aggregator_nodes
@@ -377,8 +409,9 @@ class ShardedUnlearner(Removing):
                 "'nodes' are named in the present graph, not in 'data': give "
                 'one of them'
             )
-        outputs = state.outputs
-        if data is not None:
+        if data is None:
+            outputs = self._present(state, progress_bar)
+        else:
             self._check_other(data)
             outputs = self._outputs(
                 data, state.checkpoints, state.num_classes, progress_bar
@@ -409,7 +442,7 @@ class ShardedUnlearner(Removing):
 
         Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
         """
-        return self._fitted.outputs.clone()
+        return self._present(self._fitted).clone()
 
     @property
     def aggregator_n_id(self) -> Tensor:
@@ -477,7 +510,7 @@ class ShardedUnlearner(Removing):
             'retrain',
             progress_bar,
         )
-        self._commit(new._replace(queue=state.queue))
+        self._commit(new._replace(queue=state.queue, arrived=state.arrived))
         return self.report()
 
     # What can be checked ####################################################
@@ -546,7 +579,8 @@ class ShardedUnlearner(Removing):
             state.data, state.checkpoints, state.num_classes, progress_bar
         )
         aggregator = self._aggregate(state.data, outputs, progress_bar)
-        same_outputs = torch.equal(outputs, state.outputs)
+        held = state.outputs
+        same_outputs = held is None or torch.equal(outputs, held)
         same_aggregator = equal_tensors(
             aggregator.state_dict(), state.aggregator.state_dict()
         )
@@ -585,7 +619,10 @@ class ShardedUnlearner(Removing):
             keeps_history=self._keeps_history,
             removals=len(removals),
             queued=len(state.queue),
-            seconds=state.work.seconds,
+            oldest_request=state.arrived[0] if state.queue else None,
+            max_wait=self.max_wait,
+            max_requests=self.max_requests,
+            seconds=self._seconds(state),
             trainer=state.work.trainer,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
@@ -623,7 +660,7 @@ class ShardedUnlearner(Removing):
         state = self._fitted
         return certify_shards(
             self.data,
-            state.outputs,
+            self._present(state),
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
@@ -635,6 +672,13 @@ class ShardedUnlearner(Removing):
             fingerprint=state.seals.root,
             provenance=self._origin(),
         )
+
+    def _seconds(self, state: State) -> dict[str, float]:
+        # With what outputs took that were asked for since.
+        found = dict(state.work.seconds)
+        if self._on_request and not self._learns and state.outputs is not None:
+            found['inference'] += self._asked_seconds
+        return found
 
     def __repr__(self) -> str:
         return (
