@@ -382,6 +382,21 @@ class Seals:
         made._take(salted, [check_integer('gone', name) for name in gone])
         return made
 
+    def matches(self, name: int, content: str) -> bool:
+        """Whether the content of an item is the sealed one.
+
+        Args:
+            name (int): of the item.
+            content (str): as in the class.
+
+        Raises:
+            ValueError: if there is no such item.
+        """
+        check_instance('content', content, str)
+        known = self.digest(name)
+        salt, _ = self._blocks[name // self._BLOCK].sealed[name]
+        return _seal(salt, content).hex() == known
+
     def differing(self, contents: Mapping[int, str]) -> tuple[int, ...]:
         """The names whose content is not the sealed one, ascending.
 
