@@ -112,6 +112,13 @@ class ShardRemovalReport(Report):
                 *([HISTORY] if self.keeps_history else []),
             ),
             origin=self.origin,
+            kind='removal',
+            values={
+                'request': self.request,
+                'exact': self.exact,
+                'shards': self.shards,
+                'keeps_history': self.keeps_history,
+            },
         )
 
 
