@@ -22,7 +22,6 @@ size that was fixed beforehand. The reference is then to retrain exactly after
 every request, under the same transcript.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +39,13 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.commit import (
+    EditedInPlace,
+    Lineage,
+    ObjectLock,
+    editing,
+    synchronized,
+)
 from pyg_trust.functional.heads import (
     HEADS,
     Factor,
@@ -112,7 +117,7 @@ class _Model(NamedTuple):
     excess: int = 0
 
 
-class NodeClassifier:
+class NodeClassifier(EditedInPlace):
     r"""A node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -293,14 +298,16 @@ class NodeClassifier:
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, data: Data, train_nodes: Tensor | None = None
     ) -> 'NodeClassifier':
         """Propagates and trains; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
-        with a new ledger. Ends with a release.
+        with a new ledger. If anything was removed before, it may come back
+        with it: so the result can't be saved over an earlier state, as that of
+        another object. Ends with a release.
 
         Args:
             data (Data): with ``x``, ``edge_index``, ``y`` and
@@ -335,7 +342,11 @@ class NodeClassifier:
             x = encode(self.encoder, x)
         state = NodeState(self._settings, classes, graph, x.double(), y)
         outputs = state.Y.size(1)
-        releases = 0 if self._model is None else self._model.releases
+        releases, lineage = 0, Lineage()
+        if self._model is not None:
+            releases = self._model.releases
+            if not self._model.ledger.has_removals:
+                lineage = self._model.lineage
         B = self._draw_linear((x.size(1), outputs), releases)
         W = torch.zeros((x.size(1), outputs), dtype=torch.float64)
         problem = state.problem(PART * self._limit(state), B)
@@ -350,7 +361,7 @@ class NodeClassifier:
             state,
             ledger,
             seals,
-            Lineage().next(),
+            lineage.next(),
             found.W,
             B,
             self._release(found.W, releases),
@@ -464,7 +475,7 @@ class NodeClassifier:
 
     # Removal ################################################################
 
-    @synchronized
+    @editing
     def remove(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodeUnlearnReport:
@@ -501,7 +512,7 @@ class NodeClassifier:
             data.compact()
         return report
 
-    @synchronized
+    @editing
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
@@ -534,7 +545,7 @@ class NodeClassifier:
         finally:
             self._settle()
 
-    @synchronized
+    @editing
     def flush(self) -> 'NodeClassifier':
         """Makes all but the weights a function of what remains.
 
@@ -626,7 +637,7 @@ class NodeClassifier:
             'secure': model.secure,
         }
 
-    @synchronized
+    @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a saved state, and computes the features anew.
 
@@ -669,10 +680,6 @@ class NodeClassifier:
             ValueError: as :meth:`load_state_dict`.
         """
         self.load_state_dict(files.load(path))
-
-    def __copy__(self) -> 'NodeClassifier':
-        # The data are edited in place: no two objects may share them.
-        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return (

@@ -26,7 +26,7 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
-from pyg_trust.commit import ObjectLock, synchronized
+from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import (
     check_partition,
     check_shards,
@@ -291,7 +291,7 @@ class ShardedUnlearner(Stateful):
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, data: Data, *, progress_bar: bool = False
     ) -> 'ShardedUnlearner':
@@ -299,8 +299,10 @@ class ShardedUnlearner(Stateful):
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger; a :obj:`folder` of an earlier program is not
-        written over.
+        over, with a new ledger. If anything was removed before, it may come
+        back with it: so the result can't be saved over an earlier state, and a
+        :obj:`folder` that holds one is not written over, nor is that of an
+        earlier program.
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
@@ -313,10 +315,18 @@ class ShardedUnlearner(Stateful):
                 there are fewer training nodes than shards (hash shards may be
                 empty), or the partition does not fit them; if the models'
                 outputs have the wrong width, or models are no function of
-                their data and seed.
+                their data and seed; if requests are in the queue, or the
+                folder holds a state.
         """
+        before = self._state
+        anew = before is None or before.ledger.has_removals
+        if before is not None and before.queue:
+            raise ValueError(
+                f'{len(before.queue)} requests are in the queue, which a fit '
+                'would drop: flush() or withdraw() them first'
+            )
         if (
-            self._state is None
+            anew
             and self.folder is not None
             and ShardStore(self.folder).manifest() is not None
         ):
@@ -334,7 +344,7 @@ class ShardedUnlearner(Stateful):
         new = self._fresh(
             kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
-        self._commit(new)
+        self._commit(new, anew=anew)
         return self
 
     def predict(
@@ -486,7 +496,7 @@ class ShardedUnlearner(Stateful):
             aggregator_nodes=self._sample(data).numel(),
         )
 
-    @synchronized
+    @editing
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> ShardRemovalReport:
@@ -511,7 +521,7 @@ class ShardedUnlearner(Stateful):
         self._check_queue(state, request)
         return self._remove(state, request, state.queue, progress_bar)
 
-    @synchronized
+    @editing
     def enqueue(self, request: RemovalRequest) -> int:
         """Puts a request in the queue, and returns how many wait.
 
@@ -533,7 +543,7 @@ class ShardedUnlearner(Stateful):
         self._commit(state._replace(queue=queue))
         return len(queue)
 
-    @synchronized
+    @editing
     def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
         """Forgets what is in the queue, as one request.
 
@@ -549,14 +559,14 @@ class ShardedUnlearner(Stateful):
         request = RemovalRequest.batch(queue)
         return self._remove(self._fitted, request, (), progress_bar)
 
-    @synchronized
+    @editing
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
         state = self._fitted
         self._commit(state._replace(queue=()))
         return state.queue
 
-    @synchronized
+    @editing
     def repartition(
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
@@ -597,7 +607,7 @@ class ShardedUnlearner(Stateful):
             progress_bar,
         )
         self._commit(new._replace(queue=state.queue))
-        return self.report()
+        return self._report()
 
     # What can be checked ####################################################
 
@@ -686,6 +696,9 @@ class ShardedUnlearner(Stateful):
     @synchronized
     def report(self) -> ShardReport:
         """What the unlearner is now, and what its guarantee means."""
+        return self._report()
+
+    def _report(self) -> ShardReport:
         state = self._fitted
         sizes = shard_sizes(state.data.shard, self.num_shards)
         exact, exactness = self._exactness(state)
