@@ -19,6 +19,15 @@ signal handlers make them, is refused where one of both changes the object.
 
 Locks of files need a file system that has them: local disks do, some network
 file systems do not.
+
+**What this does not protect.** Lock and comparison belong to the place, by
+whatever symbolic link or mount it is reached; a file with two names (hard
+links) is refused. A *copy* is another place: whoever copies a file or folder
+can go on from the copy, and whoever puts an older copy in the place of a newer
+state brings back what was removed in between, for all who load it from then
+on. An object that has the newer state in memory puts it back at its next
+change. For the others, note :attr:`.RemovalLedger.head` elsewhere, and ask a
+loaded one whether it has it (:meth:`.RemovalLedger.has`).
 """
 
 import contextlib
@@ -168,6 +177,31 @@ def check_continues(
     )
 
 
+def check_one_name(path: str | Path) -> None:
+    """Refuses to replace a file that has a second name (a hard link).
+
+    The other name would keep the old content, with what was removed, and go on
+    from it.
+
+    Args:
+        path (str or Path): of the file; it need not be there.
+
+    Raises:
+        ValueError: if it has several.
+    """
+    check_instance('path', path, str, Path)
+    try:
+        count = os.stat(path).st_nlink
+    except FileNotFoundError:
+        return
+    if count > 1:
+        raise ValueError(
+            f'{path} has {count} names (hard links), of which the others '
+            'would keep the old content, with all that was removed: delete '
+            'them first'
+        )
+
+
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Writes a state to a file, if it continues the one that is there.
 
@@ -184,6 +218,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
     Lineage.of(state)
     path = Path(path)
     with exclusive(path):
+        check_one_name(path)
         check_continues(path, _peek(path), state)
         files.save(path, state)
 

@@ -118,6 +118,22 @@ class RemovalLedger:
         return self.budget - self.spent
 
     @property
+    def head(self) -> str:
+        """A digest of all lines, to be noted elsewhere; '' without any."""
+        return self._entries[-1].link if self._entries else ''
+
+    def has(self, head: str) -> bool:
+        """Whether the ledger is at a :attr:`head`, or has gone on from it.
+
+        An older copy of a state, in the place of the newer one, has not.
+
+        Args:
+            head (str): the digest.
+        """
+        check_instance('head', head, str)
+        return any(entry.link == head for entry in self._entries)
+
+    @property
     def has_removals(self) -> bool:
         """Whether a line names something that was removed."""
         return any(entry.request for entry in self._entries)
@@ -799,6 +815,15 @@ class PrivacyLedger:
                 'fork: both would spend one budget. Open it in the process '
                 'that trains, and nowhere else'
             )
+
+    def __copy__(self) -> Any:
+        raise TypeError("a ledger can't be copied: two would spend one budget")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__copy__()
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'

@@ -3,6 +3,8 @@
 import copy
 import math
 import os
+import pickle
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -15,9 +17,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
+from pyg_trust.commit import StaleStateError
 from pyg_trust.functional import sgc
 from pyg_trust.functional.newton import gaussian_budget, shift_epsilon
 from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import Part, RemovalRequest, remove_from_data
 from pyg_trust.transforms import GraphScattering, PropagatedFeatures
 from pyg_trust.unlearning import (
@@ -576,3 +580,79 @@ def test_an_older_state_is_not_taken_over_by_a_new_fit() -> None:
         model.remove(RemovalRequest(nodes=[2]))
         with pytest.raises(ValueError, match=r'turned back|present lines'):
             model.load_state_dict(old)
+
+
+# Other names of a place ######################################################
+
+
+@pytest.mark.parametrize('name', FITTED)
+def test_a_second_name_of_a_file_does_not_keep_what_was_removed(
+    name: str, tmp_path: Path
+) -> None:
+    make, data = FITTED[name]
+    path = tmp_path / 'state'
+    model = make().fit(data())
+    model.save(path)
+    file = path / 'manifest.json' if name == 'shards' else path
+    os.link(file, tmp_path / 'second')
+    model.remove(RemovalRequest(nodes=[2]))
+    with pytest.raises(ValueError, match='hard links'):
+        model.save(path)
+    (tmp_path / 'second').unlink()
+    model.save(path)
+    model.save(path)
+
+
+def test_a_folder_that_was_moved_does_not_keep_what_was_removed(
+    tmp_path: Path,
+) -> None:
+    # The removal went to a new folder; the moved one went on without it.
+    old, new = tmp_path / 'old', tmp_path / 'new'
+    model = sharded(folder=old).fit(network())
+    old.rename(new)
+    with pytest.raises(StaleStateError, match='moved or deleted'):
+        model.remove(GONE)
+    assert 3 in model.n_id.tolist()
+    # Whoever wants it there says so.
+    model.save()
+    model.remove(GONE)
+    assert 3 not in sharded(folder=old).load().n_id.tolist()
+
+
+def test_a_newer_object_puts_its_state_back_over_an_older_copy(
+    tmp_path: Path,
+) -> None:
+    folder, backup = tmp_path / 'state', tmp_path / 'backup'
+    model = sharded(folder=folder).fit(network())
+    shutil.copytree(folder, backup)
+    model.remove(GONE)
+    head = model.ledger.head
+    shutil.rmtree(folder)
+    backup.rename(folder)
+    # Nobody can tell who only sees the copy, but by what was noted.
+    stale = sharded(folder=folder).load()
+    assert 3 in stale.n_id.tolist()
+    assert not stale.ledger.has(head)
+    model.remove(RemovalRequest(nodes=[4]))
+    again = sharded(folder=folder).load()
+    assert again.ledger.has(head)
+    assert not {3, 4} & set(again.n_id.tolist())
+    with pytest.raises(StaleStateError):
+        stale.remove(RemovalRequest(nodes=[5]))
+
+
+def test_a_second_name_of_a_ledger_has_the_same_lock(tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path / 'one', {'mechanism': 'a'})
+    os.link(tmp_path / 'one', tmp_path / 'two')
+    (tmp_path / 'three').symlink_to(tmp_path / 'one')
+    for name in ('two', 'three'):
+        with pytest.raises(RuntimeError, match='open in another'):
+            PrivacyLedger(tmp_path / name, {'mechanism': 'a'})
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match='two would spend'):
+            duplicate(ledger)
+    ledger.record(8.0, 0.5)
+    ledger.close()
+    again = PrivacyLedger(tmp_path / 'two', {'mechanism': 'a'})
+    assert again.steps == 1
+    again.close()

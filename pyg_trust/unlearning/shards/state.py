@@ -409,8 +409,14 @@ class Stateful:
             return
         store = ShardStore(self.folder)
         parts, plain = to_files(self._packed(state))
+        goes_on = self._state is not None and not (loaded or anew)
         try:
-            store.write(parts, plain, keep_history=self.keep_history)
+            store.write(
+                parts,
+                plain,
+                keep_history=self.keep_history,
+                goes_on=goes_on,
+            )
             self._state = state
         except BaseException:
             # After the switch there is no way back.
