@@ -121,14 +121,27 @@ class Emulation:
         half,
         scale=None,
         three_term=False,
+        rows=None,
+        order_of=None,
     ):
-        z = torch.full_like(x, math.nan)
+        count = x.size(0) if rows is None else len(rows)
+        z = torch.full((count, x.size(1)), math.nan, dtype=recv.dtype)
+        given, ptr, index = x, None, None
+        if x.layout == torch.sparse_csr:
+            ptr, index, given, _ = ops.sparse_parts(x)
         self.call(
-            'propagate_' + ('half' if half else name_of(x.dtype)),
-            *(order, rowptr, col, x.size(0), x, x.size(1), recv, send),
-            *(weights, len(weights) - 1, z, scale, three_term),
+            'propagate_' + ('half' if half else name_of(recv.dtype)),
+            *(order, rowptr, col, len(rowptr) - 1, given, x.size(1), recv),
+            *(send, weights, len(weights) - 1, z, scale, three_term),
+            *(rows, count, order_of, ptr, index),
         )
         return z
+
+    def work(self):
+        """Loads and additions on the longest way since the last call."""
+        out = torch.zeros(2, dtype=torch.int64)
+        self.library.take_work(pointer(out))
+        return out.tolist()
 
     def push(
         self,
