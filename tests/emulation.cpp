@@ -25,6 +25,7 @@ inline thread_local Work work;
 inline Work path;
 #define PYG_TRUST_COUNT(what, number) (work.what += (number))
 
+#include "device/flip.h"
 #include "device/propagate.h"
 #include "device/push.h"
 #include "device/walk.h"
@@ -434,6 +435,43 @@ void disjoint_walks(int order,
   counts[0] = found.count;
   counts[1] = found.size;
   counts[2] = found.rounds;
+}
+
+int64_t flip_bits(int order,
+                  const int64_t* rowptr,
+                  const int32_t* col,
+                  int64_t rows,
+                  int64_t cols,
+                  double p_plus,
+                  double p_minus,
+                  int64_t cells,
+                  int64_t seed,
+                  int64_t first,
+                  int64_t num_samples,
+                  int64_t gaps,
+                  int64_t* ptr,
+                  int32_t* out) {
+  using namespace pyg_trust;
+  Host host(order);
+  const device::Flips flips{
+      {rowptr, col, rows, cols, static_cast<Cells>(cells)},
+      rowptr[rows],
+      p_plus,
+      p_minus,
+      static_cast<uint64_t>(seed),
+      first,
+      num_samples};
+  device::Bits bits{};
+  if (gaps == 0) {
+    bits = device::flip_bits(host, flips);
+  } else {
+    bool enough;
+    bits = device::flip_with(host, flips, gaps, enough);
+    if (!enough)
+      return -1;
+  }
+  device::write_bits(host, flips, bits, ptr, out);
+  return bits.count;
 }
 
 // What was counted since the last time.

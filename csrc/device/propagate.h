@@ -405,6 +405,27 @@ void propagate(Machine& machine, const Exact<scalar_t>& p) {
     propagate_by<1, kWidest, store_t>(machine, p);
 }
 
+// The columns [first, first + columns) of the rows (ptr, index, value), dense.
+template <typename scalar_t, typename Machine>
+const scalar_t* lay_out(Machine& machine,
+                        const int64_t* ptr,
+                        const int64_t* index,
+                        const scalar_t* value,
+                        int64_t num_rows,
+                        int64_t first,
+                        int64_t columns) {
+  auto* x = machine.template make<scalar_t>(num_rows * columns);
+  machine.zero(x, num_rows * columns);
+  machine.run(num_rows, 1, [=] PYG_TRUST_RUN(int64_t v, int64_t) {
+    for (int64_t k = ptr[v]; k < ptr[v + 1]; ++k) {
+      const int64_t c = index[k] - first;
+      if (c >= 0 && c < columns)
+        x[v * columns + c] += value[k];
+    }
+  });
+  return x;
+}
+
 // The same for the rows (ptr, index, value) of a sparse x (not p.x), as many
 // columns at a time as kTile: a tile is laid out, so that the bits are those of
 // a dense x.
@@ -415,22 +436,13 @@ void propagate_entries(const MakeMachine& make_machine,
                        const int64_t* index,
                        const scalar_t* value) {
   constexpr int64_t kTile = 128;
-  const int64_t n = p.num_nodes;
   for (int64_t first = 0; first < p.columns; first += kTile) {
     auto machine = make_machine();
     Exact<scalar_t> part = p;
     part.columns = p.columns - first < kTile ? p.columns - first : kTile;
-    const int64_t columns = part.columns, end = first + columns;
-    auto* x = machine.template make<scalar_t>(n * columns);
-    machine.zero(x, n * columns);
-    machine.run(n, 1, [=] PYG_TRUST_RUN(int64_t v, int64_t) {
-      for (int64_t k = ptr[v]; k < ptr[v + 1]; ++k) {
-        if (index[k] >= first && index[k] < end)
-          x[v * columns + index[k] - first] += value[k];
-      }
-    });
-    part.x = x;
-    part.x_stride = columns;
+    part.x = lay_out(machine, ptr, index, value, p.num_nodes, first,
+                     part.columns);
+    part.x_stride = part.columns;
     part.z = p.z + first;
     if (p.scale != nullptr)
       part.scale = p.scale + first;
