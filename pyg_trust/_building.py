@@ -150,7 +150,9 @@ def rows_of(
             edge_index, num_nodes, carry
         )
     else:
-        row, sources, perm = sort_edges(*edge_index, num_nodes)
+        row, sources, perm = sort_edges(
+            edge_index[0], edge_index[1], num_nodes
+        )
         same = (row.diff() == 0) & (sources.diff() == 0)
         repeated = int(same.sum())
         place = int(same.nonzero()[0]) + 1 if repeated else -1

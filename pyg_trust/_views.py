@@ -135,7 +135,6 @@ class Views:
     @property
     def is_undirected(self) -> bool:
         """Whether every edge is there in both directions, weights alike."""
-
         return self._cached(
             'is_undirected',
             lambda: building.is_symmetric(
@@ -151,7 +150,8 @@ class Views:
         machine precision.
         """
         return self._cached(
-            'spectral_radius', lambda: layouts.spectral_radius(self)
+            'spectral_radius',
+            lambda: layouts.spectral_radius(self),  # type: ignore[arg-type]
         )
 
     # What is derived from it ################################################
@@ -159,7 +159,7 @@ class Views:
     def transpose(self) -> Self:
         """The graph with every edge reversed; itself if undirected."""
 
-        def build() -> Self:
+        def build() -> Any:
             if self.is_undirected:
                 return self
             carried = self.is_weighted or self.perm is not None
@@ -188,7 +188,7 @@ class Views:
         The loops that are added have weight one, and -1 in :obj:`perm`.
         """
 
-        def build() -> Self:
+        def build() -> Any:
             own = building.own_loops(self.rowptr, self.col32)
             if bool(own.all()):
                 return self

@@ -5,8 +5,8 @@ Row :math:`u` lists the edges that leave :math:`u`, so rows are
 """
 
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -17,12 +17,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from pyg_trust import _building as building
+from pyg_trust import _sources, _storage
 from pyg_trust._checks import (
     check_choice,
-    check_finite,
     check_instance,
     check_integer,
-    check_nodes,
 )
 from pyg_trust._views import Views
 from pyg_trust.sparse import pick_rows as pick_rows
@@ -184,6 +183,135 @@ class CSRGraph(Views):
         return cls._trusted(
             *made[:4], has_duplicates=bool(made.has_duplicates)
         )
+
+    @classmethod
+    def from_edges(
+        cls,
+        source: Any,
+        num_nodes: int,
+        *,
+        folder: str | Path | None = None,
+        memory: int | str = '4GB',
+        duplicates: str = 'raise',
+        undirected: bool = False,
+    ) -> 'CSRGraph':
+        r"""Makes an unweighted graph of files or chunks of edges.
+
+        The source is read in chunks, once to count and once to fill the rows;
+        with a :obj:`folder` the rows are filled block by block, so many as fit
+        into the memory, and the source is read again for each block.
+
+        Args:
+            source (Any): a path or a list of paths: ``.npy`` (``[2,
+                num_edges]`` or ``[num_edges, 2]``), ``.npz`` with
+                ``edge_index`` (OGB's raw files), ``.csv``, ``.txt`` (both
+                also ``.gz``) or ``.parquet`` with two columns; a tensor or
+                array; or a function that returns an iterator of pairs
+                (sources, targets) of arrays, the same at every call.
+            num_nodes (int): the number of nodes.
+            folder (str or Path, optional): where the graph is written, as by
+                :meth:`save`; the graph that is returned is mapped from there.
+                (default: :obj:`None`)
+            memory (int or str): the most bytes to use, such as ``'8GB'``.
+                (default: :obj:`'4GB'`)
+            duplicates (str): as in :meth:`from_edge_index`.
+                (default: :obj:`'raise'`)
+            undirected (bool): whether every edge stands for both directions.
+                (default: :obj:`False`)
+
+        Raises:
+            TypeError: if the source is none, or holds no integers.
+            FileNotFoundError: if a file is not there.
+            ValueError: on an index out of range, duplicate edges, too little
+                memory, a source that changes, or a file that is damaged
+                (:class:`~pyg_trust.files.DamagedFileError`).
+        """
+        n = building.check_num_nodes(num_nodes)
+        check_choice('duplicates', duplicates, DUPLICATES)
+        check_instance('undirected', undirected, bool)
+        if folder is not None:
+            check_instance('folder', folder, str, Path)
+        rowptr, col, repeats = _sources.rows_from_edges(
+            source,
+            n,
+            folder=None if folder is None else Path(folder),
+            memory=_storage.parse_memory(memory),
+            duplicates=duplicates,
+            undirected=undirected,
+        )
+        made = cls._trusted(rowptr, col, has_duplicates=repeats)
+        if undirected:
+            made._cache['is_undirected'] = True
+        return made
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the graph to a folder: whole, or not at all.
+
+        Plain ``.npy`` files and a header, ``graph.json``, with sizes and
+        checksums.
+
+        Args:
+            folder (str or Path): made if it is not there; a graph in it is
+                replaced.
+        """
+        check_instance('folder', folder, str, Path)
+        tensors = {
+            'rowptr': self.rowptr,
+            'col': self.col32,
+            'weight': self.weight,
+            'perm': self.perm,
+            'order': self.order,
+        }
+        _storage.save_rows(
+            Path(folder),
+            {k: v for k, v in tensors.items() if v is not None},
+            {},
+            {
+                'num_nodes': self.num_nodes,
+                'num_edges': self.num_edges,
+                'is_undirected': self._cache.get('is_undirected'),
+                'has_duplicates': self._cache.get('has_duplicates'),
+            },
+        )
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, mmap: bool = False, verify: bool = True
+    ) -> 'CSRGraph':
+        """Reads a graph that :meth:`save` or :meth:`from_edges` wrote.
+
+        Args:
+            folder (str or Path): the folder.
+            mmap (bool): whether the edges stay on disk and are read where
+                they are needed; processes of a machine then share them. The
+                files must not change meanwhile. (default: :obj:`False`)
+            verify (bool): whether all is read and checked first: without,
+                only sizes are, and a damaged file can crash the process.
+                (default: :obj:`True`)
+
+        Raises:
+            FileNotFoundError: if there is no graph.
+            DamagedFileError: a :class:`ValueError` that names the file that
+                is not what was written.
+        """
+        check_instance('folder', folder, str, Path)
+        check_instance('mmap', mmap, bool)
+        check_instance('verify', verify, bool)
+        tensors, header = _storage.load_rows(Path(folder), mmap, verify)
+        known = {
+            key: header[key]
+            for key in ('is_undirected', 'has_duplicates')
+            if header.get(key) is not None
+        }
+        made = cls._trusted(
+            tensors['rowptr'],
+            tensors['col'],
+            tensors.get('weight'),
+            tensors.get('perm'),
+            **known,
+        )
+        made.order = tensors.get('order')
+        return made
 
     @classmethod
     def from_torch_sparse(
@@ -388,7 +516,8 @@ class CSRGraph(Views):
         """
         if layout not in building.SPARSE_LAYOUTS:
             raise ValueError(
-                f"'layout' needs to be one of {building.SPARSE_LAYOUTS} (got {layout})"
+                f"'layout' needs to be one of {building.SPARSE_LAYOUTS} "
+                f'(got {layout})'
             )
         if dtype is not None:
             check_instance('dtype', dtype, torch.dtype)
