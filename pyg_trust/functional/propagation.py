@@ -396,6 +396,7 @@ def _exact(
     measure: Measure,
     how: How,
     rows: Tensor | None = None,
+    in_place: bool = False,
 ) -> Tensor:
     recv, send, weights, three_term = _operator(
         graph, measure, x.dtype, how.tol, how.loops
@@ -429,6 +430,7 @@ def _exact(
         only,
         order,
         how.loops,
+        in_place,
     )
     return z[rows] if rows is not None and only is None else z
 
