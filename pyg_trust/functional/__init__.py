@@ -101,6 +101,11 @@ from pyg_trust.functional.newton import (
     shift_epsilon,
     tight_bound,
 )
+from pyg_trust.functional.out_of_core import (
+    MemoryPlan,
+    plan_memory,
+    propagate_to,
+)
 from pyg_trust.functional.partition import (
     PartitionLosses,
     PartitionQuality,
@@ -187,6 +192,7 @@ __all__ = [
     'DisjointWalks',
     'FlipRegions',
     'Measure',
+    'MemoryPlan',
     'Optimum',
     'PartitionLosses',
     'PartitionQuality',
@@ -268,12 +274,14 @@ __all__ = [
     'partition_quality',
     'permutation_test',
     'plan',
+    'plan_memory',
     'policy_iteration',
     'policy_value',
     'ppr',
     'private_quantile',
     'propagate',
     'propagate_median',
+    'propagate_to',
     'prune_bound',
     'query',
     'random_partition',
