@@ -8,6 +8,7 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
+from pyg_trust.privacy.aggregation import PrivateNodeClassifier
 from pyg_trust.privacy.audit import (
     AuditReport,
     audit_training,
@@ -39,6 +40,7 @@ __all__ = [
     'PrivacyReport',
     'PrivateLoader',
     'PrivateModule',
+    'PrivateNodeClassifier',
     'PrivateOptimizer',
     'PrivateTraining',
     'Proposal',
