@@ -15,6 +15,11 @@ from pyg_trust.privacy.audit import (
     canary_graph,
     empirical_epsilon,
 )
+from pyg_trust.privacy.audit_aggregation import (
+    MuAuditReport,
+    audit_aggregation,
+    empirical_mu,
+)
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
 from pyg_trust.privacy.planning import (
@@ -35,6 +40,7 @@ __all__ = [
     'AuditReport',
     'ClippedSum',
     'FDPAccountant',
+    'MuAuditReport',
     'PLDAccountant',
     'PrivacyEngine',
     'PrivacyReport',
@@ -49,10 +55,12 @@ __all__ = [
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
+    'audit_aggregation',
     'audit_training',
     'canary_graph',
     'create_accountant',
     'empirical_epsilon',
+    'empirical_mu',
     'propose',
     'register_accountants',
     'search',
