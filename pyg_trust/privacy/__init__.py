@@ -8,11 +8,17 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
+from pyg_trust.privacy.aggregation import PrivateNodeClassifier
 from pyg_trust.privacy.audit import (
     AuditReport,
     audit_training,
     canary_graph,
     empirical_epsilon,
+)
+from pyg_trust.privacy.audit_aggregation import (
+    MuAuditReport,
+    audit_aggregation,
+    empirical_mu,
 )
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
@@ -34,11 +40,13 @@ __all__ = [
     'AuditReport',
     'ClippedSum',
     'FDPAccountant',
+    'MuAuditReport',
     'PLDAccountant',
     'PrivacyEngine',
     'PrivacyReport',
     'PrivateLoader',
     'PrivateModule',
+    'PrivateNodeClassifier',
     'PrivateOptimizer',
     'PrivateTraining',
     'Proposal',
@@ -47,10 +55,12 @@ __all__ = [
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
+    'audit_aggregation',
     'audit_training',
     'canary_graph',
     'create_accountant',
     'empirical_epsilon',
+    'empirical_mu',
     'propose',
     'register_accountants',
     'search',

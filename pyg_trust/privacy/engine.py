@@ -34,6 +34,7 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
+    RELATION,
     SAMPLING,
     FDPAccountant,
     WORAccountant,
@@ -670,6 +671,58 @@ class PrivacyEngine(Single):
             (total + std * self._noise.normal(total.shape).to(total)) * scale
             for total in sums
         ]
+
+    def spend_gaussian(self, mu: float) -> None:
+        r"""Counts a release of Gaussian noise beside the steps, beforehand.
+
+        It is on the account as a step at rate 1 with
+        :math:`\lambda = 1 / \mu`, which is the same mechanism, so steps and
+        releases have one :math:`\epsilon` and no sum of two.
+        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+
+        Args:
+            mu (float): sensitivity over noise, of replacing one row.
+
+        Raises:
+            BudgetExceededError: if it would exceed the budget; nothing is
+                spent.
+            RuntimeError: while a batch waits for its step.
+        """
+        lam = check_lam(1 / _positive('mu', mu))
+        check_alone()
+        training, accountant = self._attached(), self.accountant
+        if accountant.relation != RELATION or self._kind == FDP:
+            raise ValueError(
+                "'mu' of a release goes on an account of "
+                f"'{RELATION}' that is not {FDP!r}'s (got "
+                f"'{accountant.relation}', {self._kind!r})"
+            )
+        kept = self._loader.batch_sampler._kept
+        if any(step >= self.steps for step in kept):
+            raise RuntimeError(
+                'a batch was drawn whose step was not taken: take it first, '
+                'as no step is to get another batch for the sake of a release'
+            )
+        if self.target_epsilon is not None and self.target_delta is not None:
+            ahead = deepcopy(accountant)
+            ahead.step(noise_multiplier=2 * lam, sample_rate=1.0)
+            if not ahead.get_epsilon(self.target_delta) <= self.target_epsilon:
+                raise BudgetExceededError(
+                    f"'mu' = {mu:.6g} would exceed the budget of epsilon "
+                    f'{self.target_epsilon:g} at delta '
+                    f'{self.target_delta:g}; nothing was spent'
+                )
+        if self._ledger is not None:
+            self._ledger.record(2 * lam, 1.0)
+        accountant.step(noise_multiplier=2 * lam, sample_rate=1.0)
+        self._note_spent()
+        self._limit = None
+        # An epoch in progress has counted its steps without this one.
+        training.loader._turn += 1
+        self._leaks.append(
+            f'one of the steps is no step of training but a noisy release of '
+            f'mu {mu:.4g} (PrivateAGP), whose rows are covered as well'
+        )
 
     def estimate_max_grad_norm(
         self,
