@@ -88,6 +88,8 @@ CAPABILITIES = {
         'transforms.bounded_degree',
         'transforms.private',
         'functional.accounting',
+        'functional.poisson',
+        'functional.pld',
         'functional.mechanisms',
         'functional.dp',
         'functional.search',

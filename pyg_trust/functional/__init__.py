@@ -122,6 +122,12 @@ from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
 )
+from pyg_trust.functional.poisson import (
+    calibrate_poisson,
+    poisson_epsilon,
+    poisson_profile,
+    rdp_poisson,
+)
 from pyg_trust.functional.policy import (
     Optimum,
     WorstCase,
@@ -205,6 +211,7 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'calibrate_poisson',
     'certified',
     'certified_mean',
     'certified_votes',
@@ -268,6 +275,8 @@ __all__ = [
     'partition_quality',
     'permutation_test',
     'plan',
+    'poisson_epsilon',
+    'poisson_profile',
     'policy_iteration',
     'policy_value',
     'ppr',
@@ -282,6 +291,7 @@ __all__ = [
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_poisson',
     'rdp_select',
     'rdp_wang',
     'rdp_wor',
