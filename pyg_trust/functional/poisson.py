@@ -70,7 +70,6 @@ from pyg_trust.functional.accounting import (
 )
 from pyg_trust.functional.mechanisms import (
     Orders,
-    check_delta,
     check_lam,
     check_orders,
     check_q,
@@ -297,9 +296,7 @@ def _tail(x: Any, q: float, z: float, shift: int) -> Any:
 def _loss(x: float, q: float, z: float, direction: _Direction) -> float:
     p, r = _shifts(direction)
     at = np.array([x])
-    return float(
-        (_log_density(at, q, z, p) - _log_density(at, q, z, r))[0]
-    )
+    return float((_log_density(at, q, z, p) - _log_density(at, q, z, r))[0])
 
 
 def _outcome(

@@ -26,7 +26,6 @@ from pyg_trust.loader.step_batches import (
 )
 from pyg_trust.loader.whole_units import WholeUnitLoader
 
-
 RELATIONS = ('replace', 'add_remove')
 
 
@@ -52,13 +51,13 @@ class GraphLoader(WholeUnitLoader):
     edges, features and label, all together. The gradient of each is clipped
     to :math:`C`.
 
-    **Without replacement, replaced.** If one graph is another, it is drawn with probability
-    :math:`q = m / M`, and then one summand of norm at most :math:`C` is
-    another: the sum moves by at most :math:`2C`, which is what
+    **Without replacement, replaced.** If one graph is another, it is drawn
+    with probability :math:`q = m / M`, and then one summand of norm at most
+    :math:`C` is another: the sum moves by at most :math:`2C`, which is what
     :class:`~pyg_trust.privacy.PrivacyEngine` accounts for.
 
-    **Without replacement, added or removed.** The same numbers hold. Let :math:`D` have one graph
-    more than :math:`D'`. A draw of :math:`m` from :math:`D` misses it with
+    **Without replacement, added or removed.** The same numbers hold. Let
+    :math:`D` have one graph more than :math:`D'`. A draw of :math:`m` from :math:`D` misses it with
     probability :math:`1 - q` and is then a draw from :math:`D'`, so that
     :math:`P = (1 - q) P' + q P_1`; exchanging it for one of the others at
     random makes a draw with it one without, whose sum is at most :math:`2C`
@@ -151,8 +150,7 @@ class GraphLoader(WholeUnitLoader):
         if sample_rate is not None:
             if not 0 < check_number('sample_rate', sample_rate) <= 1:
                 raise ValueError(
-                    "'sample_rate' needs to be in (0, 1] (got "
-                    f'{sample_rate})'
+                    f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
                 )
             self.relation, self.form = 'add-or-remove-one-graph', 'withdraw'
             if num_steps is None:

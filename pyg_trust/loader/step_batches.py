@@ -216,6 +216,10 @@ class StepLoader(NodeLoader):
         edges = self.data.edge_index
         return edges, self.input_nodes, self.data.num_nodes, repr(shape)
 
+    def layout(self) -> str:
+        """A hash of how nodes make units, to compare processes by."""
+        return ''
+
     def assumptions(self) -> tuple[str, ...]:
         """What a guarantee in one unit rests on, and does not cover."""
         return (

@@ -12,6 +12,7 @@ from pyg_trust.loader.step_batches import (
     check_positive,
     check_step,
 )
+from pyg_trust.report import fingerprint
 
 
 class WholeUnitLoader(StepLoader):
@@ -40,6 +41,11 @@ class WholeUnitLoader(StepLoader):
         if self.sampling == POISSON:
             return {'sampling': self.sampling}
         return {}
+
+    def layout(self) -> str:
+        """A hash of how nodes make units, to compare processes by."""
+        seed = getattr(self.node_sampler, 'seed', 0)
+        return fingerprint(self._units(0), seed)
 
     def check_batch(
         self, batch: Data, step: int, count: int | None = None
@@ -70,7 +76,7 @@ class WholeUnitLoader(StepLoader):
                 "'transform' needs to return a torch_geometric.data.Data "
                 f'(got {type(batch).__name__})'
             )
-        found = self._count(batch, step)
+        found = self._count(batch, step, count or self.most_at(step))
         if found is None or found != (found if count is None else count):
             raise ValueError(
                 f'a batch needs to hold whole, distinct units ({self.unit}) '
@@ -80,7 +86,7 @@ class WholeUnitLoader(StepLoader):
             )
         return batch.batch, found
 
-    def _count(self, batch: Data, step: int) -> int | None:
+    def _count(self, batch: Data, step: int, most: int) -> int | None:
         # How many units a batch has, None if they are not whole.
         node, owner = batch.get('n_id'), batch.get('batch')
         known = self._units(step)
@@ -114,7 +120,7 @@ class WholeUnitLoader(StepLoader):
         if self._sizes is None or self._sizes[0] is not known:
             self._sizes = known, known[known >= 0].bincount()
         good = (
-            found <= self.most_at(step)
+            found <= most
             and int(of.min()) >= 0
             and bool((of[owner] == units).all())
             and of.unique().numel() == found

@@ -3,6 +3,7 @@
 from pyg_trust.privacy.accountant import (
     FDPAccountant,
     PLDAccountant,
+    PoissonAccountant,
     RDPAccountant,
     WORAccountant,
     create_accountant,
@@ -16,6 +17,8 @@ from pyg_trust.privacy.audit import (
 )
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
+from pyg_trust.privacy.loading import PrivateLoader
+from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
     Proposal,
     SearchReport,
@@ -24,17 +27,15 @@ from pyg_trust.privacy.planning import (
     search_epsilon,
 )
 from pyg_trust.privacy.report import PrivacyReport
-from pyg_trust.privacy.wrappers import (
-    PrivateLoader,
-    PrivateModule,
-    PrivateOptimizer,
-)
+from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 __all__ = [
+    'AdaptiveNorm',
     'AuditReport',
     'ClippedSum',
     'FDPAccountant',
     'PLDAccountant',
+    'PoissonAccountant',
     'PrivacyEngine',
     'PrivacyReport',
     'PrivateLoader',

@@ -326,7 +326,8 @@ class PoissonAccountant(WORAccountant):
 
     def __init__(self, form: str = 'replace') -> None:
         super().__init__()
-        self.form = check_choice('form', form, FORMS)
+        check_choice('form', form, FORMS)
+        self.form = form
 
     @classmethod
     def mechanism(cls) -> str:

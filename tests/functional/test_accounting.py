@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import hypergeom, norm
 
 from pyg_trust import functional as dp
-from pyg_trust.functional import accounting, pld, mechanisms
+from pyg_trust.functional import accounting, mechanisms, pld
 
 # Of ../shared/oracles/dp/accounting.json, for machines without it:
 # (q, lam, T, delta, lower bound, pessimistic PLD, least-of-three RDP).
