@@ -57,15 +57,15 @@ class GraphLoader(WholeUnitLoader):
     :class:`~pyg_trust.privacy.PrivacyEngine` accounts for.
 
     **Without replacement, added or removed.** The same numbers hold. Let
-    :math:`D` have one graph more than :math:`D'`. A draw of :math:`m` from :math:`D` misses it with
-    probability :math:`1 - q` and is then a draw from :math:`D'`, so that
-    :math:`P = (1 - q) P' + q P_1`; exchanging it for one of the others at
-    random makes a draw with it one without, whose sum is at most :math:`2C`
-    away. By advanced joint convexity (`Balle, Barthe and Gaboardi, 2018
-    <https://arxiv.org/abs/1807.01647>`_, Theorem 2) :math:`P` and :math:`P'`
-    are as close as if it were replaced, at the rate :math:`q = m / M` of the
-    larger. A report tells :math:`M`, and so does a rate: to keep it a secret
-    who is there at all, keep them too.
+    :math:`D` have one graph more than :math:`D'`. A draw of :math:`m` from
+    :math:`D` misses it with probability :math:`1 - q` and is then a draw from
+    :math:`D'`, so that :math:`P = (1 - q) P' + q P_1`; exchanging it for one
+    of the others at random makes a draw with it one without, whose sum is at
+    most :math:`2C` away. By advanced joint convexity (`Balle, Barthe and
+    Gaboardi, 2018 <https://arxiv.org/abs/1807.01647>`_, Theorem 2) :math:`P`
+    and :math:`P'` are as close as if it were replaced, at the rate
+    :math:`q = m / M` of the larger. A report tells :math:`M`, and so does a
+    rate: to keep it a secret who is there at all, keep them too.
 
     **By coins.** Each graph is drawn with the rate :math:`q`, and a batch may
     have any size, also none; sums are divided by the public

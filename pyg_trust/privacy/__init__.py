@@ -9,7 +9,8 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
-from pyg_trust.privacy.audit import (
+from pyg_trust.privacy.audit_function import audit
+from pyg_trust.privacy.auditing import (
     AuditReport,
     audit_training,
     canary_graph,
@@ -48,6 +49,7 @@ __all__ = [
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
+    'audit',
     'audit_training',
     'canary_graph',
     'create_accountant',

@@ -347,9 +347,9 @@ class PrivacyEngine(Spending):
                 )
         if steps is None:
             assert epochs is not None
-            checkcheck_positive('epochs', epochs)
+            check_integer('epochs', epochs, 1)
             steps = epochs * data_loader.batch_sampler.num_steps
-        checkcheck_positive('steps', steps)
+        check_integer('steps', steps, 1)
         target_epsilon = check_positive('target_epsilon', target_epsilon)
         step = self._prepare(
             module,
@@ -406,8 +406,8 @@ class PrivacyEngine(Spending):
         norm = check_positive('max_grad_norm', norm)
         check_choice('loss_reduction', loss_reduction, REDUCTIONS)
         if max_physical_batch_size is not None:
-            checkcheck_positive(
-                'max_physical_batch_size', max_physical_batch_size
+            check_integer(
+                'max_physical_batch_size', max_physical_batch_size, 1
             )
         if (target_epsilon is None) != (target_delta is None):
             raise ValueError(
@@ -472,6 +472,7 @@ class PrivacyEngine(Spending):
         self._loader = data_loader
         self._noise_multiplier = float(noise_multiplier)
         self._adaptive, self._key = adaptive, key
+        self._max_grad_norm = step.max_grad_norm
         self._loss_reduction = step.loss_reduction
         batches = data_loader.batch_sampler
         batches.choose = self._choose
@@ -502,7 +503,8 @@ class PrivacyEngine(Spending):
     def max_grad_norm(self) -> float:
         """The clipping norm :math:`C`, that of the next step."""
         self._attached()
-        return self._training_step().max_grad_norm
+        self._attached()
+        return self._max_grad_norm
 
     @property
     def loss_reduction(self) -> str:
@@ -561,11 +563,16 @@ class PrivacyEngine(Spending):
             ]
             norm = self._next_norm(norm, float(inside) - float(found) / 2)
         *noisy, shared = self._group.spread(totals, norm)
-        self._training_step().max_grad_norm = float(shared)
+        self._set_norm(float(shared))
         scale = 1.0
         if self.loss_reduction == 'mean':
             scale /= self._loader.subgraphs_per_batch
         return [value * scale for value in noisy]
+
+    def _set_norm(self, norm: float) -> None:
+        if self._adaptive is not None:
+            self._max_grad_norm = norm
+            self._training_step().max_grad_norm = norm
 
     def _next_norm(self, norm: float, centred: float) -> float:
         # Of the sum of 1/2 for each unit below the norm and -1/2 above.

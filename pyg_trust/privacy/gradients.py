@@ -100,7 +100,7 @@ class SubgraphGradients:
     * :obj:`'functorch'`: ``vmap`` of the gradient over subgraphs of one
       shape. It calls the module again, which must draw no random numbers
       and have no shapes that depend on values.
-    * :obj:`'loop'`: as :obj:`'vjp'`, one subgraph at a time, without vmap.
+    * :obj:`'loop'`: as :obj:`'vjp'`, one subgraph at a time.
 
     :obj:`'auto'` takes the bookkeeping if, on random features, it is equal to
     running some of the subgraphs alone (:meth:`check`; done at the first call
@@ -113,8 +113,7 @@ class SubgraphGradients:
     also leaves out one with activations that are not finite.
 
     If one batch has something in it that the bookkeeping does not know and
-    the model has drawn random numbers, their masks were not kept, and
-    :obj:`'vjp'` is then as dear as said above.
+    the model has drawn random numbers, :obj:`'vjp'` is as dear as said above.
 
     Args:
         module (torch.nn.Module): the model. Its parameters that require a
@@ -329,9 +328,8 @@ class Tape:
             output_owner (Tensor or sequence, optional): the subgraph of each
                 row of each output; by default, rows are nodes.
                 (default: :obj:`None`)
-            clipping (str): as in
-                :func:`pyg_trust.functional.mechanisms.clip_factors`.
-                (default: :obj:`'flat'`)
+            clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
+                :obj:`'flat'`)
 
         Raises:
             TypeError, ValueError: on wrong arguments, and if a method that

@@ -144,9 +144,9 @@ class PrivacyReport(Report):
             f'Neighbours are data that differ by "{self.relation}". '
             f'{self._draw()}, at a rate of {rates}; {self._clip()}; sums; and '
             'adds Gaussian noise of the standard deviation '
-            f'{self.noise_std:.4g}, for the {self.sensitivity:.4g} by which '
-            'neighbours can move the sum (the account counts '
-            f'{self.lam:.4g} times as much).',
+            f'{self.noise_std:.4g}. Neighbours move the sum by at most '
+            f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
+            'that as noise.',
             f'Accounted for by {self.mechanism!r}. This holds if, and covers '
             'only what follows:',
             *(f'- {line}' for line in self.assumptions),

@@ -109,7 +109,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         # Before there are weights that may have seen the present one.
         engine._fresh_noise()
         engine._training_step().reset()
-        engine._training_step().max_grad_norm = norm
+        engine._set_norm(norm)
         pins.release()
         model.module.load_state_dict(state['model'])
         pins.hold()
