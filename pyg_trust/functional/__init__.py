@@ -127,6 +127,12 @@ from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
 )
+from pyg_trust.functional.poisson import (
+    calibrate_poisson,
+    poisson_epsilon,
+    poisson_profile,
+    rdp_poisson,
+)
 from pyg_trust.functional.policy import (
     Optimum,
     WorstCase,
@@ -225,6 +231,7 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'calibrate_poisson',
     'certified',
     'certified_mean',
     'certified_votes',
@@ -297,6 +304,8 @@ __all__ = [
     'permutation_test',
     'plan',
     'plan_memory',
+    'poisson_epsilon',
+    'poisson_profile',
     'policy_iteration',
     'policy_value',
     'ppr',
@@ -313,6 +322,7 @@ __all__ = [
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_poisson',
     'rdp_select',
     'rdp_wang',
     'rdp_wor',
