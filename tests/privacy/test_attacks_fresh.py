@@ -196,9 +196,9 @@ def sum_of(setup, change):
     inner = setup.optimizer._step
     add = inner.add_noise
 
-    def look(sums):
+    def look(sums, *counts):
         found.extend(total.clone() for total in sums)
-        return add(sums)
+        return add(sums, *counts)
 
     inner.add_noise = look
     for batch in setup.loader:
