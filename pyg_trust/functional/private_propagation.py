@@ -280,11 +280,7 @@ def private_propagate(
             "'graph' needs to be unweighted and without duplicate edges: a "
             'weight moves the sums by as much'
         )
-    if not hasattr(noise, 'normal'):
-        raise TypeError(
-            "'noise' needs to be a source of noise, as pyg_trust.noise has "
-            f'(got {type(noise).__name__})'
-        )
+    _check_noise(noise)
     if isinstance(stds, str) or not isinstance(stds, Sequence) or not stds:
         raise TypeError(
             f"'stds' needs to be a list of at least one number (got {stds!r})"
@@ -402,6 +398,7 @@ def scaled_propagate(
     check_instance('graph', graph, CSRGraph)
     check_tensor('x', x, REAL, (graph.num_nodes, 'num_columns'))
     check_instance('own', own, bool)
+    _check_noise(noise)
     std = check_positive('std', std)
     operator = _operator(graph, measure)
     if scales is None:
@@ -419,6 +416,14 @@ def scaled_propagate(
     if not own:
         total = total - diagonal[:, None] * sent
     return total + std * noise.normal(tuple(total.shape))
+
+
+def _check_noise(noise: Noise) -> None:
+    if not hasattr(noise, 'normal'):
+        raise TypeError(
+            "'noise' needs to be a source of noise, as pyg_trust.noise has "
+            f'(got {type(noise).__name__})'
+        )
 
 
 def _incoming(graph: CSRGraph) -> scipy.sparse.csr_array:

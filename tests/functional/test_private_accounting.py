@@ -108,8 +108,9 @@ def test_all_rows_of_the_oracle(shared):
         found = gaussian_epsilon(mu, row['delta'])
         assert found == pytest.approx(row['epsilon'], rel=1e-9)
         walks = wor_epsilon([(1 / mu, 1.0, 1)], row['delta'])
-        # A grid's: 3.9e-6 at the least epsilon of all, 2e-6 from 1 on.
-        assert 0 <= walks / row['epsilon'] - 1 <= 5e-6
+        # On a grid, which costs more below an epsilon of 1.
+        most = 2e-6 if row['epsilon'] > 1 else 1e-5
+        assert 0 <= walks / row['epsilon'] - 1 <= most
     for row in oracle['calibration']:
         mu = gaussian_mu_for(row['epsilon'], row['delta'])
         assert mu == pytest.approx(row['mu'], rel=1e-9)

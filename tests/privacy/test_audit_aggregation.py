@@ -114,7 +114,7 @@ def test_bounds_are_those_of_two_gaussians():
         positive = generator.standard_normal(1000) + 1.5
         report = empirical_mu(negative, positive, claim=1.5)
         above += report.violated
-        assert report.mu_lower > 0.9
+        assert report.mu_lower > 0.7
     # At most 5 % each; more than 25 of 200 by chance once in 1e5.
     assert above <= 25
     same = empirical_mu(np.zeros(50), np.zeros(50))
