@@ -116,7 +116,8 @@ class AggregationReport(Report):
         epsilon (float): :math:`\epsilon` of everything so far.
         delta (float): :math:`\delta`.
         target_epsilon (float, optional): the budget, if there is one.
-        mu (float): :math:`\mu` of everything so far.
+        mu (float): :math:`\mu` of everything so far; of the sums alone, if
+            steps of private training are on the account as well.
         mu_encoder (float): of the encoder's training.
         mu_aggregation (float): of the noisy sums.
         mu_head (float): of the head's training.
