@@ -90,6 +90,8 @@ CAPABILITIES = {
         'transforms.aggregation',
         'account',
         'functional.accounting',
+        'functional.poisson',
+        'functional.pld',
         'functional.mechanisms',
         'functional.dp',
         'functional.search',

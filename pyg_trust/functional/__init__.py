@@ -101,6 +101,11 @@ from pyg_trust.functional.newton import (
     shift_epsilon,
     tight_bound,
 )
+from pyg_trust.functional.out_of_core import (
+    MemoryPlan,
+    plan_memory,
+    propagate_to,
+)
 from pyg_trust.functional.partition import (
     PartitionLosses,
     PartitionQuality,
@@ -121,6 +126,12 @@ from pyg_trust.functional.partition import (
 from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
+)
+from pyg_trust.functional.poisson import (
+    calibrate_poisson,
+    poisson_epsilon,
+    poisson_profile,
+    rdp_poisson,
 )
 from pyg_trust.functional.policy import (
     Optimum,
@@ -201,6 +212,7 @@ __all__ = [
     'DisjointWalks',
     'FlipRegions',
     'Measure',
+    'MemoryPlan',
     'Optimum',
     'PartitionLosses',
     'PartitionQuality',
@@ -219,6 +231,7 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'calibrate_poisson',
     'certified',
     'certified_mean',
     'certified_votes',
@@ -290,6 +303,9 @@ __all__ = [
     'partition_quality',
     'permutation_test',
     'plan',
+    'plan_memory',
+    'poisson_epsilon',
+    'poisson_profile',
     'policy_iteration',
     'policy_value',
     'ppr',
@@ -297,6 +313,7 @@ __all__ = [
     'private_quantile',
     'propagate',
     'propagate_median',
+    'propagate_to',
     'prune_bound',
     'query',
     'random_partition',
@@ -305,6 +322,7 @@ __all__ = [
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_poisson',
     'rdp_select',
     'rdp_wang',
     'rdp_wor',
