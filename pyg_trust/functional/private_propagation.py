@@ -10,10 +10,7 @@ afterwards. Dividing by a degree *before* the noise takes the signal of a row
 of degree :math:`d` from :math:`d` to 1 and leaves the sensitivity where it
 was.
 
-The relations
--------------
-
-Public in all of them are the nodes' ids, whether edges are directed, which
+**The relations.** Public in all of them are the nodes' ids, whether edges are directed, which
 nodes train, and all arguments. The record of :math:`v` is its features, its
 label and its own list :math:`L_v` of the nodes that it sends to.
 
@@ -91,6 +88,7 @@ from pyg_trust._checks import (
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
 
+#: Who may be protected.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 FORMS = ('withdraw', 'replace')
 BETWEEN = ('normalize', 'clip')

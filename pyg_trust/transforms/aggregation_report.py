@@ -33,7 +33,8 @@ class Relation(NamedTuple):
     """Which data are neighbours, checked.
 
     Args:
-        name (str): one of :data:`pyg_trust.functional.RELATIONS`.
+        name (str): one of ``'edge'``, ``'node'``,
+            ``'node_incident'`` and ``'feature'``.
         form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): :math:`D`.
@@ -81,7 +82,8 @@ def make_relation(
     """Checks the arguments that say who is protected.
 
     Args:
-        relation (str): one of :data:`pyg_trust.functional.RELATIONS`.
+        relation (str): one of ``'edge'``, ``'node'``,
+            ``'node_incident'`` and ``'feature'``.
         form (str, optional): ``'withdraw'``, which is the default of nodes,
             or ``'replace'``, that of ``'feature'``.
         directed (bool): whether edges are arcs.
