@@ -10,9 +10,9 @@ afterwards. Dividing by a degree *before* the noise takes the signal of a row
 of degree :math:`d` from :math:`d` to 1 and leaves the sensitivity where it
 was.
 
-**The relations.** Public in all of them are the nodes' ids, whether edges are directed, which
-nodes train, and all arguments. The record of :math:`v` is its features, its
-label and its own list :math:`L_v` of the nodes that it sends to.
+**The relations.** Public in all of them are the nodes' ids, whether edges are
+directed, which nodes train, and all arguments. The record of :math:`v` is its
+features, its label and its own list :math:`L_v` of the nodes that it sends to.
 
 ``'edge'``
     One edge differs. Removing an arc :math:`(u, w)` moves row :math:`w` by
