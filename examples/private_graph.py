@@ -304,9 +304,10 @@ def main() -> None:
     parser.add_argument('--root', default='data')
     parser.add_argument('--out', default='figures')
     parser.add_argument('--seeds', type=int, default=1)
-    numbers = {'type': float, 'nargs': '*'}
-    parser.add_argument('--edge-epsilons', default=[1.0, 2.0, 4.0], **numbers)
-    parser.add_argument('--node-epsilons', default=[4.0, 8.0, 16.0], **numbers)
+    for level, default in (('edge', [1.0, 2.0, 4.0]), ('node', [4, 8, 16])):
+        parser.add_argument(
+            f'--{level}-epsilons', type=float, nargs='*', default=default
+        )
     parser.add_argument('--only', nargs='*', help='methods')
     args = parser.parse_args()
     out = Path(args.out)

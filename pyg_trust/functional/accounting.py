@@ -173,7 +173,7 @@ def wor_epsilon(
     if method == 'rdp_wor':
         return wor_epsilon_rdp(history, delta)
     phases = check_history(history)
-    if check_delta(delta) >= MIN_DELTA and all(q == 1 for _, q in phases):
+    if check_delta(delta) >= pld.MIN_DELTA and all(q == 1 for _, q in phases):
         mu = math.hypot(*(math.sqrt(n) / k for (k, _), n in phases.items()))
         return gaussian_epsilon(mu, delta)
     return wor_epsilon_pld([(*key, n) for key, n in phases.items()], delta)
