@@ -22,7 +22,9 @@ from pyg_trust.privacy.loading import PrivateLoader
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
     Proposal,
+    SamplingReport,
     SearchReport,
+    compare_samplings,
     propose,
     search,
     search_epsilon,
@@ -45,6 +47,7 @@ __all__ = [
     'PrivateTraining',
     'Proposal',
     'RDPAccountant',
+    'SamplingReport',
     'SearchReport',
     'SubgraphGradients',
     'Tape',
@@ -52,6 +55,7 @@ __all__ = [
     'audit',
     'audit_training',
     'canary_graph',
+    'compare_samplings',
     'create_accountant',
     'empirical_epsilon',
     'propose',

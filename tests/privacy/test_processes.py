@@ -98,13 +98,16 @@ def test_clipped_sums_are_those_of_one_process(trained):
     x = torch.randn(36, 12, generator=generator)
     grad = x[:12].double() + x[12:].view(12, 2, 12).sum(1)
     grad *= (0.7 / grad.norm(dim=1, keepdim=True)).clamp(max=1)
-    drawn = [torch.arange(12)[torch.arange(12) % 3 < t % 3] for t in range(6)]
-    moved = sum(grad[index].sum(0) for index in drawn)
+    moved = sum(
+        grad[one['fixed'][0][step]].sum(0) for one in found for step in range(6)
+    )
+    drawn = sum(len(units) for one in found for units in one['fixed'][0])
+    assert drawn == 2 * (0 + 4 + 8)
     for one in found:
-        before, after = map(torch.tensor, one['fixed'])
-        want = before[0] - 0.1 * moved
-        assert torch.allclose(after[0].double(), want, atol=1e-4)
-        assert one['fixed'] == found[0]['fixed']
+        _, before, after = one['fixed']
+        want = torch.tensor(before[0]).double() - 0.1 * moved
+        assert torch.allclose(torch.tensor(after[0]).double(), want, atol=1e-4)
+        assert one['fixed'][1:] == found[0]['fixed'][1:]
 
 
 def test_other_partitions_and_wrapped_models_are_refused(trained):

@@ -120,8 +120,8 @@ def fixed():
         engine, made = prepare('law')
         # The weights of the first, whoever began with others.
         before = made.model.nn.weight.tolist()
-        train(engine, made)
-        return [before, made.model.nn.weight.tolist()]
+        units, _ = train(engine, made)
+        return [units, before, made.model.nn.weight.tolist()]
     finally:
         noise.SecureNoise.normal, Spending._choose = kept
 
