@@ -555,7 +555,7 @@ class PrivacyEngine(Spending):
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
         self._group.of_first(lambda: check_totals(totals, found, drawn))
-        if self._group.first:
+        if self._group.adds_noise:
             std = self._gradient_multiplier * norm
             totals = [
                 total + std * self._noise.normal(total.shape).to(total)

@@ -99,7 +99,9 @@ def test_clipped_sums_are_those_of_one_process(trained):
     grad = x[:12].double() + x[12:].view(12, 2, 12).sum(1)
     grad *= (0.7 / grad.norm(dim=1, keepdim=True)).clamp(max=1)
     moved = sum(
-        grad[one['fixed'][0][step]].sum(0) for one in found for step in range(6)
+        grad[one['fixed'][0][step]].sum(0)
+        for one in found
+        for step in range(6)
     )
     drawn = sum(len(units) for one in found for units in one['fixed'][0])
     assert drawn == 2 * (0 + 4 + 8)

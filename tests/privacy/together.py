@@ -68,9 +68,9 @@ def train(engine, made, after=lambda: None):
 
 def noise_of(planted=''):
     """The p-value of all noise that was released, of six steps."""
-    kept = Group.first, Group.spread
+    kept = Group.adds_noise, Group.spread
     if planted == 'every rank adds noise':
-        Group.first = property(lambda self: True)
+        Group.adds_noise = property(lambda self: True)
         spread = Group.spread
 
         def add_up(self, values, *numbers):
@@ -81,11 +81,11 @@ def noise_of(planted=''):
         Group.spread = add_up
     engine, made = prepare('noise')
     if planted == 'no rank does':
-        Group.first = property(lambda self: False)
+        Group.adds_noise = property(lambda self: False)
     try:
         _, grads = train(engine, made)
     finally:
-        Group.first, Group.spread = kept
+        Group.adds_noise, Group.spread = kept
     drawn = grads.double() / (2.0 * 0.7)
     return noise.p_value(drawn) if float(drawn.abs().max()) else 0.0
 
