@@ -473,6 +473,7 @@ class PrivacyEngine(Spending):
         self._noise_multiplier = float(noise_multiplier)
         self._adaptive, self._key = adaptive, key
         self._max_grad_norm = step.max_grad_norm
+        step.counts = adaptive is not None
         self._loss_reduction = step.loss_reduction
         batches = data_loader.batch_sampler
         batches.choose = self._choose
