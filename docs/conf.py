@@ -87,6 +87,8 @@ CAPABILITIES = {
         'loader',
         'transforms.bounded_degree',
         'transforms.private',
+        'transforms.aggregation',
+        'account',
         'functional.accounting',
         'functional.poisson',
         'functional.pld',

@@ -9,6 +9,12 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     register_accountants,
 )
+from pyg_trust.privacy.aggregation import PrivateNodeClassifier
+from pyg_trust.privacy.audit_aggregation import (
+    MuAuditReport,
+    audit_aggregation,
+    empirical_mu,
+)
 from pyg_trust.privacy.audit_function import audit
 from pyg_trust.privacy.auditing import (
     AuditReport,
@@ -37,12 +43,14 @@ __all__ = [
     'AuditReport',
     'ClippedSum',
     'FDPAccountant',
+    'MuAuditReport',
     'PLDAccountant',
     'PoissonAccountant',
     'PrivacyEngine',
     'PrivacyReport',
     'PrivateLoader',
     'PrivateModule',
+    'PrivateNodeClassifier',
     'PrivateOptimizer',
     'PrivateTraining',
     'Proposal',
@@ -53,11 +61,13 @@ __all__ = [
     'Tape',
     'WORAccountant',
     'audit',
+    'audit_aggregation',
     'audit_training',
     'canary_graph',
     'compare_samplings',
     'create_accountant',
     'empirical_epsilon',
+    'empirical_mu',
     'propose',
     'register_accountants',
     'search',

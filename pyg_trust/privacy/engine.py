@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ from pyg_trust.functional.mechanisms import (
 )
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
+from pyg_trust.privacy.accountant import (
+    RELATION,
+    FDPAccountant,
+    PoissonAccountant,
+)
 from pyg_trust.privacy.attaching import (
     check_group,
     check_parts,
@@ -544,6 +550,7 @@ class PrivacyEngine(Spending):
         self, sums: list[Tensor], units: int, below: int
     ) -> list[Tensor]:
         self._group.check()
+        self._check_process()
         step = self.steps
         if not self._allowed(step):
             epsilon, delta = self._target
@@ -583,6 +590,66 @@ class PrivacyEngine(Spending):
         std = self._adaptive.count_std(self._noise_multiplier, size)
         noise = std * float(self._noise.normal((1,))[0])
         return self._adaptive.next(norm, 0.5 + (centred + noise) / size)
+
+    def spend_gaussian(self, mu: float) -> None:
+        r"""Counts a release of Gaussian noise beside the steps, beforehand.
+
+        It is on the account as a step at rate 1 with
+        :math:`\lambda = 1 / \mu`, which is the same mechanism, so steps and
+        releases have one :math:`\epsilon` and no sum of two.
+        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+
+        Args:
+            mu (float): sensitivity over noise, of replacing one row.
+
+        Raises:
+            BudgetExceededError: if it would exceed the budget; nothing is
+                spent.
+            RuntimeError: while a batch waits for its step.
+        """
+        lam = check_lam(1 / check_positive('mu', mu))
+        self._check_process()
+        if self._group.current().size > 1:
+            raise RuntimeError(
+                'a release goes on the account of one process (got '
+                f'{self._group.size}): make it before, or after training'
+            )
+        training, accountant = self._attached(), self.accountant
+        if accountant.relation != RELATION or isinstance(
+            accountant, FDPAccountant | PoissonAccountant
+        ):
+            raise ValueError(
+                f"'mu' of a release goes on an account of '{RELATION}' with "
+                'batches drawn without replacement from disjoint subgraphs '
+                f"(got '{accountant.relation}', "
+                f'{type(accountant).__name__})'
+            )
+        kept = self._loader.batch_sampler._kept
+        if any(step >= self.steps for step in kept):
+            raise RuntimeError(
+                'a batch was drawn whose step was not taken: take it first, '
+                'as no step is to get another batch for the sake of a release'
+            )
+        if self.target_epsilon is not None and self.target_delta is not None:
+            ahead = deepcopy(accountant)
+            ahead.step(noise_multiplier=2 * lam, sample_rate=1.0)
+            if not ahead.get_epsilon(self.target_delta) <= self.target_epsilon:
+                raise BudgetExceededError(
+                    f"'mu' = {mu:.6g} would exceed the budget of epsilon "
+                    f'{self.target_epsilon:g} at delta '
+                    f'{self.target_delta:g}; nothing was spent'
+                )
+        if self._ledger is not None:
+            self._ledger.record(2 * lam, 1.0)
+        accountant.step(noise_multiplier=2 * lam, sample_rate=1.0)
+        self._note_spent()
+        self._limit = None
+        # An epoch in progress has counted its steps without this one.
+        training.loader._turn += 1
+        self._leaks.append(
+            f'one of the steps is no step of training but a noisy release of '
+            f'mu {mu:.4g} (PrivateAGP), whose rows are covered as well'
+        )
 
     def estimate_max_grad_norm(
         self,

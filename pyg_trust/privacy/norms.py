@@ -194,6 +194,7 @@ def estimate(
             "are there; 'max_grad_norm=AdaptiveNorm(...)' works in several"
         )
     if epsilon is not None:
+        engine._check_process()
         epsilon = check_positive('epsilon', epsilon)
         if data_loader.form != 'replace':
             raise ValueError(

@@ -72,6 +72,7 @@ class Spending(Single):
         self._noise = self._source(_NOISE)
         self._ledger_path = ledger
         self._ledger_head = ledger_head
+        self._process = os.getpid()
         self._leaks: list[str] = []
         self._paid: Counter[tuple[float, float]] = Counter()
         self._paid_pure = 0.0
@@ -143,6 +144,15 @@ class Spending(Single):
         """Whether the budget does not allow the next step."""
         self._check_attached()
         return not self._allowed(self.steps)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f'the engine was made by process {self._process}, of which '
+                f'this one ({os.getpid()}) is a fork: what both release '
+                'would be on no account together. Make the engine in the '
+                'process that trains'
+            )
 
     def _check_attached(self) -> None:
         if not hasattr(self, '_noise_multiplier'):
