@@ -507,6 +507,7 @@ entry(
     lambda: {'norms': rand(4), 'max_grad_norm': 1.0},
     norms=tensor(rows=False, finite=False),
     max_grad_norm=number(0, math.inf, closed='high'),
+    clipping=choice(),
 )
 entry(
     'functional.lam_from_opacus',
@@ -533,6 +534,40 @@ entry(
     lambda: {'orders': [2.0, 3.0], 'lam': 2.0},
     orders=ORDERS,
     lam=LAM,
+)
+MULTIPLIER = number(0)
+entry(
+    'functional.poisson_profile',
+    lambda: {'epsilon': 1.0, 'q': 0.1, 'noise_multiplier': 2.0},
+    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
+    epsilon=number(),
+    q=Q,
+    noise_multiplier=MULTIPLIER,
+    form=choice(),
+)
+entry(
+    'functional.rdp_poisson',
+    lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'noise_multiplier': 2.0},
+    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
+    orders=ORDERS,
+    q=Q,
+    noise_multiplier=MULTIPLIER,
+    form=choice(),
+)
+entry(
+    'functional.poisson_epsilon',
+    lambda: {'history': [(2.0, 0.1, 3)], 'delta': 1e-5},
+    names=HISTORY_NAMES,
+    history=HISTORY,
+    form=choice(),
+)
+entry(
+    'functional.calibrate_poisson',
+    lambda: {'epsilon': 1.0, 'delta': 1e-5, 'q': 0.1, 'steps': 3, 'tol': 0.1},
+    epsilon=POSITIVE,
+    q=Q,
+    steps=COUNT,
+    form=choice(),
 )
 for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
     entry(

@@ -39,7 +39,8 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
+from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.report import Report, provenance
 
 Attach = Callable[
