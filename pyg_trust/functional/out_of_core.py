@@ -287,7 +287,7 @@ def _torch(dtype: np.dtype) -> torch.dtype:
 
 def _in_blocks(
     made: on_disk.ColumnFile | None,
-    arguments: tuple,
+    arguments: tuple[Path, tuple[int, int], np.dtype, str],
     matrix: Any,
     job: _Job,
     turned: bool,
