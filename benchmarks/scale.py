@@ -94,7 +94,8 @@ def levels(args: argparse.Namespace) -> dict[str, float]:
         args.folder / 'x.npy',
         appnp(0.1, levels=args.levels),
         half=args.half,
-        columns=args.together,
+        # Rows of levels of as many cache lines.
+        columns=args.together * (2 if args.half else 1),
     )
     return meter.read()
 
