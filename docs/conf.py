@@ -78,6 +78,8 @@ CAPABILITIES = {
         'functional.clustering',
         'functional.incremental',
         'functional.levels',
+        'functional.out_of_core',
+        'functional.halo',
         'utils',
     ),
     'Private training': (
@@ -168,7 +170,12 @@ def object_page(source: str, name: str, value: Any) -> tuple[str, str, str]:
     lines += [f'``from {source} import {name}``', '']
     lines += [f'.. currentmodule:: {home}', '', f'.. {kind}:: {name}']
     if kind == 'autoclass':
-        lines += ['   :members:', '   :show-inheritance:']
+        lines += ['   :members:']
+        # What a class inherits from a private one is its own.
+        private = any('._' in base.__module__ for base in value.__bases__)
+        lines += [
+            '   :inherited-members:' if private else '   :show-inheritance:'
+        ]
     return home, '\n'.join([*lines, '']), first_sentence(value)
 
 

@@ -334,6 +334,53 @@ entry(
     weight=tensor(none=True),
     perm=tensor(none=True),
 )
+
+
+def saved_graph() -> str:
+    place = f'{FOLDER}/graph'
+    csr().save(place)
+    return place
+
+
+entry(
+    'graph.CSRGraph.save',
+    lambda: (csr(), {'folder': f'{FOLDER}/graph'}),
+    folder=values(3, None),
+)
+entry(
+    'graph.CSRGraph.load',
+    lambda: {'folder': saved_graph()},
+    folder=values(3, None),
+    mmap=FLAG,
+    verify=FLAG,
+)
+entry(
+    'graph.CSRGraph.from_edges',
+    lambda: {'source': undirected(), 'num_nodes': N},
+    Row('twice', {'source': undirected()[:, [0] * 14]}, "'source'"),
+    Row('little', {'memory': 1000}, "'memory'"),
+    source=values(3, None, torch.ones(3), torch.ones(2, 3), undirected() + N),
+    num_nodes=integer(N),
+    folder=values(3, 2.5),
+    memory=values(0, -1, 2.5, 'lots', None, True),
+    duplicates=choice(),
+    undirected=FLAG,
+    names={'num_nodes': "'(num_nodes|source)'"},
+)
+entry('distributed.own_items', lambda: {'count': 3}, count=integer(0))
+entry(
+    'distributed.run_over_ranks',
+    lambda: {'items': [1, 2], 'work': str},
+    items=values(3, None),
+    work=values(3, None),
+)
+entry(
+    'distributed.from_first',
+    lambda: {'work': int},
+    work=values(3, None),
+    size=integer(1, none=True),
+    after=FLAG,
+)
 EDGE_WEIGHT = tensor(none=True)
 NUM_NODES = integer(N, none=True)
 entry(

@@ -413,11 +413,17 @@ entry(
     lambda: {'measure': 'appnp', 'alpha': 0.2},
     *MEASURE_ROWS,
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
+    Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
+    Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
     force_push=FLAG,
     half=FLAG,
     level_tol=EPS,
     attr=NAME,
     out=MAYBE_NAME,
+    columns=values(0, -1, 2.5, None, 'all', True),
+    memory=values(0, -1, 2.5, 'lots', True),
+    over_ranks=FLAG,
+    progress_bar=FLAG,
     **MEASURE,
 )
 
