@@ -222,3 +222,21 @@ def test_unlearn_nodes(shared, tmp_path):
     assert abs(unlearned - clean) < 0.005
     assert 'the measured residual 0' in output
     assert (tmp_path / 'unlearn_nodes.png').exists()
+
+
+def test_the_verdicts_of_the_docs_are_those_of_the_example():
+    sys.path.insert(0, str(EXAMPLES.parent / 'docs'))
+    try:
+        import figures
+    finally:
+        sys.path.pop(0)
+    blocks = run('audit_unlearners.py').split('# ')[1:]
+    found = {}
+    for block in blocks:
+        name, *lines = block.strip().splitlines()
+        found[name] = [re.search(r': ([^:,]+),', line)[1] for line in lines]
+    letters = {text: letter for letter, (text, _) in figures.VERDICTS.items()}
+    assert {
+        name: ''.join(letters[verdict] for verdict in verdicts)
+        for name, verdicts in found.items()
+    } == figures.AUDITS
