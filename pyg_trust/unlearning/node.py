@@ -35,7 +35,13 @@ from pyg_trust._checks import (
     check_instance,
     check_positive,
 )
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.commit import (
+    EditedInPlace,
+    Lineage,
+    ObjectLock,
+    editing,
+    synchronized,
+)
 from pyg_trust.functional.heads import (
     HEADS,
     Objective,
@@ -83,7 +89,7 @@ FEW_STEPS = 3
 COLUMNS_A_STEP = 8
 
 
-class NodeClassifier(Saving):
+class NodeClassifier(Saving, EditedInPlace):
     r"""A node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -264,14 +270,16 @@ class NodeClassifier(Saving):
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, data: Data, train_nodes: Tensor | None = None
     ) -> 'NodeClassifier':
         """Propagates and trains; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
-        with a new ledger. Ends with a release.
+        with a new ledger. If anything was removed before, it may come back
+        with it: so the result can't be saved over an earlier state, as that of
+        another object. Ends with a release.
 
         Args:
             data (Data): with ``x``, ``edge_index``, ``y`` and
@@ -306,7 +314,11 @@ class NodeClassifier(Saving):
             x = encode(self.encoder, x)
         state = NodeState(self._settings, classes, graph, x.double(), y)
         outputs = state.Y.size(1)
-        releases = 0 if self._model is None else self._model.releases
+        releases, lineage = 0, Lineage()
+        if self._model is not None:
+            releases = self._model.releases
+            if not self._model.ledger.has_removals:
+                lineage = self._model.lineage
         B = self._draw_linear((x.size(1), outputs), releases)
         W = torch.zeros((x.size(1), outputs), dtype=torch.float64)
         problem = state.problem(self._goal(state), B)
@@ -319,7 +331,7 @@ class NodeClassifier(Saving):
             state,
             ledger,
             seals,
-            Lineage().next(),
+            lineage.next(),
             found.W,
             B,
             self._release(found.W, releases),
@@ -354,7 +366,7 @@ class NodeClassifier(Saving):
 
     # Removal ################################################################
 
-    @synchronized
+    @editing
     def remove(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodeUnlearnReport:
@@ -391,7 +403,7 @@ class NodeClassifier(Saving):
             data.compact()
         return report
 
-    @synchronized
+    @editing
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
@@ -424,7 +436,7 @@ class NodeClassifier(Saving):
         finally:
             self._settle()
 
-    @synchronized
+    @editing
     def flush(self) -> 'NodeClassifier':
         """Makes all but the weights a function of what remains.
 

@@ -1,20 +1,17 @@
 """States of a node classifier, written and read."""
 
-import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from pyg_trust import commit, files, noise
 from pyg_trust._checks import check_instance, check_tensor
-from pyg_trust.commit import Lineage, synchronized
+from pyg_trust.commit import Lineage, editing, synchronized
 from pyg_trust.functional.measures import Measure
 from pyg_trust.ledger import Seals
 from pyg_trust.unlearning.node_release import Model, Releasing
 from pyg_trust.unlearning.node_state import NodeState, Settings
-
-_Self = TypeVar('_Self', bound='Saving')
 
 
 class Saving(Releasing):
@@ -50,7 +47,7 @@ class Saving(Releasing):
             'secure': model.secure,
         }
 
-    @synchronized
+    @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a saved state, and computes the features anew.
 
@@ -93,10 +90,6 @@ class Saving(Releasing):
             ValueError: as :meth:`load_state_dict`.
         """
         self.load_state_dict(files.load(path))
-
-    def __copy__(self: _Self) -> _Self:
-        # The data are edited in place: no two objects may share them.
-        return copy.deepcopy(self)
 
     def _config(self) -> dict[str, Any]:
         measure = {

@@ -442,7 +442,7 @@ class Building(Stateful):
         outputs = self._outputs(
             state.data, state.checkpoints, state.num_classes, progress_bar
         )
-        with self._lock:
+        with self._lock.turn:
             if self._state is state:
                 self._asked_seconds = time.perf_counter() - started
                 self._state = state._replace(outputs=outputs)

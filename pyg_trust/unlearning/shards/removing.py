@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_number
-from pyg_trust.commit import synchronized
+from pyg_trust.commit import editing, synchronized
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.graph import (
@@ -80,7 +80,7 @@ class Removing(Building):
             stages=first,
         )
 
-    @synchronized
+    @editing
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> ShardRemovalReport:
@@ -107,7 +107,7 @@ class Removing(Building):
             state, request, (state.queue, state.arrived), progress_bar
         )
 
-    @synchronized
+    @editing
     def enqueue(self, request: RemovalRequest) -> int:
         """Puts a request in the queue, and returns how many wait.
 
@@ -141,6 +141,9 @@ class Removing(Building):
         It is if it holds :obj:`max_requests`, or its oldest request has
         waited :obj:`max_wait`.
         """
+        return self._due()
+
+    def _due(self) -> bool:
         state = self._fitted
         if not state.queue:
             return False
@@ -154,7 +157,7 @@ class Removing(Building):
             and self._now() - state.arrived[0] >= self.max_wait
         )
 
-    @synchronized
+    @editing
     def flush_if_due(
         self, *, progress_bar: bool = False
     ) -> ShardRemovalReport | None:
@@ -174,7 +177,7 @@ class Removing(Building):
             raise ValueError(
                 "'max_wait' or 'max_requests' needs to be given to the class"
             )
-        return self.flush(progress_bar=progress_bar) if self.due else None
+        return self._flush(progress_bar) if self._due() else None
 
     @synchronized
     def policy(self, rate: float, max_wait: float) -> BatchPlan:
@@ -196,7 +199,7 @@ class Removing(Building):
         rest = sum(work.seconds.values()) - work.seconds['shards']
         return batch_plan(stages, shares, rest, rate, max_wait)
 
-    @synchronized
+    @editing
     def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
         """Forgets what is in the queue, as one request.
 
@@ -208,11 +211,14 @@ class Removing(Building):
             ValueError: if the queue is empty, or is no longer possible; then
                 the queue is as before, and :meth:`withdraw` helps.
         """
+        return self._flush(progress_bar)
+
+    def _flush(self, progress_bar: bool) -> ShardRemovalReport:
         queue = self._queued()
         request = RemovalRequest.batch(queue)
         return self._remove(self._fitted, request, ((), ()), progress_bar)
 
-    @synchronized
+    @editing
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
         state = self._fitted

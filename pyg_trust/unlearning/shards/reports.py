@@ -124,6 +124,13 @@ class ShardRemovalReport(Report):
                 *([_waiting(self)] if self.queued else []),
             ),
             origin=self.origin,
+            kind='removal',
+            values={
+                'request': self.request,
+                'exact': self.exact,
+                'shards': self.shards,
+                'keeps_history': self.keeps_history,
+            },
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_number
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, Seals, content
 from pyg_trust.nn.shard_aggregator import ShardAggregator
@@ -128,7 +128,7 @@ class Stateful:
         # Copies: nobody is to reach what is in force.
         return copy.deepcopy(self._packed(self._fitted))
 
-    @synchronized
+    @editing
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:
@@ -166,7 +166,7 @@ class Stateful:
         parts, plain = to_files(self._packed(self._fitted))
         store.write(parts, plain, keep_history=self.keep_history)
 
-    @synchronized
+    @editing
     def load(
         self: _Self,
         folder: str | Path | None = None,
@@ -460,19 +460,29 @@ class Stateful:
             )
         return ShardStore(folder)
 
-    def _commit(self, state: State, *, loaded: bool = False) -> None:
+    def _commit(
+        self, state: State, *, loaded: bool = False, anew: bool = False
+    ) -> None:
         # The one place where a new state takes the place of the old: on the
         # disk by the switch of the manifest, in memory by one assignment.
         if not loaded:
-            before = Lineage() if self._state is None else self._state.lineage
+            before = Lineage()
+            if self._state is not None and not anew:
+                before = self._state.lineage
             state = state._replace(lineage=before.next())
         if self.folder is None:
             self._state = state
             return
         store = ShardStore(self.folder)
         parts, plain = to_files(self._packed(state))
+        goes_on = self._state is not None and not (loaded or anew)
         try:
-            store.write(parts, plain, keep_history=self.keep_history)
+            store.write(
+                parts,
+                plain,
+                keep_history=self.keep_history,
+                goes_on=goes_on,
+            )
             self._state = state
         except BaseException:
             # After the switch there is no way back.

@@ -26,7 +26,7 @@ from pyg_trust._checks import (
     check_non_negative,
     check_tensor,
 )
-from pyg_trust.commit import ObjectLock, synchronized
+from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import (
     check_shards,
     shard_sizes,
@@ -314,7 +314,7 @@ class ShardedUnlearner(Removing):
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, data: Data, *, progress_bar: bool = False
     ) -> 'ShardedUnlearner':
@@ -322,8 +322,10 @@ class ShardedUnlearner(Removing):
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger; a :obj:`folder` of an earlier program is not
-        written over.
+        over, with a new ledger. If anything was removed before, it may come
+        back with it: so the result can't be saved over an earlier state, and a
+        :obj:`folder` that holds one is not written over, nor is that of an
+        earlier program.
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
@@ -336,10 +338,18 @@ class ShardedUnlearner(Removing):
                 there are fewer training nodes than shards (hash shards may be
                 empty), or the partition does not fit them; if the models'
                 outputs have the wrong width, or models are no function of
-                their data and seed.
+                their data and seed; if requests are in the queue, or the
+                folder holds a state.
         """
+        before = self._state
+        anew = before is None or before.ledger.has_removals
+        if before is not None and before.queue:
+            raise ValueError(
+                f'{len(before.queue)} requests are in the queue, which a fit '
+                'would drop: flush() or withdraw() them first'
+            )
         if (
-            self._state is None
+            anew
             and self.folder is not None
             and ShardStore(self.folder).manifest() is not None
         ):
@@ -357,7 +367,7 @@ class ShardedUnlearner(Removing):
         new = self._fresh(
             kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
-        self._commit(new)
+        self._commit(new, anew=anew)
         return self
 
     def predict(
@@ -470,7 +480,7 @@ class ShardedUnlearner(Removing):
         weights = self._fitted.checkpoints[shard].weights
         return {name: value.clone() for name, value in weights.items()}
 
-    @synchronized
+    @editing
     def repartition(
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
@@ -511,7 +521,7 @@ class ShardedUnlearner(Removing):
             progress_bar,
         )
         self._commit(new._replace(queue=state.queue, arrived=state.arrived))
-        return self.report()
+        return self._report()
 
     # What can be checked ####################################################
 
@@ -602,6 +612,9 @@ class ShardedUnlearner(Removing):
     @synchronized
     def report(self) -> ShardReport:
         """What the unlearner is now, and what its guarantee means."""
+        return self._report()
+
+    def _report(self) -> ShardReport:
         state = self._fitted
         sizes = shard_sizes(state.data.shard, self.num_shards)
         exact, exactness = self._exactness(state)
