@@ -65,7 +65,7 @@ COLUMNS = ('features', 'labels', 'edges', 'worlds', 'poison')
 AUDITS = {
     'exact shards': 'kkkkk',
     'certified classifier': 'kkkkk',
-    'gradient ascent': 'fffff',
+    'gradient ascent': 'fffkf',
     'influence update': 'fffff',
 }
 VERDICTS = {
