@@ -1083,7 +1083,12 @@ def audited() -> Any:
     return unlearning.ShardedSubject(lambda **given: unlearner(**given))
 
 
-for name in ('ShardedSubject', 'RetrainSubject'):
+for name in (
+    'ShardedSubject',
+    'RetrainSubject',
+    'NodeSubject',
+    'ScatteringSubject',
+):
     entry(
         f'unlearning.{name}',
         lambda: {'make': unlearner},
@@ -1100,6 +1105,11 @@ for name in (
     'ShardedSubject.predict_proba',
     'RetrainSubject.fit',
     'RetrainSubject.remove',
+    *(
+        f'{kind}Subject.{call}'
+        for kind in ('Node', 'Scattering')
+        for call in ('fit', 'remove', 'predict_proba')
+    ),
 ):
     EXEMPT[f'unlearning.{name}'] = (
         'called by an audit, whose arguments are checked, and passed on to '

@@ -242,3 +242,21 @@ def test_private_graph(tmp_path):
         assert found['ours'] > found['no graph'] + 0.05
     assert 'differentially private in one' in output
     assert (tmp_path / 'private_generated.png').exists()
+
+
+def test_the_verdicts_of_the_docs_are_those_of_the_example():
+    sys.path.insert(0, str(EXAMPLES.parent / 'docs'))
+    try:
+        import figures
+    finally:
+        sys.path.pop(0)
+    blocks = run('audit_unlearners.py').split('# ')[1:]
+    found = {}
+    for block in blocks:
+        name, *lines = block.strip().splitlines()
+        found[name] = [re.search(r': ([^:,]+),', line)[1] for line in lines]
+    letters = {text: letter for letter, (text, _) in figures.VERDICTS.items()}
+    assert {
+        name: ''.join(letters[verdict] for verdict in verdicts)
+        for name, verdicts in found.items()
+    } == figures.AUDITS

@@ -81,7 +81,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from scipy.special import ndtr
+from scipy.special import log_ndtr
 from torch import Tensor
 from tqdm import tqdm
 
@@ -93,7 +93,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.functional.mechanisms import check_delta, gaussian_profile
+from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
 
@@ -110,9 +110,13 @@ _LARGEST_SHIFT = 20.0
 def _profile_above(epsilon: float, m: float) -> float:
     # The profile is a difference of two numbers of the size of the first,
     # each of which rounds by what its argument does, times that argument.
+    # Arguments were checked: this is what a search spends its time with.
     t = epsilon / m
-    hidden = 2**-50 * (1 + t * t) * float(ndtr(m / 2 - t))
-    return gaussian_profile(epsilon, 1 / m) + hidden
+    high = float(log_ndtr(m / 2 - t))
+    low = epsilon + float(log_ndtr(-m / 2 - t))
+    first = math.exp(high)
+    hidden = 2**-50 * (1 + t * t) * first
+    return hidden - first * math.expm1(min(low - high, 0.0))
 
 
 def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
@@ -215,6 +219,9 @@ def shift_epsilon(m: float, delta: float) -> float:
             break
         if _profile_above(middle, m) <= delta:
             high = middle
+            # From above, to twelve digits.
+            if high - low <= 2**-40 * high:
+                break
         else:
             low = middle
     return high

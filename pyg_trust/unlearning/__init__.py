@@ -40,7 +40,9 @@ from pyg_trust.unlearning.store import (
     ShardStore,
 )
 from pyg_trust.unlearning.subjects import (
+    NodeSubject,
     RetrainSubject,
+    ScatteringSubject,
     ShardedSubject,
     Subject,
 )
@@ -53,11 +55,13 @@ __all__ = [
     'MembershipReport',
     'NodeClassifier',
     'NodePlan',
+    'NodeSubject',
     'NodeUnlearnReport',
     'NodeVerifyReport',
     'PoisonCertificate',
     'RetrainSubject',
     'ScatteringClassifier',
+    'ScatteringSubject',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',

@@ -16,7 +16,6 @@ is why it proves nothing.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +38,17 @@ from pyg_trust.unlearning.audit_report import (
     FAILED,
     KEPT,
     LEAKS,
+    NAN,
     POWERLESS,
     AuditReport,
     AuditRow,
+    row_of,
+)
+from pyg_trust.unlearning.noisy_runs import (
+    NoisyRun,
+    mean,
+    numbers,
+    told_apart,
 )
 from pyg_trust.unlearning.releases import (
     differing,
@@ -65,7 +72,7 @@ TESTS = (
 )
 
 # Parts of the seed: the runs, and what is changed or drawn.
-_RUN, _WORLD, _CHANGE, _DRAW = 0, 1, 2, 3
+_RUN, _WORLD, _CHANGE, _DRAW, _TWIN = 0, 1, 2, 3, 4
 _QUESTIONS = 15
 _CANARY = 16
 _HOPS = 3
@@ -106,6 +113,9 @@ def audit_removal(
     and seed. First the control: the same data twice, which tells what a seed
     does not fix (wall times, random salts), and both twins *before* the
     removal, which have to differ, else the test has no power.
+
+    Where a subject says that its releases are :obj:`noisy`, no two runs agree
+    to the bit, and twins and poison compare two samples of runs.
 
     *Worlds* (as in `LiRA <https://arxiv.org/abs/2112.03570>`_): the score of a
     run is the mean logit of the probability of their classes at the removed
@@ -156,6 +166,7 @@ def audit_removal(
     for name in tests or ():
         check_choice('tests', name, TESTS)
     audit = _Audit(make, data, request, candidates, worlds, level)
+    audit.noisy = bool(getattr(audit.made(), 'noisy', False))
     reasons = audit.reasons()
     if tests is None:
         chosen = [name for name in TESTS if name not in reasons]
@@ -185,28 +196,13 @@ def _with_verdicts(rows: list[AuditRow], level: float) -> list[AuditRow]:
     corrected = holm([rows[i].p for i in which])
     rows = list(rows)
     for i, p in zip(which, corrected, strict=True):
-        verdict = FAILED if p <= 1 - level else KEPT
+        verdict = rows[i].verdict or KEPT
+        if p <= 1 - level:
+            verdict = FAILED
         rows[i] = AuditRow(
             **{**vars(rows[i]), 'corrected': p, 'verdict': verdict}
         )
     return rows
-
-
-_NAN = float('nan')
-
-
-def _row(
-    test: str, adversary: str, statistic: str, value: float, **rest: Any
-) -> AuditRow:
-    given = {'low': _NAN, 'high': _NAN, 'p': _NAN, 'verdict': '', 'note': ''}
-    return AuditRow(
-        test=test,
-        adversary=adversary,
-        statistic=statistic,
-        value=float(value),
-        corrected=_NAN,
-        **{**given, **rest},
-    )
 
 
 class _Audit:
@@ -239,9 +235,11 @@ class _Audit:
         self.others = self.checked(candidates)
         self.worlds_count, self.level = worlds, level
         self.seed = 0
+        self.noisy = False
         self.random: set[str] = set()
         self._runs: dict[str, tuple[Released, Released, Tensor]] = {}
         self._twin_rows: list[AuditRow] | None = None
+        self._noisy: dict[str, list[NoisyRun]] = {}
         self._ball: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def rows(self, names: Sequence[int]) -> Tensor:
@@ -284,12 +282,13 @@ class _Audit:
         if self.featureless.numel() == 0:
             for name in ('bytes', 'twins', 'neighbours'):
                 found[name] = 'needs nodes or their features to be removed'
+        if self.noisy:
+            found['neighbours'] = 'needs releases without noise'
         return found
 
     # Runs
 
     def start(self, seed: int | None) -> None:
-        self.made()
         self.seed = rng.resolve(seed)
 
     def made(self) -> Subject:
@@ -354,6 +353,9 @@ class _Audit:
     def twins(self) -> list[AuditRow]:
         if self._twin_rows is not None:
             return self._twin_rows
+        if self.noisy:
+            self._twin_rows = self.noisy_twins()
+            return self._twin_rows
         one, again = self.run('data', self.data), None
         subject = self.subject(self.data, _RUN)
         before = opened(subject.released())
@@ -362,12 +364,9 @@ class _Audit:
         self.random = set(differing(one[0], again[0])) | set(
             differing(one[1], again[1])
         )
-        kinds = ['features']
-        if self.removed.numel() > 0:
-            kinds += ['labels', 'edges']
         made = []
         ball = self._around()
-        for kind in kinds:
+        for kind in self.kinds():
             two = self.run(kind, self.changed(kind))
             power = differing(one[0], two[0], self.random)
             found = differing(one[1], two[1], self.random)
@@ -376,7 +375,7 @@ class _Audit:
             if not power:
                 note = 'both released the same before the removal'
             made.append(
-                _row(
+                row_of(
                     f'twins: {kind}',
                     'owns fit and remove, and chooses the seed',
                     'share of releases that differ',
@@ -388,6 +387,53 @@ class _Audit:
             )
         self._twin_rows = made
         return made
+
+    def kinds(self) -> list[str]:
+        return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
+
+    def noisy_twins(self) -> list[AuditRow]:
+        # Two samples of runs for each kind, those of the data shared.
+        made = []
+        for kind in self.kinds():
+            one, two = self.noisy_runs('data'), self.noisy_runs(kind)
+            p = told_apart([r.before for r in one], [r.before for r in two])
+            after = [r.after for r in one], [r.after for r in two]
+            power = p(rng.derive(self.seed, _DRAW, 4)) <= 1 - self.level
+            gap = (mean(after[0]) - mean(after[1])).norm()
+            made.append(
+                row_of(
+                    f'twins: {kind}',
+                    'owns fit and remove, and chooses the seeds',
+                    'distance of mean releases',
+                    float(gap),
+                    p=told_apart(*after)(rng.derive(self.seed, _DRAW, 5)),
+                    expected='noise alone, p uniform',
+                    verdict='' if power else POWERLESS,
+                    note=f'{self.worlds_count} runs a side, as releases are '
+                    'noisy: half of them find the direction'
+                    if power
+                    else 'releases before the removal can not be told apart '
+                    'either',
+                )
+            )
+        return made
+
+    def noisy_runs(self, kind: str) -> list[NoisyRun]:
+        if kind not in self._noisy:
+            data = self.data if kind == 'data' else self.changed(kind)
+            number = ('data', *self.kinds()).index(kind)
+            made = []
+            for i in range(self.worlds_count):
+                subject = self.subject(data, _TWIN, number, i)
+                before = numbers(subject.released())
+                first = self.score(subject)
+                subject.remove(self.request)
+                after = numbers(subject.released())
+                made.append(
+                    NoisyRun(before, after, first, self.score(subject))
+                )
+            self._noisy[kind] = made
+        return self._noisy[kind]
 
     def _around(self) -> Tensor:
         # Which of the remaining rows are near what was removed.
@@ -427,7 +473,7 @@ class _Audit:
         inside, outside, near, count = self._ball
         powerless = all(row.verdict == POWERLESS for row in rows)
         return [
-            _row(
+            row_of(
                 'neighbours',
                 'as of twins, and looks at kept rows of nodes',
                 f'share of rows within {_HOPS} hops that differ',
@@ -465,7 +511,7 @@ class _Audit:
         rate = ((1 - self.level) / 2) ** (1 / max(self.worlds_count // 2, 1))
         ceiling = max(float(np.log(rate / (1 - rate))), 0.0)
         return [
-            _row(
+            row_of(
                 'worlds',
                 'owns fit and remove, and chooses the seeds',
                 'AUC of runs',
@@ -493,7 +539,7 @@ class _Audit:
         p = permutation_test(
             one, two, one_sided=True, seed=rng.derive(self.seed, _DRAW, 1)
         )
-        return _row(
+        return row_of(
             test,
             adversary,
             statistic,
@@ -544,7 +590,7 @@ class _Audit:
             gap,
         )
         found = vars(row) | {
-            'p': _NAN,
+            'p': NAN,
             'expected': 'above 0.5',
             'verdict': LEAKS,
             'note': '0.5 is what doing nothing gives: fewer releases, labels '
@@ -554,7 +600,37 @@ class _Audit:
 
     # Poison and bytes
 
+    def noisy_poison(self) -> list[AuditRow]:
+        one, two = self.noisy_runs('data'), self.noisy_runs('labels')
+        clean, after = ([r.score for r in runs] for runs in (one, two))
+        start = rng.derive(self.seed, _DRAW, 6)
+        power = permutation_test(
+            torch.tensor([r.first for r in one]),
+            torch.tensor([r.first for r in two]),
+            seed=start,
+        )
+        found = auc_interval(
+            torch.tensor(clean), torch.tensor(after), level=self.level
+        )
+        return [
+            row_of(
+                'poison',
+                'flips the labels of what is removed',
+                'AUC of runs without and with flipped labels',
+                found.value,
+                low=found.low,
+                high=found.high,
+                p=permutation_test(
+                    torch.tensor(clean), torch.tensor(after), seed=start
+                ),
+                expected='0.5, p uniform',
+                verdict='' if power <= 1 - self.level else POWERLESS,
+            )
+        ]
+
     def poison(self) -> list[AuditRow]:
+        if self.noisy:
+            return self.noisy_poison()
         _, _, clean = self.run('data', self.data)
         data = self.changed('labels')
         subject = self.subject(data, _RUN)
@@ -573,7 +649,7 @@ class _Audit:
         moved = not torch.equal(poisoned, self.first)
         trace = not torch.equal(after, clean)
         return [
-            _row(
+            row_of(
                 'poison',
                 'flips the labels of what is removed',
                 'share of nodes that are answered otherwise',
@@ -600,7 +676,7 @@ class _Audit:
         subject.remove(self.request)
         found = holding(opened(subject.released()), needles)
         return [
-            _row(
+            row_of(
                 'bytes',
                 'has everything that was released',
                 'releases that hold the features of a removed node',

@@ -7,6 +7,7 @@ from pyg_trust.report import Guarantee, Report
 
 FAILED, KEPT = 'failed', 'not rejected'
 LEAKS, POWERLESS = 'leaks by design', 'no power'
+NAN = float('nan')
 
 
 @dataclass(frozen=True)
@@ -142,3 +143,26 @@ class AuditReport(Report):
         if self.not_compared:
             lines.append(f'not compared: {", ".join(self.not_compared)}')
         return '\n'.join(lines)
+
+
+def row_of(
+    test: str, adversary: str, statistic: str, value: float, **rest: Any
+) -> AuditRow:
+    """A row without what it does not say.
+
+    Args:
+        test (str): as in :class:`AuditRow`.
+        adversary (str): as there.
+        statistic (str): as there.
+        value (float): as there.
+        **rest (Any): the other fields.
+    """
+    given = {'low': NAN, 'high': NAN, 'p': NAN, 'verdict': '', 'note': ''}
+    return AuditRow(
+        test=test,
+        adversary=adversary,
+        statistic=statistic,
+        value=float(value),
+        corrected=NAN,
+        **{**given, **rest},
+    )

@@ -3,14 +3,24 @@
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.unlearning.node import NodeClassifier
+from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import ShardedUnlearner
+
+_Model = TypeVar('_Model', NodeClassifier, ScatteringClassifier)
+
+# Of a saved state, in the folder of a subject.
+_FILE = 'state.pt'
 
 Released = dict[str, Tensor | bytes]
 
@@ -19,7 +29,8 @@ Released = dict[str, Tensor | bytes]
 class Subject(Protocol):
     """An unlearner as :func:`~pyg_trust.unlearning.audit_removal` sees it.
 
-    Any object with these four methods will do.
+    Any object with these four methods will do. Where releases hold noise of
+    their own, it says so by an attribute :obj:`noisy` that is true.
     """
 
     def fit(self, data: Data, seed: int) -> None:
@@ -183,3 +194,243 @@ class RetrainSubject(ShardedSubject):
             raise ValueError('the subject needs to be fitted first')
         data, seed = self._fitted_to
         self.fit(remove_from_data(data, request.parts[0]), seed)
+
+
+class _NoisySubject(Generic[_Model]):
+    # What subjects of certified classifiers share.
+    noisy = True
+
+    def __init__(
+        self, make: Callable[..., _Model], *, on_disk: bool = False
+    ) -> None:
+        check_callable('make', make)
+        check_instance('on_disk', on_disk, bool)
+        self._make: Callable[..., _Model] = make
+        self._on_disk = on_disk
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self._classifier: _Model | None = None
+
+    @property
+    def classifier(self) -> _Model:
+        """The classifier that is audited."""
+        if self._classifier is None:
+            raise ValueError('the subject needs to be fitted first')
+        return self._classifier
+
+    def _start(self, seed: int, kind: type) -> _Model:
+        self._folder = tempfile.TemporaryDirectory() if self._on_disk else None
+        made = self._make(seed=seed)
+        check_instance('make', made, kind)
+        self._classifier = made
+        return made
+
+    def _end(self) -> None:
+        if self._folder is not None:
+            self.classifier.save(Path(self._folder.name) / _FILE)
+
+    def _files(self) -> Released:
+        if self._folder is None:
+            return {}
+        path = Path(self._folder.name) / _FILE
+        return {f'file {_FILE}': path.read_bytes()}
+
+
+class NodeSubject(_NoisySubject[NodeClassifier]):
+    """A :class:`~pyg_trust.unlearning.NodeClassifier`, to be audited.
+
+    It releases the weights with their noise and the probabilities of the
+    present nodes, and with :obj:`on_disk` its saved state, which is searched.
+
+    Args:
+        make (Callable): makes a classifier that is not fitted, with exact
+            features and no encoder: ``make(seed=...)``.
+        on_disk (bool): whether it is saved after every change, for the time
+            of the audit. (default: :obj:`False`)
+    """
+
+    def fit(self, data: Data, seed: int) -> None:
+        """Makes a classifier and fits it.
+
+        Args:
+            data (Data): the graph, with a ``train_mask``.
+            seed (int): of the noise.
+        """
+        made = self._start(seed, NodeClassifier)
+        if made.features != 'exact' or made.encoder is not None:
+            raise ValueError(
+                "'make' needs to make a classifier with exact features and "
+                'no encoder, to predict on another graph'
+            )
+        n = int(data.num_nodes)
+        names = data.get('n_id')
+        listed = range(n) if names is None else names.tolist()
+        self._place = {name: i for i, name in enumerate(listed)}
+        self._width = int(data.y.max()) + 1
+        made.fit(data)
+        self._end()
+
+    def remove(self, request: RemovalRequest) -> None:
+        """Forgets what a request names.
+
+        Args:
+            request (RemovalRequest): of graph 0.
+        """
+        check_instance('request', request, RemovalRequest)
+        part, place = request.parts[0], self._place
+        self.classifier.remove(
+            RemovalRequest(
+                nodes=[place[v] for v in part.nodes],
+                features=[place[v] for v in part.features],
+                labels=[place[v] for v in part.labels],
+                edges=[(place[u], place[v]) for u, v in part.edges],
+            )
+        )
+        self._end()
+
+    def predict_proba(self, data: Data) -> Tensor:
+        """The probabilities of classes, ``[num_nodes, num_classes]``.
+
+        Args:
+            data (Data): any graph with the same features.
+        """
+        made = self.classifier
+        graph = CSRGraph.from_data(data)
+        Z = propagate(graph, data.x.double(), made.measure)
+        margin = Z @ made.weight
+        if margin.size(1) == 1:
+            found = torch.sigmoid(torch.cat([-margin, margin], dim=1))
+        elif made.head == 'softmax':
+            found = margin.softmax(1)
+        else:
+            found = torch.nn.functional.logsigmoid(margin).softmax(1)
+        width = max(self._width, max(made.classes) + 1)
+        wide = found.new_zeros((found.size(0), width))
+        wide[:, list(made.classes)] = found
+        return wide
+
+    def released(self) -> Released:
+        """All that leaves the process."""
+        made = self.classifier
+        return {
+            'weight': made.weight,
+            'probabilities': made.predict_proba(),
+            **self._files(),
+        }
+
+
+class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
+    """A :class:`~pyg_trust.unlearning.ScatteringClassifier`, to be audited.
+
+    The audit sees all graphs as one: ``data.batch`` says to which graph a
+    node belongs, ``data.y`` is the label of its graph at every node (the most
+    frequent one counts), and graphs whose nodes are in the ``train_mask`` are
+    trained on. A request that names all nodes of a graph removes the graph.
+
+    Args:
+        make (Callable): makes a classifier that is not fitted:
+            ``make(seed=...)``.
+        on_disk (bool): as in :class:`NodeSubject`. (default: :obj:`False`)
+    """
+
+    def fit(self, data: Data, seed: int) -> None:
+        """Makes a classifier and fits it to the graphs.
+
+        Args:
+            data (Data): all graphs, with ``batch`` and ``train_mask``.
+            seed (int): of the noise.
+        """
+        made = self._start(seed, ScatteringClassifier)
+        train = [
+            graph for graph in _graphs(data) if bool(graph.train_mask.all())
+        ]
+        self._place: dict[int, tuple[int, int]] = {}
+        self._left = []
+        for number, graph in enumerate(train):
+            names = graph.names.tolist()
+            self._left.append(set(names))
+            self._place |= {v: (number, i) for i, v in enumerate(names)}
+        made.fit([Data(x=g.x, edge_index=g.edge_index, y=g.y) for g in train])
+        self._end()
+
+    def remove(self, request: RemovalRequest) -> None:
+        """Forgets what a request names.
+
+        Args:
+            request (RemovalRequest): of graph 0, the union of all.
+        """
+        check_instance('request', request, RemovalRequest)
+        part, place = request.parts[0], self._place
+        gone = {v for v in part.nodes if v in place}
+        whole = [
+            i for i, left in enumerate(self._left) if left and left <= gone
+        ]
+        nodes: dict[int, list[int]] = {}
+        features: dict[int, list[int]] = {}
+        edges: dict[int, list[tuple[int, int]]] = {}
+        for v in gone:
+            nodes.setdefault(place[v][0], []).append(place[v][1])
+        for v in part.features:
+            if v in place:
+                features.setdefault(place[v][0], []).append(place[v][1])
+        for u, v in part.edges:
+            if u in place:
+                pair = (place[u][1], place[v][1])
+                edges.setdefault(place[u][0], []).append(pair)
+        for number in whole:
+            nodes.pop(number)
+        for left in self._left:
+            left -= gone
+        if whole or nodes or features or edges:
+            self.classifier.remove(
+                RemovalRequest(
+                    graphs=whole, nodes=nodes, features=features, edges=edges
+                )
+            )
+        self._end()
+
+    def predict_proba(self, data: Data) -> Tensor:
+        """The probabilities of a node's graph, ``[num_nodes, num_classes]``.
+
+        Args:
+            data (Data): any union of graphs with the same features.
+        """
+        made = self.classifier
+        graphs = _graphs(data)
+        found = made.predict_proba(
+            [Data(x=g.x, edge_index=g.edge_index, y=g.y) for g in graphs]
+        )
+        _, home = data.batch.unique(return_inverse=True)
+        width = max(int(data.y.max()), max(made.classes)) + 1
+        wide = found.new_zeros((len(graphs), width))
+        wide[:, list(made.classes)] = found
+        return wide[home]
+
+    def released(self) -> Released:
+        """All that leaves the process."""
+        return {'weight': self.classifier.weight, **self._files()}
+
+
+def _graphs(data: Data) -> list[Data]:
+    # The graphs of a union, in the order of their numbers.
+    if not isinstance(data.get('batch'), Tensor):
+        raise ValueError("'data' needs to have a 'batch': a graph per node")
+    names = data.get('n_id')
+    if names is None:
+        names = torch.arange(int(data.num_nodes))
+    made = []
+    for number in data.batch.unique().tolist():
+        node = (data.batch == number).nonzero().view(-1)
+        place = torch.full((int(data.num_nodes),), -1)
+        place[node] = torch.arange(node.numel())
+        row, col = place[data.edge_index]
+        inside = (row >= 0) & (col >= 0)
+        made.append(
+            Data(
+                x=data.x[node],
+                edge_index=torch.stack([row[inside], col[inside]]),
+                y=data.y[node].mode().values.view(1),
+                train_mask=data.train_mask[node],
+                names=names[node],
+            )
+        )
+    return made

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_number
 from pyg_trust.commit import editing, synchronized
+from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.graph import (
@@ -25,9 +26,14 @@ from pyg_trust.unlearning.shards.reports import (
     FROM_SYSTEM,
     ShardPlan,
     ShardRemovalReport,
+    ShardReport,
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
-from pyg_trust.unlearning.shards.state import Stage, State
+from pyg_trust.unlearning.shards.state import (
+    Stage,
+    State,
+    described,
+)
 from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
 
 
@@ -381,3 +387,37 @@ class Removing(Building):
         # Last of all, so that a removal that fails is none.
         self._commit(new)
         return report
+
+    def _report(self) -> ShardReport:
+        state = self._fitted
+        sizes = shard_sizes(state.data.shard, self.num_shards)
+        exact, exactness = self._exactness(state)
+        removals = [e for e in state.ledger.entries if e.request]
+        return ShardReport(
+            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
+            num_nodes=int(state.data.num_nodes),
+            num_train=int(sizes.sum()),
+            shard_sizes=tuple(sizes.tolist()),
+            empty=self._empty(state.data),
+            imbalance=float(sizes.max() / sizes.double().mean()),
+            partition=described(state.partition),
+            exact=exact,
+            exactness=exactness,
+            keeps_history=self._keeps_history,
+            removals=len(removals),
+            queued=len(state.queue),
+            oldest_request=state.arrived[0] if state.queue else None,
+            max_wait=self.max_wait,
+            max_requests=self.max_requests,
+            seconds=self._seconds(state),
+            trainer=state.work.trainer,
+            assumptions=ASSUMPTIONS,
+            origin=self._origin(),
+        )
+
+    def _seconds(self, state: State) -> dict[str, float]:
+        # With what outputs took that were asked for since.
+        found = dict(state.work.seconds)
+        if self._on_request and not self._learns and state.outputs is not None:
+            found['inference'] += self._asked_seconds
+        return found

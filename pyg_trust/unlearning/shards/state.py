@@ -424,8 +424,7 @@ class Stateful:
         ):
             given = self._state.partition
         queue = tuple(RemovalRequest.from_dict(r) for r in packed['queue'])
-        # Of states without times: so long ago that they are due.
-        arrived = packed.get('arrived', [0.0] * len(queue))
+        arrived = packed['arrived']
         for time in arrived:
             check_number('arrived', time)
         if len(arrived) != len(queue):

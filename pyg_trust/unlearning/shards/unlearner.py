@@ -29,7 +29,6 @@ from pyg_trust._checks import (
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import (
     check_shards,
-    shard_sizes,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
@@ -53,9 +52,6 @@ from pyg_trust.unlearning.shards.poisoning import (
 )
 from pyg_trust.unlearning.shards.removing import Removing
 from pyg_trust.unlearning.shards.reports import (
-    ASSUMPTIONS,
-    FROM_SEED,
-    FROM_SYSTEM,
     ShardReport,
     ShardVerifyReport,
 )
@@ -614,33 +610,6 @@ class ShardedUnlearner(Removing):
         """What the unlearner is now, and what its guarantee means."""
         return self._report()
 
-    def _report(self) -> ShardReport:
-        state = self._fitted
-        sizes = shard_sizes(state.data.shard, self.num_shards)
-        exact, exactness = self._exactness(state)
-        removals = [e for e in state.ledger.entries if e.request]
-        return ShardReport(
-            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
-            num_nodes=int(state.data.num_nodes),
-            num_train=int(sizes.sum()),
-            shard_sizes=tuple(sizes.tolist()),
-            empty=self._empty(state.data),
-            imbalance=float(sizes.max() / sizes.double().mean()),
-            partition=described(state.partition),
-            exact=exact,
-            exactness=exactness,
-            keeps_history=self._keeps_history,
-            removals=len(removals),
-            queued=len(state.queue),
-            oldest_request=state.arrived[0] if state.queue else None,
-            max_wait=self.max_wait,
-            max_requests=self.max_requests,
-            seconds=self._seconds(state),
-            trainer=state.work.trainer,
-            assumptions=ASSUMPTIONS,
-            origin=self._origin(),
-        )
-
     @torch.no_grad()
     def certify(
         self, nodes: Any = None, *, inference: str = 'isolated'
@@ -685,13 +654,6 @@ class ShardedUnlearner(Removing):
             fingerprint=state.seals.root,
             provenance=self._origin(),
         )
-
-    def _seconds(self, state: State) -> dict[str, float]:
-        # With what outputs took that were asked for since.
-        found = dict(state.work.seconds)
-        if self._on_request and not self._learns and state.outputs is not None:
-            found['inference'] += self._asked_seconds
-        return found
 
     def __repr__(self) -> str:
         return (
