@@ -6,7 +6,7 @@
     python3 dev.py bench NAME    run benchmarks/NAME.py
     python3 dev.py docs          make the site: docs/build/index.html
     python3 dev.py package       build dist/, and test what it installs
-    python3 dev.py headers       fetch the headers of the oldest and newest torch
+    python3 dev.py headers       fetch headers of the oldest and newest torch
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
 into the environment ``.venv`` (or the one named by ``--env``), which is used
@@ -363,7 +363,14 @@ def fetch_headers(env: Environment, version: str, cache: Path) -> bool:
 LOAD = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
-for op in ('propagate', 'push', 'push_sparse', 'disjoint_walks'):
+for op in (
+    'propagate',
+    'propagate_entries',
+    'push',
+    'push_sparse',
+    'disjoint_walks',
+    'flip_bits',
+):
     if not torch._C._dispatch_has_kernel_for_dispatch_key(
         f'pyg_trust::{op}', 'CUDA'
     ):

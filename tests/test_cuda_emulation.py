@@ -1018,7 +1018,9 @@ def test_walks_in_rounds_have_the_law_that_is_claimed(
     trials = 4000
     count = sample_walks(host, rows, length, restarts, trials)
     assert set(count) <= set(law)
-    chi2 = sum((count[k] - trials * p) ** 2 / (trials * p) for k, p in law.items())
+    chi2 = sum(
+        (count[k] - trials * p) ** 2 / (trials * p) for k, p in law.items()
+    )
     # One false alarm in 10,000 runs of each.
     assert chi2 < stats.chi2.isf(1e-4, len(law) - 1)
 
@@ -1110,7 +1112,9 @@ def test_a_level_adds_few_numbers_in_a_row(host, deterministic):
     generator = torch.Generator().manual_seed(0)
     edges = torch.randint(0, n, (2, 2 * n), generator=generator)
     edges = edges[:, edges[0] != edges[1]]
-    spokes = torch.stack([torch.zeros(n // 4).long(), torch.arange(n // 4) + 1])
+    spokes = torch.stack(
+        [torch.zeros(n // 4).long(), torch.arange(n // 4) + 1]
+    )
     edges = torch.cat([edges, spokes, edges.flip(0), spokes.flip(0)], 1)
     graph = CSRGraph.from_edge_index(edges, n, duplicates='merge')
     _, ratio, keep = _levels(F.Measure(0.5, 0.5, (1.0, 1.0)))
