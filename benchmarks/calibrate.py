@@ -3,10 +3,10 @@
 `propagate` pushes a level where it expects that to cost less than PULL_ABOVE
 (functional/propagation.py) times an exact one, in units of csrc/push.h that
 were measured on a CPU. Here one level of 64 columns is pushed, of signals on
-fewer and fewer nodes; `cost` is what the kernel expects, by bisection of the limit
-at which it stops pushing, and `seconds` what it takes. The line through them
-says at which cost both take the same time: that is PULL_ABOVE for this device.
-If pushing is slower at every cost, it prints 0.
+fewer and fewer nodes. `cost` is what the kernel expects, by bisection of the
+limit at which it stops pushing, `ms` what it takes. The line through them says
+at which cost both take the same time: that is PULL_ABOVE for this device. If
+pushing is slower at every cost, it prints 0.
 """
 
 import argparse

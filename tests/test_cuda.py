@@ -160,13 +160,30 @@ def test_propagate_some_rows_sparse_features_and_a_kept_order(
     on = graph.to(GPU)
     whole = F.propagate(on, x.to(GPU), measure, half=half)
     assert close(whole, wanted, 1e-2 if half else 1e-5)
-    kept = graph.reorder().to(GPU) if name != 'directed' else on
-    for where in (on, kept):
-        for given in (x, x.to_sparse_csr()):
-            given = given.to(GPU)
-            for some in (None, rows.to(GPU), rows[:0].to(GPU)):
-                got = F.propagate(where, given, measure, half=half, rows=some)
-                assert torch.equal(got, whole if some is None else whole[some])
+    for given in (x, x.to_sparse_csr()):
+        given = given.to(GPU)
+        for some in (None, rows.to(GPU), rows[:0].to(GPU)):
+            got = F.propagate(on, given, measure, half=half, rows=some)
+            assert torch.equal(got, whole if some is None else whole[some])
+
+
+def test_propagate_in_a_kept_order():
+    graph = graph_of('big').reorder()
+    rowptr, col, order, rank = graph.ordered_receivers()
+    x = torch.rand(graph.num_nodes, 40)
+    power = graph.degree_power(-0.5, torch.float32)
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    there = [t.to(GPU) for t in (x, power, power)]
+    plain = [t.to(GPU) for t in graph.receivers()]
+    wanted = ops.propagate(*plain, *there, weights)
+    kept = [t.to(GPU) for t in (rowptr, col)]
+    got = ops.propagate(*kept, *there, weights, order=order.to(GPU))
+    assert torch.equal(got, wanted)
+    rows = torch.tensor([5, 0, 5])
+    got = ops.propagate(
+        *(*kept, *there, weights), rows=rank[rows].to(GPU), order=order.to(GPU)
+    )
+    assert torch.equal(got, wanted[rows.to(GPU)])
 
 
 @pytest.mark.parametrize('noise', [(0.001, 0.3), (0.0, 0.6), (0.4, 0.0)])
@@ -177,7 +194,7 @@ def test_flip_bits_are_those_of_the_cpu(cells, noise):
     args = (n, *noise, cells, 3, 1, 5)
     wanted = ops.flip_bits(rowptr, col, *args)
     got = ops.flip_bits(rowptr.to(GPU), col.to(GPU), *args)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted))
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_dense_propagation_can_be_captured():
