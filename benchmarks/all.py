@@ -34,15 +34,29 @@ NOT_RUN = ('all', 'common')
 # What tells a benchmark where the real graphs are, and which folder it wants.
 DATA = {
     'certificates': ('--data', '.'),
+    'exact': ('--data', 'MUSAE'),
     'node_unlearning': ('--root', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
+    'smoothing': ('--data', '.'),
     'unlearning': ('--root', 'TU'),
 }
 # The runs of long benchmarks.
 RUNS = {
     'node_unlearning': ['speed', 'sound', 'accuracy', 'push', 'large'],
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
+    'exact': [f'--graphs {name}' for name in ('facebook', 'sbm200k', 'pl200k')]
+    + ['--only dense --columns 16 32 128'],
+    'smoothing': [
+        'draw',
+        'sample',
+        'radii',
+        'lp',
+        'shares',
+        'attacks',
+        'shards',
+        'large',
+    ],
     'push': [
         f'--only {part} --sizes {size}'
         for part in ('single', 'topk', 'memory', 'threads')

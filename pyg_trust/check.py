@@ -11,7 +11,6 @@ that are handed in.
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from pyg_trust import files
 from pyg_trust._checks import check_instance
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.report import Guarantee, TrustReport, fingerprint
+from pyg_trust.unlearning.leftovers import named_leftovers
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
 # Epsilons are computed in floating point, by sums of many terms.
@@ -78,8 +78,9 @@ def check_report(
         model (str or Path, optional): of the weights, as ``torch.save`` wrote
             the ``state_dict()``. (default: :obj:`None`)
         data (str or Path, optional): of the remaining data, as ``torch.save``
-            wrote a dictionary of tensors (``Data.to_dict()``), or a list of
-            these. (default: :obj:`None`)
+            wrote a dictionary of tensors (``Data.to_dict()``), or a
+            dictionary of these by the names that requests use, or a list of
+            these by position. (default: :obj:`None`)
 
     Raises:
         ValueError: if a file is not what it should be.
@@ -302,6 +303,8 @@ def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
         for name, part in request.items()
         for text in _still_there(name, part, graphs.get(str(name)))
     ]
+    if any('labels' in part for part in request.values()):
+        yield UNKNOWN, 'data: whether a label is used in training'
     yield (
         FAILS if left else HOLDS,
         f'data: {left[0]} is still there'
@@ -311,23 +314,16 @@ def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
 
 
 def _still_there(name: str, part: Any, data: Data | None) -> Iterator[str]:
+    if not isinstance(part, Mapping):
+        raise ValueError(
+            "'path' needs to be of a report whose requests are by graph (got "
+            f'{name!r}: {part!r})'
+        )
     if data is None:
         return
     if part.get('whole'):
         yield f'graph {name}'
         return
-    names = data.get('n_id')
-    if names is None:
-        names = torch.arange(int(data.num_nodes))
-    place = {int(v): row for row, v in enumerate(names.tolist())}
-    for node in part.get('nodes', []):
-        if node in place:
-            yield f'node {node} of graph {name}'
-    for node in part.get('features', []):
-        if node in place and data.x is not None and data.x[place[node]].any():
-            yield f'the features of node {node} of graph {name}'
-    edges = set(map(tuple, data.edge_index.t().tolist()))
-    for edge in part.get('edges', []):
-        u, v = (place.get(end, math.nan) for end in edge[:2])
-        if (u, v) in edges:
-            yield f'edge {edge[0]} -> {edge[1]} of graph {name}'
+    if data.get('n_id') is None:
+        data.n_id = torch.arange(int(data.num_nodes))
+    yield from named_leftovers(data, part, f' of graph {name}')

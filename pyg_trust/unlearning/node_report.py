@@ -115,6 +115,17 @@ class NodeUnlearnReport(Report):
             budget={'gradient residual': self.budget},
             data=self.data,
             origin=self.origin,
+            kind='removal',
+            values={
+                'request': {'0': self.request},
+                'seeded': not self.secure,
+                'epsilon': self.epsilon,
+                'epsilon_transcript': self.epsilon_transcript,
+                'delta': self.delta,
+                'release_std': self.release_std,
+                'noise': self.noise,
+                'distance_bound': self.distance_bound,
+            },
         )
 
 

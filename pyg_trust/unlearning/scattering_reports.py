@@ -110,6 +110,22 @@ class UnlearnReport(Report):
             budget={what: self.budget},
             data=self.data,
             origin=self.origin,
+            kind='removal',
+            values={
+                name: getattr(self, name)
+                for name in (
+                    'request',
+                    'seeded',
+                    'epsilon',
+                    'epsilon_transcript',
+                    'delta',
+                    'release_std',
+                    'releases',
+                    'noise',
+                    'mode',
+                    'distance_bound',
+                )
+            },
         )
 
     def __str__(self) -> str:

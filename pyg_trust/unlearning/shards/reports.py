@@ -40,6 +40,8 @@ class ShardPlan(Report):
             cost of the request in that of a full fit.
         aggregator_nodes (int): on how many nodes the aggregator would be
             trained again, which every removal takes.
+        stages (dict): the first stage of every shard that would be trained
+            again, from 0; other than 0 with slices alone.
     """
 
     request: dict[str, Any]
@@ -51,6 +53,7 @@ class ShardPlan(Report):
     seconds: dict[str, float]
     fraction: float
     aggregator_nodes: int
+    stages: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class ShardRemovalReport(Report):
             states, with what was removed, until ``purge()``.
         assumptions (tuple[str, ...]): what the guarantee rests on.
         origin (dict): versions and settings.
+        stages (dict): the first stage of every shard that was trained again,
+            from 0; other than 0 with slices alone.
+        queued (int): how many requests wait, and are not forgotten yet.
+        max_wait (float, optional): seconds after which
+            ``flush_if_due()`` forgets them.
     """
 
     secrets: str
@@ -96,6 +104,9 @@ class ShardRemovalReport(Report):
     keeps_history: bool
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
+    stages: dict[int, int]
+    queued: int
+    max_wait: float | None
 
     def guarantee(self) -> Guarantee:
         """That what was removed has left no trace in the models."""
@@ -110,8 +121,16 @@ class ShardRemovalReport(Report):
             not_covered=(
                 'what earlier releases of the model have revealed',
                 *([HISTORY] if self.keeps_history else []),
+                *([_waiting(self)] if self.queued else []),
             ),
             origin=self.origin,
+            kind='removal',
+            values={
+                'request': self.request,
+                'exact': self.exact,
+                'shards': self.shards,
+                'keeps_history': self.keeps_history,
+            },
         )
 
 
@@ -133,7 +152,12 @@ class ShardReport(Report):
         keeps_history (bool): whether the folder keeps the files of earlier
             states, with what was removed, until ``purge()``.
         removals (int): how many removals were done.
-        queued (int): how many requests wait.
+        queued (int): how many requests wait, and are not forgotten yet.
+        oldest_request (float, optional): when the first of them came, in
+            seconds of the clock.
+        max_wait (float, optional): seconds after which ``flush_if_due()``
+            forgets them.
+        max_requests (int, optional): how many make it do so at once.
         seconds (dict): what the last training took, by part.
         trainer (str): how the shards were trained last.
         assumptions (tuple[str, ...]): what the guarantee rests on.
@@ -152,6 +176,9 @@ class ShardReport(Report):
     keeps_history: bool
     removals: int
     queued: int
+    oldest_request: float | None
+    max_wait: float | None
+    max_requests: int | None
     seconds: dict[str, float]
     trainer: str
     assumptions: tuple[str, ...]
@@ -190,3 +217,13 @@ HISTORY = (
     'the files of earlier states, which hold what was removed and are kept in '
     'the folder (keep_history=True) until purge()'
 )
+
+
+def _waiting(report: ShardRemovalReport) -> str:
+    wait = ''
+    if report.max_wait is not None:
+        wait = f' that comes {report.max_wait:g} seconds after the first came'
+    return (
+        f'{report.queued} requests in the queue, which are not forgotten '
+        f'before a flush{wait}'
+    )
