@@ -62,7 +62,7 @@ def main() -> None:
     power = graph.degree_power(-0.5, dtype)
     x = torch.rand(n, args.columns, device=args.device)
     place = torch.rand(n, 1, device=args.device)
-    fixed = {
+    fixed: dict[str, Any] = {
         'graph': graph.push_graph(0.5, dtype),
         'receivers': graph.receivers(),
         'recv': power,

@@ -194,7 +194,9 @@ def test_flip_bits_are_those_of_the_cpu(cells, noise):
     args = (n, *noise, cells, 3, 1, 5)
     wanted = ops.flip_bits(rowptr, col, *args)
     got = ops.flip_bits(rowptr.to(GPU), col.to(GPU), *args)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
+    assert all(
+        torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True)
+    )
 
 
 def test_dense_propagation_can_be_captured():
