@@ -45,9 +45,7 @@ DATA = {
 RUNS = {
     'node_unlearning': ['speed', 'sound', 'accuracy', 'push', 'large'],
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
-    'exact': [
-        f'--graphs {name}' for name in ('facebook', 'sbm200k', 'pl200k')
-    ]
+    'exact': [f'--graphs {name}' for name in ('facebook', 'sbm200k', 'pl200k')]
     + ['--only dense --columns 16 32 128'],
     'smoothing': ['draw', 'sample', 'radii', 'lp', 'large'],
     'push': [

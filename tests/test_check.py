@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.check import FAILS, HOLDS, check_report, fingerprint_model
+from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.ledger import PrivacyLedger
-from pyg_trust.report import Guarantee, TrustReport
+from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
 HISTORY = [(LAM, RATE, STEPS)]

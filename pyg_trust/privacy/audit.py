@@ -41,6 +41,7 @@ from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.report import Report, provenance
+from pyg_trust.report.charts import Chart
 
 Attach = Callable[
     [nn.Module, torch.optim.Optimizer, DisjointWalkLoader],
@@ -79,6 +80,22 @@ class AuditReport(Report):
     true_positive_rate: float
     false_positive_rate: float
     provenance: dict[str, Any]
+
+    def chart(self) -> Chart:
+        """What was measured, beside what was claimed."""
+        claim = self.epsilon_claimed
+        bars = {'measured, at least': self.epsilon_lower}
+        if claim is not None:
+            bars['claimed, at most'] = claim
+        return Chart(
+            f'The claim is disproved, with confidence {self.confidence:g}'
+            if self.violated
+            else 'The attack does not disprove the claim'
+            if claim is not None
+            else f'epsilon is at least {self.epsilon_lower:.4g}',
+            bars=bars,
+            xlabel='epsilon',
+        )
 
     @property
     def violated(self) -> bool:

@@ -38,6 +38,7 @@ from pyg_trust.privacy.accountant import (
     FDPAccountant,
     WORAccountant,
     create_accountant,
+    epsilon_over_time,
 )
 from pyg_trust.privacy.attaching import check_alone, check_parts
 from pyg_trust.privacy.gradients import SubgraphGradients
@@ -63,7 +64,7 @@ from pyg_trust.privacy.wrappers import (
     PrivateStep,
     Single,
 )
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 
 _BATCH, _NOISE = 1, 2
 _PROBED = 32
@@ -882,7 +883,7 @@ class PrivacyEngine(Single):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        self._attached()
+        model = self._attached().model.module
         if delta is None:
             delta = self.target_delta
         if delta is None:
@@ -927,6 +928,8 @@ class PrivacyEngine(Single):
                 sampler=self._loader.setting(),
                 ledger=self._ledger_path is not None,
             ),
+            weights=fingerprint_model(model.state_dict()),
+            history=epsilon_over_time(self.accountant, delta),
         )
 
 

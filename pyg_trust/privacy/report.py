@@ -7,6 +7,7 @@ from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class PrivacyReport(Report):
         assumptions (tuple): what the guarantee rests on and does not cover.
         data (str): a fingerprint of what is public of the data.
         provenance (dict): versions and arguments; no seeds, which are secret.
+        weights (str): SHA-256 of the weights that are released.
+        history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
+            to everything so far.
     """
 
     epsilon: float
@@ -61,6 +65,8 @@ class PrivacyReport(Report):
     assumptions: tuple[str, ...]
     data: str
     provenance: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
 
     def guarantee(self) -> Guarantee:
         """What nobody can tell from the weights."""
@@ -80,28 +86,24 @@ class PrivacyReport(Report):
             data=self.data,
             origin=self.provenance,
             kind='privacy',
-            values={
-                name: getattr(self, name)
-                for name in (
-                    'seeded',
-                    'epsilon',
-                    'delta',
-                    'steps',
-                    'relation',
-                    'sampling',
-                    'mechanism',
-                    'unit',
-                    'batch_size',
-                    'max_grad_norm',
-                    'units_per_row',
-                    'sensitivity',
-                    'noise_multiplier',
-                    'lam',
-                    'sample_rates',
-                    'noise_std',
-                    'ledger_head',
-                )
-            },
+            values=self.numbers(),
+            history={'epsilon': list(self.history)},
+            model=self.weights,
+        )
+
+    def chart(self) -> Chart:
+        """How epsilon grew with the steps."""
+        last = max(len(self.history) - 1, 1)
+        steps = [-(-self.steps * i // last) for i in range(len(self.history))]
+        limit = self.target_epsilon
+        of = '' if limit is None else f' of {limit:.4g}'
+        return Chart(
+            f'epsilon {self.epsilon:.4g}{of} is spent after {self.steps} '
+            f'steps, at delta {self.delta:g}',
+            lines={'epsilon': (steps, self.history)},
+            xlabel='steps',
+            ylabel='epsilon',
+            limit=math.inf if limit is None else limit,
         )
 
     def _protected(self) -> str:

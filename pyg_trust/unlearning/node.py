@@ -63,7 +63,7 @@ from pyg_trust.ledger import (
     coarse,
 )
 from pyg_trust.removal import Part, RemovalRequest
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
 from pyg_trust.unlearning.node_report import (
     OBJECTIVE,
@@ -812,6 +812,8 @@ class NodeClassifier:
                 **{**self._config(), 'measure': str(self.measure)},
                 seed=self._seed,
             ),
+            weights=fingerprint_model({'weight': new.weight}),
+            history=tuple(line.spent / self.budget for line in ledger.entries),
         )
 
     def _limit(self, data: NodeState) -> float:

@@ -43,7 +43,7 @@ from pyg_trust.nn.shard_aggregator import (
     make_aggregator,
 )
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms.shards import METHODS, Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
@@ -752,6 +752,7 @@ class ShardedUnlearner(Stateful):
             inference=inference,
             fingerprint=state.seals.root,
             provenance=self._origin(),
+            weights=self._weights(state),
         )
 
     def __repr__(self) -> str:
@@ -979,10 +980,18 @@ class ShardedUnlearner(Stateful):
             keeps_history=self._keeps_history,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
+            weights=self._weights(new),
+            data=new.seals.root,
         )
         # Last of all, so that a removal that fails is none.
         self._commit(new)
         return report
+
+    @staticmethod
+    def _weights(state: State) -> str:
+        # Of what shard_state gives for every shard.
+        shards = enumerate(state.checkpoints)
+        return fingerprint_model({i: shard.weights for i, shard in shards})
 
     def _empty(self, data: Data) -> tuple[int, ...]:
         sizes = shard_sizes(data.shard, self.num_shards)
