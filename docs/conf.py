@@ -77,7 +77,6 @@ CAPABILITIES = {
         'functional.queries',
         'functional.clustering',
         'functional.incremental',
-        'functional.levels',
         'utils',
     ),
     'Private training': (
@@ -86,10 +85,8 @@ CAPABILITIES = {
         'sampler',
         'loader',
         'transforms.bounded_degree',
-        'transforms.private',
         'functional.accounting',
         'functional.mechanisms',
-        'functional.dp',
         'functional.search',
         'functional.walks',
         'functional.private',

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 from scipy.special import logsumexp, ndtr
 
 from pyg_trust._checks import check_choice, check_integer, check_positive
@@ -150,6 +149,8 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     mass, low, step, infinite = _compose(phases)
     # delta at the grid points, from the top down: with A_k the mass above
     # point k, D_(k-1) = e^-h D_k + (1 - e^-h) A_(k-1). Nothing cancels.
+    from scipy.signal import lfilter  # slow to import
+
     above = np.cumsum(mass[::-1])[:-1]
     decay = math.exp(-step)
     profile = lfilter([-math.expm1(-step)], [1, -decay], above)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import scipy.optimize
 import scipy.sparse
 from torch import Tensor
 
@@ -181,12 +180,14 @@ def broken_bound(
     )
     gain = np.zeros(upper.size)
     gain[: owner.size] = 1.0
+    from scipy import optimize  # slow to import
+
     if exact:
-        solved = scipy.optimize.milp(
+        solved = optimize.milp(
             -gain,
             integrality=np.ones(gain.size),
-            bounds=scipy.optimize.Bounds(0, upper),
-            constraints=scipy.optimize.LinearConstraint(
+            bounds=optimize.Bounds(0, upper),
+            constraints=optimize.LinearConstraint(
                 matrix, -np.inf, right
             ),
             options={'time_limit': time_limit},
@@ -194,7 +195,7 @@ def broken_bound(
         dual = getattr(solved, 'mip_dual_bound', None)
         if dual is not None and np.isfinite(dual):
             return float(min(-dual, who.size))
-    solved = scipy.optimize.linprog(
+    solved = optimize.linprog(
         -gain,
         A_ub=matrix,
         b_ub=right,

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import beta
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
@@ -206,6 +205,8 @@ def _rates(
     true: np.ndarray, n1: int, false: np.ndarray, n0: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
     # Clopper-Pearson: at least the first, at most the second.
+    from scipy.stats import beta  # slow to import
+
     low = np.where(
         true > 0, beta.ppf(error, np.maximum(true, 1), n1 - true + 1), 0.0
     )
