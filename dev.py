@@ -6,6 +6,7 @@
     python3 dev.py bench NAME    run benchmarks/NAME.py
     python3 dev.py docs          make the site: docs/build/index.html
     python3 dev.py package       build dist/, and test what it installs
+    python3 dev.py headers       fetch the headers of the oldest and newest torch
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
 into the environment ``.venv`` (or the one named by ``--env``), which is used
@@ -29,6 +30,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 TORCH = 'torch==2.13.0'  # what the tests run with; any torch >= 2.10 will do
+OLDEST = 'torch==2.10.0'
+NEWEST = 'torch>=2.10'
 TORCH_CPU_INDEX = 'https://download.pytorch.org/whl/cpu'
 SPARSE = ('torch-scatter', 'torch-sparse')
 NO_TESTS = 5  # pytest's exit status
@@ -36,6 +39,7 @@ EXTRAS = {
     'quickstart': ['examples'],
     'bench': ['bench', 'examples'],
     'docs': ['docs', 'examples'],
+    'headers': ['test'],
     'package': ['examples', 'test'],
     'test': ['docs', 'examples', 'test'],
 }
@@ -286,6 +290,76 @@ def find_cuda() -> Path | None:
     return None
 
 
+# The smallest wheels that have headers; which platform runs them is no matter.
+WHEELS = [
+    *('--no-deps', '--only-binary=:all:', '--python-version', '3.12'),
+    *('--platform', 'macosx_14_0_arm64', '--platform', 'macosx_11_0_arm64'),
+]
+HEADERS = ('csrc/stable/', 'headeronly/', 'csrc/inductor/aoti_torch/')
+
+
+def headers(env: Environment) -> None:
+    """Fetches the headers of the oldest and of the newest torch.
+
+    A wheel of about 100 MB each, of which the megabyte that the package
+    includes is kept, in the user's cache (tests/test_cuda_compile.py reads
+    it). What cannot be had is said, and is no error.
+    """
+    home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    cache = Path(home) / 'pyg_trust' / 'headers'
+    for wanted in (OLDEST, NEWEST):
+        version = find_version(env, wanted)
+        if version is None:
+            say(f'no wheel of {wanted} can be had: no headers of it')
+        elif not (cache / version).exists():
+            say(f'fetching the headers of torch {version}')
+            if not fetch_headers(env, version, cache):
+                say(f'no wheel of torch {version} can be had')
+
+
+def find_version(env: Environment, wanted: str) -> str | None:
+    """The version that pip would choose, without its build number."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [env.python, '-m', 'pip', 'install', '--dry-run', '--quiet']
+        command += ['--ignore-installed', '--target', folder, '--report', '-']
+        run = subprocess.run(
+            [*command, *WHEELS, wanted], capture_output=True, text=True
+        )
+    if run.returncode != 0:
+        return None
+    return str(json.loads(run.stdout)['install'][0]['metadata']['version'])
+
+
+def fetch_headers(env: Environment, version: str, cache: Path) -> bool:
+    """Keeps the headers of one version as cache/version/torch/..."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [env.python, '-m', 'pip', 'download', '--quiet', '-d']
+        done = subprocess.run(
+            [*command, folder, *WHEELS, f'torch=={version}'],
+            capture_output=True,
+        )
+        if done.returncode != 0:
+            return False
+        (wheel,) = Path(folder).glob('*.whl')
+        kept = Path(folder) / 'kept'
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                inside = name.removeprefix('torch/include/torch/')
+                if inside.startswith(HEADERS) and inside.endswith('.h'):
+                    target = kept / 'torch' / inside
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(archive.read(name))
+        cache.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all, also where two of these run.
+        with tempfile.TemporaryDirectory(dir=cache) as beside:
+            shutil.copytree(kept, Path(beside) / 'kept')
+            try:
+                (Path(beside) / 'kept').rename(cache / version)
+            except OSError:
+                return (cache / version).exists()
+    return True
+
+
 LOAD = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
@@ -333,6 +407,7 @@ def compile_cuda(env: Environment) -> None:
                 print(line)
         (library,) = Path(folder).glob('lib/pyg_trust/_C*')
         env.run('-c', LOAD, library)
+    headers(env)  # tests compile against them
 
 
 def test(env: Environment, arguments: list[str]) -> None:
@@ -405,6 +480,8 @@ def main() -> None:
 
     if args.command == 'test':
         test(env, rest)
+    elif args.command == 'headers':
+        headers(env)
     elif args.command == 'package':
         package(env, rest)
     elif args.command == 'docs':

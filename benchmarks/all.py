@@ -47,7 +47,16 @@ RUNS = {
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
     'exact': [f'--graphs {name}' for name in ('facebook', 'sbm200k', 'pl200k')]
     + ['--only dense --columns 16 32 128'],
-    'smoothing': ['draw', 'sample', 'radii', 'lp', 'large'],
+    'smoothing': [
+        'draw',
+        'sample',
+        'radii',
+        'lp',
+        'shares',
+        'attacks',
+        'shards',
+        'large',
+    ],
     'push': [
         f'--only {part} --sizes {size}'
         for part in ('single', 'topk', 'memory', 'threads')

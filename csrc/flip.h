@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "rng.h"
 
@@ -11,41 +12,117 @@ namespace pyg_trust {
 // Above so many cells, gaps come from 64-bit uniforms in extended precision.
 constexpr int64_t kManyCells = 1000000000;
 
+// Which entries of the matrix are bits that flip.
+enum Cells : int64_t { kAll = 0, kDirected = 1, kUndirected = 2 };
+
+struct Matrix {
+  const int64_t* rowptr;
+  const int32_t* col;
+  int64_t rows, cols;
+  Cells cells;
+
+  // Row i has the cells [first(i), cols), without the diagonal if kDirected.
+  PYG_TRUST_HD int64_t first(int64_t i) const {
+    return cells == kUndirected ? i + 1 : 0;
+  }
+  PYG_TRUST_HD int64_t width(int64_t i) const {
+    return cols - first(i) - (cells == kDirected ? 1 : 0);
+  }
+  PYG_TRUST_HD int64_t count() const {
+    return cells == kAll        ? rows * cols
+           : cells == kDirected ? rows * (rows - 1)
+                                : rows * (rows - 1) / 2;
+  }
+  // How many cells come before row i, and which column a cell of it is.
+  PYG_TRUST_HD int64_t start(int64_t i) const {
+    return cells == kUndirected ? i * (2 * rows - i - 1) / 2 : i * width(0);
+  }
+  PYG_TRUST_HD int64_t column(int64_t i, int64_t cell) const {
+    const int64_t j = first(i) + cell;
+    return cells == kDirected && j >= i ? j + 1 : j;
+  }
+};
+
+// log(u), 0 < u <= 1, within two units of the last place, from operations that
+// every machine rounds alike: its own libraries do not agree on the last bit,
+// of which a gap, and with it all that follows, may depend. With u = 2^k (1 +
+// f) and s = f / (2 + f) it is k log 2 + 2 artanh(s), 2 s = f - s f, and
+// artanh(s) = s + s^3 / 3 + ..., |s| < 0.172.
+PYG_TRUST_HD inline double log_of(double u) {
+  uint64_t word;
+  memcpy(&word, &u, sizeof(word));
+  auto k = static_cast<int64_t>(word >> 52) - 1023;
+  word = (word & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
+  double m;
+  memcpy(&m, &word, sizeof(m));
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++k;
+  }
+  const double f = m - 1;
+  const double s = f / (2 + f), w = s * s;
+  double rest = 2.0 / 21;
+  for (int j = 19; j >= 3; j -= 2)
+    rest = rest * w + 2.0 / j;
+  rest *= w;
+  // log 2 in two parts, of which k times the first is exact.
+  const auto power = static_cast<double>(k);
+  const double high = power * 0x1.62e42fefa3800p-1;
+  const double low = power * 0x1.ef35793c76730p-45;
+  return high + (f - (s * (f - rest) - low));
+}
+
 // The numbers of cells between the bits that are set, one after another: with
 // U uniform in (0, 1], floor(log U / log(1 - p)) is geometric. In total
 // variation N cells are within N 2^-46 of independent bits (N 2^-57 in
-// extended precision): functional/smoothing.py, sampling_slack.
+// extended precision, which the CPU alone has): functional/smoothing.py,
+// sampling_slack.
+struct GapLaw {
+  double scale;
+  bool none;
+
+  explicit GapLaw(double p) : scale(0), none(p <= 0) {
+    if (!none)
+      scale = 1 / std::log1p(-p);
+  }
+
+  // The counter-th of the stream `key`, `limit` if it is at least that long.
+  PYG_TRUST_HD int64_t gap(uint64_t key, uint64_t counter, int64_t limit) const {
+    if (none)
+      return limit;
+    const uint64_t word = mix(key + counter * kGolden);
+    const double u = static_cast<double>((word >> 11) + 1) * 0x1p-53;
+    const double length = log_of(u) * scale;
+    return length < static_cast<double>(limit) ? static_cast<int64_t>(length)
+                                               : limit;
+  }
+};
+
 class Gaps {
  public:
   Gaps(uint64_t key, double p, int64_t cells)
-      : key_(key), none_(p <= 0), extended_(cells > kManyCells) {
-    scale_ = none_ ? 0 : 1 / std::log1p(-p);
-    long_scale_ = none_ ? 0 : 1 / std::log1p(-static_cast<long double>(p));
+      : key_(key), law_(p), extended_(cells > kManyCells) {
+    long_scale_ =
+        law_.none ? 0 : 1 / std::log1p(-static_cast<long double>(p));
   }
 
   // The next one, `limit` for any that is at least that long.
   int64_t next(int64_t limit) {
-    if (none_)
-      return limit;
-    const uint64_t word = mix(key_ + counter_++ * kGolden);
-    if (extended_) {
-      const long double u =
-          (static_cast<long double>(word) + 1) * 0x1p-64L;
-      const long double gap = std::log(u) * long_scale_;
-      return gap < static_cast<long double>(limit)
-                 ? static_cast<int64_t>(gap)
-                 : limit;
-    }
-    const double u = static_cast<double>((word >> 11) + 1) * 0x1p-53;
-    const double gap = std::log(u) * scale_;
-    return gap < static_cast<double>(limit) ? static_cast<int64_t>(gap)
-                                            : limit;
+    const uint64_t counter = counter_++;
+    if (!extended_ || law_.none)
+      return law_.gap(key_, counter, limit);
+    const long double u =
+        (static_cast<long double>(mix(key_ + counter * kGolden)) + 1) *
+        0x1p-64L;
+    const long double gap = std::log(u) * long_scale_;
+    return gap < static_cast<long double>(limit) ? static_cast<int64_t>(gap)
+                                                 : limit;
   }
 
  private:
   uint64_t key_, counter_ = 0;
-  bool none_, extended_;
-  double scale_;
+  GapLaw law_;
+  bool extended_;
   long double long_scale_;
 };
 

@@ -8,8 +8,8 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // `three_term` sum_i weights[i] T_i(P) x in Chebyshev polynomials. Row v of
   // (rowptr, col) lists the nodes that v receives from. `half` keeps the
   // levels of a float32 x in float16, each column times its `scale` (powers of
-  // two). Of z only the rows in `rows` if given. `order` (CPU) names the rows
-  // of the graph in x, recv, send and z, but not in `rows`.
+  // two). Of z only the rows in `rows` if given. `order` names the rows of
+  // the graph in x, recv, send and z, but not in `rows`.
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
       "Tensor send, Tensor weights, bool half, Tensor? scale, "
@@ -79,7 +79,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // with p_minus, all by themselves. `cells`: 0 for all entries, 1 for those
   // off the diagonal (a directed graph), 2 for pairs of an undirected graph;
   // graphs come as blocks on a diagonal, and their self-loops stay. Copy s
-  // depends on (seed, first + s) alone. CPU only.
+  // depends on (seed, first + s) alone.
   m.def(
       "flip_bits(Tensor rowptr, Tensor col, int num_cols, float p_plus, "
       "float p_minus, int cells, int seed, int first, int num_samples) "

@@ -30,6 +30,58 @@ struct PushGraph {
   const int64_t* group_end;  // where in `col` each group ends
 };
 
+// The points of the pieces [piece, stop) of the line that push_row lays from
+// entry e of row u on.
+template <typename scalar_t, typename Col, typename To>
+PYG_TRUST_HD inline void push_points(const PushGraph<scalar_t, Col>& graph,
+                                     int64_t u,
+                                     int64_t e,
+                                     scalar_t mass,
+                                     uint64_t key,
+                                     uint64_t piece,
+                                     uint64_t stop_piece,
+                                     To&& to) {
+  const int64_t end = graph.rowptr[u + 1];
+  double t = static_cast<double>(piece) + uniform(key, piece);
+  if (graph.scale == nullptr) {  // a = 0: every entry alike
+    const double p = mass;
+    const double total = p * static_cast<double>(end - e);
+    const scalar_t factor = scalar_t(1) / mass;
+    while (t < total) {
+      const int64_t hit = e + static_cast<int64_t>(t / p);
+      to.add(graph.col[hit < end ? hit : end - 1], factor);
+      if (++piece == stop_piece)
+        return;
+      t = static_cast<double>(piece) + uniform(key, piece);
+    }
+    return;
+  }
+  // Most pushes end here: entry e has the largest scale of all that is left.
+  if (piece == 0 && t >= static_cast<double>(mass) * graph.scale[e] *
+                             static_cast<double>(end - e))
+    return;
+  int64_t group = graph.group_ptr[u];
+  while (graph.group_end[group] <= e)
+    ++group;
+  double start = 0;
+  for (; e < end; e = graph.group_end[group], ++group) {
+    const int64_t stop = graph.group_end[group];
+    if (graph.scale[e] == 0)
+      return;
+    const double p = static_cast<double>(mass) * graph.scale[e];
+    const double top = start + p * static_cast<double>(stop - e);
+    while (t < top) {
+      const int64_t hit = e + static_cast<int64_t>((t - start) / p);
+      const int64_t v = hit < stop ? hit : stop - 1;
+      to.add(graph.col[v], static_cast<scalar_t>(graph.scale[v] / p));
+      if (++piece == stop_piece)
+        return;
+      t = static_cast<double>(piece) + uniform(key, piece);
+    }
+    start = top;
+  }
+}
+
 // Sends c_k * scale[e] along every entry e of row u, in expectation, for all
 // signals k of a block at once. `mass` is the largest |c_k| / eps_k. Calls
 // to.add(node, factor) for what is sent, c_k * factor, and to.prefetch(node)
@@ -73,7 +125,7 @@ PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t, Col>& graph,
     to.prefetch(graph.col[e + kPushAhead < last ? e + kPushAhead : last]);
   };
 
-  if (graph.scale == nullptr) {  // a = 0: every entry alike
+  if (graph.scale == nullptr) {
     if (mass >= 1) {
       for (; e < end; ++e) {
         ahead();
@@ -81,51 +133,15 @@ PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t, Col>& graph,
       }
       return;
     }
-    const double p = mass;
-    const double total = p * static_cast<double>(end - e);
-    const scalar_t factor = scalar_t(1) / mass;
-    for (uint64_t piece = 0; static_cast<double>(piece) < total; ++piece) {
-      const double t = static_cast<double>(piece) + uniform(key, piece);
-      if (t >= total)
-        return;
-      const int64_t hit = e + static_cast<int64_t>(t / p);
-      to.add(graph.col[hit < end ? hit : end - 1], factor);
+  } else {
+    for (; e < end && mass * graph.scale[e] >= 1; ++e) {
+      ahead();
+      to.add(graph.col[e], graph.scale[e]);
     }
-    return;
-  }
-
-  for (; e < end && mass * graph.scale[e] >= 1; ++e) {
-    ahead();
-    to.add(graph.col[e], graph.scale[e]);
-  }
-  if (e == end)
-    return;
-
-  uint64_t piece = 0;
-  double t = uniform(key, piece);
-  // Most pushes end here: entry e has the largest scale of all that is left.
-  if (t >= static_cast<double>(mass) * graph.scale[e] *
-               static_cast<double>(end - e))
-    return;
-  int64_t group = graph.group_ptr[u];
-  while (graph.group_end[group] <= e)
-    ++group;
-  double start = 0;
-  for (; e < end; e = graph.group_end[group], ++group) {
-    const int64_t stop = graph.group_end[group];
-    if (graph.scale[e] == 0)
+    if (e == end)
       return;
-    const double p = static_cast<double>(mass) * graph.scale[e];
-    const double top = start + p * static_cast<double>(stop - e);
-    while (t < top) {
-      const int64_t hit = e + static_cast<int64_t>((t - start) / p);
-      const int64_t v = hit < stop ? hit : stop - 1;
-      to.add(graph.col[v], static_cast<scalar_t>(graph.scale[v] / p));
-      ++piece;
-      t = static_cast<double>(piece) + uniform(key, piece);
-    }
-    start = top;
   }
+  push_points(graph, u, e, mass, key, 0, ~uint64_t{0}, to);
 }
 
 // The expected cost of push_row: the entries and points it would send.
@@ -204,57 +220,16 @@ PYG_TRUST_HD inline void push_part(const PushGraph<scalar_t>& graph,
                                    int64_t from,
                                    int64_t to,
                                    const To& target) {
-  const int64_t begin = graph.rowptr[u], end = graph.rowptr[u + 1];
+  const int64_t begin = graph.rowptr[u];
   for (; from < to && from < units.sure; ++from) {
     const int64_t e = begin + from;
     target.add(graph.col[e],
                graph.scale == nullptr ? scalar_t(1) : graph.scale[e]);
   }
-  if (from == to)
-    return;
-  int64_t e = begin + units.sure;
-  auto piece = static_cast<uint64_t>(from - units.sure);
-  const auto stop_piece = static_cast<uint64_t>(to - units.sure);
-  double t = static_cast<double>(piece) + uniform(key, piece);
-
-  if (graph.scale == nullptr) {
-    const double p = mass;
-    const double total = p * static_cast<double>(end - e);
-    const scalar_t factor = scalar_t(1) / mass;
-    for (;;) {
-      if (t >= total)
-        return;
-      const int64_t hit = e + static_cast<int64_t>(t / p);
-      target.add(graph.col[hit < end ? hit : end - 1], factor);
-      if (++piece == stop_piece)
-        return;
-      t = static_cast<double>(piece) + uniform(key, piece);
-    }
-  }
-
-  if (piece == 0 && t >= static_cast<double>(mass) * graph.scale[e] *
-                             static_cast<double>(end - e))
-    return;
-  int64_t group = graph.group_ptr[u];
-  while (graph.group_end[group] <= e)
-    ++group;
-  double start = 0;
-  for (; e < end; e = graph.group_end[group], ++group) {
-    const int64_t stop = graph.group_end[group];
-    if (graph.scale[e] == 0)
-      return;
-    const double p = static_cast<double>(mass) * graph.scale[e];
-    const double top = start + p * static_cast<double>(stop - e);
-    while (t < top) {
-      const int64_t hit = e + static_cast<int64_t>((t - start) / p);
-      const int64_t v = hit < stop ? hit : stop - 1;
-      target.add(graph.col[v], static_cast<scalar_t>(graph.scale[v] / p));
-      if (++piece == stop_piece)
-        return;
-      t = static_cast<double>(piece) + uniform(key, piece);
-    }
-    start = top;
-  }
+  if (from < to)
+    push_points(graph, u, begin + units.sure, mass, key,
+                static_cast<uint64_t>(from - units.sure),
+                static_cast<uint64_t>(to - units.sure), target);
 }
 
 // What is sampled depends on which levels are done exactly, and on every bit of
@@ -264,7 +239,7 @@ PYG_TRUST_HD inline void push_part(const PushGraph<scalar_t>& graph,
 // expected to cost more than `above`. They are not few at level 0, after an
 // exact level, and where more than few_nodes() nodes have some. The expected
 // cost is sample_step() times the sum of visit_cost() over the nodes
-// sample_step() / 2, sample_step() / 2 + sample_step(), ..., in this order.
+// sample_step() / 2, sample_step() / 2 + sample_step(), ..., in any order.
 //
 // Residues r are *raw*, as they arrive, or, at level 0 and after an exact
 // level, *ready*: kept in part, and multiplied by `send`, as
@@ -282,7 +257,12 @@ template <typename scalar_t>
 PYG_TRUST_HD inline double visit_cost(const PushGraph<scalar_t>& graph,
                                       int64_t u,
                                       scalar_t mass) {
-  return mass > 0 ? kVisitCost + kPushCost * push_cost(graph, u, mass) : 0.0;
+  if (!(mass > 0))
+    return 0;
+  // In whole 2^-8, of which 2^45 are the most there can be: such numbers add
+  // without rounding, so that every order of additions decides alike.
+  const double cost = kVisitCost + kPushCost * push_cost(graph, u, mass);
+  return floor(cost * 256 + 0.5) * 0x1p-8;
 }
 
 // Times residues, this is what is sent to a node of degree one.

@@ -29,6 +29,7 @@ from pyg_trust.report import (
     fingerprint_data,
     fingerprint_model,
 )
+from pyg_trust.unlearning.leftovers import named_leftovers
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
 # Epsilons are computed in floating point, by sums of many terms.
@@ -71,7 +72,9 @@ def check_report(
             of shards. (default: :obj:`None`)
         data (str or Path, optional): of the data, the remaining ones after
             a removal, as ``torch.save`` wrote a dictionary of tensors
-            (``Data.to_dict()``), or a list of these. (default: :obj:`None`)
+            (``Data.to_dict()``), or a dictionary of these by the names that
+            requests use, or a list of these by position.
+            (default: :obj:`None`)
 
     Raises:
         ValueError: if a file is not what it should be.
@@ -329,7 +332,8 @@ def _check_removals(each: Guarantee, ledger: dict[str, Any]) -> Said:
     found = [
         number
         for number, line in enumerate(entries, 1)
-        if line['request'] == request and line['data'] == each.data
+        if line['request'] in (request, request.get('0'))
+        and line['data'] == each.data
     ]
     yield (
         HOLDS if found else FAILS,
@@ -385,13 +389,13 @@ def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
         )
     if each.kind != 'removal' or not isinstance(request, Mapping):
         return
-    if any(isinstance(part, list) for part in request.values()):
-        request = {'0': request}  # of the only graph
     left = [
         text
         for name, part in request.items()
         for text in _still_there(name, part, graphs.get(str(name)))
     ]
+    if any('labels' in part for part in request.values()):
+        yield UNKNOWN, 'data: whether a label is used in training'
     yield (
         FAILS if left else HOLDS,
         f'data: {left[0]} is still there'
@@ -401,32 +405,16 @@ def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
 
 
 def _still_there(name: str, part: Any, data: Data | None) -> Iterator[str]:
+    if not isinstance(part, Mapping):
+        raise ValueError(
+            "'path' needs to be of a report whose requests are by graph (got "
+            f'{name!r}: {part!r})'
+        )
     if data is None:
         return
     if part.get('whole'):
         yield f'graph {name}'
         return
-    names = data.get('n_id')
-    if names is None:
-        names = torch.arange(int(data.num_nodes))
-    place = {int(v): row for row, v in enumerate(names.tolist())}
-    for node in part.get('nodes', []):
-        if node in place:
-            yield f'node {node} of graph {name}'
-    for node in part.get('features', []):
-        if node in place and data.x is not None and data.x[place[node]].any():
-            yield f'the features of node {node} of graph {name}'
-    for node in part.get('labels', []):
-        row, y, mask = place.get(node), data.get('y'), data.get('train_mask')
-        if row is None or y is None or int(y[row]) < 0:
-            continue
-        if mask is None or bool(mask[row]):
-            yield f'the label of node {node} of graph {name}'
-    edges = set(map(tuple, data.edge_index.t().tolist()))
-    gone = [tuple(edge[:2]) for edge in part.get('edges', [])]
-    gone += [(v, u) for u, v in gone]
-    gone += [tuple(edge[:2]) for edge in part.get('directed_edges', [])]
-    for edge in gone:
-        u, v = (place.get(end, math.nan) for end in edge)
-        if (u, v) in edges:
-            yield f'edge {edge[0]} -> {edge[1]} of graph {name}'
+    if data.get('n_id') is None:
+        data.n_id = torch.arange(int(data.num_nodes))
+    yield from named_leftovers(data, part, f' of graph {name}')

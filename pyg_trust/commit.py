@@ -14,13 +14,24 @@ does it in three steps:
 3. replace the file in one step (:func:`pyg_trust.files.write`).
 
 Threads that share an object take turns (:class:`ObjectLock`,
-:func:`synchronized`).
+:func:`synchronized`, :func:`editing`). A call from inside of another one, as
+signal handlers make them, is refused where one of both changes the object.
 
 Locks of files need a file system that has them: local disks do, some network
 file systems do not.
+
+**What this does not protect.** Lock and comparison belong to the place, by
+whatever symbolic link or mount it is reached; a file with two names (hard
+links) is refused. A *copy* is another place: whoever copies a file or folder
+can go on from the copy, and whoever puts an older copy in the place of a newer
+state brings back what was removed in between, for all who load it from then
+on. An object that has the newer state in memory puts it back at its next
+change. For the others, note :attr:`.RemovalLedger.head` elsewhere, and ask a
+loaded one whether it has it (:meth:`.RemovalLedger.has`).
 """
 
 import contextlib
+import copy
 import functools
 import os
 import secrets
@@ -166,6 +177,31 @@ def check_continues(
     )
 
 
+def check_one_name(path: str | Path) -> None:
+    """Refuses to replace a file that has a second name (a hard link).
+
+    The other name would keep the old content, with what was removed, and go on
+    from it.
+
+    Args:
+        path (str or Path): of the file; it need not be there.
+
+    Raises:
+        ValueError: if it has several.
+    """
+    check_instance('path', path, str, Path)
+    try:
+        count = os.stat(path).st_nlink
+    except FileNotFoundError:
+        return
+    if count > 1:
+        raise ValueError(
+            f'{path} has {count} names (hard links), of which the others '
+            'would keep the old content, with all that was removed: delete '
+            'them first'
+        )
+
+
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Writes a state to a file, if it continues the one that is there.
 
@@ -182,6 +218,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
     Lineage.of(state)
     path = Path(path)
     with exclusive(path):
+        check_one_name(path)
         check_continues(path, _peek(path), state)
         files.save(path, state)
 
@@ -218,18 +255,15 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
 class ObjectLock:
     """A lock that the threads which use an object take turns with.
 
-    A thread can take it again while it has it. A copy of an object has a lock
-    of its own, and so has one that was pickled.
+    A thread can take it again while it has it, to read while it reads. A copy
+    of an object has a lock of its own, and so has one that was pickled.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        # Of C, as whose turn it is must not be lost to an interrupt.
+        self.turn = threading.RLock()
+        #: What its thread is doing, and whether that may change the object.
+        self.doing: tuple[str, bool] | None = None
 
     def __copy__(self) -> 'ObjectLock':
         return ObjectLock()
@@ -244,20 +278,98 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Makes threads take turns with a method of an object.
+    """Makes threads take turns with a method of an object that reads it.
 
     Args:
         method (callable): of a class whose objects have an
             :class:`ObjectLock` as ``_lock``.
+
+    Raises:
+        RuntimeError: when called from inside of an :func:`editing` method of
+            the same object, as a signal handler can do.
     """
     check_callable('method', method)
+    return _in_turn(method, False)
+
+
+def editing(
+    method: Callable[Concatenate[Self, P], T],
+) -> Callable[Concatenate[Self, P], T]:
+    """Makes threads take turns with a method of an object that changes it.
+
+    The thread itself can come back before the method has ended: by a signal
+    handler, a callback, or the end of some object. What it then found would
+    be half changed, and a second change would be lost when the first one is
+    put in force. So nothing else of the object can be called until this has
+    ended, and this from inside of nothing else.
+
+    Args:
+        method (callable): as in :func:`synchronized`.
+
+    Raises:
+        RuntimeError: when called from inside of another method of the same
+            object that takes turns.
+    """
+    check_callable('method', method)
+    return _in_turn(method, True)
+
+
+def _in_turn(
+    method: Callable[Concatenate[Self, P], T], edits: bool
+) -> Callable[Concatenate[Self, P], T]:
+    doing = (method.__name__, edits)
 
     @functools.wraps(method)
     def taking_turns(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._lock:  # type: ignore[attr-defined]
-            return method(self, *args, **kwargs)
+        lock: ObjectLock = self._lock  # type: ignore[attr-defined]
+        with lock.turn:
+            before = lock.doing
+            if before is not None and (edits or before[1]):
+                raise RuntimeError(
+                    f"'{method.__name__}' of a {type(self).__name__} was "
+                    f"called while its '{before[0]}' was going on in the same "
+                    'thread (from a signal handler or a callback): nothing '
+                    'was done; call it when that has ended'
+                )
+            try:
+                lock.doing = doing
+                return method(self, *args, **kwargs)
+            finally:
+                lock.doing = before
 
     return taking_turns
+
+
+class EditedInPlace:
+    """An object with parts that are edited in place, with a way back.
+
+    No two objects may share such parts, nor the way back: a copy, also a
+    shallow one, and what is pickled have copies of them, as they are between
+    two edits.
+    """
+
+    _lock: ObjectLock
+
+    def _settle(self) -> None:
+        # Ends an edit that was interrupted.
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._copied({})
+
+    @synchronized
+    def _copied(self, memo: dict[int, Any]) -> dict[str, Any]:
+        self._settle()
+        return copy.deepcopy(vars(self), memo)
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(self._copied(memo))  # type: ignore[attr-defined]
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self: Self) -> Self:
+        return copy.deepcopy(self)
 
 
 def _locked(path: Path) -> BufferedWriter:

@@ -28,6 +28,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
+from pyg_trust.commit import ObjectLock, editing
 from pyg_trust.report import Report
 
 try:
@@ -115,6 +116,27 @@ class RemovalLedger:
     def remaining(self) -> float:
         """What is left of the budget."""
         return self.budget - self.spent
+
+    @property
+    def head(self) -> str:
+        """A digest of all lines, to be noted elsewhere; '' without any."""
+        return self._entries[-1].link if self._entries else ''
+
+    def has(self, head: str) -> bool:
+        """Whether the ledger is at a :attr:`head`, or has gone on from it.
+
+        An older copy of a state, in the place of the newer one, has not.
+
+        Args:
+            head (str): the digest.
+        """
+        check_instance('head', head, str)
+        return any(entry.link == head for entry in self._entries)
+
+    @property
+    def has_removals(self) -> bool:
+        """Whether a line names something that was removed."""
+        return any(entry.request for entry in self._entries)
 
     def copy(self) -> 'RemovalLedger':
         """A ledger with the same lines, to which others can be added."""
@@ -382,6 +404,21 @@ class Seals:
         made._take(salted, [check_integer('gone', name) for name in gone])
         return made
 
+    def matches(self, name: int, content: str) -> bool:
+        """Whether the content of an item is the sealed one.
+
+        Args:
+            name (int): of the item.
+            content (str): as in the class.
+
+        Raises:
+            ValueError: if there is no such item.
+        """
+        check_instance('content', content, str)
+        known = self.digest(name)
+        salt, _ = self._blocks[name // self._BLOCK].sealed[name]
+        return _seal(salt, content).hex() == known
+
     def differing(self, contents: Mapping[int, str]) -> tuple[int, ...]:
         """The names whose content is not the sealed one, ascending.
 
@@ -547,8 +584,9 @@ class PrivacyLedger:
     handed in as :obj:`head`, it makes an older file be refused. What happens
     to the file while it is open is noticed at the next line.
 
-    The file is locked while it is open: two processes can't spend at once. It
-    is closed with the last reference to the ledger.
+    The file is locked while it is open: two processes can't spend at once, and
+    a fork of the one that opened it is refused. Threads take turns. It is
+    closed with the last reference to the ledger.
     It holds public numbers alone (steps, noise, rates), and can be read by
     anyone who may know that training takes place.
 
@@ -562,7 +600,8 @@ class PrivacyLedger:
     Raises:
         ValueError: if the file is of another mechanism, was changed, or does
             not go on from :obj:`head`.
-        RuntimeError: if another process has it open.
+        RuntimeError: if another process has it open, or opened it before a
+            fork.
     """
 
     def __init__(
@@ -588,9 +627,10 @@ class PrivacyLedger:
         # lock with it.
         self._close = weakref.finalize(self, os.close, self._file)
         self._known: _Account | None = None
+        self._lock, self._process = ObjectLock(), os.getpid()
         self._writing = False
         try:
-            self._lock()
+            self._lock_file()
             self._known = self._read()
             if head is not None and not self.has(head):
                 raise ValueError(
@@ -637,6 +677,7 @@ class PrivacyLedger:
             merged.append((*line, count))
         return merged
 
+    @editing
     def record(self, noise_multiplier: float, sample_rate: float) -> None:
         """Pays for a step; it is on the disk when this returns.
 
@@ -651,8 +692,10 @@ class PrivacyLedger:
             )
         self._settle()
         line = [noise, float(sample_rate)]
-        self._append({'step': self.steps + 1, 'spent': line})
+        step = len(self._account.lines) + 1
+        self._append({'step': step, 'spent': line})
 
+    @editing
     def record_pure(self, epsilon: float) -> None:
         """Pays for a release beside the steps, of pure privacy.
 
@@ -670,11 +713,13 @@ class PrivacyLedger:
     @property
     def _account(self) -> '_Account':
         # What is in the file, as far as it is known.
-        if self._known is None:
-            self._known = self._read()
-        return self._known
+        # Nobody reads what another thread is writing.
+        with self._lock.turn:
+            if self._known is None:
+                self._known = self._read()
+            return self._known
 
-    def _lock(self) -> None:
+    def _lock_file(self) -> None:
         if fcntl is None:  # pragma: no cover
             return
         try:
@@ -778,6 +823,22 @@ class PrivacyLedger:
     def _check_open(self) -> None:
         if not self._close.alive:
             raise ValueError(f'the ledger {self.path} is closed')
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f'the ledger {self.path} was opened by process '
+                f'{self._process}, of which this one ({os.getpid()}) is a '
+                'fork: both would spend one budget. Open it in the process '
+                'that trains, and nowhere else'
+            )
+
+    def __copy__(self) -> Any:
+        raise TypeError("a ledger can't be copied: two would spend one budget")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__copy__()
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'

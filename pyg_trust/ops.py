@@ -200,13 +200,17 @@ def propagate(
     written once. A column has the same bits whatever stands beside it, for
     any number of threads and any instruction set. Memory beside the result:
     two buffers of at most four cache lines a node (two with :obj:`half`): so
-    many columns are in flight.
+    many columns are in flight; on CUDA two buffers of all columns, or, of a
+    sparse :obj:`x`, of 128 and these as a dense matrix. There the bits of a
+    column may depend on whether it stands among few others (up to 8, with
+    :obj:`half` 16), and rows of more than 512 entries are summed by a tree,
+    whose bits are not those of the CPU.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; on the
-            CPU also as a sparse CSR matrix with int64 indices.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; also as
+            a sparse CSR matrix.
         recv (Tensor): as :obj:`x`, ``[num_nodes]``.
         send (Tensor): as :obj:`x`, ``[num_nodes]``.
         weights (Tensor): float64, ``[num_levels + 1]``.
@@ -221,9 +225,9 @@ def propagate(
         rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
             to compute, as the graph numbers them; by default all.
             (default: :obj:`None`)
-        order (Tensor, optional): int64, ``[num_nodes]``: on the CPU, which
-            row of :obj:`x`, :obj:`recv`, :obj:`send` and the result each row
-            of the graph is. (default: :obj:`None`)
+        order (Tensor, optional): int64, ``[num_nodes]``: which row of
+            :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
+            graph is. (default: :obj:`None`)
 
     Returns:
         Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
@@ -609,10 +613,11 @@ def flip_bits(
     :func:`pyg_trust.functional.smoothing.sampling_slack`. Copy :math:`s`
     draws from the stream of ``(seed, first + s)``, whatever the batch and the
     number of threads. Time and memory are those of the ones that come out,
-    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells.
+    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. CUDA
+    draws the same copies as the CPU, of at most :math:`10^9` cells.
 
     Args:
-        rowptr (Tensor): int64, ``[num_rows + 1]``, on the CPU.
+        rowptr (Tensor): int64, ``[num_rows + 1]``.
         col (Tensor): int32, ``[nnz]``: the ones, ascending in every row and
             distinct.
         num_cols (int): the number of columns.
@@ -654,9 +659,23 @@ def flip_bits(
                 "'num_samples' needs to be smaller: copies have fewer than "
                 f'2**31 nodes together (got {num_samples} of {n})'
             )
+    device = _check_device('rowptr', rowptr)
+    if device.type == 'cuda':
+        counts = {'all': n * num_cols, 'directed': n * (n - 1)}
+        count = counts.get(cells, n * (n - 1) // 2)
+        if p_plus > 0 and count > 10**9:
+            raise ValueError(
+                "'rowptr' needs to be on the CPU for more than 10**9 cells "
+                f'(got {count} on {device})'
+            )
+        if num_samples * n >= 2**32:
+            raise ValueError(
+                "'num_samples' needs to be smaller: on CUDA copies have fewer "
+                f'than 2**32 rows together (got {num_samples} of {n})'
+            )
     return _ops.flip_bits(
-        _check_host('rowptr', rowptr, torch.int64, n + 1),
-        _check_host('col', col, torch.int32, _size(col)),
+        _check('rowptr', rowptr, torch.int64, n + 1, device=device),
+        _check('col', col, torch.int32, _size(col), device=device),
         num_cols,
         p_plus,
         p_minus,

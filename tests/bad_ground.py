@@ -579,6 +579,12 @@ entry(
     name=values('a', None, 0.5, True, -1, 2),
 )
 entry(
+    'ledger.Seals.matches',
+    lambda: (seals(), {'name': 0, 'content': 'a'}),
+    name=values('a', None, 0.5, True, -1, 2),
+    content=values(3, None, b'a'),
+)
+entry(
     'ledger.Seals.of',
     lambda: {
         'state': {

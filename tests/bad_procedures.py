@@ -756,6 +756,7 @@ for name in (
     'AuditReport',
     'AuditRow',
     'MembershipReport',
+    'BatchPlan',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
@@ -844,12 +845,29 @@ entry(
     aggregator=choice(),
     aggregator_nodes=COUNT,
     num_classes=integer(1, none=True),
-    epochs=COUNT,
+    epochs=integer(1, none=True),
     lr=POSITIVE,
     weight_decay=NOT_NEGATIVE,
     optimizer=choice(),
     sparse_x=FLAG,
-    sparse_adj=FLAG,
+    sparse_adj=values('a', 'Auto'),
+    slices=values(
+        3,
+        'a',
+        [],
+        [0.5],
+        [(0.5, 1)],
+        [(0.5, 1, 2), (1, 1)],
+        [('a', 1), (1, 1)],
+        [(0.5, 1.5), (1, 1)],
+        [(0.5, 0), (1, 1)],
+        [(0.7, 1), (0.5, 1), (1, 1)],
+        [(np.nan, 1), (1, 1)],
+    ),
+    outputs=choice(),
+    max_wait=number(0, closed='low', none=True),
+    max_requests=integer(1, none=True),
+    clock=FUNCTION,
     trainer=choice(),
     num_workers=integer(1, none=True),
     folder=values(3, ['a']),
@@ -926,7 +944,17 @@ entry(
     names={'partition': "'(partition|method)'"},
     partition=PARTITIONS,
 )
-for name in ('ShardedUnlearner.flush', 'ScatteringClassifier.verify'):
+entry(
+    'unlearning.ShardedUnlearner.policy',
+    lambda: (fitted_unlearner(), {'rate': 0.1, 'max_wait': 10.0}),
+    rate=POSITIVE,
+    max_wait=POSITIVE,
+)
+for name in (
+    'ShardedUnlearner.flush',
+    'ShardedUnlearner.flush_if_due',
+    'ScatteringClassifier.verify',
+):
     EXEMPT[f'unlearning.{name}'] = 'takes a flag alone'
 entry(
     'unlearning.ShardedUnlearner.verify',

@@ -9,11 +9,23 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
 
+// What one thread does after another, and the longest way through a run of
+// the machine: the largest of each launch, summed over all launches.
+struct Work {
+  int64_t loads = 0;
+  int64_t adds = 0;
+};
+inline thread_local Work work;
+inline Work path;
+#define PYG_TRUST_COUNT(what, number) (work.what += (number))
+
+#include "device/flip.h"
 #include "device/propagate.h"
 #include "device/push.h"
 #include "device/walk.h"
@@ -68,47 +80,71 @@ class Host {
   }
 
   template <int parts, typename T, typename Part, typename End>
-  void run_sum(int64_t rows, int64_t lanes, const Part& part, const End& end) {
+  void run_parts(int64_t rows,
+                 int64_t lanes,
+                 const Part& part,
+                 const End& end) {
     each(rows * lanes, [&](int64_t i) {
       T sum[parts];
-      std::vector<int> which(parts);
-      std::iota(which.begin(), which.end(), 0);
-      if (order_ == kDown)
-        std::reverse(which.begin(), which.end());
-      for (const int p : which)
+      Work most;
+      const Work before = work;
+      for (int k = 0; k < parts; ++k) {
+        const int p = order_ == kDown ? parts - 1 - k : k;
+        work = before;
         sum[p] = part(i / lanes, i % lanes, int64_t{p});
+        most.adds = std::max(most.adds, work.adds);
+        most.loads = std::max(most.loads, work.loads);
+      }
       // What the lanes of a warp do: all at once, each with its partner.
       for (int offset = parts / 2; offset > 0; offset /= 2) {
         T old[parts];
         std::copy(sum, sum + parts, old);
-        for (int p = 0; p < parts; ++p)
-          sum[p] = plus(old[p], old[p ^ offset]);
+        for (int p = 0; p < parts; ++p) {
+          work = most;
+          sum[p] = device::join(old[p], old[p ^ offset]);
+        }
+        most = work;
       }
+      work = most;
       end(i / lanes, i % lanes, sum[0]);
     });
   }
 
   template <int parts, typename T, typename Part, typename End>
-  void run_sum(int64_t most,
-               int64_t lanes,
-               const Part& part,
-               const End& end,
-               const int64_t* count) {
+  void run_parts(int64_t most,
+                 int64_t lanes,
+                 const Part& part,
+                 const End& end,
+                 const int64_t* count) {
     if (*count < 0 || *count > most)
       fail("more than there may be");
-    run_sum<parts, T>(*count, lanes, part, end);
+    run_parts<parts, T>(*count, lanes, part, end);
   }
 
-  void sort(uint64_t* key, int64_t* value, int64_t count) {
+  template <typename F>
+  void run_team(int64_t rows, const F& f) {
+    device::Team team;
+    team.down = order_ == kDown;
+    each(rows, [&](int64_t i) { f(i, team); });
+  }
+
+  void sort(uint64_t* key, int64_t* value, int64_t count, int bits) {
     std::vector<int64_t> at(count);
     std::iota(at.begin(), at.end(), 0);
+    for (int64_t i = 0; i < count; ++i) {
+      if (bits < 64 && key[i] >> bits != 0)
+        fail("a key with more bits");
+    }
     std::stable_sort(at.begin(), at.end(),
                      [&](int64_t i, int64_t j) { return key[i] < key[j]; });
     const std::vector<uint64_t> keys(key, key + count);
-    const std::vector<int64_t> values(value, value + count);
+    std::vector<int64_t> values;
+    if (value != nullptr)
+      values.assign(value, value + count);
     for (int64_t i = 0; i < count; ++i) {
       key[i] = keys[at[i]];
-      value[i] = values[at[i]];
+      if (value != nullptr)
+        value[i] = values[at[i]];
     }
   }
 
@@ -135,16 +171,25 @@ class Host {
     std::abort();
   }
 
-  template <typename T, int width>
-  static device::Pack<T, width> plus(const device::Pack<T, width>& x,
-                                     const device::Pack<T, width>& y) {
-    device::Pack<T, width> sum;
-    for (int c = 0; c < width; ++c)
-      sum.at[c] = x.at[c] + y.at[c];
-    return sum;
+  void each(int64_t count, const std::function<void(int64_t)>& body) {
+    Work most;
+    std::mutex mutex;
+    const auto f = [&](int64_t i) {
+      work = {};
+      body(i);
+      if (work.loads == 0 && work.adds == 0)
+        return;
+      const std::lock_guard<std::mutex> lock(mutex);
+      most.loads = std::max(most.loads, work.loads);
+      most.adds = std::max(most.adds, work.adds);
+    };
+    visit(count, f);
+    path.loads += most.loads;
+    path.adds += most.adds;
   }
 
-  void each(int64_t count, const std::function<void(int64_t)>& f) {
+  template <typename F>
+  void visit(int64_t count, const F& f) {
     if (order_ == kUp) {
       for (int64_t i = 0; i < count; ++i)
         f(i);
@@ -191,12 +236,41 @@ void propagate(int order,
                int64_t levels,
                scalar_t* z,
                const scalar_t* scale,
-               int64_t three_term) {
+               int64_t three_term,
+               const int64_t* rows,
+               int64_t num_rows,
+               const int64_t* names,
+               const int64_t* ptr,
+               const int64_t* index) {
   Host host(order);
-  device::propagate<store_t>(
-      host, device::Exact<scalar_t>{rowptr, col, num_nodes, rowptr[num_nodes],
-                                    columns, x, recv, send, weights, levels, z,
-                                    scale, three_term != 0});
+  const device::Exact<scalar_t> all{
+      rowptr,
+      col,
+      num_nodes,
+      rowptr[num_nodes],
+      columns,
+      columns,
+      x,
+      columns,
+      recv,
+      send,
+      weights,
+      levels,
+      z,
+      columns,
+      scale,
+      three_term != 0,
+      rows,
+      num_rows,
+      rows == nullptr
+          ? 0
+          : device::count_entries(host, rowptr, rows, num_rows),
+      names};
+  if (ptr == nullptr)
+    device::propagate<store_t>(host, all);
+  else
+    device::propagate_entries<store_t>([=] { return Host(order); }, all, ptr,
+                                       index, x);
 }
 
 template <typename sum_t, typename scalar_t>
@@ -363,15 +437,60 @@ void disjoint_walks(int order,
   counts[2] = found.rounds;
 }
 
+int64_t flip_bits(int order,
+                  const int64_t* rowptr,
+                  const int32_t* col,
+                  int64_t rows,
+                  int64_t cols,
+                  double p_plus,
+                  double p_minus,
+                  int64_t cells,
+                  int64_t seed,
+                  int64_t first,
+                  int64_t num_samples,
+                  int64_t gaps,
+                  int64_t* ptr,
+                  int32_t* out) {
+  using namespace pyg_trust;
+  Host host(order);
+  const device::Flips flips{
+      {rowptr, col, rows, cols, static_cast<Cells>(cells)},
+      rowptr[rows],
+      p_plus,
+      p_minus,
+      static_cast<uint64_t>(seed),
+      first,
+      num_samples};
+  device::Bits bits{};
+  if (gaps == 0) {
+    bits = device::flip_bits(host, flips);
+  } else {
+    bool enough;
+    bits = device::flip_with(host, flips, gaps, enough);
+    if (!enough)
+      return -1;
+  }
+  device::write_bits(host, flips, bits, ptr, out);
+  return bits.count;
+}
+
+// What was counted since the last time.
+void take_work(int64_t* out) {
+  out[0] = path.loads;
+  out[1] = path.adds;
+  path = {};
+}
+
 #define PROPAGATE(name, scalar_t, store_t)                                    \
   void name(int order, const int64_t* rowptr, const int32_t* col,             \
             int64_t num_nodes, const scalar_t* x, int64_t columns,            \
             const scalar_t* recv, const scalar_t* send, const double* weights, \
             int64_t levels, scalar_t* z, const scalar_t* scale,               \
-            int64_t three_term) {                                             \
-    pyg_trust::propagate<scalar_t, store_t>(order, rowptr, col, num_nodes, x, \
-                                            columns, recv, send, weights,     \
-                                            levels, z, scale, three_term);    \
+            int64_t three_term, const int64_t* rows, int64_t num_rows,        \
+            const int64_t* names, const int64_t* ptr, const int64_t* index) { \
+    pyg_trust::propagate<scalar_t, store_t>(                                  \
+        order, rowptr, col, num_nodes, x, columns, recv, send, weights,       \
+        levels, z, scale, three_term, rows, num_rows, names, ptr, index);     \
   }
 PROPAGATE(propagate_float, float, float)
 PROPAGATE(propagate_half, float, pyg_trust::Float16)

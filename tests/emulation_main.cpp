@@ -79,7 +79,7 @@ int main() {
         const auto run = half ? propagate_half : propagate_float;
         run(order, g.rowptr.data(), g.col.data(), n, x.data(), columns,
             g.power.data(), g.power.data(), keep.data(), levels, z.data(),
-            nullptr, half);
+            nullptr, half, nullptr, 0, nullptr, nullptr, nullptr);
       }
     }
     const std::vector<int64_t> ptr{0, 2, 2, 3}, node{0, 5, 0};

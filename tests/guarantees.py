@@ -33,6 +33,7 @@ from pyg_trust.unlearning import (
     audit_removal,
     membership_inference,
 )
+from pyg_trust.unlearning.shards.waiting import batch_plan
 from pyg_trust.utils import local_cluster
 
 
@@ -244,6 +245,9 @@ OTHERS = {
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
     'LocalCluster': lambda: local_cluster(cycle(30).edge_index, 3),
     'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),
+    'BatchPlan': lambda: batch_plan(
+        [(1.0,), (2.0,)], [1.0], 0.5, rate=0.1, max_wait=60.0
+    ),
     'TrustReport': lambda: TrustReport.of(
         private_guarantee(), nodes(None)[0].guarantee()
     ),

@@ -7,12 +7,21 @@ import sys
 
 import pytest
 import torch
+import torch_geometric
+from procedures import cycle, dataset
 from torch_geometric.data import Data
 
 from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
+from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    ScatteringClassifier,
+    ShardedUnlearner,
+)
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
 HISTORY = [(LAM, RATE, STEPS)]
@@ -175,6 +184,61 @@ def test_what_was_removed_and_is_there_fails(tmp_path, request_):
     kept = data.subgraph(torch.tensor([False, False, True]))
     torch.save([kept.to_dict()], path)
     assert not failures(saved(tmp_path, removal(**request_)), data=path)
+
+
+@pytest.mark.parametrize(
+    ('request_', 'caught'),
+    [
+        ({'edges': [[7, 9]]}, True),
+        ({'edges': [[9, 7]]}, True),
+        ({'directed_edges': [[9, 7]]}, True),
+        ({'directed_edges': [[7, 9]]}, False),
+    ],
+)
+def test_the_other_direction_of_a_removed_edge_is_found(
+    tmp_path, request_, caught
+):
+    # Somebody left (9, 7) there, and took (7, 9) out.
+    data = Data(
+        x=torch.eye(3),
+        edge_index=torch.tensor([[2, 0], [1, 1]]),
+        n_id=torch.tensor([5, 7, 9]),
+    )
+    path = tmp_path / 'data.pt'
+    torch.save(data.to_dict(), path)
+    found = failures(saved(tmp_path, removal(**request_)), data=path)
+    assert len(found) == caught
+
+
+def removed_reports():
+    data = cycle(16)
+    node = NodeClassifier(lam=0.1).fit(data)
+    shards = ShardedUnlearner(
+        lambda: torch_geometric.nn.GCN(5, 4, 1, 2), num_shards=2, epochs=1
+    ).fit(data)
+    graphs = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2)).fit(
+        dataset()
+    )
+    for unlearner, whole in ((node, data), (shards, data), (graphs, None)):
+        yield unlearner.remove(RemovalRequest(nodes=[3])), whole
+
+
+def test_reports_of_removals_are_checked_against_data(tmp_path):
+    # They had no field that the checker could have read.
+    for report, data in removed_reports():
+        data = dataset()[0] if data is None else data
+        torch.save(data.to_dict(), tmp_path / 'data.pt')
+        path = saved(tmp_path, report.guarantee())
+        (text,) = failures(path, data=tmp_path / 'data.pt')
+        assert 'node 3 of graph 0 is still there' in text
+        keep = torch.arange(data.num_nodes) != 3
+        left = data.subgraph(keep)
+        left.n_id = keep.nonzero().view(-1)
+        torch.save(left.to_dict(), tmp_path / 'data.pt')
+        assert not failures(path, data=tmp_path / 'data.pt')
+        # Nobody's name is on a page.
+        page = TrustReport.load(path).to_markdown()
+        assert "'nodes'" not in page
 
 
 def test_the_command_says_it_in_lines_and_in_its_status(tmp_path):

@@ -7,16 +7,21 @@ brute force or with an exact law.
 """
 
 import ctypes
+import json
 import math
 import os
 import shutil
 import subprocess
+from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from laws import distance, law_of
+from scipy import stats
 from torch import Tensor
 
 from pyg_trust import functional as F
@@ -121,14 +126,29 @@ class Emulation:
         half,
         scale=None,
         three_term=False,
+        rows=None,
+        order_of=None,
     ):
-        z = torch.full_like(x, math.nan)
+        count = x.size(0) if rows is None else len(rows)
+        z = torch.full((count, x.size(1)), math.nan, dtype=recv.dtype)
+        if z.numel() == 0:  # as in csrc/cuda/propagate.cu
+            return z
+        given, ptr, index = x, None, None
+        if x.layout == torch.sparse_csr:
+            ptr, index, given, _ = ops.sparse_parts(x)
         self.call(
-            'propagate_' + ('half' if half else name_of(x.dtype)),
-            *(order, rowptr, col, x.size(0), x, x.size(1), recv, send),
-            *(weights, len(weights) - 1, z, scale, three_term),
+            'propagate_' + ('half' if half else name_of(recv.dtype)),
+            *(order, rowptr, col, len(rowptr) - 1, given, x.size(1), recv),
+            *(send, weights, len(weights) - 1, z, scale, three_term),
+            *(rows, count, order_of, ptr, index),
         )
         return z
+
+    def work(self):
+        """Loads and additions on the longest way since the last call."""
+        out = torch.zeros(2, dtype=torch.int64)
+        self.library.take_work(pointer(out))
+        return out.tolist()
 
     def push(
         self,
@@ -191,6 +211,32 @@ class Emulation:
         )
         count = int(out_ptr[-1])
         return out_ptr, out_node[:count], out_value[:count]
+
+    def flip_bits(
+        self,
+        order,
+        rowptr,
+        col,
+        num_cols,
+        p_plus,
+        p_minus,
+        cells,
+        seed,
+        first=0,
+        num_samples=1,
+        gaps=0,
+    ):
+        n = len(rowptr) - 1
+        ptr = torch.zeros(num_samples * n + 1, dtype=torch.int64)
+        room = num_samples * (len(col) + 2 * n * num_cols)
+        out = torch.full((room,), -1, dtype=torch.int32)
+        self.library.flip_bits.restype = ctypes.c_int64
+        count = self.call(
+            *('flip_bits', order, rowptr, col, n, num_cols, float(p_plus)),
+            *(float(p_minus), ops.CELLS.index(cells), seed, first),
+            *(num_samples, gaps, ptr, out),
+        )
+        return None if count < 0 else (ptr, out[:count])
 
     def disjoint_walks(
         self, order, rowptr, col, roots, walk_length, restarts, seed
@@ -324,6 +370,91 @@ def test_propagate_without_entries_or_levels(host):
     assert torch.equal(got, 2 * x)
     empty = host.propagate(UP, rowptr, col, x[:, :0], one, one, weights, False)
     assert empty.shape == (3, 0)
+
+
+@pytest.mark.parametrize('three_term', [False, True])
+@pytest.mark.parametrize('columns', [1, 5, 17, 40, 150])
+@pytest.mark.parametrize('name', ['random', 'star', 'directed', 'big'])
+def test_some_rows_sparse_features_and_a_kept_order_have_the_same_bits(
+    host, name, columns, three_term
+):
+    args = arguments(name, F.Measure(0.3, 0.8, (1.0,)), columns=columns)
+    rowptr, col = args['receivers']
+    n = len(rowptr) - 1
+    x = torch.where(args['x'] > 0.5, args['x'], 0.0).float()
+    recv, send = args['recv'].float(), args['send'].float()
+    generator = torch.Generator().manual_seed(2)
+    # In any order, and some twice: the hub of `big` too.
+    rows = torch.randint(0, n, (2 * n // 3,), generator=generator)
+    rows[::7] = 0
+    order = torch.randperm(n, generator=generator)
+    rank = order.argsort()
+    lengths = rowptr.diff()[order]
+    ptr = torch.cat([torch.zeros(1).long(), lengths.cumsum(0)])
+    entries = [col[rowptr[v] : rowptr[v + 1]] for v in order]
+    renamed = rank[torch.cat(entries).long()].int()
+    for weights in ((2.0,), (0.5, 0.25), (0.5, 0.0, 0.3, 0.2)):
+        numbers = torch.tensor(weights, dtype=torch.float64)
+        for half in (False, True):
+            scale = torch.exp2(torch.arange(columns) % 4.0) if half else None
+            rest = (recv, send, numbers, half, scale, three_term)
+            whole = host.propagate(UP, rowptr, col, x, *rest)
+            for given in (x, x.to_sparse_csr()):
+                for wanted in (None, rows, rows[:0]):
+                    for kept in (False, True):
+                        graph = (ptr, renamed) if kept else (rowptr, col)
+                        asked = wanted
+                        if kept and wanted is not None:
+                            asked = rank[wanted]
+                        got = host.propagate(
+                            *(SHUFFLED, *graph, given, *rest),
+                            rows=asked,
+                            order_of=order if kept else None,
+                        )
+                        expected = whole if wanted is None else whole[wanted]
+                        assert torch.equal(got, expected)
+
+
+def test_sparse_features_may_name_an_entry_twice(host):
+    args = arguments('random', F.Measure(0.3, 0.8, (1.0,)), torch.float64, 3)
+    n = len(args['receivers'][0]) - 1
+    twice = torch.sparse_csr_tensor(
+        torch.arange(n + 1) * 2,
+        torch.arange(2 * n) // 2 % 3,
+        torch.arange(2.0 * n).double() / n,
+        (n, 3),
+        check_invariants=False,
+    )
+    dense = torch.zeros(n, 3, dtype=torch.float64)
+    places = (torch.arange(2 * n) // 2, twice.col_indices())
+    dense.index_put_(places, twice.values(), accumulate=True)
+    rest = (args['recv'], args['send'], torch.tensor([0.5, 0.3, 0.2]).double())
+    call = (*args['receivers'], twice, *rest, False)
+    wanted = ops.propagate(*args['receivers'], dense, *rest)
+    assert close(host.propagate(DOWN, *call), wanted, 1e-14)
+
+
+@pytest.mark.parametrize('kind', ['float', 'half', 'double'])
+@pytest.mark.parametrize('columns', [4, 8, 16, 40])
+def test_features_may_start_anywhere(host, kind, columns):
+    # A contiguous view, one number behind where packs would be aligned.
+    dtype = torch.float64 if kind == 'double' else torch.float32
+    args = arguments('big', F.appnp(0.2, levels=3), dtype, columns)
+    room = torch.zeros(args['x'].numel() + 1, dtype=dtype)
+    room[1:] = args['x'].flatten()
+    shifted = room[1:].view_as(args['x'])
+    assert shifted.is_contiguous()
+    assert shifted.data_ptr() % 16 != 0
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    rest = (args['recv'], args['send'], weights, kind == 'half')
+    one = host.propagate(UP, *args['receivers'], args['x'], *rest)
+    two = host.propagate(UP, *args['receivers'], shifted, *rest)
+    assert torch.equal(one, two)
+    if kind != 'half':
+        args['eps'] = torch.full((columns,), 0.05, dtype=dtype)
+        one = host.push(UP, **args, seed=1)[0]
+        args['x'] = shifted
+        assert torch.equal(host.push(UP, **args, seed=1)[0], one)
 
 
 # Pushes ######################################################################
@@ -837,6 +968,241 @@ def test_rows_are_read_where_tries_fail(host):
         missed += mask
     # Each leaf is missed 60 * 100 / 2000 = 3 times, as a binomial number.
     assert abs(missed[1:].var().item() - 3 * 0.95) < 0.5
+
+
+RING = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 4))  # a 5-ring, a chord
+
+
+def sample_walks(host, rows, length, restarts, trials):
+    """How often each set of subgraphs came."""
+    col = torch.tensor([v for row in rows for v in row], dtype=torch.int32)
+    sizes = torch.tensor([0, *map(len, rows)])
+    roots = torch.arange(len(rows))
+    count = Counter()
+    for seed in range(trials):
+        ptr, node, _ = host.disjoint_walks(
+            SHUFFLED, sizes.cumsum(0), col, roots, length, restarts, seed
+        )
+        bounds, nodes = ptr.tolist(), node.tolist()
+        count[frozenset(tuple(nodes[a:b]) for a, b in pairwise(bounds))] += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ('edges', 'length', 'restarts', 'far'),
+    [
+        # How far the law in rounds is from that of one root after another:
+        # docs/cuda.rst has these numbers.
+        (RING, 1, 1, 0.0345),
+        (RING, 2, 1, 0.0),
+        (RING, 1, 2, 0.0),
+        (RING, 2, 2, 0.0),
+        (tuple((i, (i + 1) % 6) for i in range(6)), 1, 1, 0.1073),
+        (tuple((i, (i + 1) % 6) for i in range(6)), 2, 1, 0.0),
+        (((0, 1), (0, 2), (0, 3), (0, 4)), 1, 2, None),
+    ],
+)
+def test_walks_in_rounds_have_the_law_that_is_claimed(
+    host, edges, length, restarts, far
+):
+    n = max(map(max, edges)) + 1
+    rows = [[] for _ in range(n)]
+    for u, v in edges:
+        rows[u].append(v)
+        rows[v].append(u)
+    roots = tuple(range(n))
+    law = law_of(rows, roots, length, restarts, rounds=True)
+    sequential = law_of(rows, roots, length, restarts, rounds=False)
+    if far is not None:
+        assert abs(distance(law, sequential) - far) < 1e-4
+    trials = 4000
+    count = sample_walks(host, rows, length, restarts, trials)
+    assert set(count) <= set(law)
+    chi2 = sum(
+        (count[k] - trials * p) ** 2 / (trials * p) for k, p in law.items()
+    )
+    # One false alarm in 10,000 runs of each.
+    assert chi2 < stats.chi2.isf(1e-4, len(law) - 1)
+
+
+def test_the_sequential_law_is_that_of_the_oracle(shared):
+    path = shared / 'oracles' / 'dp' / 'sampler_exact.json'
+    oracle = json.loads(path.read_text())
+    rows = [[] for _ in range(5)]
+    for u, v in oracle['edges']:
+        rows[u].append(v)
+        rows[v].append(u)
+    for case in oracle['cases']:
+        wanted = {
+            frozenset(map(tuple, one['subgraphs'])): Fraction(*one['p'])
+            for one in case['outcomes']
+        }
+        law = law_of(rows, tuple(case['roots']), case['L'], case['R'], False)
+        assert distance(law, wanted) < 1e-12
+
+
+@pytest.mark.parametrize('degree', [1, 7, 32, 33, 400])
+@pytest.mark.parametrize('open_', [1, 3])
+def test_a_step_from_a_full_row_is_uniform(host, degree, open_):
+    # 0 - 1 - leaves, of which all but a few are claimed by being walked to
+    # before: their roots come first as they are alone in the graph.
+    if open_ > degree:
+        pytest.skip('no more than there are')
+    # A root with one neighbour, which has `degree` others: the walk of two
+    # steps ends at each of them alike.
+    edges = [(0, 1), *((1, v) for v in range(2, degree + 2))]
+    rows = [[] for _ in range(degree + 2)]
+    for u, v in edges:
+        rows[u].append(v)
+        rows[v].append(u)
+    col = torch.tensor([v for row in rows for v in row], dtype=torch.int32)
+    rowptr = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    count = torch.zeros(degree + 2)
+    trials = max(1000, 10 * degree)
+    for seed in range(trials):
+        _, node, _ = host.disjoint_walks(
+            SHUFFLED, rowptr, col, torch.tensor([0]), 2, 1, seed
+        )
+        count[node[2]] += 1
+    wanted = trials / degree
+    chi2 = float(((count[2:] - wanted) ** 2 / wanted).sum())
+    assert chi2 < stats.chi2.isf(1e-4, max(degree - 1, 1))
+
+
+@pytest.mark.parametrize(
+    ('degree', 'most'), [(1, 5), (16, 5), (32, 5), (33, 5), (3000, 5)]
+)
+def test_a_step_waits_for_few_loads(host, degree, most):
+    # Row bounds, an entry, whether it is claimed, whether it is in the trail,
+    # and the entry that is chosen: five, where nothing is claimed. It was 48.
+    leaves = torch.arange(1, degree + 1)
+    edges = torch.stack([torch.zeros_like(leaves), leaves])
+    graph = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), degree + 1
+    )
+    host.work()
+    host.disjoint_walks(UP, *graph.receivers(), torch.tensor([0]), 1, 1, 0)
+    assert 0 < host.work()[0] <= most
+
+
+def test_a_long_row_is_read_by_all_threads_of_a_team(host):
+    # 3,000 leaves that a second root claims all but one of; then the row is
+    # read twice, 128 entries at a time.
+    degree = 3000
+    leaves = torch.arange(1, degree + 1)
+    edges = torch.stack([torch.zeros_like(leaves), leaves])
+    graph = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), degree + 1
+    )
+    host.work()
+    _, node, _ = host.disjoint_walks(
+        UP, *graph.receivers(), torch.tensor([1]), degree, 1, 0
+    )
+    # 1, the hub, a leaf, and from there nothing is open.
+    assert len(node) == 3
+    loads, _ = host.work()
+    assert loads <= 4 * 5 + 6 * (degree // 128 + 1)
+
+
+@pytest.mark.parametrize('deterministic', [True, False])
+def test_a_level_adds_few_numbers_in_a_row(host, deterministic):
+    # Of 40,000 nodes: sums by teams, 32 numbers and 5 steps of a tree, for
+    # bounds and costs; the longest push is 32 units. It was 2 * 256 and 1024.
+    n = 40_000
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, n, (2, 2 * n), generator=generator)
+    edges = edges[:, edges[0] != edges[1]]
+    spokes = torch.stack(
+        [torch.zeros(n // 4).long(), torch.arange(n // 4) + 1]
+    )
+    edges = torch.cat([edges, spokes, edges.flip(0), spokes.flip(0)], 1)
+    graph = CSRGraph.from_edge_index(edges, n, duplicates='merge')
+    _, ratio, keep = _levels(F.Measure(0.5, 0.5, (1.0, 1.0)))
+    args = {
+        'graph': graph.push_graph(0.5, DTYPES[0]),
+        'receivers': graph.receivers(),
+        'recv': graph.degree_power(-0.5, DTYPES[0]),
+        'send': graph.degree_power(-0.5, DTYPES[0]),
+        'x': torch.ones(n, 16),
+        'eps': torch.full((16,), 1e-3),
+        'ratio': ratio,
+        'keep': keep,
+    }
+    bounds = 2 * (32 + 5)  # 40 teams, and one of these
+    costs = 32 + 5
+    for above, most in (
+        (1e9, bounds + costs + 32),  # one level that is pushed
+        (0.0, bounds + costs + 512 + 32 + 5),  # or exact: the hub, in pieces
+    ):
+        host.work()
+        _, pushed = host.push(
+            UP, **args, seed=0, pull_above=above, deterministic=deterministic
+        )
+        assert pushed.tolist() == [1 if above > 0 else 0]
+        _, adds = host.work()
+        assert 32 < adds <= most
+
+
+def test_a_hub_is_added_by_a_tree(host):
+    # 200,000 entries: 391 pieces of 512, which were added one by one.
+    n = 200_001
+    rowptr = torch.full((n + 1,), n - 1)
+    rowptr[0] = 0
+    col = torch.arange(1, n, dtype=torch.int32)
+    one = torch.ones(n, dtype=torch.float64)
+    x = torch.rand(n, 20, dtype=torch.float64)
+    weights = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    host.work()
+    z = host.propagate(UP, rowptr, col, x, one, one, weights, False)
+    assert host.work()[1] <= 512 + 391 // 32 + 1 + 5
+    assert close(z[0], x[1:].sum(0), 1e-13)
+
+
+# Noisy copies ################################################################
+
+
+def bits_of(rows):
+    sizes = torch.tensor([0, *map(len, rows)])
+    col = torch.tensor([j for row in rows for j in row], dtype=torch.int32)
+    return sizes.cumsum(0), col
+
+
+@pytest.mark.parametrize('noise', [(0.2, 0.3), (0.0, 0.6), (0.9, 0.0), (0, 0)])
+@pytest.mark.parametrize('cells', ops.CELLS)
+def test_flip_bits_are_those_of_the_cpu(host, cells, noise):
+    generator = torch.Generator().manual_seed(3)
+    for n, num_cols in ((1, 1), (2, 2), (13, 13), (40, 40), (9, 31)):
+        if cells != 'all' and n != num_cols:
+            continue
+        there = torch.rand(n, num_cols, generator=generator) < 0.2
+        if cells == 'undirected':
+            there |= there.T.clone()  # with loops
+        rows = [row.nonzero().view(-1).tolist() for row in there]
+        args = (*bits_of(rows), num_cols, *noise, cells, 2**62 + 3, 5, 7)
+        wanted = ops.flip_bits(*args)
+        for order in ORDERS:
+            ptr, col = host.flip_bits(order, *args)
+            assert torch.equal(ptr, wanted[0])
+            assert torch.equal(col, wanted[1])
+
+
+def test_flip_bits_of_nothing(host):
+    for rows, cells in (([[]], 'undirected'), ([], 'all'), ([[]], 'directed')):
+        args = (*bits_of(rows), len(rows), 0.4, 0.4, cells, 0, 0, 3)
+        wanted = ops.flip_bits(*args)
+        got = host.flip_bits(UP, *args)
+        assert all(map(torch.equal, got, wanted))
+
+
+def test_flip_bits_knows_when_gaps_run_out(host):
+    rows = [[] for _ in range(20)]
+    args = (*bits_of(rows), 20, 0.5, 0.0, 'all', 0, 0, 4)
+    ptr, col = ops.flip_bits(*args)
+    most = int(ptr[::20].diff().max())
+    assert host.flip_bits(UP, *args, gaps=most // 2) is None
+    got = host.flip_bits(UP, *args, gaps=401)
+    assert torch.equal(got[0], ptr)
+    assert torch.equal(got[1], col)
 
 
 def test_sizes_are_close_to_those_of_the_sequential_law(host):

@@ -17,27 +17,6 @@ namespace {
 
 using torch::stable::Tensor;
 
-// Which entries of the matrix are bits that flip.
-enum Cells : int64_t { kAll = 0, kDirected = 1, kUndirected = 2 };
-
-struct Matrix {
-  const int64_t* rowptr;
-  const int32_t* col;
-  int64_t rows, cols;
-  Cells cells;
-
-  // Row i has the cells [first(i), cols), without the diagonal if kDirected.
-  int64_t first(int64_t i) const { return cells == kUndirected ? i + 1 : 0; }
-  int64_t width(int64_t i) const {
-    return cols - first(i) - (cells == kDirected ? 1 : 0);
-  }
-  int64_t count() const {
-    return cells == kAll        ? rows * cols
-           : cells == kDirected ? rows * (rows - 1)
-                                : rows * (rows - 1) / 2;
-  }
-};
-
 // Appends the rows of one sample to `out`, sorted, and writes where each ends;
 // of an undirected graph the part above the diagonal. Self-loops of graphs
 // are no cells: they stay (kDirected) or are left to `unfold` (kUndirected).
@@ -54,11 +33,7 @@ void draw(const Matrix& x,
   int64_t next = gaps.next(total);   // the cell that is set next
   end.resize(x.rows);
   for (int64_t i = 0; i < x.rows; ++i) {
-    const int64_t width = x.width(i), first = x.first(i);
-    const auto column = [&](int64_t cell) {
-      const int64_t j = first + cell - start;
-      return x.cells == kDirected && j >= i ? j + 1 : j;
-    };
+    const int64_t width = x.width(i);
     int64_t e = x.rowptr[i];
     const int64_t stop = x.rowptr[i + 1];
     if (x.cells == kUndirected)
@@ -69,7 +44,7 @@ void draw(const Matrix& x,
       const bool add = next < start + width;
       if (e == stop && !add)
         break;
-      const int64_t j = add ? column(next) : x.cols;
+      const int64_t j = add ? x.column(i, next - start) : x.cols;
       const int64_t k = e < stop ? x.col[e] : x.cols;
       if (k <= j && e < stop) {  // a one: what is drawn for it alone counts
         const bool loop = x.cells == kDirected && k == i;

@@ -86,31 +86,43 @@ __global__ void __launch_bounds__(kThreads) run_row_kernel(int64_t lanes, F f) {
     f(int64_t{0}, lane);
 }
 
-// The sum over `parts` neighbouring threads of a warp, for each of them.
-template <int parts, typename T, int width>
-__device__ inline device::Pack<T, width> sum_parts(
-    device::Pack<T, width> sum) {
+// What the partner of a thread has, word by word.
+template <typename T>
+__device__ inline T exchange(unsigned mask, const T& mine, int offset) {
+  static_assert(sizeof(T) % sizeof(unsigned) == 0);
+  constexpr int count = sizeof(T) / sizeof(unsigned);
+  unsigned words[count];
+  memcpy(words, &mine, sizeof(T));
+  for (int i = 0; i < count; ++i)
+    words[i] = __shfl_xor_sync(mask, words[i], offset);
+  T other;
+  memcpy(&other, words, sizeof(T));
+  return other;
+}
+
+// What `parts` neighbouring threads of a warp have, joined, for each of them.
+template <int parts, typename T>
+__device__ inline T join_parts(T mine) {
+  static_assert(parts >= 1 && parts <= 32 && (parts & (parts - 1)) == 0);
   if constexpr (parts > 1) {
     // These and no others: the loop that they are in may differ elsewhere. Of
     // the same loop, they have the same row and lane, so all of them are here.
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const unsigned mask = (parts == 32 ? ~0u : (1u << parts) - 1u)
                           << (thread % 32 / parts * parts);
-    for (int offset = parts / 2; offset > 0; offset /= 2) {
-      for (int c = 0; c < width; ++c)
-        sum.at[c] += __shfl_xor_sync(mask, sum.at[c], offset);
-    }
+    for (int offset = parts / 2; offset > 0; offset /= 2)
+      mine = join(mine, exchange(mask, mine, offset));
   }
-  return sum;
+  return mine;
 }
 
 template <int parts, typename T, typename Part, typename End>
 __global__ void __launch_bounds__(kThreads)
-    sum_kernel(int64_t rows,
-               const int64_t* count,
-               int64_t lanes,
-               Part part,
-               End end) {
+    parts_kernel(int64_t rows,
+                 const int64_t* count,
+                 int64_t lanes,
+                 Part part,
+                 End end) {
   if (count != nullptr)
     rows = *count;
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
@@ -119,11 +131,23 @@ __global__ void __launch_bounds__(kThreads)
        row < rows; row += step) {
     for (int64_t lane = threadIdx.x / parts; lane < lanes;
          lane += blockDim.x / parts) {
-      T mine = part(row, lane, int64_t{p});
-      const T sum = sum_parts<parts>(mine);
+      const T all = join_parts<parts, T>(part(row, lane, int64_t{p}));
       if (p == 0)
-        end(row, lane, sum);
+        end(row, lane, all);
     }
+  }
+}
+
+// A warp for each row.
+template <typename F>
+__global__ void __launch_bounds__(kThreads) team_kernel(int64_t rows, F f) {
+  static_assert(device::kTeam == 32 && kThreads % 32 == 0);
+  const device::Team team{static_cast<int>(threadIdx.x)};
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+       row < rows; row += step) {
+    f(row, team);
+    __syncwarp();
   }
 }
 
@@ -183,43 +207,66 @@ class Machine {
   }
 
   template <int parts, typename T, typename Part, typename End>
-  void run_sum(int64_t rows, int64_t lanes, const Part& part, const End& end) {
+  void run_parts(int64_t rows,
+                 int64_t lanes,
+                 const Part& part,
+                 const End& end) {
     if (rows <= 0 || lanes <= 0)
       return;
     const dim3 block = shape(lanes, parts);
-    sum_kernel<parts, T><<<blocks(rows, block.y), block, 0, stream_>>>(
+    parts_kernel<parts, T><<<blocks(rows, block.y), block, 0, stream_>>>(
         rows, nullptr, lanes, part, end);
-    check(cudaGetLastError(), "run_sum");
+    check(cudaGetLastError(), "run_parts");
   }
 
   template <int parts, typename T, typename Part, typename End>
-  void run_sum(int64_t most,
-               int64_t lanes,
-               const Part& part,
-               const End& end,
-               const int64_t* count) {
+  void run_parts(int64_t most,
+                 int64_t lanes,
+                 const Part& part,
+                 const End& end,
+                 const int64_t* count) {
     if (most <= 0 || lanes <= 0)
       return;
     const dim3 block = shape(lanes, parts);
-    sum_kernel<parts, T><<<resident(most, block.y), block, 0, stream_>>>(
+    parts_kernel<parts, T><<<resident(most, block.y), block, 0, stream_>>>(
         most, count, lanes, part, end);
-    check(cudaGetLastError(), "run_sum");
+    check(cudaGetLastError(), "run_parts");
   }
 
-  void sort(uint64_t* key, int64_t* value, int64_t count) {
+  template <typename F>
+  void run_team(int64_t rows, const F& f) {
+    if (rows <= 0)
+      return;
+    const dim3 block(device::kTeam, kThreads / device::kTeam);
+    team_kernel<<<blocks(rows, block.y), block, 0, stream_>>>(rows, f);
+    check(cudaGetLastError(), "run_team");
+  }
+
+  void sort(uint64_t* key, int64_t* value, int64_t count, int bits) {
     if (count <= 1)
       return;
-    auto* keys = make<uint64_t>(count);
-    auto* values = make<int64_t>(count);
+    cub::DoubleBuffer<uint64_t> keys(key, make<uint64_t>(count));
     size_t bytes = 0;
-    const auto by = [&](void* memory) {
-      return cub::DeviceRadixSort::SortPairs(memory, bytes, key, keys, value,
-                                             values, count, 0, 64, stream_);
-    };
-    check(by(nullptr), "SortPairs");
-    check(by(make<uint8_t>(static_cast<int64_t>(bytes))), "SortPairs");
-    copy(key, keys, count);
-    copy(value, values, count);
+    if (value == nullptr) {
+      const auto by = [&](void* memory) {
+        return cub::DeviceRadixSort::SortKeys(memory, bytes, keys, count, 0,
+                                              bits, stream_);
+      };
+      check(by(nullptr), "SortKeys");
+      check(by(make<uint8_t>(static_cast<int64_t>(bytes))), "SortKeys");
+    } else {
+      cub::DoubleBuffer<int64_t> values(value, make<int64_t>(count));
+      const auto by = [&](void* memory) {
+        return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, values,
+                                               count, 0, bits, stream_);
+      };
+      check(by(nullptr), "SortPairs");
+      check(by(make<uint8_t>(static_cast<int64_t>(bytes))), "SortPairs");
+      if (values.Current() != value)
+        copy(value, values.Current(), count);
+    }
+    if (keys.Current() != key)
+      copy(key, keys.Current(), count);
   }
 
   void sum_before(int64_t* data, int64_t count) {

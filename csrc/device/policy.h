@@ -7,13 +7,16 @@
 //   zero(data, count)        zeros
 //   run(rows, lanes, f)      f(row, lane) for all pairs, in any order and at
 //                            the same time; consecutive lanes side by side
-//   run_upto(most, count, lanes, f)
+//   run(most, lanes, f, count)
 //                            the same for `*count` rows, which the machine
 //                            reads when it gets there; at most `most`
-//   run_sum<parts>(rows, lanes, part, end)
-//                            end(row, lane, sum of part(row, lane, p) over
-//                            p < parts), by a fixed tree
-//   sort(key, value, count)  stable, ascending by `key`
+//   run_parts<parts>(rows, lanes, part, end), also with a count
+//                            end(row, lane, all part(row, lane, p), p < parts,
+//                            joined by a fixed tree): threads side by side
+//   run_team(rows, f)        f(row, team), by a team of threads that agree
+//   sort(key, value, count, bits)
+//                            stable, ascending by the `bits` low bits of
+//                            `key` (there are no others); value may be null
 //   sum_before(data, count)  data[i] becomes the sum of data[j] over j < i
 //   read(data)               what `data` points to, for the host
 //
@@ -35,6 +38,12 @@
 #define PYG_TRUST_RUN __device__
 #else
 #define PYG_TRUST_RUN
+#endif
+
+// What a thread does one after the other, where it is counted
+// (tests/emulation.cpp): loads that wait for one another, and additions.
+#ifndef PYG_TRUST_COUNT
+#define PYG_TRUST_COUNT(what, number) static_cast<void>(0)
 #endif
 
 namespace pyg_trust::device {
@@ -146,5 +155,192 @@ template <typename T, int width>
 struct alignas(sizeof(T) * width) Pack {
   T at[width];
 };
+
+// Whether packs of a matrix with rows of `columns` numbers lie where they can
+// be loaded at once. What users give may start anywhere.
+template <int width, typename T>
+inline bool is_aligned(const T* data, int64_t columns) {
+  return columns % width == 0 &&
+         reinterpret_cast<uintptr_t>(data) % sizeof(Pack<T, width>) == 0;
+}
+
+// A pack of which the first `count` numbers are there; the others are zeros.
+template <int width, typename T>
+PYG_TRUST_HD inline Pack<T, width> load_pack(const T* from,
+                                             int64_t count,
+                                             bool aligned) {
+  if (aligned && count >= width)
+    return *reinterpret_cast<const Pack<T, width>*>(from);
+  Pack<T, width> pack = {};
+  for (int c = 0; c < width; ++c) {
+    if (c < count)
+      pack.at[c] = from[c];
+  }
+  return pack;
+}
+
+template <int width, typename T>
+PYG_TRUST_HD inline void store_pack(T* to,
+                                    const Pack<T, width>& pack,
+                                    int64_t count,
+                                    bool aligned) {
+  if (aligned && count >= width) {
+    *reinterpret_cast<Pack<T, width>*>(to) = pack;
+    return;
+  }
+  for (int c = 0; c < width; ++c) {
+    if (c < count)
+      to[c] = pack.at[c];
+  }
+}
+
+// How what threads side by side have becomes one: sums, or the largest.
+template <typename T, int width>
+PYG_TRUST_HD inline Pack<T, width> join(const Pack<T, width>& x,
+                                        const Pack<T, width>& y) {
+  PYG_TRUST_COUNT(adds, 1);
+  Pack<T, width> sum;
+  for (int c = 0; c < width; ++c)
+    sum.at[c] = x.at[c] + y.at[c];
+  return sum;
+}
+
+template <typename T>
+struct Largest {
+  T value;
+};
+template <typename T>
+PYG_TRUST_HD inline Largest<T> join(const Largest<T>& x, const Largest<T>& y) {
+  return {y.value > x.value ? y.value : x.value};
+}
+
+// A team: threads that run the same function and agree on what it decides. In
+// it, everything is done by all of them alike, but for what is asked or done
+// per lane.
+constexpr int kTeam = 32;
+
+#ifdef __CUDACC__
+
+// A warp, all of it.
+struct Team {
+  int lane;
+
+  // A number that each of them has.
+  template <typename T>
+  struct Each {
+    T mine;
+    __device__ T& operator[](int) { return mine; }
+    __device__ const T& operator[](int) const { return mine; }
+  };
+
+  template <typename F>
+  __device__ void each(const F& f) const {
+    f(lane);
+  }
+  // Once, by one of them; the others see it after wait().
+  template <typename F>
+  __device__ void once(const F& f) const {
+    if (lane == 0)
+      f();
+  }
+  __device__ void wait() const { __syncwarp(); }
+  // Bit i: what lane i says.
+  template <typename F>
+  __device__ uint32_t ask(const F& f) const {
+    return __ballot_sync(~0u, f(lane));
+  }
+  template <typename T>
+  __device__ T get(const Each<T>& number, int from) const {
+    return __shfl_sync(~0u, number.mine, from);
+  }
+  // Of the lanes before each.
+  __device__ Each<int64_t> before(const Each<int64_t>& number,
+                                  int64_t& all) const {
+    int64_t sum = number.mine;
+    for (int offset = 1; offset < kTeam; offset *= 2) {
+      const int64_t other = __shfl_up_sync(~0u, sum, offset);
+      if (lane >= offset)
+        sum += other;
+    }
+    all = __shfl_sync(~0u, sum, kTeam - 1);
+    return {sum - number.mine};
+  }
+};
+
+#else
+
+struct Team {
+  template <typename T>
+  struct Each {
+    T all[kTeam];
+    T& operator[](int i) { return all[i]; }
+    const T& operator[](int i) const { return all[i]; }
+  };
+
+  bool down = false;  // the order in which lanes come
+
+  template <typename F>
+  void each(const F& f) const {
+    for (int i = 0; i < kTeam; ++i)
+      f(down ? kTeam - 1 - i : i);
+  }
+  template <typename F>
+  void once(const F& f) const {
+    f();
+  }
+  void wait() const {}
+  template <typename F>
+  uint32_t ask(const F& f) const {
+    uint32_t bits = 0;
+    each([&](int i) { bits |= static_cast<uint32_t>(f(i)) << i; });
+    return bits;
+  }
+  template <typename T>
+  T get(const Each<T>& number, int from) const {
+    return number[from];
+  }
+  Each<int64_t> before(const Each<int64_t>& number, int64_t& all) const {
+    Each<int64_t> sum;
+    all = 0;
+    for (int i = 0; i < kTeam; ++i) {
+      sum[i] = all;
+      all += number[i];
+    }
+    return sum;
+  }
+};
+
+#endif
+
+// The place of the n-th bit (from 0) that is set, and how many are.
+PYG_TRUST_HD inline int nth_bit(uint32_t word, int64_t n) {
+  for (int i = 0; i < 32; ++i) {
+    if ((word >> i & 1) != 0 && n-- == 0)
+      return i;
+  }
+  return -1;
+}
+PYG_TRUST_HD inline int64_t count_bits(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __popc(word);
+#else
+  return __builtin_popcount(word);
+#endif
+}
+PYG_TRUST_HD inline int first_bit(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __ffs(static_cast<int>(word)) - 1;
+#else
+  return __builtin_ctz(word);
+#endif
+}
+
+// Bits that a number below `count` needs.
+inline int bits_for(uint64_t count) {
+  int bits = 1;
+  while (bits < 64 && count > uint64_t{1} << bits)
+    ++bits;
+  return bits;
+}
 
 }  // namespace pyg_trust::device

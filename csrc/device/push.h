@@ -33,7 +33,7 @@
 namespace pyg_trust::device {
 
 // Units of a push that one thread does; what is left goes to others.
-constexpr int64_t kPushAtOnce = 128;
+constexpr int64_t kPushAtOnce = 32;
 constexpr int kFixedBits = 60;
 
 // 2^shift and 2^-shift, which take numbers of a level to fixed point and back.
@@ -158,6 +158,68 @@ struct ToColumn {
   }
 };
 
+// What a block sends together, at most, in each column, and how many of its
+// nodes have residues.
+template <int width>
+struct Total {
+  double most[width];
+  double active;
+};
+template <int width>
+PYG_TRUST_HD inline Total<width> join(const Total<width>& x,
+                                      const Total<width>& y) {
+  PYG_TRUST_COUNT(adds, 1);
+  Total<width> sum;
+  for (int c = 0; c < width; ++c)
+    sum.most[c] = x.most[c] + y.most[c];
+  sum.active = x.active + y.active;
+  return sum;
+}
+
+// Nodes (or sums) that a team adds up: one after the other as many as a team
+// has threads, and then by a tree.
+constexpr int64_t kTogether = kTeam * kTeam;
+
+// The sums of `count` rows of `lanes` numbers, by a fixed tree: where they are.
+template <typename T, typename Machine>
+const T* sum_all(Machine& machine,
+                 const T* data,
+                 int64_t count,
+                 int64_t lanes,
+                 T* room) {
+  while (count > 1) {
+    const int64_t sums = (count + kTogether - 1) / kTogether;
+    const T* from = data;
+    T* to = room;
+    machine.template run_parts<kTeam, T>(
+        sums, lanes,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t lane, int64_t part) {
+          T sum{};
+          const int64_t left = count - i * kTogether;
+          const int64_t stop = left < kTogether ? left : kTogether;
+          for (int64_t k = part; k < stop; k += kTeam)
+            sum = join(sum, from[(i * kTogether + k) * lanes + lane]);
+          return sum;
+        },
+        [=] PYG_TRUST_RUN(int64_t i, int64_t lane, const T& sum) {
+          to[i * lanes + lane] = sum;
+        });
+    data = room;
+    room += sums * lanes;
+    count = sums;
+  }
+  return data;
+}
+// Of which that is so much.
+inline int64_t room_for_sums(int64_t count) {
+  int64_t room = 0;
+  while (count > 1) {
+    count = (count + kTogether - 1) / kTogether;
+    room += count;
+  }
+  return room;
+}
+
 // The blocks [begin, end) of `width` columns, of which the last may have
 // fewer.
 template <int width, typename sum_t, typename scalar_t, typename Machine>
@@ -166,8 +228,13 @@ void push_blocks(Machine& machine,
                  int64_t block_size,
                  int64_t begin,
                  int64_t end) {
-  using Row = Pack<scalar_t, width>;
   using How = Sums<scalar_t, sum_t>;
+  // Columns that one thread loads, and threads of a row of a block.
+  constexpr int wide = 16 / sizeof(scalar_t) < width
+                           ? 16 / static_cast<int>(sizeof(scalar_t))
+                           : width;
+  constexpr int lanes = width / wide;
+  using Some = Pack<scalar_t, wide>;
   const int64_t n = p.num_nodes, blocks = end - begin;
   const int64_t stride = blocks * width, columns = p.columns;
   const int64_t offset = begin * block_size;  // the first column
@@ -184,25 +251,25 @@ void push_blocks(Machine& machine,
   auto* ready = machine.template make<int32_t>(blocks);
   auto* pulled = machine.template make<int32_t>(blocks);
   auto* spread = machine.template make<double>(How::kFixed ? n : 0);
-  // Long pushes are cut into parts: (node, block, from).
+  // What is pushed, in parts: (node, block) and which part of it.
   const int64_t most_parts =
-      blocks * (2 * (p.num_entries / kPushAtOnce) + 1);
+      n * blocks + blocks * (2 * (p.num_entries / kPushAtOnce) + 1);
   auto* part_at = machine.template make<int64_t>(most_parts);
-  auto* part_from = machine.template make<int64_t>(most_parts);
+  auto* part_number = machine.template make<int32_t>(most_parts);
   auto* num_parts = machine.template make<int64_t>(1);
-  // Sums over all nodes are taken in this many pieces, one after the other.
-  int64_t piece = 256;
-  while (piece * piece < n)
-    piece *= 2;
-  const int64_t pieces = (n + piece - 1) / piece;
-  auto* bound = machine.template make<double>(pieces * stride);
-  auto* active = machine.template make<int64_t>(pieces * blocks);
+  const int64_t pieces = (n + kTogether - 1) / kTogether;
+  auto* total = machine.template make<Total<width>>(
+      (pieces + room_for_sums(pieces)) * blocks);
   const int64_t step = sample_step(n);
   const int64_t samples = (n - step / 2 + step - 1) / step;
-  auto* cost = machine.template make<double>(can_pull ? samples * blocks : 0);
+  using Cost = Pack<double, 1>;
+  auto* cost = machine.template make<Cost>(
+      can_pull ? (samples + room_for_sums(samples)) * blocks : 0);
+  auto* pull_rows = machine.template make<uint64_t>(1);  // all or none
+  const Rows pull_all{p.pull_rowptr, nullptr};
   const LongRows rows =
-      can_pull ? find_long_rows<scalar_t>(machine, p.pull_rowptr, n,
-                                          p.num_entries, stride)
+      can_pull ? find_long_rows<scalar_t>(machine, pull_all, n, p.num_entries,
+                                          stride)
                : LongRows{};
 
   machine.zero(sums, n * stride);
@@ -224,6 +291,8 @@ void push_blocks(Machine& machine,
   const scalar_t* send = p.send;
   const scalar_t* recv = p.recv;
   scalar_t* z = p.z;
+  const bool whole_x = is_aligned<wide>(x + offset, columns);
+  const bool whole_z = is_aligned<wide>(z + offset, columns);
   int64_t* pushed = p.pushed + begin;
   const auto seed = p.seed;
   const int64_t number = p.first + begin;
@@ -235,53 +304,60 @@ void push_blocks(Machine& machine,
         last ? scalar_t(0) : static_cast<scalar_t>(p.ratio[level]);
 
     // Residues are taken, and kept in part.
-    machine.run(n, blocks, [=] PYG_TRUST_RUN(int64_t u, int64_t block) {
-      Row row = {};
-      bool any = false;
-      const int64_t first = block * width;
-      const bool is_ready = ready[block] != 0;
-      if (start) {
-        const scalar_t* from = x + u * columns + offset + first;
-        scalar_t* to = z + u * columns + offset + first;
-        for (int c = 0; c < width; ++c) {
-          if (offset + first + c < columns) {
-            to[c] = keep * from[c];
-            row.at[c] = send[u] * from[c];
+    machine.template run_parts<lanes, Largest<scalar_t>>(
+        n, blocks,
+        [=] PYG_TRUST_RUN(int64_t u, int64_t block, int64_t lane) {
+          Some row = {};
+          const int64_t first = block * width + lane * wide;
+          const int64_t left = columns - offset - first;  // that are real
+          const bool is_ready = ready[block] != 0;
+          scalar_t* kept = z + u * columns + offset + first;
+          if (start) {
+            const Some from = load_pack<wide>(x + u * columns + offset + first,
+                                              left, whole_x);
+            Some to;
+            for (int c = 0; c < wide; ++c) {
+              to.at[c] = keep * from.at[c];
+              row.at[c] = send[u] * from.at[c];
+            }
+            store_pack(kept, to, left, whole_z);
+          } else {
+            auto* from =
+                reinterpret_cast<Pack<sum_t, wide>*>(sums + u * stride + first);
+            const Pack<sum_t, wide> got = *from;
+            bool some = false;
+            for (int c = 0; c < wide; ++c) {
+              row.at[c] = is_ready
+                              ? How::known(got.at[c])
+                              : residue<scalar_t>(got.at[c], unit[first + c]);
+              some |= got.at[c] != 0;
+            }
+            if (some)
+              *from = {};
           }
-        }
-      } else {
-        auto* from = reinterpret_cast<Pack<sum_t, width>*>(sums + u * stride +
-                                                           first);
-        const Pack<sum_t, width> got = *from;
-        for (int c = 0; c < width; ++c) {
-          row.at[c] = is_ready
-                          ? How::known(got.at[c])
-                          : residue<scalar_t>(got.at[c], unit[first + c]);
-          any |= got.at[c] != 0;
-        }
-        if (any)
-          *from = {};
-      }
-      any = false;
-      for (int c = 0; c < width; ++c)
-        any |= row.at[c] != 0;
-      if (any && !is_ready && keep != 0) {
-        scalar_t* to = z + u * columns + offset + first;
-        for (int c = 0; c < width; ++c) {
-          if (offset + first + c < columns)
-            to[c] += keep * row.at[c];
-        }
-      }
-      if (last)
-        return;
-      if (any || can_pull)
-        *reinterpret_cast<Row*>(value + u * stride + first) = row;
-      scalar_t largest = -1;
-      if (any)
-        largest = scale_to_send<width>(
-            row.at, send_factor(is_ready, ratio, send[u]), per_eps + first);
-      mass[u * blocks + block] = largest;
-    });
+          bool any = false;
+          for (int c = 0; c < wide; ++c)
+            any |= row.at[c] != 0;
+          if (any && !is_ready && keep != 0) {
+            Some to = load_pack<wide>(kept, left, whole_z);
+            for (int c = 0; c < wide; ++c)
+              to.at[c] += keep * row.at[c];
+            store_pack(kept, to, left, whole_z);
+          }
+          if (last)
+            return Largest<scalar_t>{-1};
+          *reinterpret_cast<Some*>(value + u * stride + first) = row;
+          return Largest<scalar_t>{
+              any ? scale_to_send<wide>(row.at,
+                                        send_factor(is_ready, ratio, send[u]),
+                                        per_eps + first)
+                  : scalar_t(-1)};
+        },
+        [=] PYG_TRUST_RUN(int64_t u, int64_t block,
+                          const Largest<scalar_t>& largest) {
+          if (!last)
+            mass[u * blocks + block] = largest.value;
+        });
     if (last)
       break;
 
@@ -291,117 +367,116 @@ void push_blocks(Machine& machine,
     };
 
     // What all nodes send together, at most, and how many they are.
-    const int64_t summed = How::kFixed || can_pull ? pieces : 0;
-    machine.run(summed, stride, [=] PYG_TRUST_RUN(int64_t k, int64_t c) {
-      const int64_t stop = (k + 1) * piece < n ? (k + 1) * piece : n;
-      const int64_t block = c / width;
-      double most = 0;
-      int64_t count = 0;
-      for (int64_t u = k * piece; u < stop; ++u) {
-        const scalar_t m = mass[u * blocks + block];
-        count += m >= 0;
-        if (How::kFixed && m > 0) {
-          const double r = sent(u, c);
-          most += (r < 0 ? -r : r) * (spread[u] + 1 / static_cast<double>(m));
-        }
-      }
-      bound[k * stride + c] = most;
-      if (c % width == 0)
-        active[k * blocks + block] = count;
-    });
+    const Total<width>* all_sent = total;
+    if (How::kFixed || can_pull) {
+      machine.template run_parts<kTeam, Total<width>>(
+          pieces, blocks,
+          [=] PYG_TRUST_RUN(int64_t k, int64_t block, int64_t part) {
+            Total<width> sum{};
+            const int64_t left = n - k * kTogether;
+            const int64_t stop = left < kTogether ? left : kTogether;
+            for (int64_t i = part; i < stop; i += kTeam) {
+              PYG_TRUST_COUNT(adds, 1);
+              const int64_t u = k * kTogether + i;
+              const scalar_t m = mass[u * blocks + block];
+              sum.active += m >= 0 ? 1 : 0;
+              if (How::kFixed && m > 0) {
+                const double most = spread[u] + 1 / static_cast<double>(m);
+                for (int c = 0; c < width; ++c) {
+                  const double r = sent(u, block * width + c);
+                  sum.most[c] += (r < 0 ? -r : r) * most;
+                }
+              }
+            }
+            return sum;
+          },
+          [=] PYG_TRUST_RUN(int64_t k, int64_t block,
+                            const Total<width>& sum) {
+            total[k * blocks + block] = sum;
+          });
+      all_sent = sum_all(machine, total, pieces, blocks,
+                         total + pieces * blocks);
+    }
+    const Cost* all_cost = cost;
     if (can_pull) {
       machine.run(samples, blocks, [=] PYG_TRUST_RUN(int64_t s, int64_t b) {
         const int64_t u = step / 2 + s * step;
-        cost[s * blocks + b] = visit_cost(graph, u, mass[u * blocks + b]);
+        cost[s * blocks + b] = {visit_cost(graph, u, mass[u * blocks + b])};
       });
+      all_cost = sum_all(machine, static_cast<const Cost*>(cost), samples,
+                         blocks, cost + samples * blocks);
+      machine.zero(pull_rows, 1);
     }
+    machine.zero(num_parts, 1);
     machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
-      double most = 0;
-      for (int64_t k = 0; k < summed; ++k)
-        most += bound[k * stride + c];
-      unit[c] = unit_for(most);
-      if (c == 0)
-        *num_parts = 0;
+      const int64_t block = c / width;
+      if (How::kFixed)
+        unit[c] = unit_for(all_sent[block].most[c % width]);
       if (c % width != 0)
         return;
-      const int64_t block = c / width;
       bool pull = false;
-      if (can_pull) {
-        int64_t count = 0;
-        for (int64_t k = 0; k < pieces; ++k)
-          count += active[k * blocks + block];
-        if (ready[block] != 0 || count > few_nodes(n)) {
-          double all = 0;
-          for (int64_t s = 0; s < samples; ++s)
-            all += cost[s * blocks + block];
-          pull = all * static_cast<double>(step) > above;
-        }
-      }
+      if (can_pull &&
+          (ready[block] != 0 ||
+           all_sent[block].active > static_cast<double>(few_nodes(n))))
+        pull = all_cost[block].at[0] * static_cast<double>(step) > above;
       pulled[block] = pull;
       pushed[block] += !pull;
+      if (pull)
+        largest(pull_rows, static_cast<uint64_t>(n));
     });
 
-    // Push, or make residues ready to be pulled.
-    machine.run(n, blocks, [=] PYG_TRUST_RUN(int64_t u, int64_t block) {
+    // List what is pushed, or make residues ready to be pulled.
+    machine.run(n, blocks * lanes, [=] PYG_TRUST_RUN(int64_t u, int64_t at) {
+      const int64_t block = at / lanes;
       if (pulled[block] != 0) {
         if (ready[block] == 0) {
           auto* row =
-              reinterpret_cast<Row*>(value + u * stride + block * width);
-          Row one = *row;
-          for (int c = 0; c < width; ++c)
+              reinterpret_cast<Some*>(value + u * stride + at * wide);
+          Some one = *row;
+          for (int c = 0; c < wide; ++c)
             one.at[c] *= send[u];
           *row = one;
         }
         return;
       }
       const scalar_t m = mass[u * blocks + block];
-      if (!(m > 0))
+      if (at % lanes != 0 || !(m > 0))
         return;
       const PushUnits all = push_units(graph, u, m);
       units[u * blocks + block] = all;
-      for (int64_t from = kPushAtOnce; from < all.all; from += kPushAtOnce) {
+      for (int64_t from = 0; from < all.all; from += kPushAtOnce) {
         const int64_t i = next(num_parts);
         part_at[i] = u * blocks + block;
-        part_from[i] = from;
+        part_number[i] = static_cast<int32_t>(from / kPushAtOnce);
       }
-    });
-    const auto push_from = [=] PYG_TRUST_RUN(int64_t u, int64_t c,
-                                             int64_t from) {
-      const int64_t block = c / width, at = u * blocks + block;
-      const PushUnits all = units[at];
-      const int64_t to =
-          from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
-      push_part(graph, u, mass[at],
-                push_key(seed, number + block, level, u), all, from, to,
-                ToColumn<scalar_t, sum_t>{sums + c, stride, sent(u, c),
-                                          unit[c]});
-    };
-    machine.run(n, stride, [=] PYG_TRUST_RUN(int64_t u, int64_t c) {
-      const int64_t block = c / width;
-      if (mass[u * blocks + block] > 0 && pulled[block] == 0)
-        push_from(u, c, 0);
     });
     machine.run(
         most_parts, width,
         [=] PYG_TRUST_RUN(int64_t i, int64_t lane) {
-          const int64_t u = part_at[i] / blocks, block = part_at[i] % blocks;
-          push_from(u, block * width + lane, part_from[i]);
+          const int64_t at = part_at[i];
+          const int64_t u = at / blocks, block = at % blocks;
+          const int64_t from = part_number[i] * kPushAtOnce;
+          const int64_t c = block * width + lane;
+          const PushUnits all = units[at];
+          const int64_t to =
+              from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
+          PYG_TRUST_COUNT(adds, to - from);
+          push_part(graph, u, mass[at],
+                    push_key(seed, number + block, level, u), all, from, to,
+                    ToColumn<scalar_t, sum_t>{sums + c, stride, sent(u, c),
+                                              unit[c]});
         },
         num_parts);
 
     // Or do the level exactly, and keep a part of what comes out.
     if (can_pull) {
       const auto weight = static_cast<scalar_t>(p.keep[level + 1]);
-      constexpr int wide = 16 / sizeof(scalar_t) < width
-                               ? 16 / static_cast<int>(sizeof(scalar_t))
-                               : width;
       gather<width == 1 ? 8 : 1, wide, scalar_t>(
-          machine, p.pull_rowptr, p.pull_col, rows, n, value, stride,
+          machine, pull_all, p.pull_col, rows, n, value, stride,
           [=] PYG_TRUST_RUN(int64_t group) {
             return pulled[group * wide / width] != 0;
           },
-          [=] PYG_TRUST_RUN(int64_t v, int64_t group,
-                            const Pack<scalar_t, wide>& sum) {
+          [=] PYG_TRUST_RUN(int64_t v, int64_t group, const Some& sum) {
             const scalar_t factor = recv[v] * ratio;
             const int64_t first = group * wide;
             sum_t* to = sums + v * stride + first;
@@ -412,7 +487,8 @@ void push_blocks(Machine& machine,
               if (weight != 0 && offset + first + c < columns)
                 out[c] += weight * received;
             }
-          });
+          },
+          reinterpret_cast<const int64_t*>(pull_rows));
     }
     std::swap(ready, pulled);
   }
@@ -743,7 +819,7 @@ void push_signals(Machine& machine,
     if (stays)
       next(num_kept);
   });
-  machine.sort(key, at, count);
+  machine.sort(key, at, count, bits_for(all_cells + 1));
   int64_t number_kept = machine.read(num_kept);
   if (p.top_k >= 0 && number_kept > 0) {
     // By signal, by size, by node: stable sorts, the last criterion first.
@@ -752,11 +828,12 @@ void push_signals(Machine& machine,
       const double q = reserve[at[i]];
       key[i] = ~bits<uint64_t>(q < 0 ? -q : q);
     });
-    machine.sort(key, at, number_kept);
+    machine.sort(key, at, number_kept, 64);
     machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
       key[i] = static_cast<uint64_t>(at[i] / n);
     });
-    machine.sort(key, at, number_kept);
+    machine.sort(key, at, number_kept,
+                 bits_for(static_cast<uint64_t>(signals)));
     auto* before = machine.template make<int64_t>(signals);
     machine.zero(before, signals);
     machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
@@ -770,7 +847,7 @@ void push_signals(Machine& machine,
       if (stays)
         next(num_kept);
     });
-    machine.sort(key, at, number_kept);
+    machine.sort(key, at, number_kept, bits_for(all_cells + 1));
     number_kept = machine.read(num_kept);
   }
   const Entries<scalar_t> out = allocate(number_kept);

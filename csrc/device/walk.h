@@ -32,9 +32,7 @@
 namespace pyg_trust::device {
 
 constexpr int64_t kRoundLeast = 32;  // roots of a round, at least
-// Neighbours to try before a row is read: more than where one thread works, as
-// here all wait for the one that reads a long row.
-constexpr int kTries = 16;
+constexpr int kRowsAhead = 4;  // entries of a long row on their way, per thread
 
 struct Walks {
   const int64_t* rowptr;
@@ -66,14 +64,21 @@ struct Trail {
   PYG_TRUST_HD bool has(int64_t v) const {
     return slot[find(static_cast<int32_t>(v))] >= 0;
   }
-  PYG_TRUST_HD void take(int64_t v) {
-    node[size++] = static_cast<int32_t>(v);
-    slot[find(static_cast<int32_t>(v))] = static_cast<int32_t>(v);
+  PYG_TRUST_RUN void take(const Team& team, int64_t v) {
+    team.wait();  // for those who still look at it
+    team.once([&] {
+      node[size] = static_cast<int32_t>(v);
+      slot[find(static_cast<int32_t>(v))] = static_cast<int32_t>(v);
+    });
+    ++size;
+    team.wait();
   }
 };
 
-// One root's walks, with the law of the sequential algorithm given `claimed`.
-// `open` has room for the root's row.
+// One root's walks by a team, with the law of the sequential algorithm given
+// `claimed`. Rows that are no longer than the team is large are seen at once;
+// of others, as many neighbours are tried at once, and only where all of these
+// are taken the team reads the row. `open` has room for the root's row.
 struct Walker {
   const int64_t* rowptr;
   const int32_t* col;
@@ -82,75 +87,163 @@ struct Walker {
   uint64_t key;
   uint64_t counter;
 
-  PYG_TRUST_HD bool taken(int64_t v) const {
-    return claimed[v] != 0 || trail.has(v);
+  // Whether col[e] may be taken, for one entry. All of a team at once: the
+  // entry, whether it is claimed, whether it is in the trail.
+  PYG_TRUST_RUN bool is_open(int64_t e) const {
+    const int32_t v = col[e];
+    return claimed[v] == 0 && !trail.has(v);
   }
 
-  // A uniform neighbour of `u` among those not taken, -1 if there is none.
-  PYG_TRUST_HD int64_t step(int64_t u) {
-    const int64_t begin = rowptr[u], end = rowptr[u + 1];
-    for (int i = 0; i < kTries && begin < end; ++i) {
-      const int64_t v = col[begin + below(key, counter++, end - begin)];
-      if (!taken(v))
-        return v;
+  // Calls f(e) for the open entries begin, begin + kTeam, ... < end.
+  template <typename F>
+  PYG_TRUST_RUN void each_open(int64_t begin, int64_t end, const F& f) const {
+    for (int64_t e = begin; e < end; e += kRowsAhead * kTeam) {
+      int32_t v[kRowsAhead];
+      bool open[kRowsAhead];
+      for (int k = 0; k < kRowsAhead; ++k)
+        v[k] = e + k * kTeam < end ? col[e + k * kTeam] : -1;
+      for (int k = 0; k < kRowsAhead; ++k)
+        open[k] = v[k] >= 0 && claimed[v[k]] == 0;
+      for (int k = 0; k < kRowsAhead; ++k) {
+        if (open[k] && !trail.has(v[k]) && !f(v[k]))
+          return;
+      }
     }
-    int64_t count = 0;
-    for (int64_t e = begin; e < end; ++e)
-      count += !taken(col[e]);
-    if (count == 0)
+  }
+
+  // A uniform neighbour among those that are open, of a few or by luck; -1 if
+  // there is none among those looked at. `sure`: these were all.
+  PYG_TRUST_RUN int64_t look(const Team& team,
+                             int64_t begin,
+                             int64_t end,
+                             bool& sure) {
+    const int64_t degree = end - begin;
+    sure = degree <= kTeam;
+    if (degree == 0)
       return -1;
-    int64_t chosen = below(key, counter++, count);
-    for (int64_t e = begin; e < end; ++e) {
-      if (!taken(col[e]) && chosen-- == 0)
-        return col[e];
+    PYG_TRUST_COUNT(loads, 3);
+    if (sure) {
+      const uint32_t open = team.ask(
+          [&](int lane) { return lane < degree && is_open(begin + lane); });
+      if (open == 0)
+        return -1;
+      PYG_TRUST_COUNT(loads, 1);
+      const int64_t chosen = below(key, counter++, count_bits(open));
+      return col[begin + nth_bit(open, chosen)];
     }
-    return -1;
+    // Those that are tried first and open are as likely one as another.
+    const uint64_t first = counter;
+    counter += kTeam;
+    const uint32_t open = team.ask([&](int lane) {
+      return is_open(begin + below(key, first + lane, degree));
+    });
+    if (open == 0)
+      return -1;
+    PYG_TRUST_COUNT(loads, 1);
+    return col[begin + below(key, first + first_bit(open), degree)];
   }
 
-  // The same for the root, which reads its row once: `open` lists, from then
-  // on, all that may not be taken.
-  PYG_TRUST_HD int64_t step_from_root(int64_t root,
-                                      int32_t* open,
-                                      int64_t& listed) {
-    const int64_t begin = rowptr[root], end = rowptr[root + 1];
+  // A uniform neighbour of `u` among those that are open, -1 if there is none.
+  PYG_TRUST_RUN int64_t step(const Team& team, int64_t u) {
+    PYG_TRUST_COUNT(loads, 1);
+    const int64_t begin = rowptr[u], end = rowptr[u + 1];
+    bool sure;
+    const int64_t v = look(team, begin, end, sure);
+    if (v >= 0 || sure)
+      return v;
+    PYG_TRUST_COUNT(loads, 6 * ((end - begin) / (kRowsAhead * kTeam) + 1));
+    Team::Each<int64_t> count, found;
+    team.each([&](int lane) {
+      count[lane] = 0;
+      each_open(begin + lane, end, [&](int32_t) {
+        ++count[lane];
+        return true;
+      });
+    });
+    int64_t all;
+    const Team::Each<int64_t> before = team.before(count, all);
+    if (all == 0)
+      return -1;
+    const int64_t chosen = below(key, counter++, all);
+    const int owner = first_bit(team.ask([&](int lane) {
+      return before[lane] <= chosen && chosen < before[lane] + count[lane];
+    }));
+    team.each([&](int lane) {
+      found[lane] = -1;
+      if (lane != owner)
+        return;
+      int64_t left = chosen - before[lane];
+      each_open(begin + lane, end, [&](int32_t w) {
+        found[lane] = w;
+        return left-- > 0;
+      });
+    });
+    return team.get(found, owner);
+  }
+
+  // The same for the root, which reads a long row once: `open` lists, from
+  // then on, all that may not be taken.
+  PYG_TRUST_RUN int64_t step_from_root(const Team& team,
+                                       int64_t root,
+                                       int32_t* open,
+                                       int64_t& listed) {
     if (listed < 0) {
-      for (int i = 0; i < kTries && begin < end; ++i) {
-        const int64_t v = col[begin + below(key, counter++, end - begin)];
-        if (!taken(v))
-          return v;
-      }
-      listed = 0;
-      for (int64_t e = begin; e < end; ++e) {
-        if (!taken(col[e]))
-          open[listed++] = col[e];
-      }
+      PYG_TRUST_COUNT(loads, 1);
+      const int64_t begin = rowptr[root], end = rowptr[root + 1];
+      bool sure;
+      const int64_t v = look(team, begin, end, sure);
+      if (v >= 0 || sure)
+        return v;
+      PYG_TRUST_COUNT(loads, 6 * ((end - begin) / (kRowsAhead * kTeam) + 1));
+      Team::Each<int64_t> count;
+      team.each([&](int lane) {
+        count[lane] = 0;
+        each_open(begin + lane, end, [&](int32_t) {
+          ++count[lane];
+          return true;
+        });
+      });
+      const Team::Each<int64_t> before = team.before(count, listed);
+      team.each([&](int lane) {
+        int64_t at = before[lane];
+        each_open(begin + lane, end, [&](int32_t w) {
+          open[at++] = w;
+          return true;
+        });
+      });
+      team.wait();
     }
     while (listed > 0) {
+      PYG_TRUST_COUNT(loads, 3);
       const int64_t i = below(key, counter++, listed);
       const int32_t v = open[i];
-      open[i] = open[--listed];
-      if (!taken(v))
+      const int32_t last = open[--listed];
+      team.wait();  // all have read
+      team.once([&] { open[i] = last; });
+      team.wait();
+      if (claimed[v] == 0 && !trail.has(v))
         return v;
     }
     return -1;
   }
 
-  PYG_TRUST_HD void run(int64_t root,
-                        int64_t walk_length,
-                        int64_t restarts,
-                        int32_t* open) {
+  PYG_TRUST_RUN void run(const Team& team,
+                         int64_t root,
+                         int64_t walk_length,
+                         int64_t restarts,
+                         int32_t* open) {
     int64_t listed = -1;
-    trail.take(root);
+    trail.take(team, root);
     for (int64_t walk = 0; walk_length > 0 && walk < restarts; ++walk) {
-      int64_t v = step_from_root(root, open, listed);
+      int64_t v = step_from_root(team, root, open, listed);
       if (v < 0)
         return;  // no later walk finds a neighbour either
-      trail.take(v);
+      trail.take(team, v);
       for (int64_t i = 1; i < walk_length; ++i) {
-        v = step(v);
+        v = step(team, v);
         if (v < 0)
           break;
-        trail.take(v);
+        trail.take(team, v);
       }
     }
   }
@@ -177,6 +270,8 @@ Subgraphs disjoint_walks(Machine& machine, const Walks& p) {
   const int32_t* col = p.col;
   const int64_t* roots = p.roots;
   const int64_t length = p.walk_length, restarts = p.restarts;
+  if (n == 0 || count == 0)
+    return {};
   // 1 + R L, or all nodes: the product may overflow.
   const bool all = length > 0 && restarts > (n - 1) / length;
   const int64_t most = all ? n : 1 + length * restarts;
@@ -224,7 +319,7 @@ Subgraphs disjoint_walks(Machine& machine, const Walks& p) {
     order[i] = roots[i];
     order_key[i] = derive(order_stream, static_cast<uint64_t>(roots[i]));
   });
-  machine.sort(order_key, order, count);
+  machine.sort(order_key, order, count, 64);
 
   int64_t head = 0, carried = 0, round = 0;
   while (carried > 0 || head < count) {
@@ -236,45 +331,62 @@ Subgraphs disjoint_walks(Machine& machine, const Walks& p) {
     const uint64_t high = ~static_cast<uint64_t>(round) << 32;
     const uint64_t stream =
         derive(walk_stream, static_cast<uint64_t>(round));
-    machine.run(take, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    machine.run_team(take, [=] PYG_TRUST_RUN(int64_t i, const Team& team) {
       const int64_t place = i < old ? left[i] : begin + i - old;
       const int64_t root = order[place];
-      trail_size[i] = 0;
-      if (claimed[root] != 0)
+      if (claimed[root] != 0) {
+        team.once([&] { trail_size[i] = 0; });
         return;
+      }
       Walker walker{rowptr,
                     col,
                     claimed,
                     {trail_node + i * most, trail_slot + i * slots, slots, 0},
                     derive(stream, static_cast<uint64_t>(root)),
                     0};
-      for (int64_t k = 0; k < slots; ++k)
-        walker.trail.slot[k] = -1;
-      walker.run(root, length, restarts, open + rowptr[root]);
-      trail_size[i] = walker.trail.size;
-      for (int64_t k = 0; k < walker.trail.size; ++k)
-        least(bid + walker.trail.node[k], high | static_cast<uint64_t>(place));
+      const Trail& trail = walker.trail;
+      team.each([&](int lane) {
+        for (int64_t k = lane; k < slots; k += kTeam)
+          trail.slot[k] = -1;
+      });
+      walker.run(team, root, length, restarts, open + rowptr[root]);
+      team.once([&] { trail_size[i] = trail.size; });
+      team.each([&](int lane) {
+        for (int64_t k = lane; k < trail.size; k += kTeam)
+          least(bid + trail.node[k], high | static_cast<uint64_t>(place));
+      });
     });
     machine.zero(counts, 1);
-    machine.run(take, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    machine.run_team(take, [=] PYG_TRUST_RUN(int64_t i, const Team& team) {
       const int64_t size = trail_size[i];
       if (size == 0)
         return;
       const int64_t place = i < old ? left[i] : begin + i - old;
       const int32_t* mine = trail_node + i * most;
-      for (int64_t k = 0; k < size; ++k) {
-        if (bid[mine[k]] != (high | static_cast<uint64_t>(place))) {
-          next_left[next(counts)] = place;
-          return;
+      const uint32_t lost = team.ask([&](int lane) {
+        bool any = false;
+        for (int64_t k = lane; k < size; k += kTeam)
+          any |= bid[mine[k]] != (high | static_cast<uint64_t>(place));
+        return any;
+      });
+      if (lost != 0) {
+        team.once([&] { next_left[next(counts)] = place; });
+        return;
+      }
+      Team::Each<int64_t> start_at;
+      start_at[0] = 0;
+      team.once([&] {
+        start_at[0] = add(counts + 1, size);
+        from[place] = start_at[0];
+        found[place] = static_cast<int32_t>(size);
+      });
+      const int64_t to = team.get(start_at, 0);
+      team.each([&](int lane) {
+        for (int64_t k = lane; k < size; k += kTeam) {
+          claimed[mine[k]] = 1;
+          node[to + k] = mine[k];
         }
-      }
-      const int64_t to = add(counts + 1, size);
-      from[place] = to;
-      found[place] = static_cast<int32_t>(size);
-      for (int64_t k = 0; k < size; ++k) {
-        claimed[mine[k]] = 1;
-        node[to + k] = mine[k];
-      }
+      });
     });
     head += take - carried;
     carried = machine.read(counts);

@@ -15,7 +15,6 @@ noise hides what is left. The report says how little anybody can tell.
 import time
 
 import matplotlib.pyplot as plt
-import torch
 from network import social_network
 
 from pyg_trust.removal import RemovalRequest

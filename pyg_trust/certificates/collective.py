@@ -48,6 +48,7 @@ class CollectiveCertificate(Report):
         bound (float): of how many can break together.
         edges (tuple[int, int]): the budget: additions and deletions.
         features (tuple[int, int]): that of entries of the features.
+        attackers (int, optional): the most nodes whose features change.
         hops (int): the rounds of messages.
         degrees (str): whose degrees weigh messages.
         exact (bool): whether the integer program was solved.
@@ -65,6 +66,7 @@ class CollectiveCertificate(Report):
     bound: float
     edges: tuple[int, int]
     features: tuple[int, int]
+    attackers: int | None
     hops: int
     degrees: str
     exact: bool
@@ -95,14 +97,18 @@ class CollectiveCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """That so many predictions stay at once, with confidence."""
+        at_most = ''
+        if self.attackers is not None:
+            at_most = f' of at most {self.attackers} nodes'
         return Guarantee(
             procedure='collective certificate by smoothing',
             promise=(
                 f'{self.guaranteed} of {self.num_targets} predictions of the '
                 'smoothed classifier stay at once, for up to '
-                f'{self.edges[1]} deleted edges, {self.features[0]} added '
-                f'and {self.features[1]} deleted entries of the features '
-                f'together, with confidence {self.confidence:g}'
+                f'{self.edges[0]} added and {self.edges[1]} deleted edges, '
+                f'{self.features[0]} added and {self.features[1]} deleted '
+                f'entries of the features{at_most} together, with confidence '
+                f'{self.confidence:g}'
             ),
             assumptions=(
                 'predictions are those of the smoothed classifier',
@@ -112,7 +118,7 @@ class CollectiveCertificate(Report):
             not_covered=(
                 'the model without smoothing',
                 'which of the predictions stay',
-                'added edges, and changes of the training data',
+                'new nodes, and changes of the training data',
             ),
             data=self.data or self.fingerprint,
             origin=self.provenance,
@@ -132,6 +138,7 @@ def certify_collective(
     features: tuple[int, int] = (0, 0),
     degrees: str = 'source',
     local_budget: int | None = None,
+    attackers: int | None = None,
     labels: Tensor | None = None,
     exact: bool = False,
     forward: Callable[[Data], Tensor] | None = None,
@@ -147,7 +154,8 @@ def certify_collective(
     move a single bit of the output.
 
     Noise must not connect what is far apart: with noise on the edges,
-    :math:`p_+ = 0`.
+    :math:`p_+ = 0`. An attacker may: edges that are added can show a node
+    whatever else is changed, once one of them ends within its field.
 
     Args:
         report (SmoothedCertificate): of nodes, with confidence for all at
@@ -156,7 +164,7 @@ def certify_collective(
         data (Data): its graph.
         hops (int): the number of rounds of messages.
         edges (tuple[int, int]): the budget, as of
-            :meth:`SmoothedCertificate.certified`, without additions.
+            :meth:`SmoothedCertificate.certified`.
             (default: :obj:`(0, 0)`)
         features (tuple[int, int]): that of features.
             (default: :obj:`(0, 0)`)
@@ -165,6 +173,8 @@ def certify_collective(
             :obj:`'target'` (SAGE, GAT, GIN). (default: :obj:`'source'`)
         local_budget (int, optional): the most changes of a kind in one row
             of the features. (default: :obj:`None`)
+        attackers (int, optional): the most nodes whose features can change.
+            (default: :obj:`None`)
         labels (Tensor, optional): the true classes of all nodes: then only
             predictions that are right count. (default: :obj:`None`)
         exact (bool): whether to solve the integer program, within a minute.
@@ -179,7 +189,8 @@ def certify_collective(
         TypeError: on another type.
         ValueError: if model and data are not those of the report; if it is of
             graphs, or of each node by itself; if edges are noisy with
-            :math:`p_+ > 0`, or added by the attacker; if the report was made
+            :math:`p_+ > 0`; if :obj:`attackers` or :obj:`local_budget` limit
+            features that don't change; if the report was made
             with a :obj:`transform`, which is not probed, or with another
             :obj:`forward`; or if the field is too small.
     """
@@ -192,8 +203,17 @@ def certify_collective(
         'edges': check_radius('edges', edges),
         'features': check_radius('features', features),
     }
-    if local_budget is not None:
-        check_integer('local_budget', local_budget, 0)
+    for name, limit in (
+        ('local_budget', local_budget),
+        ('attackers', attackers),
+    ):
+        if limit is not None:
+            check_integer(name, limit, 0)
+            if budgets['features'] == (0, 0):
+                raise ValueError(
+                    f"'{name}' needs a budget of 'features' that it limits "
+                    f'(got {name}={limit}, features={features})'
+                )
     if forward is not None:
         check_callable('forward', forward)
     if labels is not None:
@@ -214,11 +234,6 @@ def certify_collective(
         raise ValueError(
             "'report' needs to have noise that adds no edges, on undirected "
             f'graphs: every node would see everything (got {report.noise})'
-        )
-    if budgets['edges'][0] > 0:
-        raise ValueError(
-            "'edges' can't be added by the attacker in a collective "
-            f'certificate (got {edges})'
         )
     if digest(model, [data]) != report.fingerprint:
         raise ValueError(
@@ -249,11 +264,14 @@ def certify_collective(
     axes: list[tuple[str, int]] = []
     reach: list[Matrix] = []
     caps: list[np.ndarray] = []
-    sides = (('features', 0), ('features', 1), ('edges', 1))
+    limited: list[int] = []
+    sides = (('features', 0), ('features', 1), ('edges', 1), ('edges', 0))
     for kind, place in sides:
         if budgets[kind][place] == 0:
             continue
         axes.append((kind, place))
+        if (kind, place) == ('edges', 0):
+            continue
         if kind == 'edges':
             reach.append(fields.edges[rows])
             caps.append(np.ones(fields.pairs.size(1)))
@@ -262,6 +280,7 @@ def certify_collective(
             cap = ones if place else data.x.size(1) - ones
             if local_budget is not None:
                 cap = np.minimum(cap, local_budget)
+            limited.append(len(reach))
             reach.append(fields.nodes[rows])
             caps.append(cap)
     counts = (report.predicted >= 0).numpy()
@@ -290,6 +309,9 @@ def certify_collective(
             limits,
             caps,
             rows.size,
+            additions=fields.near[rows] if budgets['edges'][0] else None,
+            attackers=attackers,
+            rows=limited,
             exact=exact,
         )
     last: Any = (slice(None), *limits)
@@ -303,6 +325,7 @@ def certify_collective(
         bound=bound,
         edges=budgets['edges'],
         features=budgets['features'],
+        attackers=attackers,
         hops=hops,
         degrees=degrees,
         exact=exact,
@@ -325,8 +348,9 @@ class _Fields:
         n = int(data.num_nodes or 0)
         self.nodes = receptive_field(self.edge_index, n, hops)
         near = hops if degrees == 'source' else max(hops - 1, 0)
-        ball = receptive_field(self.edge_index, n, near)
-        self.edges = edge_field(ball, self.pairs)
+        # Where the ends of edges that come or go are seen.
+        self.near = receptive_field(self.edge_index, n, near)
+        self.edges = edge_field(self.near, self.pairs)
         # Where hops are too few, the next ones see what was left out.
         self._wider = receptive_field(self.edge_index, n, hops + 2)
 

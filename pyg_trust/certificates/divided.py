@@ -47,6 +47,7 @@ _PROTECTED = {
     ),
     'subgraphs': 'nodes, with features and all edges; or edges',
     'features': 'rows of the features',
+    'entries': 'entries of the features',
     'grid': 'undirected edges and rows of the features',
 }
 _OPEN = {
@@ -54,6 +55,7 @@ _OPEN = {
     'nodes': ("changes of the target's own features",),
     'subgraphs': (),
     'features': ('changes of edges', 'changes of the set of nodes'),
+    'entries': ('changes of edges', 'changes of the set of nodes'),
     'grid': ('changes of the set of nodes',),
 }
 
@@ -213,8 +215,9 @@ class Divided(Module):
             edge_index, batch)``, to logits.
         num_groups (int): :math:`T`. (default: :obj:`30`)
         by (str): :obj:`'edges'`; :obj:`'nodes'`, for nodes as targets;
-            :obj:`'subgraphs'`, for graphs; :obj:`'features'` or
-            :obj:`'grid'`. (default: :obj:`'nodes'`)
+            :obj:`'subgraphs'`, for graphs; :obj:`'features'`,
+            :obj:`'entries'` of them, or :obj:`'grid'`.
+            (default: :obj:`'nodes'`)
         vote (str): :obj:`'majority'`, ties for the first class, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
         transform (Callable, optional): applied to every view, as part of the

@@ -106,6 +106,9 @@ def broken_bound(
     caps: Sequence[np.ndarray],
     num_targets: int,
     *,
+    additions: Matrix | None = None,
+    attackers: int | None = None,
+    rows: Sequence[int] = (),
     exact: bool = False,
     time_limit: float = 60.0,
 ) -> float:
@@ -130,6 +133,22 @@ def broken_bound(
 
     is a bound whatever :math:`\lambda \ge 0` is.
 
+    **Added edges** (:obj:`additions`). With noise that only deletes, all
+    that :math:`v` can see lies within its rounds of messages, unless one of
+    :math:`a` added edges has an end there: on a path from what :math:`v` sees
+    to :math:`v`, look at the added edge that is the nearest to :math:`v`.
+    From then on it may see every change. So each point :math:`p` has a second
+    variable :math:`y'_{v p}`, without :math:`M`, that asks for an added edge
+    also where :math:`p` has none (a deletion far away counts once an added
+    edge leads there):
+
+    .. math::
+        \sum_p y_{v p} + y'_{v p} \le 1, \quad
+        \sum_p p_d (y_{v p} + y'_{v p}) \le \sum_i b_{d i}, \quad
+        \sum_p \max(1, p_a) y'_{v p} \le a, \quad
+        \sum_p y'_{v p} \le \sum_{i \in B_v} e_i, \quad
+        \sum_i e_i \le 2 a, \quad e_i \le a \le R_a.
+
     Args:
         owner (numpy.ndarray): whose points they are, ``[num_points]``.
         points (numpy.ndarray): int, ``[num_points, num_kinds]``.
@@ -138,6 +157,15 @@ def broken_bound(
         caps (list[numpy.ndarray]): by kind, ``[num_items]``: how often an item
             can change.
         num_targets (int): the number of targets.
+        additions (scipy.sparse.csr_array, optional): at which nodes
+            :math:`B_v` the ends of added edges are seen, ``[num_targets,
+            num_nodes]``. Then added edges are one more kind, the last column
+            of :obj:`points` and the last :obj:`budget`, which :obj:`reach`
+            and :obj:`caps` don't have. (default: :obj:`None`)
+        attackers (int, optional): the most items of all :obj:`rows` together
+            that can change. (default: :obj:`None`)
+        rows (list[int]): the kinds, by number, whose items are the nodes.
+            (default: :obj:`()`)
         exact (bool): whether to solve the integer program, up to a time
             limit; its dual bound is returned. (default: :obj:`False`)
         time_limit (float): in seconds. (default: :obj:`60.0`)
@@ -154,59 +182,137 @@ def broken_bound(
         (np.ones(owner.size), (place, np.arange(owner.size))),
         shape=(who.size, owner.size),
     )
-    kinds = range(len(budget))
-    rows: list[list] = [[one, *(None for _ in kinds)]]
-    limits = [np.ones(who.size)]
+    program = _Program()
+    kinds = range(len(reach))
+    near = np.ones(owner.size)
+    if additions is not None:
+        # Who needs an added edge sees it: no point without.
+        near[points[:, -1] > 0] = 0.0
+    program.add('y', near, gain=1.0)
     for kind in kinds:
-        need = scipy.sparse.csr_array(
-            one @ scipy.sparse.diags_array(points[:, kind].astype(float))
+        most = np.minimum(caps[kind], budget[kind])
+        program.add(f'b{kind}', most)
+        program.at_most(float(budget[kind]), {f'b{kind}': _ones(most.size)})
+        program.at_most(
+            np.zeros(who.size),
+            {'y': _needs(one, points[:, kind]), f'b{kind}': -reach[kind][who]},
         )
-        row: list = [need, *(None for _ in kinds)]
-        row[1 + kind] = -scipy.sparse.csr_array(reach[kind])[who]
-        rows.append(row)
-        limits.append(np.zeros(who.size))
-    for kind in kinds:
-        row = [None] * (1 + len(budget))
-        row[1 + kind] = scipy.sparse.csr_array(np.ones((1, caps[kind].size)))
-        rows.append(row)
-        limits.append(np.array([float(budget[kind])]))
-    matrix = scipy.sparse.csr_array(scipy.sparse.block_array(rows))
-    right = np.concatenate(limits)
-    upper = np.concatenate(
-        [
-            np.ones(owner.size),
-            *(np.minimum(cap, r) for cap, r in zip(caps, budget, strict=True)),
-        ]
-    )
-    gain = np.zeros(upper.size)
-    gain[: owner.size] = 1.0
-    from scipy import optimize  # slow to import
+    each = {'y': one}
+    if additions is not None:
+        program.add('wide', float(budget[-1] > 0) * np.ones(owner.size), 1.0)
+        program.add('added', np.array([float(budget[-1])]))
+        ends = np.full(additions.shape[1], float(budget[-1]))
+        program.add('ends', ends)
+        each['wide'] = one
+        column = scipy.sparse.csr_array(np.ones((who.size, 1)))
+        for kind in kinds:
+            need = _needs(one, points[:, kind])
+            program.add(f'all{kind}', np.array([float(budget[kind])]))
+            program.at_most(
+                0.0, {f'all{kind}': _ones(1), f'b{kind}': -_ones(caps[kind])}
+            )
+            program.at_most(
+                np.zeros(who.size),
+                {'y': need, 'wide': need, f'all{kind}': -column},
+            )
+        need = _needs(one, np.maximum(points[:, -1], 1))
+        program.at_most(np.zeros(who.size), {'wide': need, 'added': -column})
+        program.at_most(
+            np.zeros(who.size), {'wide': one, 'ends': -additions[who]}
+        )
+        program.at_most(0.0, {'ends': _ones(ends), 'added': -2 * _ones(1)})
+    program.at_most(np.ones(who.size), each)
+    if attackers is not None:
+        program.add('x', np.ones(caps[rows[0]].size))
+        program.at_most(float(attackers), {'x': _ones(caps[rows[0]])})
+        for kind in rows:
+            most = np.minimum(caps[kind], budget[kind])
+            program.at_most(
+                np.zeros(most.size),
+                {
+                    f'b{kind}': scipy.sparse.eye_array(most.size).tocsr(),
+                    'x': -scipy.sparse.diags_array(most).tocsr(),
+                },
+            )
+    return min(program.bound(exact, time_limit), float(who.size))
 
-    if exact:
-        solved = optimize.milp(
-            -gain,
-            integrality=np.ones(gain.size),
-            bounds=optimize.Bounds(0, upper),
-            constraints=optimize.LinearConstraint(
-                matrix, -np.inf, right
-            ),
-            options={'time_limit': time_limit},
-        )
-        dual = getattr(solved, 'mip_dual_bound', None)
-        if dual is not None and np.isfinite(dual):
-            return float(min(-dual, who.size))
-    solved = optimize.linprog(
-        -gain,
-        A_ub=matrix,
-        b_ub=right,
-        bounds=np.stack([np.zeros(gain.size), upper], 1),
-        method='highs',
+
+def _ones(size: int | np.ndarray) -> Matrix:
+    count = size if isinstance(size, int) else size.size
+    return scipy.sparse.csr_array(np.ones((1, count)))
+
+
+def _needs(one: Matrix, amount: np.ndarray) -> Matrix:
+    return scipy.sparse.csr_array(
+        one @ scipy.sparse.diags_array(amount.astype(float))
     )
-    multipliers = np.zeros(right.size)
-    if solved.ineqlin is not None and solved.ineqlin.marginals is not None:
-        multipliers = np.maximum(-solved.ineqlin.marginals, 0.0)
-    bound = weak_bound(multipliers, matrix, right, gain, upper)
-    return float(min(bound, who.size))
+
+
+class _Program:
+    """A linear program over named blocks of variables, from 0 upward."""
+
+    def __init__(self) -> None:
+        self.upper: dict[str, np.ndarray] = {}
+        self.gain: list[np.ndarray] = []
+        self.rows: list[dict[str, Matrix]] = []
+        self.right: list[np.ndarray] = []
+
+    def add(self, name: str, upper: np.ndarray, gain: float = 0.0) -> None:
+        """A block of variables, their bounds, and what each one is worth."""
+        self.upper[name] = upper.astype(float)
+        self.gain.append(np.full(upper.size, gain))
+
+    def at_most(
+        self, right: float | np.ndarray, row: dict[str, Matrix]
+    ) -> None:
+        """Rows: the sum over blocks is at most so much."""
+        self.rows.append(row)
+        self.right.append(np.atleast_1d(right))
+
+    def bound(self, exact: bool, time_limit: float) -> float:
+        """A bound from above of the most it can be worth."""
+        from scipy import optimize  # slow to import
+
+        matrix = scipy.sparse.csr_array(
+            scipy.sparse.block_array(
+                [
+                    [
+                        row.get(name, _empty(right.size, upper.size))
+                        for name, upper in self.upper.items()
+                    ]
+                    for row, right in zip(self.rows, self.right, strict=True)
+                ]
+            )
+        )
+        right = np.concatenate(self.right)
+        upper = np.concatenate(list(self.upper.values()))
+        gain = np.concatenate(self.gain)
+        if exact:
+            solved = optimize.milp(
+                -gain,
+                integrality=np.ones(gain.size),
+                bounds=optimize.Bounds(0, upper),
+                constraints=optimize.LinearConstraint(matrix, -np.inf, right),
+                options={'time_limit': time_limit},
+            )
+            dual = getattr(solved, 'mip_dual_bound', None)
+            if dual is not None and np.isfinite(dual):
+                return float(-dual)
+        solved = optimize.linprog(
+            -gain,
+            A_ub=matrix,
+            b_ub=right,
+            bounds=np.stack([np.zeros(gain.size), upper], 1),
+            method='highs',
+        )
+        multipliers = np.zeros(right.size)
+        if solved.ineqlin is not None and solved.ineqlin.marginals is not None:
+            multipliers = np.maximum(-solved.ineqlin.marginals, 0.0)
+        return weak_bound(multipliers, matrix, right, gain, upper)
+
+
+def _empty(rows: int, columns: int) -> Matrix:
+    return scipy.sparse.csr_array((rows, columns))
 
 
 def weak_bound(

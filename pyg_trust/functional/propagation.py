@@ -240,9 +240,7 @@ def _eager(
     # Exact propagation leaves the generator alone.
     how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
     rest = (graph, measure, rows, how)
-    if x.layout == torch.sparse_csr and (
-        how.eps != 0 or x.device.type != 'cpu'
-    ):
+    if x.layout == torch.sparse_csr and how.eps != 0:
         x = x.to_dense()
     if x.layout == torch.sparse_csr:
         ptr, column, _, width = ops.sparse_parts(x)
@@ -387,7 +385,7 @@ def _exact(
     recv, send, weights, three_term = _operator(
         graph, measure, x.dtype, how.tol
     )
-    if graph.order is not None and x.device.type == 'cpu':
+    if graph.order is not None:
         rowptr, col, order, rank = graph.ordered_receivers(measure.along)
         rows = None if rows is None else rank[rows]
     else:
@@ -401,8 +399,7 @@ def _exact(
             ends = ends[order]
         room = _growth(rowptr, ends, weights, three_term)
         scale = half_scale(largest * (send.max() * room))
-    only = rows if x.device.type == 'cpu' else None
-    z = ops.propagate(
+    return ops.propagate(
         rowptr,
         col,
         x,
@@ -412,10 +409,9 @@ def _exact(
         how.half,
         scale,
         three_term,
-        only,
+        rows,
         order,
     )
-    return z[rows] if rows is not None and only is None else z
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -206,6 +206,7 @@ class PrivacyEngine(Single):
         self._noise = self._source(_NOISE)
         self._ledger_path = ledger
         self._ledger_head = ledger_head
+        self._process = os.getpid()
         self._leaks: list[str] = []
         self._paid: Counter[tuple[float, float]] = Counter()
         self._paid_pure = 0.0
@@ -642,6 +643,7 @@ class PrivacyEngine(Single):
 
     def _add_noise(self, sums: list[Tensor]) -> list[Tensor]:
         check_alone()
+        self._check_process()
         step = self.steps
         if not self._allowed(step):
             raise BudgetExceededError(
@@ -742,6 +744,7 @@ class PrivacyEngine(Single):
             check_callable('forward', forward)
         check_layers(module)
         if epsilon is not None:
+            self._check_process()
             epsilon = _positive('epsilon', epsilon)
             accountant = self._open(data_loader)
         norms = gradient_norms(
@@ -773,6 +776,15 @@ class PrivacyEngine(Single):
             )
         norms = np.nan_to_num(norms, nan=high, posinf=high)
         return float(np.percentile(np.clip(norms, low, high), percentile))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f'the engine was made by process {self._process}, of which '
+                f'this one ({os.getpid()}) is a fork: what both release '
+                'would be on no account together. Make the engine in the '
+                'process that trains'
+            )
 
     def _attached(self) -> PrivateTraining:
         if self._training is None:

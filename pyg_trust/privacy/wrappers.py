@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
+from pyg_trust.commit import ObjectLock, editing
 from pyg_trust.loader.step_batches import Choice
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
@@ -72,6 +73,7 @@ class PrivateStep:
         trust_loss: bool = False,
         public: Sequence[str] = (),
     ) -> None:
+        self._lock = ObjectLock()
         self.public = tuple(public)
         self.trust_loss = trust_loss
         self.ignored = False
@@ -92,6 +94,7 @@ class PrivateStep:
         self._written = [None] * len(parameters)
         self.reset()
 
+    @editing
     def reset(self) -> None:
         """Forgets a step that was not finished; nothing of it was seen."""
         self._stage = 'idle'
@@ -137,6 +140,7 @@ class PrivateStep:
         """Whether the batch delivered last was used up."""
         return self._stage in ('idle', 'done')
 
+    @editing
     def deliver(self, batch: Data, owner: Tensor, count: int) -> Data:
         """Takes note of a batch before it is handed out.
 
@@ -162,6 +166,7 @@ class PrivateStep:
         self._stage = 'delivered'
         return batch
 
+    @editing
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Calls the model and records how to differentiate it."""
         plain = self._plain
@@ -237,6 +242,7 @@ class PrivateStep:
         step()
         self.pins.hold()
 
+    @editing
     def backward(self, grad: Tensor) -> None:
         """Clips and sums the gradients of the batch's subgraphs."""
         if self._stage != 'called' or self._tape is None:
@@ -481,13 +487,22 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
             check_callable('closure', closure)
             with torch.enable_grad():
                 loss = closure()
+        self._private_step()
+        return loss
+
+    @editing
+    def _private_step(self) -> None:
         self._check_hooks()
         self._check_state()
         if self._step.finish():
             self._moving = True
             self._step.move(self.optimizer.step)
             self._hold()
-        return loss
+
+    @property
+    def _lock(self) -> ObjectLock:
+        # One for all that a step consists of.
+        return self._step._lock
 
     def _hold(self) -> None:
         """Takes the state as it is."""

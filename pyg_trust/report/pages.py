@@ -15,12 +15,13 @@ from pyg_trust.report.base import Guarantee, plain, short
 _FOR = {
     'privacy': (
         'This is a promise to every person whose record is in the data. '
-        'Whoever sees what was released learns almost nothing that depends '
-        'on that one record.'
+        'The stated numbers bound how much of what depends on that one '
+        'record can be learnt from what was released.'
     ),
     'removal': (
-        'This is a promise to everybody who asked to be forgotten. What is '
-        'in use now is what would be in use if their data had not been there.'
+        'This is a promise to everybody who asked to be forgotten. The text '
+        'and the numbers say how close what is in use now is to what would be '
+        'in use if their data had not been there.'
     ),
     'robustness': (
         'This is a promise to everybody who is classified. Changes of the '
@@ -166,6 +167,8 @@ def _table(each: Guarantee) -> list[tuple[str, str]]:
     rows = [
         (name.replace('_', ' '), short(value))
         for name, value in plain(each.values).items()
+        # Who asked to be forgotten is in the JSON, for whoever checks it.
+        if name != 'request'
     ]
     rows += [
         (

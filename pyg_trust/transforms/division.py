@@ -19,9 +19,9 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-DIVISIONS = ('edges', 'nodes', 'subgraphs', 'features', 'grid')
+DIVISIONS = ('edges', 'nodes', 'subgraphs', 'features', 'entries', 'grid')
 # Parts of the key.
-_NODES, _EDGES = 0, 1
+_NODES, _EDGES, _ENTRIES = 0, 1, 2
 
 
 @functional_transform('division')
@@ -40,6 +40,8 @@ class Division(BaseTransform):
                      listens hears them alone, however many layers there are
     ``'subgraphs'``  the subgraph that group :math:`i` induces
     ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
+    ``'entries'``    the entries of ``x`` of group :math:`i`, by name of the
+                     node and column, zeros elsewhere
     ``'grid'``       edges of group :math:`i` and rows of group :math:`j`
     ===============  =======================================================
 
@@ -98,6 +100,8 @@ class Division(BaseTransform):
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
             made.x = data.x * held[:, None].to(data.x.dtype)
+        if self.by == 'entries':
+            made.x = self._entries(data, second)
         return made
 
     def node_groups(self, data: Data) -> Tensor:
@@ -125,6 +129,16 @@ class Division(BaseTransform):
         word = rng.derive_each(key, low) ^ high
         group = rng.derive_each(key, word) % self.num_groups
         return group.to(data.edge_index.device)
+
+    def _entries(self, data: Data, number: int) -> Tensor:
+        # An entry that is 0 looks the same in its own view and elsewhere.
+        node, column = data.x.nonzero().cpu().t()
+        key = rng.derive(self.seed, _ENTRIES)
+        word = rng.derive_each(key, names_of(data).cpu()[node]) ^ column
+        held = rng.derive_each(key, word) % self.num_groups == number
+        keep = torch.zeros(data.x.shape, dtype=torch.bool)
+        keep[node[held], column[held]] = True
+        return torch.where(keep.to(data.x.device), data.x, 0)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.num_groups}, by={self.by!r})'

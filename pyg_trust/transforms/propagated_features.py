@@ -12,6 +12,12 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust.commit import (
+    EditedInPlace,
+    ObjectLock,
+    editing,
+    synchronized,
+)
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.incremental import LevelState, SeriesState
 from pyg_trust.functional.measures import Measure
@@ -20,7 +26,7 @@ from pyg_trust.graph import CSRGraph
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
-class PropagatedFeatures:
+class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
     Edges, nodes and features come and go, and only the rows that this touches
@@ -41,7 +47,8 @@ class PropagatedFeatures:
     what was there before.
 
     Names never change, and those of removed nodes are not used again. If an
-    edit fails or is interrupted, everything is as before. On the CPU; memory
+    edit fails or is interrupted, everything is as before. Threads take turns;
+    a signal handler can't use it during an edit. On the CPU; memory
     :math:`(L + 2) N d` numbers for :math:`L` levels, :math:`3 N d` for the
     series.
 
@@ -118,37 +125,44 @@ class PropagatedFeatures:
         self._journal = self._state.journal = Journal()
         self._z: Tensor | None = None
         self._stale = torch.ones(graph.num_nodes, dtype=torch.bool)
+        self._lock = ObjectLock()
 
     @property
+    @synchronized
     def graph(self) -> CSRGraph:
         """The graph as it is; removed nodes have no edges."""
         self._settle()
         return self._graph.to_csr()
 
     @property
+    @synchronized
     def nodes(self) -> Tensor:
         """The names of the nodes that are there: int64, ascending."""
         self._settle()
         return self._graph.alive.nonzero().view(-1)
 
     @property
+    @synchronized
     def num_nodes(self) -> int:
         """The number of names, those of removed nodes included."""
         self._settle()
         return self._graph.num_nodes
 
     @property
+    @synchronized
     def stale_rows(self) -> int:
         """How many rows will be computed when they are asked for."""
         self._settle()
         return int((self._stale & self._graph.alive).sum())
 
     @property
+    @synchronized
     def error_bound(self) -> float:
         """Of all rows together, in the Frobenius norm; 0 for exact rows."""
         self._settle()
         return self._state.error_bound
 
+    @editing
     def rows(self, nodes: Tensor | None = None) -> Tensor:
         """Features of the graph as it is: ``[k, num_columns]``, a copy.
 
@@ -173,6 +187,7 @@ class PropagatedFeatures:
         self._stale[missing] = False
         return self._z[wanted]
 
+    @editing
     def insert_edges(self, edge_index: Tensor) -> int:
         """Adds edges.
 
@@ -189,6 +204,7 @@ class PropagatedFeatures:
         edges = self._edges(edge_index)
         return self._edit(lambda: self._insert(edges))
 
+    @editing
     def remove_edges(self, edge_index: Tensor) -> int:
         """Takes edges away.
 
@@ -204,6 +220,7 @@ class PropagatedFeatures:
         edges = self._edges(edge_index)
         return self._edit(lambda: self._remove(_NONE, edges))
 
+    @editing
     def remove_nodes(self, nodes: Tensor) -> int:
         """Takes nodes away, with their edges and features.
 
@@ -220,6 +237,7 @@ class PropagatedFeatures:
         none = _NONE.view(1, 0).expand(2, 0)
         return self._edit(lambda: self._remove(nodes, none))
 
+    @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Adds nodes, and edges between them and the others.
 
@@ -257,6 +275,7 @@ class PropagatedFeatures:
         self._edit(change)
         return names
 
+    @editing
     def update_features(self, nodes: Tensor, x: Tensor) -> int:
         """Gives nodes other features.
 
@@ -277,7 +296,7 @@ class PropagatedFeatures:
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self._state.measure}, '
-            f'num_nodes={self.num_nodes}, num_columns={self._columns})'
+            f'num_nodes={self._graph.num_nodes}, num_columns={self._columns})'
         )
 
     @property

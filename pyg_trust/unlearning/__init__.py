@@ -28,6 +28,7 @@ from pyg_trust.unlearning.scattering_reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.shards import (
+    BatchPlan,
     PoisonCertificate,
     ShardedUnlearner,
     ShardPlan,
@@ -47,6 +48,7 @@ from pyg_trust.unlearning.subjects import (
 __all__ = [
     'AuditReport',
     'AuditRow',
+    'BatchPlan',
     'GINClassifier',
     'MembershipReport',
     'NodeClassifier',

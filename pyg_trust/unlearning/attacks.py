@@ -15,15 +15,7 @@ that was not trained again; membership inference of one model does not, which
 is why it proves nothing.
 """
 
-import gzip
-import hashlib
-import io
-import json
-import re
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +34,23 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.attacks import auc_interval, holm, permutation_test
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.report import Guarantee, Report, provenance
-from pyg_trust.report.charts import Chart, axes
+from pyg_trust.report import provenance
+from pyg_trust.unlearning.audit_report import (
+    FAILED,
+    KEPT,
+    LEAKS,
+    POWERLESS,
+    AuditReport,
+    AuditRow,
+)
+from pyg_trust.unlearning.releases import (
+    differing,
+    encodings,
+    grouped,
+    holding,
+    kinds_of,
+    opened,
+)
 from pyg_trust.unlearning.subjects import Released, Subject
 
 TESTS = (
@@ -56,173 +63,12 @@ TESTS = (
     'bytes',
     'neighbours',
 )
-FAILED, KEPT = 'failed', 'not rejected'
-LEAKS, POWERLESS = 'leaks by design', 'no power'
 
 # Parts of the seed: the runs, and what is changed or drawn.
 _RUN, _WORLD, _CHANGE, _DRAW = 0, 1, 2, 3
 _QUESTIONS = 15
 _CANARY = 16
 _HOPS = 3
-
-
-@dataclass(frozen=True)
-class AuditRow(Report):
-    """One test of an audit.
-
-    Args:
-        test (str): its name.
-        adversary (str): what somebody who runs it needs to have.
-        statistic (str): what was measured.
-        value (float): the measurement.
-        low (float): the lower end of its interval; NaN without one.
-        high (float): the upper end.
-        p (float): the p value of exact unlearning; NaN without one.
-        corrected (float): the same after Holm's correction over all tests of
-            the audit that have one.
-        expected (str): what exact unlearning gives.
-        verdict (str): ``'failed'``, ``'not rejected'``, ``'leaks by design'``
-            or ``'no power'``.
-        note (str): where a trace is, or why there is no power.
-    """
-
-    test: str
-    adversary: str
-    statistic: str
-    value: float
-    low: float
-    high: float
-    p: float
-    corrected: float
-    expected: str
-    verdict: str
-    note: str
-
-    def chart(self) -> Chart:
-        """The statistic, with its interval."""
-        return Chart(
-            f'{self.test}: {self.verdict}; exact unlearning gives '
-            f'{self.expected}',
-            bars={self.statistic: self.value},
-            spans={self.statistic: (self.low, self.high)},
-        )
-
-
-@dataclass(frozen=True)
-class AuditReport(Report):
-    """What an audit of a removal found.
-
-    Args:
-        request (dict): the names of what was removed.
-        rows (tuple[AuditRow, ...]): one for each test.
-        left_out (tuple[str, ...]): tests that were not run, and why.
-        not_compared (tuple[str, ...]): releases that differ between two runs
-            with the same data and seed (wall times, random salts), so that
-            twins can't compare them.
-        level (float): the confidence of the intervals.
-        origin (dict): versions and arguments, the seed included.
-    """
-
-    request: dict[str, Any]
-    rows: tuple[AuditRow, ...]
-    left_out: tuple[str, ...]
-    not_compared: tuple[str, ...]
-    level: float
-    origin: dict[str, Any]
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """The tests that the removal failed."""
-        return tuple(row.test for row in self.rows if row.verdict == FAILED)
-
-    def guarantee(self) -> Guarantee:
-        """What the audit found, which is no promise that all is forgotten."""
-        verdicts = {
-            verdict: ', '.join(
-                row.test for row in self.rows if row.verdict == verdict
-            )
-            for verdict in (FAILED, KEPT, LEAKS, POWERLESS)
-        }
-        return Guarantee(
-            procedure='audit of a removal',
-            promise='; '.join(f'{k}: {v}' for k, v in verdicts.items() if v),
-            assumptions=(
-                'the subject releases nothing but what released() lists',
-                'verdicts are of this request, this data and these seeds',
-            ),
-            not_covered=(
-                'that everything was forgotten: a test that does not reject '
-                'proves nothing',
-                *self.left_out,
-            ),
-            origin=self.origin,
-            kind='removal',
-            values={
-                **self.numbers(),
-                'tests': [row.to_dict() for row in self.rows],
-            },
-            checked=tuple(
-                f'{row.test}: {row.statistic} {row.value:.3f}, {row.verdict} '
-                f'(exact unlearning: {row.expected})'
-                for row in self.rows
-            ),
-        )
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws every statistic with its interval and verdict.
-
-        Args:
-            ax (matplotlib.axes.Axes, optional): where to draw; by default on
-                a new figure. (default: :obj:`None`)
-
-        Returns:
-            matplotlib.axes.Axes: with a row for each test.
-        """
-        ax = axes(ax, 0.4 * len(self.rows) + 1.2)
-        colours = {FAILED: 'C3', KEPT: 'C0', LEAKS: 'C1', POWERLESS: 'C7'}
-        for at, row in enumerate(self.rows):
-            colour = colours[row.verdict]
-            if row.low == row.low:
-                ax.plot([row.low, row.high], [at, at], color=colour)
-            ax.plot([row.value], [at], 'o', color=colour)
-            ax.annotate(
-                f'{row.statistic}: {row.verdict}',
-                (1.02, at),
-                xycoords=ax.get_yaxis_transform(),
-                color=colour,
-                va='center',
-                fontsize='small',
-            )
-        ax.set_yticks(range(len(self.rows)), [row.test for row in self.rows])
-        ax.invert_yaxis()
-        ax.set_xlim(-0.05, 1.05)
-        ax.set_title(
-            f'Failed: {", ".join(self.failed)}'
-            if self.failed
-            else f'No test of {len(self.rows)} finds a trace',
-            loc='left',
-            fontsize='medium',
-        )
-        ax.set_xlabel('statistic, with its interval')
-        return ax
-
-    def __str__(self) -> str:
-        lines = ['AuditReport']
-        for row in self.rows:
-            span = ''
-            if row.low == row.low:
-                span = f' [{row.low:.3f}, {row.high:.3f}]'
-            chance = f', p {row.corrected:.4g}' if row.p == row.p else ''
-            lines.append(
-                f'{row.test:<18} {row.verdict:<16} {row.statistic} '
-                f'{row.value:.3f}{span}{chance}; exact: {row.expected}'
-            )
-            if row.note:
-                lines.append(f'{"":<18} {row.note}')
-        lines += [f'left out: {text}' for text in self.left_out]
-        if self.not_compared:
-            lines.append(f'not compared: {", ".join(self.not_compared)}')
-        return '\n'.join(lines)
 
 
 def audit_removal(
@@ -325,7 +171,7 @@ def audit_removal(
         request=request.to_dict(),
         rows=tuple(_with_verdicts(rows, level)),
         left_out=tuple(f'{name}: {why}' for name, why in reasons.items()),
-        not_compared=_kinds(audit.random),
+        not_compared=kinds_of(audit.random),
         level=level,
         origin=provenance(
             seed=audit.seed, worlds=worlds, level=level, tests=list(chosen)
@@ -465,10 +311,10 @@ class _Audit:
         # with the one seed that twins share.
         if name not in self._runs:
             subject = self.subject(data, _RUN)
-            before = _leaves(subject.released())
+            before = opened(subject.released())
             first = subject.predict_proba(self.data.clone())
             subject.remove(self.request)
-            after = _leaves(subject.released())
+            after = opened(subject.released())
             answers = subject.predict_proba(self.data.clone())
             self._runs[name] = before, after, answers
             if name == 'data':
@@ -510,11 +356,11 @@ class _Audit:
             return self._twin_rows
         one, again = self.run('data', self.data), None
         subject = self.subject(self.data, _RUN)
-        before = _leaves(subject.released())
+        before = opened(subject.released())
         subject.remove(self.request)
-        again = before, _leaves(subject.released())
-        self.random = set(_differing(one[0], again[0])) | set(
-            _differing(one[1], again[1])
+        again = before, opened(subject.released())
+        self.random = set(differing(one[0], again[0])) | set(
+            differing(one[1], again[1])
         )
         kinds = ['features']
         if self.removed.numel() > 0:
@@ -523,10 +369,10 @@ class _Audit:
         ball = self._around()
         for kind in kinds:
             two = self.run(kind, self.changed(kind))
-            power = _differing(one[0], two[0], self.random)
-            found = _differing(one[1], two[1], self.random)
+            power = differing(one[0], two[0], self.random)
+            found = differing(one[1], two[1], self.random)
             self._count(one[1], two[1], found, ball)
-            note = _grouped(found)
+            note = grouped(found)
             if not power:
                 note = 'both released the same before the removal'
             made.append(
@@ -748,11 +594,11 @@ class _Audit:
         start = (data.x.size(1) - width) // 2
         rows = self.featureless[:1]
         data.x[rows, start : start + width] = drawn.to(data.x.dtype)
-        needles = _encodings(drawn)
+        needles = encodings(drawn)
         subject = self.subject(data, _RUN)
-        before = _holding(_leaves(subject.released()), needles)
+        before = holding(opened(subject.released()), needles)
         subject.remove(self.request)
-        found = _holding(_leaves(subject.released()), needles)
+        found = holding(opened(subject.released()), needles)
         return [
             _row(
                 'bytes',
@@ -761,7 +607,7 @@ class _Audit:
                 float(len(found)),
                 expected='0',
                 verdict=FAILED if found else KEPT if before else POWERLESS,
-                note=_grouped(found)
+                note=grouped(found)
                 if found
                 else f'{len(before)} held them before'
                 if before
@@ -771,130 +617,3 @@ class _Audit:
 
 
 # Releases ####################################################################
-
-
-def _leaves(released: Released) -> Released:
-    # Tensors as they are; archives as their members, JSON as its values.
-    if not isinstance(released, dict):
-        raise TypeError(
-            "'released' needs to return a dictionary of tensors and bytes "
-            f'(got {type(released).__name__})'
-        )
-    found: Released = {}
-    for name, value in released.items():
-        if isinstance(value, Tensor):
-            found[_named(name)] = value.detach().clone()
-        elif isinstance(value, bytes):
-            found.update(
-                (_named(key), part)
-                for key, part in _opened(name, value).items()
-            )
-        else:
-            raise TypeError(
-                "'released' needs to hold tensors and bytes "
-                f'(got {type(value).__name__} for {name!r})'
-            )
-    return found
-
-
-def _named(name: str) -> str:
-    # Names of files may hold digests of their content.
-    return re.sub(r'[0-9a-f]{16,}', '#', name)
-
-
-def _opened(name: str, content: bytes) -> dict[str, bytes]:
-    if content[:2] == b'PK':
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            made: dict[str, bytes] = {}
-            for member in archive.namelist():
-                inside = member.partition('/')[2] or member
-                if inside != '.data/serialization_id':
-                    made |= _opened(f'{name}/{inside}', archive.read(member))
-            return made
-    for unpack in (gzip.decompress, zlib.decompress):
-        try:
-            return _opened(name, unpack(content))
-        except (OSError, zlib.error, EOFError):
-            continue
-    if content[:1] in (b'{', b'['):
-        try:
-            return dict(_values(name, json.loads(content)))
-        except ValueError:
-            pass
-    return {name: content}
-
-
-def _values(name: str, value: Any) -> list[tuple[str, bytes]]:
-    if isinstance(value, dict):
-        return [p for k, v in value.items() for p in _values(f'{name}/{k}', v)]
-    if isinstance(value, list):
-        return [
-            p for k, v in enumerate(value) for p in _values(f'{name}/{k}', v)
-        ]
-    return [(name, repr(value).encode())]
-
-
-def _differing(
-    one: Released, two: Released, random: set[str] | None = None
-) -> list[str]:
-    random = random or set()
-    return [
-        name
-        for name in {**one, **two}
-        if name not in random
-        and (
-            name not in one
-            or name not in two
-            or _digest(one[name]) != _digest(two[name])
-        )
-    ]
-
-
-def _kinds(names: Iterable[str]) -> tuple[str, ...]:
-    # Not every weight of a shard.
-    kinds: dict[str, None] = {}
-    for name in sorted(names):
-        kind, colon, _ = name.partition(': ')
-        kinds[kind if colon else '/'.join(name.split('/')[:4])] = None
-    return tuple(kinds)
-
-
-def _grouped(names: Iterable[str]) -> str:
-    listed = _kinds(names)
-    return ', '.join(listed[:20]) + (', ...' if len(listed) > 20 else '')
-
-
-def _digest(value: Tensor | bytes) -> str:
-    if isinstance(value, Tensor):
-        content = _raw(value)
-        header = f'{value.dtype} {list(value.shape)} '.encode()
-        return hashlib.sha256(header + content).hexdigest()
-    return hashlib.sha256(value).hexdigest()
-
-
-def _raw(value: Tensor) -> bytes:
-    value = value.detach().cpu()
-    if value.layout != torch.strided:
-        value = value.to_dense()
-    flat = value.contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
-def _encodings(values: Tensor) -> list[bytes]:
-    numbers = values.numpy()
-    return [
-        numbers.astype(np.dtype(kind).newbyteorder(order)).tobytes()
-        for kind in ('float16', 'float32', 'float64')
-        for order in ('<', '>')
-    ]
-
-
-def _holding(released: Released, needles: list[bytes]) -> list[str]:
-    return [
-        name
-        for name, value in released.items()
-        if any(
-            needle in (_raw(value) if isinstance(value, Tensor) else value)
-            for needle in needles
-        )
-    ]

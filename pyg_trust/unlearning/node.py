@@ -22,29 +22,28 @@ size that was fixed beforehand. The reference is then to retrain exactly after
 every request, under the same transcript.
 """
 
-import copy
-import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import commit, files, noise, rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_choice,
     check_instance,
-    check_nodes,
     check_positive,
-    check_tensor,
 )
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.commit import (
+    EditedInPlace,
+    Lineage,
+    ObjectLock,
+    editing,
+    synchronized,
+)
 from pyg_trust.functional.heads import (
     HEADS,
-    Factor,
-    Gradient,
     Objective,
     refine,
     step_bound,
@@ -53,25 +52,28 @@ from pyg_trust.functional.measures import Measure, make_measure
 from pyg_trust.functional.newton import (
     gaussian_budget,
     removal_budget,
-    shift_epsilon,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
     Seals,
-    coarse,
 )
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.unlearning.node_checks import (
+    feature_error,
+    labels,
+    still_named,
+)
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
+from pyg_trust.unlearning.node_release import Model
 from pyg_trust.unlearning.node_report import (
-    OBJECTIVE,
-    OUTPUT,
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
 )
+from pyg_trust.unlearning.node_saving import Saving
 from pyg_trust.unlearning.node_state import Change, NodeState, Settings
 
 NOISES = ('output', 'objective')
@@ -80,8 +82,6 @@ ON_EXCEED = ('refine', 'retrain', 'raise')
 FEATURES = ('exact', 'push')
 SERIES = ('appnp', 'ppr', 'single_target')
 
-# A release spends this part of the budget, if the steps below reach it.
-PART = 0.01
 MAX_STEPS = 20
 # A fresh factor takes about so many steps. What the others cost is added up,
 # until it is as much as a new factor: about one step for 8 columns.
@@ -89,30 +89,7 @@ FEW_STEPS = 3
 COLUMNS_A_STEP = 8
 
 
-class _Model(NamedTuple):
-    # All that training leaves behind, and its account. It is replaced as a
-    # whole, by one assignment at the end of whatever may fail. The data are
-    # edited in place, with a way back.
-    data: NodeState
-    ledger: RemovalLedger
-    seals: Seals
-    lineage: Lineage
-    W: Tensor
-    B: Tensor | None
-    weight: Tensor
-    gradient: Gradient
-    factor: Factor
-    frozen: bool
-    releases: int
-    # Whether all noise so far came from the operating system.
-    secure: bool
-    # The sum of the squares of what all releases spent.
-    transcript: float
-    # Steps beyond the few of a fresh factor, since the factor was made.
-    excess: int = 0
-
-
-class NodeClassifier:
+class NodeClassifier(Saving, EditedInPlace):
     r"""A node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -286,21 +263,23 @@ class NodeClassifier:
         )
         self._seed = None if seed is None else rng.resolve(seed)
         self._empty = RemovalLedger(self.budget)
-        self._model: _Model | None = None
-        self._editing: _Model | None = None
+        self._model: Model | None = None
+        self._editing: Model | None = None
         self._known_epsilon = (0.0, 0.0)
         self._lock = ObjectLock()
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, data: Data, train_nodes: Tensor | None = None
     ) -> 'NodeClassifier':
         """Propagates and trains; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
-        with a new ledger. Ends with a release.
+        with a new ledger. If anything was removed before, it may come back
+        with it: so the result can't be saved over an earlier state, as that of
+        another object. Ends with a release.
 
         Args:
             data (Data): with ``x``, ``edge_index``, ``y`` and
@@ -335,22 +314,24 @@ class NodeClassifier:
             x = encode(self.encoder, x)
         state = NodeState(self._settings, classes, graph, x.double(), y)
         outputs = state.Y.size(1)
-        releases = 0 if self._model is None else self._model.releases
+        releases, lineage = 0, Lineage()
+        if self._model is not None:
+            releases = self._model.releases
+            if not self._model.ledger.has_removals:
+                lineage = self._model.lineage
         B = self._draw_linear((x.size(1), outputs), releases)
         W = torch.zeros((x.size(1), outputs), dtype=torch.float64)
-        problem = state.problem(PART * self._limit(state), B)
-        found = refine(
-            problem, W, min(self.tol, PART * self._limit(state)), 100
-        )
+        problem = state.problem(self._goal(state), B)
+        found = refine(problem, W, min(self.tol, self._goal(state)), 100)
         ledger = RemovalLedger(self.budget)
         seals = Seals(state.blocks())
         spent = self._spent(state, found.gradient.norm.upper)
         ledger.record('fit', spent, data=seals.root)
-        self._model = _Model(
+        self._model = Model(
             state,
             ledger,
             seals,
-            Lineage().next(),
+            lineage.next(),
             found.W,
             B,
             self._release(found.W, releases),
@@ -362,79 +343,6 @@ class NodeClassifier:
             spent**2,
         )
         return self
-
-    @synchronized
-    def decision_function(self, nodes: Tensor | None = None) -> Tensor:
-        """The margins by the released weights: ``[k]`` or ``[k, C]``.
-
-        One for two classes with one output, else one per class.
-
-        Args:
-            nodes (Tensor, optional): int64 indices or a mask; all nodes that
-                are there, ascending, by default. (default: :obj:`None`)
-
-        Raises:
-            ValueError: on a node that was removed, or never was.
-        """
-        model = self._fitted
-        margin = model.data.margins(model.weight, self._nodes(nodes))
-        return margin.view(-1) if margin.size(1) == 1 else margin
-
-    def predict(self, nodes: Tensor | None = None) -> Tensor:
-        """The labels of nodes: int64, ``[k]``.
-
-        Args:
-            nodes (Tensor, optional): as in :meth:`decision_function`.
-                (default: :obj:`None`)
-        """
-        margin = self.decision_function(nodes)
-        best = (margin > 0).long() if margin.dim() == 1 else margin.argmax(1)
-        return torch.tensor(self.classes)[best]
-
-    def predict_proba(self, nodes: Tensor | None = None) -> Tensor:
-        """The probabilities of the classes: ``[k, num_classes]``.
-
-        For :obj:`'ovr'` with more than two classes those of the outputs,
-        scaled to sum to one.
-
-        Args:
-            nodes (Tensor, optional): as in :meth:`decision_function`.
-                (default: :obj:`None`)
-
-        Raises:
-            ValueError: with ``head='squared'``, which has none.
-        """
-        if self.head == 'squared':
-            raise ValueError("'predict_proba' needs another head than squared")
-        margin = self.decision_function(nodes)
-        if margin.dim() == 1:
-            return torch.sigmoid(torch.stack([-margin, margin], dim=1))
-        if self.head == 'softmax':
-            return margin.softmax(1)
-        return torch.nn.functional.logsigmoid(margin).softmax(1)
-
-    @synchronized
-    def score(self, nodes: Tensor, y: Tensor) -> float:
-        """The share of nodes that are classified as their label.
-
-        Args:
-            nodes (Tensor): int64 indices or a mask.
-            y (Tensor): int64: the labels of all nodes, by name.
-        """
-        check_tensor('y', y, torch.int64, (self._fitted.data.place.numel(),))
-        nodes = check_nodes('nodes', nodes, y.numel())
-        return float((self.predict(nodes) == y[nodes]).double().mean())
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The labels, ascending; none before the first fit."""
-        return () if self._model is None else self._model.data.classes
-
-    @property
-    def ledger(self) -> RemovalLedger:
-        """The account of what was done. It names what was removed."""
-        ledger = self._empty if self._model is None else self._model.ledger
-        return ledger.copy()
 
     # Data are edited in place: who reads them waits for the end of an edit.
 
@@ -456,15 +364,9 @@ class NodeClassifier:
         """The names of the nodes that remain: int64."""
         return self._fitted.data.graph.alive.nonzero().view(-1)
 
-    @property
-    @synchronized
-    def weight(self) -> Tensor:
-        """The released weights: float64, ``[d, num_outputs]``, a copy."""
-        return self._fitted.weight.clone()
-
     # Removal ################################################################
 
-    @synchronized
+    @editing
     def remove(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodeUnlearnReport:
@@ -501,7 +403,7 @@ class NodeClassifier:
             data.compact()
         return report
 
-    @synchronized
+    @editing
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
@@ -520,10 +422,10 @@ class NodeClassifier:
         try:
             self._editing = model
             change = data.forget(part, model.W, model.gradient)
-            limit = self._limit(data)
-            problem = data.problem(PART * limit, model.B)
+            goal = self._goal(data)
+            problem = data.problem(goal, model.B)
             gradient = change.gradient or problem.gradient(model.W)
-            hold = gradient.norm.upper <= PART * limit
+            hold = gradient.norm.upper <= goal
             return NodePlan(
                 action='hold' if hold else 'refine',
                 rows_touched=change.rows,
@@ -534,7 +436,7 @@ class NodeClassifier:
         finally:
             self._settle()
 
-    @synchronized
+    @editing
     def flush(self) -> 'NodeClassifier':
         """Makes all but the weights a function of what remains.
 
@@ -543,7 +445,7 @@ class NodeClassifier:
         """
         model = self._fitted
         data = model.data.rebuilt()
-        problem = data.problem(PART * self._limit(data), model.B)
+        problem = data.problem(self._goal(data), model.B)
         gradient = problem.gradient(model.W)
         factor = problem.factor(model.W)
         self._model = model._replace(
@@ -563,21 +465,21 @@ class NodeClassifier:
         model = self._fitted
         data = model.data
         fresh, ids = data.scratch()
-        limit = self._limit(data)
-        problem = fresh.problem(PART * limit, model.B)
+        goal = self._goal(data)
+        problem = fresh.problem(goal, model.B)
         upper = problem.gradient(model.W).norm.upper
         zero = torch.zeros_like(model.W)
-        exact = refine(problem, zero, min(self.tol, PART * limit), 100)
+        exact = refine(problem, zero, min(self.tol, goal), 100)
         distance = float((exact.W - model.W).norm())
         allowed = (upper + exact.gradient.norm.upper) / data.mu
-        error, most = _feature_error(data, fresh, ids)
+        error, most = feature_error(data, fresh, ids)
         every = torch.arange(ids.numel())
         # Those of exact retraining, without noise.
-        alike = _labels(fresh.margins(exact.W, every)) == _labels(
+        alike = labels(fresh.margins(exact.W, every)) == labels(
             fresh.margins(model.weight, every)
         )
         bound, chance = self._bound(model), self._noise_p_value(model)
-        leftovers = (*data.leftovers(), *_named(model))
+        leftovers = (*data.leftovers(), *still_named(model))
         roots = model.seals.differing(data.blocks())
         if roots:
             leftovers += ('the data are not those of the ledger',)
@@ -600,80 +502,6 @@ class NodeClassifier:
             leftovers=leftovers,
         )
 
-    # State ##################################################################
-
-    @synchronized
-    def state_dict(self) -> dict[str, Any]:
-        """Everything it takes to go on: a secret.
-
-        It holds the weights before the noise and what remains of the data, not
-        the factored Hessian, which is made anew. Destroy older states after a
-        removal: they hold what was removed.
-        """
-        model = self._fitted
-        linear = {} if model.B is None else {'B': model.B.clone()}
-        return {
-            **linear,
-            'config': self._config(),
-            'lineage': list(model.lineage.names),
-            'classes': self.classes,
-            'ledger': model.ledger.state_dict(),
-            'seals': model.seals.state_dict(),
-            'data': model.data.to_dict(),
-            'W': model.W.clone(),
-            'weight': model.weight.clone(),
-            'releases': model.releases,
-            'secure': model.secure,
-        }
-
-    @synchronized
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a saved state, and computes the features anew.
-
-        Args:
-            state (dict): of :meth:`state_dict` of a classifier with the same
-                arguments.
-
-        Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state's ledger does not continue the present
-                one.
-        """
-        check_instance('state', state, dict)
-        try:
-            self._model = self._unpacked(state)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(
-                "'state' needs to be what state_dict() returns "
-                f'({type(error).__name__}: {error})'
-            ) from error
-
-    def save(self, path: str | Path) -> None:
-        """Writes the state to a file, whole or not at all.
-
-        A removal is done once it is saved. A file system, a backup or a
-        snapshot may keep the old content of a file that was replaced.
-
-        Args:
-            path (str or Path): of the file, which is replaced.
-        """
-        commit.save(path, self.state_dict())
-
-    def load(self, path: str | Path) -> None:
-        """Takes over what :meth:`save` has written.
-
-        Args:
-            path (str or Path): of the file.
-
-        Raises:
-            ValueError: as :meth:`load_state_dict`.
-        """
-        self.load_state_dict(files.load(path))
-
-    def __copy__(self) -> 'NodeClassifier':
-        # The data are edited in place: no two objects may share them.
-        return copy.deepcopy(self)
-
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self.measure}, head={self.head!r}, '
@@ -684,35 +512,16 @@ class NodeClassifier:
 
     # Private ################################################################
 
-    @property
-    def _fitted(self) -> _Model:
-        self._settle()
-        if self._model is None:
-            raise ValueError('the classifier needs to be fitted first')
-        return self._model
-
-    def _settle(self) -> None:
-        # Ends an edit: backwards, unless its model is in place. Where an
-        # interrupt ends this, whoever comes next goes on with it.
-        if self._editing is None:
-            return
-        journal = self._editing.data.journal
-        if self._model is self._editing:
-            journal.undo()
-        else:
-            journal.clear()
-        self._editing = None
-
     def _forget(
-        self, model: _Model, part: Part
-    ) -> tuple[_Model, NodeUnlearnReport]:
+        self, model: Model, part: Part
+    ) -> tuple[Model, NodeUnlearnReport]:
         data, B = model.data, model.B
         change = data.forget(part, model.W, model.gradient)
-        limit = self._limit(data)
-        problem = data.problem(PART * limit, B)
+        limit, goal = self._limit(data), self._goal(data)
+        problem = data.problem(goal, B)
         start = change.gradient or problem.gradient(model.W)
         bounded: float | None = None
-        if start.norm.upper <= PART * limit:
+        if start.norm.upper <= goal:
             action, iterations = 'hold', 0
             W, gradient, factor = model.W, start, model.factor
         elif self.accounting == 'bound':
@@ -730,7 +539,7 @@ class NodeClassifier:
             found = refine(
                 problem,
                 model.W,
-                PART * limit,
+                goal,
                 MAX_STEPS,
                 start=start,
                 factor=model.factor,
@@ -749,8 +558,8 @@ class NodeClassifier:
             if action == 'retrain':
                 W = torch.zeros_like(W)
                 B = self._draw_linear(W.shape, model.releases)
-                problem = data.problem(PART * limit, B)
-            found = refine(problem, W, min(self.tol, PART * limit), 100)
+                problem = data.problem(goal, B)
+            found = refine(problem, W, min(self.tol, goal), 100)
             W, gradient, factor = found[:3]
             iterations += found.iterations
             bound = gradient.norm.upper
@@ -816,155 +625,6 @@ class NodeClassifier:
             history=tuple(line.spent / self.budget for line in ledger.entries),
         )
 
-    def _limit(self, data: NodeState) -> float:
-        # The largest residual that the budget allows.
-        if self.noise == 'objective':
-            return self.budget
-        return self.budget * self.release_std * data.mu
-
-    def _spent(self, data: NodeState, bound: float) -> float:
-        # In units of the budget. Rounded up, so that the ledger says little
-        # of the data, and the same for all releases that meet the goal.
-        spent = bound * self.budget / self._limit(data)
-        if spent > self.budget:
-            return spent
-        return min(max(PART * self.budget, coarse(spent)), self.budget)
-
-    def _bound(self, model: _Model) -> float:
-        # The residual that the ledger allows.
-        return model.ledger.spent / self.budget * self._limit(model.data)
-
-    def _epsilon(self, spent: float) -> float:
-        if self.noise == 'objective':
-            return self.epsilon * spent / self.budget
-        if spent != self._known_epsilon[0]:
-            # Most releases spend the same.
-            found = shift_epsilon(spent, self.delta)
-            self._known_epsilon = (spent, found)
-        return self._known_epsilon[1]
-
-    def _transcript(self, squares: float) -> float:
-        # Releases compose as one shift: the root of the sum of squares.
-        if self.noise == 'objective':
-            return float('inf')
-        return shift_epsilon(math.sqrt(squares), self.delta)
-
-    def _assumptions(self) -> tuple[str, ...]:
-        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
-        if self.encoder is not None:
-            made += ('the encoder never saw the data, as the user declared',)
-        return made
-
-    def _draw(self, shape: torch.Size | tuple[int, ...], *what: int) -> Tensor:
-        seed = None if self._seed is None else rng.derive(self._seed, *what)
-        return noise.source(seed).normal(tuple(shape)) * self.release_std
-
-    def _draw_linear(
-        self, shape: torch.Size | tuple[int, ...], release: int
-    ) -> Tensor | None:
-        if self.noise == 'output':
-            return None
-        return self._draw(shape, release, 1)
-
-    def _release(self, W: Tensor, release: int) -> Tensor:
-        if self.noise == 'objective':
-            return W.clone()
-        return W + self._draw(W.shape, release, 0)
-
-    def _noise_p_value(self, model: _Model) -> float:
-        if self.noise == 'objective':
-            return float(torch.equal(model.weight, model.W))
-        return noise.p_value((model.weight - model.W) / self.release_std)
-
-    def _nodes(self, nodes: Tensor | None) -> Tensor:
-        alive = self._fitted.data.graph.alive
-        if nodes is None:
-            return alive.nonzero().view(-1)
-        nodes = check_nodes('nodes', nodes, alive.numel())
-        gone = ~alive[nodes]
-        if bool(gone.any()):
-            raise ValueError(
-                "'nodes' needs to have nodes that are there (got "
-                f'{int(nodes[gone][0])}, which was removed)'
-            )
-        return nodes
-
-    def _config(self) -> dict[str, Any]:
-        measure = {
-            name: getattr(self.measure, name)
-            for name in self.measure.__dataclass_fields__
-        }
-        return {
-            'measure': measure,
-            'alpha': self._settings.alpha,
-            'theta': self._settings.theta,
-            'head': self.head,
-            'lam': self.lam,
-            'release_std': self.release_std,
-            'epsilon': self.epsilon,
-            'delta': self.delta,
-            'noise': self.noise,
-            'features': self.features,
-            'encoder': None
-            if self.encoder is None
-            else type(self.encoder).__name__,
-            'tol': self.tol,
-        }
-
-    def _unpacked(self, state: dict[str, Any]) -> _Model:
-        if state['config'] != self._config():
-            raise ValueError(
-                'the state was saved with other arguments (got '
-                f'{state["config"]}, need {self._config()})'
-            )
-        ledger = self.ledger
-        ledger.load_state_dict(state['ledger'])
-        held, classes = state['data'], tuple(state['classes'])
-        data = NodeState.from_dict(self._settings, classes, held)
-        seals = Seals.of(state['seals'], data.blocks())
-        if not ledger.entries or ledger.entries[-1].data != seals.root:
-            raise ValueError(
-                'the data of the state are not those of its ledger'
-            )
-        shape = (held['x'].size(1), data.Y.size(1))
-        given = [state['W'], state['weight']]
-        if self.noise == 'objective':
-            given.append(state['B'])
-        elif 'B' in state:
-            raise ValueError("'state' can't have a 'B' with noise='output'")
-        for value in given:
-            check_tensor('state', value, torch.float64, shape, finite=True)
-        check_instance('secure', state['secure'], bool)
-        W, B = state['W'].clone(), state.get('B')
-        problem = data.problem(PART * self._limit(data), B)
-        model = _Model(
-            data,
-            ledger,
-            seals,
-            Lineage.of(state),
-            W,
-            B,
-            state['weight'].clone(),
-            problem.gradient(W),
-            problem.factor(W),
-            False,
-            int(state['releases']),
-            state['secure'],
-            sum(entry.spent**2 for entry in ledger.entries),
-        )
-        if not model.gradient.norm.measured <= self._bound(model):
-            raise ValueError(
-                'the weights of the state are not those of its ledger: their '
-                f'residual is {model.gradient.norm.measured:.6g}, not at most '
-                f'{self._bound(model):.6g}'
-            )
-        if self._noise_p_value(model) < noise.LEAST_P_VALUE:
-            raise ValueError(
-                'the released weights of the state are not its weights with '
-                'their noise: they may be those of an earlier release'
-            )
-        return model
-
 
 def _measure(
     measure: str | Measure,
@@ -1004,51 +664,3 @@ def _names(change: Change, part: Part) -> Tensor:
         found.update(edge)
     named = torch.tensor(sorted(found), dtype=torch.int64)
     return torch.cat([named, change.structure]).unique()
-
-
-def _labels(margin: Tensor) -> Tensor:
-    return margin.view(-1) > 0 if margin.size(1) == 1 else margin.argmax(1)
-
-
-def _feature_error(
-    data: NodeState, fresh: NodeState, ids: Tensor
-) -> tuple[float, float]:
-    if data.Z is None:
-        exact = fresh.levels.solve(fresh.levels.x, 1e-12)  # type: ignore
-        error = float((data.levels.rows(ids) - exact).norm())
-        return error, data.levels.error_bound + 1e-9
-    error = float((data.levels.rows(ids) - fresh.levels.rows()).abs().max())
-    there = data.names >= 0
-    place = torch.full((data.place.numel(),), -1)
-    place[ids] = torch.arange(ids.numel())
-    row = fresh.place[place[data.names[there]]]
-    gap = data.Z[there] - fresh.Z[row]  # type: ignore[index]
-    return max(error, float(gap.abs().max())), 0.0
-
-
-def _named(model: _Model) -> tuple[str, ...]:
-    # What the ledger lists as removed, and is there.
-    data, found = model.data, []
-    graph = data.graph
-    for entry in model.ledger.entries:
-        part = entry.request
-        found += [f'node {v}' for v in part.get('nodes', []) if graph.alive[v]]
-        found += [
-            f'the feature row of node {v}'
-            for v in part.get('features', [])
-            if bool(data.levels.x[v].any())
-        ]
-        found += [
-            f'the label of node {v}'
-            for v in part.get('labels', [])
-            if int(data.place[v]) >= 0
-        ]
-        both = part.get('edges', [])
-        pairs = [*both, *(pair[::-1] for pair in both)]
-        pairs += part.get('directed_edges', [])
-        edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
-        found += [
-            f'edge {u} -> {v}'
-            for u, v in edges[:, graph.has_edges(edges)].t().tolist()
-        ]
-    return tuple(found)

@@ -124,7 +124,11 @@ class NodeUnlearnReport(Report):
             data=self.data,
             origin=self.origin,
             kind='removal',
-            values=self.numbers(),
+            values={
+                **self.numbers(),
+                'request': {'0': self.request},
+                'seeded': not self.secure,
+            },
             history={
                 'gradient residual': [
                     *(share * self.budget for share in self.history[:-1]),

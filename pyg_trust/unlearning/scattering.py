@@ -26,7 +26,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.functional.newton import (
     LOSSES,
     Residual,
@@ -288,14 +288,16 @@ class ScatteringClassifier:
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool = False
     ) -> 'ScatteringClassifier':
         """Embeds, fits and releases; graphs are named by their positions.
 
         Keeps copies of what it needs of the graphs (edges, features, label).
-        A second call starts over, with fresh noise and a new ledger.
+        A second call starts over, with fresh noise and a new ledger. If
+        anything was removed before, it may come back with it: so the result
+        can't be saved over an earlier state, as that of another object.
 
         Args:
             graphs (list[Data]): the training graphs, with a label ``y`` each.
@@ -310,7 +312,9 @@ class ScatteringClassifier:
         train = self._keeper.keep(check_graphs(graphs), progress_bar)
         draws, lineage = 0, Lineage()
         if self._model is not None:
-            draws, lineage = self._model.draws, self._model.lineage
+            draws = self._model.draws
+            if not self._model.ledger.has_removals:
+                lineage = self._model.lineage
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
         B = zero
         if self.noise == 'objective':
@@ -455,7 +459,7 @@ class ScatteringClassifier:
 
     # Removal ################################################################
 
-    @synchronized
+    @editing
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> UnlearnReport:
@@ -630,7 +634,7 @@ class ScatteringClassifier:
             state['B'] = model.B.clone()
         return state
 
-    @synchronized
+    @editing
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:

@@ -60,6 +60,7 @@ class ShardStore:
         plain: dict[str, Any],
         *,
         keep_history: bool = False,
+        goes_on: bool = False,
     ) -> dict[str, Any]:
         """Puts a state in force, and deletes what it replaces.
 
@@ -74,14 +75,17 @@ class ShardStore:
                 ``'lineage'``, the state needs to continue the one in force.
             keep_history (bool): leave the files of earlier states there.
                 (default: :obj:`False`)
+            goes_on (bool): there has to be a state already.
+                (default: :obj:`False`)
 
         Returns:
             dict: the new manifest.
 
         Raises:
             StaleStateError: if somebody else has changed the folder since the
-                state was read from it.
-            ValueError: if the folder holds the state of another fit.
+                state was read from it, or moved it away.
+            ValueError: if the folder holds the state of another fit, or its
+                manifest has two names.
         """
         check_instance('parts', parts, dict)
         for name in parts:
@@ -94,9 +98,18 @@ class ShardStore:
                 f"'plain' needs to hold plain values ({error})"
             ) from None
         check_instance('keep_history', keep_history, bool)
+        check_instance('goes_on', goes_on, bool)
         self.folder.mkdir(parents=True, exist_ok=True)
         with commit.exclusive(self.folder / MANIFEST):
+            commit.check_one_name(self.folder / MANIFEST)
             found = self.manifest()
+            if goes_on and found is None:
+                raise commit.StaleStateError(
+                    f'{self.folder} does not hold the state any more that was '
+                    'written there: it was moved or deleted, and would keep '
+                    'or bring back what is removed now. Nothing was written. '
+                    'Put it back, or save() first'
+                )
             if found is not None and 'lineage' in {*found, *plain}:
                 commit.check_continues(self.folder, found, plain)
             manifest = self._write(parts, plain)

@@ -248,6 +248,160 @@ def test_brute_force_over_smoothed_graphs_breaks_no_more():
     assert checked > 0
 
 
+def test_an_added_edge_makes_far_deletions_count():
+    # The target sees no deletion by itself, and breaks at two of them: an
+    # edge that is added at its side leads to both. (With the second variable
+    # only for points that have additions, as is natural to write, 0 break.)
+    blind = scipy.sparse.csr_array((1, 4))
+    near = scipy.sparse.csr_array(np.eye(4)[:1])
+    problem = (np.array([0]), np.array([[2, 0]]), [blind])
+    caps, num = [np.ones(4)], 1
+    assert broken_bound(*problem, [2, 1], caps, num, additions=near) == 1
+    assert broken_bound(*problem, [2, 0], caps, num, additions=near) == 0
+    assert broken_bound(*problem, [1, 1], caps, num, additions=near) == 0
+    far = scipy.sparse.csr_array((1, 4))
+    assert broken_bound(*problem, [2, 1], caps, num, additions=far) == 0
+
+
+def test_ends_of_added_edges_are_shared():
+    # Six targets that see only themselves, and break at one added edge: each
+    # edge has two ends.
+    owner, points = np.arange(6), np.ones((6, 1), dtype=int)
+    near = scipy.sparse.eye_array(6).tocsr()
+    for budget in (1, 2):
+        bound = broken_bound(
+            owner, points, [], [budget], [], 6, additions=near
+        )
+        assert bound == pytest.approx(2 * budget)
+
+
+def test_brute_force_with_added_edges_breaks_no_more():
+    # Five nodes, exact probabilities over all subgraphs (p+ = 0), every graph
+    # within the budget.
+    from pyg_trust.functional.smoothing import certified, regions_at
+
+    pairs = torch.combinations(torch.arange(5)).t()
+    m, keep = pairs.size(1), 0.3
+    there = tuple(
+        pair in ([0, 1], [1, 2], [2, 3], [3, 4]) for pair in pairs.t().tolist()
+    )
+    base = pairs[:, list(there)]
+    data = Data(edge_index=torch.cat([base, base.flip(0)], 1), num_nodes=5)
+    fields = _Fields(data, 1, 'source')
+    subsets = list(itertools.product([False, True], repeat=m))
+    broke = held = 0
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model, x = GCN(3, 8, 1, 2), 2 * torch.randn(5, 3)
+        classes = {}
+        for on in subsets:
+            part = pairs[:, list(on)]
+            both = torch.cat([part, part.flip(0)], 1)
+            with torch.no_grad():
+                out = model.eval()(x, both).argmax(1)
+            classes[on] = torch.nn.functional.one_hot(out, 2).double()
+
+        def chance(graph, classes=classes):
+            size, total = sum(graph), torch.zeros(5, 2, dtype=torch.float64)
+            for some in itertools.product([False, True], repeat=size):
+                left = iter(some)
+                on = tuple(next(left) if edge else False for edge in graph)
+                p = keep ** sum(some) * (1 - keep) ** (size - sum(some))
+                total += p * classes[on]
+            return total
+
+        clean = chance(there)
+        predicted, lower = clean.argmax(1), clean.amax(1).clamp(max=1.0)
+        sure = np.empty((5, 3, 3), dtype=bool)
+        for gone, new in np.ndindex(3, 3):
+            regions = regions_at([(0.0, 1 - keep)], [(new, gone)])
+            sure[:, gone, new] = certified(lower, None, regions).numpy()
+        owner, points = frontier(sure)
+        for gone, new in ((0, 1), (1, 1), (0, 2), (2, 1)):
+            bound = broken_bound(
+                owner,
+                points,
+                [fields.edges],
+                [gone, new],
+                [np.ones(4)],
+                5,
+                additions=fields.near,
+            )
+            held += bound < 5 - 1e-6
+            old = [i for i in range(m) if there[i]]
+            free = [i for i in range(m) if not there[i]]
+            for flips in itertools.product(
+                itertools.combinations(old, gone),
+                itertools.combinations(free, new),
+            ):
+                change = {*flips[0], *flips[1]}
+                graph = tuple(on ^ (i in change) for i, on in enumerate(there))
+                moved = chance(graph).argmax(1) != predicted
+                assert int(moved.sum()) <= np.floor(bound + 1e-6)
+                broke += int(moved.any())
+    assert broke > 0
+    assert held > 0
+
+
+def test_few_attackers_break_no_more_than_brute_force_allows():
+    generator = np.random.default_rng(1)
+    fewer = 0
+    for _ in range(25):
+        num = items = 5
+        reach = [
+            scipy.sparse.csr_array(
+                (generator.random((num, items)) < 0.5).astype(float)
+            )
+        ] * 2
+        sure = generator.random((num, 3, 3)) < 0.7
+        owner, points = frontier(sure)
+        budget, caps = [2, 2], [np.full(items, 2.0)] * 2
+        free = broken_bound(owner, points, reach, budget, caps, num)
+        bound = broken_bound(
+            owner, points, reach, budget, caps, num, attackers=1, rows=[0, 1]
+        )
+        worst = 0
+        for item in range(items):
+            seen = np.stack([2 * reach[d].toarray()[:, item] for d in (0, 1)])
+            hit = (seen.T[owner] >= points).all(1)
+            worst = max(worst, np.unique(owner[hit]).size)
+        assert worst <= np.floor(bound + 1e-6)
+        integer = broken_bound(
+            owner,
+            points,
+            reach,
+            budget,
+            caps,
+            num,
+            attackers=1,
+            rows=[0, 1],
+            exact=True,
+        )
+        assert integer == pytest.approx(worst, abs=1e-6)
+        fewer += bound < free - 1e-6
+    assert fewer > 0
+
+
+def test_added_edges_and_few_attackers_in_a_certificate():
+    torch.manual_seed(0)
+    data, model = path(30), GCN(6, 8, 2, 3)
+    report = smooth(model, data, BitFlips(edges=(0.0, 0.7)))
+    arguments = {'hops': 2, 'edges': (1, 0)}
+    made = certify_collective(report, model, data, **arguments)
+    worse = certify_collective(report, model, data, hops=2, edges=(1, 1))
+    assert worse.guaranteed <= made.guaranteed <= made.counted
+    assert '1 added and 0 deleted edges' in made.guarantee().promise
+    noise = BitFlips(features=(0.02, 0.3))
+    report = smooth(model, data, noise)
+    budget = {'hops': 2, 'features': (2, 2)}
+    all_rows = certify_collective(report, model, data, **budget)
+    one_row = certify_collective(report, model, data, **budget, attackers=1)
+    none = certify_collective(report, model, data, **budget, attackers=0)
+    assert all_rows.guaranteed <= one_row.guaranteed <= none.guaranteed
+    assert none.guaranteed == none.counted
+    assert 'of at most 1 nodes together' in one_row.guarantee().promise
+
+
 def test_what_does_not_hold_together_is_refused():
     torch.manual_seed(0)
     data, model = path(12), GCN(6, 8, 2, 3)
@@ -262,7 +416,8 @@ def test_what_does_not_hold_together_is_refused():
         (each, data, {}, "'report'"),
         (wide, data, {}, "'report'"),
         (report, other, {}, 'those of the report'),
-        (report, data, {'edges': (1, 0)}, "'edges' can't be added"),
+        (report, data, {'attackers': 2}, "'attackers' needs a budget"),
+        (report, data, {'local_budget': 2}, "'local_budget' needs a budget"),
         (report, data, {'features': (0, 1)}, "'features'"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -1,6 +1,7 @@
 """Division: attacks within the radius never change the voted class."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -112,6 +113,29 @@ def test_a_changed_edge_changes_one_view():
     assert moved > 0
 
 
+def test_a_changed_entry_changes_one_view():
+    torch.manual_seed(0)
+    data = graph()
+    data.x = (data.x > 0).float()
+    divided = Divided(model_of(GCN), 6, 'entries', seed=3)
+    views = [divided.division.view(data, i).x for i in range(6)]
+    assert torch.equal(torch.stack(views).sum(0), data.x)
+    touched = set()
+    for node, column in itertools.product(range(4), range(data.x.size(1))):
+        bad = copy.copy(data)
+        bad.x = data.x.clone()
+        bad.x[node, column] = 1 - bad.x[node, column]
+        moved = [
+            i
+            for i in range(6)
+            if not torch.equal(divided.division.view(bad, i).x, views[i])
+        ]
+        assert len(moved) == 1
+        touched.add(moved[0])
+    # One row is spread over views, where 'features' keeps it in one.
+    assert len(touched) > 1
+
+
 def test_greedy_attacks_within_the_radius_break_nothing():
     # Somebody who deletes, one after another, the edge that costs the class
     # most votes: certified nodes hold out, and others fall.
@@ -221,7 +245,7 @@ class Pooled(torch.nn.Module):
 def test_graphs_are_voted_on_by_edges_and_by_subgraphs():
     torch.manual_seed(0)
     graphs, model = [graph(s, 8 + s) for s in range(4)], Pooled()
-    for by in ('edges', 'subgraphs', 'features'):
+    for by in ('edges', 'subgraphs', 'features', 'entries'):
         divided = Divided(model, 5, by, seed=1)
         made = divided.certify(graphs)
         assert made.votes.shape == (5, 4)

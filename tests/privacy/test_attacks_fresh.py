@@ -1,5 +1,9 @@
 """Attacks on private training by somebody who knows how it checks."""
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
+from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.noise import source
 from pyg_trust.privacy import PrivacyEngine
 
 
@@ -377,3 +383,154 @@ def test_norms_of_a_coupled_criterion_are_not_estimated(private):
 def test_the_report_says_what_a_probe_cannot_see(private):
     text = private().engine.report(1e-3).explain()
     assert 'the model treats subgraphs apart on every data' in text
+
+
+# Twice, on one account ######################################################
+
+
+def in_a_fork(call):
+    """What a forked child says: the text of an error, or what it returns."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = str(call())
+        except BaseException as error:
+            said = f'{type(error).__name__}: {error}'
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@pytest.mark.parametrize('seed', [None, 0])
+@pytest.mark.parametrize('book', [False, True])
+def test_a_fork_releases_nothing_that_is_on_no_account(
+    private, tmp_path, seed, book
+):
+    # Parent and child released a step each, with the noise of the seed both,
+    # and each had one step on its account.
+    engine = PrivacyEngine(
+        seed=seed, ledger=tmp_path / 'ledger' if book else None
+    )
+    setup = private(engine=engine)
+    before = [p.detach().clone() for p in setup.model.parameters()]
+
+    def train():
+        step(setup, lambda out, batch: F.cross_entropy(out, batch.y[:8]))
+        return 'released'
+
+    said = in_a_fork(train)
+    assert said.startswith('RuntimeError')
+    assert 'fork' in said
+    assert engine.steps == 0
+    train()
+    assert engine.steps == 1
+    assert not all(
+        torch.equal(a, b)
+        for a, b in zip(before, setup.model.parameters(), strict=True)
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+def test_a_fork_spends_nothing_on_a_ledger(tmp_path):
+    ledger = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+    for spend in (
+        lambda: ledger.record(8.0, 0.5),
+        lambda: ledger.record_pure(0.5),
+    ):
+        assert 'fork' in in_a_fork(spend)
+    # Nor does it take the lock away.
+    ledger.record(8.0, 0.5)
+    with pytest.raises(RuntimeError, match='open in another'):
+        PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+    ledger.close()
+    again = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+    assert again.steps == 1
+    again.close()
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+def test_a_fork_draws_other_noise():
+    noise = source()
+    noise.normal((3,))
+    child = in_a_fork(lambda: noise.normal((3,)).tolist())
+    assert child != str(noise.normal((3,)).tolist())
+    assert child.startswith('[')
+
+
+def test_lines_in_one_another_do_not_break_a_ledger(tmp_path, monkeypatch):
+    # Two lines followed the same one, and the file could not be read again.
+    ledger = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+    write, said = os.write, []
+
+    def handler(*_):
+        try:
+            said.append(ledger.record(8.0, 0.5))
+        except RuntimeError as error:
+            said.append(str(error))
+
+    def interrupted(file, data):
+        monkeypatch.undo()
+        before = signal.signal(signal.SIGTERM, handler)
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+        return write(file, data)
+
+    monkeypatch.setattr(os, 'write', interrupted)
+    ledger.record(4.0, 0.5)
+    ledger.record(2.0, 0.5)
+    ledger.close()
+    assert "'record' was going on" in said[0]
+    again = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+    assert again.history == [(4.0, 0.5, 1), (2.0, 0.5, 1)]
+    again.close()
+
+
+def test_threads_take_turns_with_a_ledger(tmp_path):
+    ledger = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+
+    def spend():
+        for _ in range(20):
+            ledger.record(8.0, 0.5)
+
+    threads = [threading.Thread(target=spend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ledger.close()
+    again = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
+    assert again.steps == 80
+    again.close()
+
+
+def test_no_step_inside_of_a_step(private, monkeypatch):
+    # The inner one drew the batch of the outer one, and went past the budget.
+    engine = PrivacyEngine()
+    setup, said = private(engine=engine), []
+    allowed = engine._allowed
+
+    def inner(*_):
+        try:
+            step(setup, lambda out, batch: out.sum())
+            said.append('released')
+        except RuntimeError as error:
+            said.append(str(error))
+
+    def interrupted(number):
+        if setup.optimizer._step._stage == 'done':
+            monkeypatch.undo()
+            before = signal.signal(signal.SIGTERM, inner)
+            signal.raise_signal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+        return allowed(number)
+
+    monkeypatch.setattr(engine, '_allowed', interrupted)
+    step(setup, lambda out, batch: F.cross_entropy(out, batch.y[:8]))
+    assert "'_private_step' was going on" in said[0]
+    assert engine.steps == 1

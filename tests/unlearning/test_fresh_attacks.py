@@ -3,6 +3,9 @@
 import copy
 import math
 import os
+import pickle
+import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +17,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
+from pyg_trust.commit import StaleStateError
+from pyg_trust.functional import sgc
 from pyg_trust.functional.newton import gaussian_budget, shift_epsilon
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import Part, RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphScattering
+from pyg_trust.transforms import GraphScattering, PropagatedFeatures
 from pyg_trust.unlearning import (
     NodeClassifier,
     ScatteringClassifier,
@@ -318,3 +325,334 @@ def test_rounding_does_not_lower_an_epsilon(delta: float) -> None:
     for epsilon in (1e-6, 1e-3, 0.1, 1.0, 10.0, 700.0):
         m = gaussian_budget(epsilon, delta)
         assert not profile_above(epsilon, m, delta)
+
+
+# In the midst of a removal ###################################################
+
+
+class Signalled:
+    """Calls somebody in the midst of a method, as a signal handler does."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        owner: Any,
+        name: str,
+        call: Callable[[], Any],
+    ) -> None:
+        inner, self.said = getattr(owner, name), list[str]()
+
+        def handler(*_: Any) -> None:
+            try:
+                call()
+                self.said.append('done')
+            except RuntimeError as error:
+                self.said.append(str(error))
+
+        def with_signal(*args: Any, **kwargs: Any) -> Any:
+            patch.undo()
+            before = signal.signal(signal.SIGTERM, handler)
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.signal(signal.SIGTERM, before)
+            return inner(*args, **kwargs)
+
+        patch.setattr(owner, name, with_signal)
+
+
+@pytest.mark.parametrize(
+    'call',
+    [
+        lambda model: model.predict(),
+        lambda model: model.weight,
+        lambda model: model.state_dict(),
+        lambda model: model.remove(RemovalRequest(nodes=[7])),
+        lambda model: model.fit(network()),
+        lambda model: copy.deepcopy(model),
+    ],
+)
+def test_a_signal_in_a_removal_does_not_undo_it(
+    call: Callable[[NodeClassifier], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The node came back, and the ledger said that it was gone.
+    model = NodeClassifier(lam=0.1).fit(network())
+    inside = Signalled(monkeypatch, model, '_release', lambda: call(model))
+    model.remove(GONE)
+    (said,) = inside.said
+    assert "'remove' was going on" in said
+    assert 'nothing was done' in said
+    assert 3 not in model.nodes.tolist()
+    assert model.verify().ok
+    call(model)
+
+
+def test_a_removal_in_a_prediction_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = NodeClassifier(lam=0.1).fit(network())
+    data = model._fitted.data
+    inside = Signalled(
+        monkeypatch, data, 'margins', lambda: model.remove(GONE)
+    )
+    expected = model.decision_function()
+    assert "'decision_function' was going on" in inside.said[0]
+    assert torch.equal(model.decision_function(), expected)
+    assert 3 in model.nodes.tolist()
+
+
+@pytest.mark.parametrize('what', ['scattering', 'shards'])
+def test_of_two_removals_in_one_another_none_is_lost(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The inner one returned its report, and the outer one wrote over it.
+    model: Any
+    if what == 'scattering':
+        model, name = scattering().fit(molecules()), '_solved'
+    else:
+        model = ShardedUnlearner(
+            lambda: GCN(5, 4, 1, 3), num_shards=2, epochs=1, num_classes=3
+        ).fit(network())
+        name = '_train'
+    other = RemovalRequest(nodes=[1])
+    inside = Signalled(monkeypatch, model, name, lambda: model.remove(other))
+    model.remove(RemovalRequest(nodes=[2]))
+    acknowledged = 1 + inside.said.count('done')
+    assert len(model.ledger.entries) == 1 + acknowledged
+    assert "'remove' was going on" in inside.said[0]
+    model.remove(other)
+    assert model.verify().ok
+
+
+def test_features_are_not_read_in_the_midst_of_an_edit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = CSRGraph.from_data(ring())
+    edge = torch.tensor([[0], [1]])
+    features = PropagatedFeatures(graph, torch.eye(20), sgc(2))
+    inside = Signalled(
+        monkeypatch, features._state, 'update', lambda: features.rows()
+    )
+    features.remove_edges(edge)
+    assert "'remove_edges' was going on" in inside.said[0]
+    assert not bool((features.graph.to_edge_index()[0] == edge).all(0).any())
+    # Rows that were computed inside of a computation of rows became zeros.
+    features = PropagatedFeatures(graph, torch.eye(20), sgc(2))
+    inside = Signalled(
+        monkeypatch, torch, 'zeros_like', lambda: features.rows()
+    )
+    found = features.rows()
+    assert torch.equal(
+        found, PropagatedFeatures(graph, torch.eye(20), sgc(2)).rows()
+    )
+    assert inside.said
+
+
+def test_threads_do_not_read_half_an_edit_of_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A reader took the edit for an interrupted one, and took it back.
+    graph = CSRGraph.from_data(ring())
+    features = PropagatedFeatures(graph, torch.eye(20), sgc(2))
+    update, readers = features._state.update, list[threading.Thread]()
+
+    def updating(*args: Any) -> Any:
+        reader = threading.Thread(target=lambda: features.rows())
+        readers.append(reader)
+        reader.start()
+        reader.join(0.3)
+        return update(*args)
+
+    monkeypatch.setattr(features._state, 'update', updating)
+    features.remove_nodes(torch.tensor([3]))
+    readers[0].join()
+    assert 3 not in features.nodes.tolist()
+
+
+def test_a_copy_of_features_is_no_second_name_of_them() -> None:
+    graph = CSRGraph.from_data(ring())
+    features = PropagatedFeatures(graph, torch.eye(20), sgc(2))
+    before = features.rows()
+    copy.copy(features).remove_nodes(torch.tensor([3]))
+    assert torch.equal(features.rows(), before)
+
+
+def test_a_copy_does_not_take_back_what_the_original_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The way back of an interrupted edit was copied with its targets.
+    model = NodeClassifier(lam=0.1).fit(network())
+
+    def interrupted(*_: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, '_release', interrupted)
+    settle = model._settle
+    monkeypatch.setattr(
+        model,
+        '_settle',
+        lambda: interrupted() if model._editing else settle(),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        model.remove(GONE)
+    monkeypatch.undo()
+    made = copy.deepcopy(model)
+    model.remove(GONE)
+    made.predict()
+    assert 3 not in model.nodes.tolist()
+    assert model.verify().ok
+    assert made.verify().ok
+
+
+# Back by another fit #########################################################
+
+
+def sharded(**kwargs: Any) -> ShardedUnlearner:
+    return ShardedUnlearner(
+        lambda: GCN(5, 4, 1, 3),
+        num_shards=2,
+        epochs=1,
+        num_classes=3,
+        **kwargs,
+    )
+
+
+FITTED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    'scattering': (scattering, molecules),
+    'node': (lambda: NodeClassifier(lam=0.1), network),
+    'push': (lambda: NodeClassifier(lam=0.1, **PUSH), network),
+    'shards': (sharded, network),
+}
+
+
+@pytest.mark.parametrize('loaded', [False, True])
+@pytest.mark.parametrize('name', FITTED)
+def test_a_second_fit_does_not_save_what_was_removed(
+    name: str, loaded: bool, tmp_path: Path
+) -> None:
+    make, data = FITTED[name]
+    model, path = make().fit(data()), tmp_path / 'state'
+    model.save(path)
+    model.remove(RemovalRequest(nodes=[2]))
+    model.save(path)
+    if loaded:
+        model = make()
+        model.load(path)
+    model.fit(data())
+    with pytest.raises(ValueError, match='another fit'):
+        model.save(path)
+    again = make()
+    again.load(path)
+    assert again.ledger.entries[-1].request
+    assert again.verify().ok
+    # Elsewhere it can go on, also after one more fit without removals.
+    model.save(tmp_path / 'other')
+    model.fit(data())
+    model.remove(RemovalRequest(nodes=[2]))
+    model.save(tmp_path / 'other')
+
+
+def test_a_second_fit_does_not_write_over_the_folder(tmp_path: Path) -> None:
+    model = sharded(folder=tmp_path / 'state').fit(network())
+    model.fit(network())
+    model.remove(GONE)
+    with pytest.raises(ValueError, match='holds a state'):
+        model.fit(network())
+    again = sharded(folder=tmp_path / 'state').load()
+    assert 3 not in again.n_id.tolist()
+
+
+def test_a_second_fit_does_not_drop_the_queue() -> None:
+    model = sharded().fit(network())
+    model.enqueue(GONE)
+    with pytest.raises(ValueError, match='in the queue'):
+        model.fit(network())
+    assert len(model.queue) == 1
+    model.withdraw()
+    model.fit(network())
+
+
+def test_an_older_state_is_not_taken_over_by_a_new_fit() -> None:
+    # Loaded into the object that had gone on.
+    for make, data in FITTED.values():
+        model = make().fit(data())
+        old = model.state_dict()
+        model.remove(RemovalRequest(nodes=[2]))
+        with pytest.raises(ValueError, match=r'turned back|present lines'):
+            model.load_state_dict(old)
+
+
+# Other names of a place ######################################################
+
+
+@pytest.mark.parametrize('name', FITTED)
+def test_a_second_name_of_a_file_does_not_keep_what_was_removed(
+    name: str, tmp_path: Path
+) -> None:
+    make, data = FITTED[name]
+    path = tmp_path / 'state'
+    model = make().fit(data())
+    model.save(path)
+    file = path / 'manifest.json' if name == 'shards' else path
+    os.link(file, tmp_path / 'second')
+    model.remove(RemovalRequest(nodes=[2]))
+    with pytest.raises(ValueError, match='hard links'):
+        model.save(path)
+    (tmp_path / 'second').unlink()
+    model.save(path)
+    model.save(path)
+
+
+def test_a_folder_that_was_moved_does_not_keep_what_was_removed(
+    tmp_path: Path,
+) -> None:
+    # The removal went to a new folder; the moved one went on without it.
+    old, new = tmp_path / 'old', tmp_path / 'new'
+    model = sharded(folder=old).fit(network())
+    old.rename(new)
+    with pytest.raises(StaleStateError, match='moved or deleted'):
+        model.remove(GONE)
+    assert 3 in model.n_id.tolist()
+    # Whoever wants it there says so.
+    model.save()
+    model.remove(GONE)
+    assert 3 not in sharded(folder=old).load().n_id.tolist()
+
+
+def test_a_newer_object_puts_its_state_back_over_an_older_copy(
+    tmp_path: Path,
+) -> None:
+    folder, backup = tmp_path / 'state', tmp_path / 'backup'
+    model = sharded(folder=folder).fit(network())
+    shutil.copytree(folder, backup)
+    model.remove(GONE)
+    head = model.ledger.head
+    shutil.rmtree(folder)
+    backup.rename(folder)
+    # Nobody can tell who only sees the copy, but by what was noted.
+    stale = sharded(folder=folder).load()
+    assert 3 in stale.n_id.tolist()
+    assert not stale.ledger.has(head)
+    model.remove(RemovalRequest(nodes=[4]))
+    again = sharded(folder=folder).load()
+    assert again.ledger.has(head)
+    assert not {3, 4} & set(again.n_id.tolist())
+    with pytest.raises(StaleStateError):
+        stale.remove(RemovalRequest(nodes=[5]))
+
+
+def test_a_second_name_of_a_ledger_has_the_same_lock(tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path / 'one', {'mechanism': 'a'})
+    os.link(tmp_path / 'one', tmp_path / 'two')
+    (tmp_path / 'three').symlink_to(tmp_path / 'one')
+    for name in ('two', 'three'):
+        with pytest.raises(RuntimeError, match='open in another'):
+            PrivacyLedger(tmp_path / name, {'mechanism': 'a'})
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match='two would spend'):
+            duplicate(ledger)
+    ledger.record(8.0, 0.5)
+    ledger.close()
+    again = PrivacyLedger(tmp_path / 'two', {'mechanism': 'a'})
+    assert again.steps == 1
+    again.close()

@@ -26,7 +26,8 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, Seals
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.unlearning import NodeClassifier, node
+from pyg_trust.unlearning import NodeClassifier, node, node_release
+from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_state import NodeState
 
 KINDS = ('nodes', 'edges', 'features', 'labels')
@@ -419,7 +420,7 @@ def test_a_solver_that_does_nothing_is_not_believed(monkeypatch):
 
 def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
     # The weights are held as far from exact retraining as the budget allows.
-    monkeypatch.setattr(node, 'PART', 1.0)
+    monkeypatch.setattr(node_release, 'PART', 1.0)
     data, epsilon, delta = blocks(d=3), 0.5, 0.05
     request = RemovalRequest(labels=[int(data.train_mask.nonzero()[1])])
     # Regularised so much that the bound is near the distance.
@@ -923,7 +924,7 @@ def test_leftovers_are_found_where_they_are_planted(where, what):
     model.remove(RemovalRequest(nodes=[4]))
     assert model._model.data.leftovers() == ()
     where(model._model.data, 4)
-    found = (*model._model.data.leftovers(), *node._named(model._model))
+    found = (*model._model.data.leftovers(), *still_named(model._model))
     assert any(what in text for text in found), found
 
 

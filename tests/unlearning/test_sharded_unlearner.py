@@ -107,7 +107,7 @@ def by_hand(data, shard, gone=(), featureless=()):
     """The subgraph of a shard of the original data, edge by edge."""
     train_nodes = data.train_mask.nonzero().view(-1)
     which = hash_partition(
-        train_nodes, SHARDS, seed=rng.derive(5, shards.unlearner._PARTITION)
+        train_nodes, SHARDS, seed=rng.derive(5, shards.building._PARTITION)
     )
     nodes = [
         v
@@ -123,7 +123,7 @@ def by_hand(data, shard, gone=(), featureless=()):
     x = data.x.clone()
     x[list(featureless)] = 0
     return Shard(
-        rng.derive(5, shards.unlearner._SHARD, shard),
+        rng.derive(5, shards.building._SHARD, shard),
         x[nodes],
         data.y[nodes],
         torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(),
@@ -715,6 +715,8 @@ class _Interrupt:
         self.files = {
             module.__file__
             for module in (
+                shards.building,
+                shards.removing,
                 shards.unlearner,
                 shards.state,
                 shards.graph,
@@ -835,12 +837,12 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
 @pytest.mark.parametrize(
     ('module', 'name'),
     [
-        (shards.unlearner, 'train'),
-        (shards.unlearner, 'evaluate_all'),
-        (shards.unlearner, 'remove_from_data'),
+        (shards.building, 'train'),
+        (shards.building, 'evaluate_all'),
+        (shards.removing, 'remove_from_data'),
         (shards.state, 'content'),
         (shards.state.RemovalLedger, 'record'),
-        (shards.unlearner.ShardAggregator, 'fit'),
+        (shards.building.ShardAggregator, 'fit'),
         (shards.state.ShardStore, 'write'),
     ],
 )

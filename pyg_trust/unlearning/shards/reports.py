@@ -41,6 +41,8 @@ class ShardPlan(Report):
             cost of the request in that of a full fit.
         aggregator_nodes (int): on how many nodes the aggregator would be
             trained again, which every removal takes.
+        stages (dict): the first stage of every shard that would be trained
+            again, from 0; other than 0 with slices alone.
     """
 
     request: dict[str, Any]
@@ -52,6 +54,7 @@ class ShardPlan(Report):
     seconds: dict[str, float]
     fraction: float
     aggregator_nodes: int
+    stages: dict[int, int]
 
     def chart(self) -> Chart:
         """What the removal would take, by part."""
@@ -89,6 +92,11 @@ class ShardRemovalReport(Report):
             states, with what was removed, until ``purge()``.
         assumptions (tuple[str, ...]): what the guarantee rests on.
         origin (dict): versions and settings.
+        stages (dict): the first stage of every shard that was trained again,
+            from 0; other than 0 with slices alone.
+        queued (int): how many requests wait, and are not forgotten yet.
+        max_wait (float, optional): seconds after which
+            ``flush_if_due()`` forgets them.
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
         data (str): a salted digest of the data that remain, as in the ledger.
@@ -109,6 +117,9 @@ class ShardRemovalReport(Report):
     keeps_history: bool
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
+    stages: dict[int, int]
+    queued: int
+    max_wait: float | None
     weights: str = ''
     data: str = ''
 
@@ -134,6 +145,7 @@ class ShardRemovalReport(Report):
             not_covered=(
                 'what earlier releases of the model have revealed',
                 *([HISTORY] if self.keeps_history else []),
+                *([_waiting(self)] if self.queued else []),
             ),
             data=self.data,
             origin=self.origin,
@@ -161,7 +173,12 @@ class ShardReport(Report):
         keeps_history (bool): whether the folder keeps the files of earlier
             states, with what was removed, until ``purge()``.
         removals (int): how many removals were done.
-        queued (int): how many requests wait.
+        queued (int): how many requests wait, and are not forgotten yet.
+        oldest_request (float, optional): when the first of them came, in
+            seconds of the clock.
+        max_wait (float, optional): seconds after which ``flush_if_due()``
+            forgets them.
+        max_requests (int, optional): how many make it do so at once.
         seconds (dict): what the last training took, by part.
         trainer (str): how the shards were trained last.
         assumptions (tuple[str, ...]): what the guarantee rests on.
@@ -180,6 +197,9 @@ class ShardReport(Report):
     keeps_history: bool
     removals: int
     queued: int
+    oldest_request: float | None
+    max_wait: float | None
+    max_requests: int | None
     seconds: dict[str, float]
     trainer: str
     assumptions: tuple[str, ...]
@@ -242,3 +262,13 @@ HISTORY = (
     'the files of earlier states, which hold what was removed and are kept in '
     'the folder (keep_history=True) until purge()'
 )
+
+
+def _waiting(report: ShardRemovalReport) -> str:
+    wait = ''
+    if report.max_wait is not None:
+        wait = f' that comes {report.max_wait:g} seconds after the first came'
+    return (
+        f'{report.queued} requests in the queue, which are not forgotten '
+        f'before a flush{wait}'
+    )

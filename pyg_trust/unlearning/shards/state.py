@@ -4,7 +4,6 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,12 +11,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance, check_integer
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, Seals, content
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
@@ -26,12 +26,32 @@ from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
 
 
+class Stage(NamedTuple):
+    """One stage of a shard but the last, and the seal of all it has seen."""
+
+    key: str
+    weights: dict[str, Tensor]
+
+
 class Checkpoint(NamedTuple):
     """One trained shard, and the seal of all it was trained on."""
 
     key: str
     n_id: Tensor
     weights: dict[str, Tensor]
+    stages: tuple[Stage, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As it is saved."""
+        found = self._asdict()
+        found['stages'] = [stage._asdict() for stage in self.stages]
+        return found
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> 'Checkpoint':
+        """The inverse of :meth:`plain`."""
+        stages = tuple(Stage(**stage) for stage in plain.get('stages', ()))
+        return cls(**{**plain, 'stages': stages})
 
 
 class Work(NamedTuple):
@@ -42,6 +62,8 @@ class Work(NamedTuple):
     trainer: str
     # Of the last training of every shard.
     shard_seconds: tuple[float, ...]
+    # And of the stages of it, where there are slices.
+    stage_seconds: tuple[tuple[float, ...], ...] = ()
 
 
 class State(NamedTuple):
@@ -59,10 +81,13 @@ class State(NamedTuple):
     data: Data
     num_classes: int
     checkpoints: tuple[Checkpoint, ...]
-    outputs: Tensor
+    # None where nobody asked for them yet.
+    outputs: Tensor | None
     aggregator: ShardAggregator
     ledger: RemovalLedger
     queue: tuple[RemovalRequest, ...]
+    # When each of them came, in seconds of the clock.
+    arrived: tuple[float, ...]
     # Whether the partition has seen nothing that was removed since.
     fresh: bool
     work: Work
@@ -72,7 +97,7 @@ class State(NamedTuple):
 
 
 # What a folder can be compared by, without reading tensors.
-_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'work')
+_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived', 'work')
 
 _Self = TypeVar('_Self', bound='Stateful')
 
@@ -85,6 +110,7 @@ class Stateful:
     recipe: Recipe
     folder: Path | None
     keep_history: bool
+    _on_request: bool
     _lock: ObjectLock
     _aggregator: ShardAggregator
     _state: State | None
@@ -103,7 +129,7 @@ class Stateful:
         # Copies: nobody is to reach what is in force.
         return copy.deepcopy(self._packed(self._fitted))
 
-    @synchronized
+    @editing
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:
@@ -141,7 +167,7 @@ class Stateful:
         parts, plain = to_files(self._packed(self._fitted))
         store.write(parts, plain, keep_history=self.keep_history)
 
-    @synchronized
+    @editing
     def load(
         self: _Self,
         folder: str | Path | None = None,
@@ -224,16 +250,16 @@ class Stateful:
     def _contents(self, data: Data, shards: Iterable[int]) -> dict[int, str]:
         # What is sealed of some shards and of the graph around them: the data
         # that a model is trained on, and how.
-        recipe = json.dumps(asdict(self.recipe))
+        recipe = json.dumps(self.recipe.plain())
         # Whose features were removed is sealed with the whole graph: models
         # are not trained on it.
         light = copy.copy(data)
         if 'x_removed' in light:
             del light.x_removed
-        found = {
-            shard: content(part, recipe, self._shard_seed(shard))
-            for shard, part in self._parts(light, shards).items()
-        }
+        found = {}
+        for shard, part in self._parts(light, shards).items():
+            found[shard] = content(part, recipe, self._shard_seed(shard))
+            found |= self._stage_contents(shard, part)
         # What the shards cover needs no second reading.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
@@ -249,16 +275,43 @@ class Stateful:
         # New salts for all that has changed, so that what was there can't be
         # tested; and the checkpoints, each with the seal of its data.
         seals = state.seals.replaced(self._contents(data, trained))
+
+        def sealed(shard: int) -> Checkpoint:
+            stages = tuple(
+                stage._replace(key=seals.digest(self._stage_item(shard, r)))
+                for r, stage in enumerate(trained[shard].stages)
+            )
+            key = seals.digest(shard)
+            return trained[shard]._replace(key=key, stages=stages)
+
         return seals, tuple(
-            trained[shard]._replace(key=seals.digest(shard))
-            if shard in trained
-            else state.checkpoints[shard]
+            sealed(shard) if shard in trained else state.checkpoints[shard]
             for shard in range(self.num_shards)
+        )
+
+    def _stage_item(self, shard: int, stage: int) -> int:
+        # The name among the seals of what a stage has seen. Those of shards,
+        # and of the graph around them, come first.
+        stages = len(self.recipe.slices) - 1
+        return self.num_shards + 1 + shard * stages + stage
+
+    def _stage_contents(self, shard: int, part: Data) -> dict[int, str]:
+        recipe = json.dumps(self.recipe.plain())
+        seed = self._shard_seed(shard)
+        return {
+            self._stage_item(shard, r): content(seen, recipe, seed, r)
+            for r, seen in enumerate(self._seen(part)[:-1])
+        }
+
+    def _keys_match(self, seals: Seals, shard: int, made: Checkpoint) -> bool:
+        return seals.digest(shard) == made.key and all(
+            seals.digest(self._stage_item(shard, r)) == stage.key
+            for r, stage in enumerate(made.stages)
         )
 
     def _config(self) -> dict[str, Any]:
         return {
-            **asdict(self.recipe),
+            **self.recipe.plain(),
             'num_shards': self.num_shards,
             'aggregator': plain_settings(self._aggregator),
             'aggregator_nodes': self.aggregator_nodes,
@@ -277,12 +330,13 @@ class Stateful:
             'work': [*state.work],
             'data': plain_data(state.data),
             'checkpoints': {
-                shard: made._asdict()
+                shard: made.plain()
                 for shard, made in enumerate(state.checkpoints)
             },
             'aggregator': state.aggregator.state_dict(),
             'ledger': state.ledger.state_dict(),
             'queue': [request.to_dict() for request in state.queue],
+            'arrived': list(state.arrived),
         }
 
     def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
@@ -295,6 +349,7 @@ class Stateful:
             ) from error
 
     def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
                 'the state is of another version of the trainer, whose bits '
@@ -326,7 +381,7 @@ class Stateful:
         ledger.load_state_dict(packed['ledger'])
         data = from_plain_data(packed['data'])
         checkpoints = tuple(
-            Checkpoint(**packed['checkpoints'][shard])
+            Checkpoint.of(packed['checkpoints'][shard])
             for shard in range(self.num_shards)
         )
         # One with the seed of the state.
@@ -338,7 +393,7 @@ class Stateful:
         contents = other._contents(data, range(self.num_shards))
         seals = Seals.of(packed['salts'], contents)
         for shard, made in enumerate(checkpoints):
-            if seals.digest(shard) != made.key:
+            if not self._keys_match(seals, shard, made):
                 raise ValueError(
                     f'the checkpoint of shard {shard} is not that of the '
                     "state's data"
@@ -349,9 +404,11 @@ class Stateful:
             )
         try:
             num_classes = check_integer('num_classes', packed['num_classes'])
-            outputs = other._outputs(
-                data, checkpoints, num_classes, progress_bar
-            )
+            outputs = None
+            if not self._on_request:
+                outputs = other._outputs(
+                    data, checkpoints, num_classes, progress_bar
+                )
             aggregator = copy.deepcopy(self._aggregator)
             aggregator.load_state_dict(packed['aggregator'])
         except RuntimeError as error:
@@ -367,6 +424,16 @@ class Stateful:
             and self._state is not None
         ):
             given = self._state.partition
+        queue = tuple(RemovalRequest.from_dict(r) for r in packed['queue'])
+        # Of states without times: so long ago that they are due.
+        arrived = packed.get('arrived', [0.0] * len(queue))
+        for time in arrived:
+            check_number('arrived', time)
+        if len(arrived) != len(queue):
+            raise ValueError(
+                f"'state' needs to say when each request came (got "
+                f'{len(arrived)} times of {len(queue)})'
+            )
         return State(
             seed=other._first_seed,
             seeded=packed['seeded'],
@@ -377,7 +444,8 @@ class Stateful:
             outputs=outputs,
             aggregator=aggregator.eval(),
             ledger=ledger,
-            queue=tuple(RemovalRequest.from_dict(r) for r in packed['queue']),
+            queue=queue,
+            arrived=tuple(arrived),
             fresh=fresh,
             work=Work(*packed['work']),
             seals=seals,
@@ -394,19 +462,29 @@ class Stateful:
             )
         return ShardStore(folder)
 
-    def _commit(self, state: State, *, loaded: bool = False) -> None:
+    def _commit(
+        self, state: State, *, loaded: bool = False, anew: bool = False
+    ) -> None:
         # The one place where a new state takes the place of the old: on the
         # disk by the switch of the manifest, in memory by one assignment.
         if not loaded:
-            before = Lineage() if self._state is None else self._state.lineage
+            before = Lineage()
+            if self._state is not None and not anew:
+                before = self._state.lineage
             state = state._replace(lineage=before.next())
         if self.folder is None:
             self._state = state
             return
         store = ShardStore(self.folder)
         parts, plain = to_files(self._packed(state))
+        goes_on = self._state is not None and not (loaded or anew)
         try:
-            store.write(parts, plain, keep_history=self.keep_history)
+            store.write(
+                parts,
+                plain,
+                keep_history=self.keep_history,
+                goes_on=goes_on,
+            )
             self._state = state
         except BaseException:
             # After the switch there is no way back.
@@ -434,7 +512,9 @@ class Stateful:
                     )
                 if ('node', name) in queued:
                     found.append(f'node {name} in the queue')
-        tensors: dict[str, Tensor] = {'outputs': state.outputs}
+        tensors: dict[str, Tensor] = {}
+        if state.outputs is not None:
+            tensors['outputs'] = state.outputs
         for key, value in data.to_dict().items():
             if isinstance(value, Tensor):
                 tensors[f'{key} of the graph'] = value
@@ -442,6 +522,9 @@ class Stateful:
             tensors[f'n_id of shard {shard}'] = made.n_id
             for name, value in made.weights.items():
                 tensors[f'{name} of shard {shard}'] = value
+            for r, stage in enumerate(made.stages):
+                for name, value in stage.weights.items():
+                    tensors[f'{name} of stage {r} of shard {shard}'] = value
         for name, value in state.aggregator.state_dict().items():
             tensors[f'{name} of the aggregator'] = value
         found += views(tensors.items())
@@ -459,7 +542,13 @@ class Stateful:
 
     # Of the unlearner itself.
 
+    def _choose_products(self) -> None:
+        raise NotImplementedError
+
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
+        raise NotImplementedError
+
+    def _seen(self, part: Data) -> list[Data]:
         raise NotImplementedError
 
     def _shard_seed(self, shard: int) -> int:
@@ -569,7 +658,8 @@ def from_files(
     packed['checkpoints'] = {
         int(name.split('-')[1]): made for name, made in parts.items()
     }
-    return {**packed, **{key: manifest[key] for key in _IN_MANIFEST}}
+    named = {key: manifest[key] for key in _IN_MANIFEST if key in manifest}
+    return {**packed, **named}
 
 
 def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
@@ -578,3 +668,13 @@ def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
     return manifest is not None and all(
         manifest.get(key) == value for key, value in plain.items()
     )
+
+
+def hash_of_shards(state: State) -> str:
+    """A SHA-256 of the weights of all shards, as ``shard_state`` gives them.
+
+    Args:
+        state (State): of an unlearner.
+    """
+    shards = enumerate(state.checkpoints)
+    return fingerprint_model({i: shard.weights for i, shard in shards})

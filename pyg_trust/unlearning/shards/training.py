@@ -18,7 +18,9 @@ models of one seed are built, and trained for two epochs, and need to be
 equal, as does what one of them says after a round trip through its state.
 """
 
+import copy
 import io
+import itertools
 import multiprocessing
 import pickle
 import random
@@ -28,7 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +82,8 @@ class Recipe:
         sparse_adj (bool): have the layers that are known to multiply by a
             sparse matrix, in place of summing over the edge list.
         version (int): of the arithmetic: bits of another one differ.
+        slices (tuple): shares and epochs of stages, as in
+            :mod:`~pyg_trust.unlearning.shards.slices`; none for one stage.
     """
 
     epochs: int = 100
@@ -89,6 +93,14 @@ class Recipe:
     sparse_x: bool = False
     sparse_adj: bool = True
     version: int = 2
+    slices: tuple[tuple[float, int], ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """What a state is saved with: slices are named where there are any."""
+        found = asdict(self)
+        if not self.slices:
+            del found['slices']
+        return found
 
     def __post_init__(self) -> None:
         check_integer('epochs', self.epochs, 1)
@@ -106,6 +118,11 @@ class Shard(NamedTuple):
         y (Tensor): int64, ``[num_nodes]``: a label for every node.
         edge_index (Tensor): int64, ``[2, num_edges]``.
         edge_weight (Tensor, optional): ``[num_edges]``.
+        stages (tuple): a shard and a number of epochs for each stage, the
+            last of them on all of this one; none for one stage with the
+            epochs of the recipe.
+        start (dict, optional): the weights that the first stage begins with;
+            by default those that the seed gives.
     """
 
     seed: int
@@ -113,6 +130,8 @@ class Shard(NamedTuple):
     y: Tensor
     edge_index: Tensor
     edge_weight: Tensor | None = None
+    stages: tuple[tuple['Shard', int], ...] = ()
+    start: dict[str, Tensor] | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -135,11 +154,16 @@ class Trained(NamedTuple):
         trainer (str): how they were trained.
         seconds (list[float]): what each of them took; in processes, its share
             of the whole.
+        stages (list): the states after every stage of each, the last of them
+            the state itself.
+        stage_seconds (list): what every stage of each took.
     """
 
     states: list[dict[str, Tensor]]
     trainer: str
     seconds: list[float]
+    stages: list[list[dict[str, Tensor]]]
+    stage_seconds: list[list[float]]
 
 
 class UnrepeatableModelError(ValueError):
@@ -198,18 +222,31 @@ def train(
         if trainer == 'process' and len(shards) > 1:
             start = time.perf_counter()
             modules = [build(factory, shard) for shard in shards]
-            states = _train_in_processes(
+            stages = _train_in_processes(
                 modules, shards, recipe, num_workers, progress_bar
             )
             share = (time.perf_counter() - start) / len(shards)
-            return Trained(states, 'process', [share] * len(shards))
-        states, seconds = [], []
+            took = [[share / len(made)] * len(made) for made in stages]
+            return _trained(stages, 'process', took)
+        stages, took = [], []
         for shard in tqdm(shards, disable=not progress_bar, desc='shards'):
-            start = time.perf_counter()
-            module = build(factory, shard)
-            states.append(train_alone(module, shard, recipe))
-            seconds.append(time.perf_counter() - start)
-        return Trained(states, 'sequential', seconds)
+            clock = [time.perf_counter()]
+            module, made = build(factory, shard), []
+            for state in train_stages(module, shard, recipe):
+                made.append(state)
+                clock.append(time.perf_counter())
+            stages.append(made)
+            took.append([b - a for a, b in itertools.pairwise(clock)])
+        return _trained(stages, 'sequential', took)
+
+
+def _trained(
+    stages: list[list[dict[str, Tensor]]],
+    trainer: str,
+    took: list[list[float]],
+) -> Trained:
+    states = [made[-1] for made in stages]
+    return Trained(states, trainer, [sum(t) for t in took], stages, took)
 
 
 def build(factory: Callable[[], Module], shard: Shard) -> Module:
@@ -264,7 +301,7 @@ def check_model(
                 'generators of torch, numpy and Python at the same seed: it '
                 'needs to draw from these alone'
             )
-        short = replace(recipe, epochs=2)
+        short = replace(recipe, epochs=2, slices=())
         made = [train_alone(module, shard, short) for module in (one, two)]
         if not equal_tensors(*made):
             raise UnrepeatableModelError(
@@ -417,6 +454,34 @@ def equal_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 # The ways to train ##########################################################
 
 
+def train_stages(
+    module: Module, shard: Shard, recipe: Recipe
+) -> Iterator[dict[str, Tensor]]:
+    """Trains one model on one shard, and gives its state after every stage.
+
+    Every stage begins with a copy of the module as it was built, and with the
+    weights of the one before: so it makes no difference where training begins.
+
+    Args:
+        module (Module): of :func:`build`.
+        shard (Shard): the shard, with its stages.
+        recipe (Recipe): how.
+    """
+    if not shard.stages:
+        yield train_alone(module, shard, recipe)
+        return
+    state = snapshot(module) if shard.start is None else shard.start
+    for part, epochs in shard.stages:
+        if part.x.size(0) > 0:
+            stage = copy.deepcopy(module)
+            restore(stage, state)
+            short = replace(recipe, epochs=epochs, slices=())
+            state = train_alone(stage, part, short)
+        else:
+            state = {name: value.clone() for name, value in state.items()}
+        yield state
+
+
 def train_alone(
     module: Module, shard: Shard, recipe: Recipe
 ) -> dict[str, Tensor]:
@@ -505,7 +570,7 @@ def _train_in_processes(
     recipe: Recipe,
     num_workers: int | None,
     progress_bar: bool,
-) -> list[dict[str, Tensor]]:
+) -> list[list[dict[str, Tensor]]]:
     if num_workers is None:
         num_workers = max(multiprocessing.cpu_count() // 2, 1)
     num_workers = min(num_workers, len(shards))
@@ -560,4 +625,4 @@ def _work(packed: bytes) -> bytes:
     # From the parent process alone, never from a file or a network.
     module, shard, recipe = torch.load(io.BytesIO(packed), weights_only=False)
     with single_thread():
-        return _pack(train_alone(module, Shard(*shard), recipe))
+        return _pack(list(train_stages(module, Shard(*shard), recipe)))

@@ -9,7 +9,6 @@ which has seen labels and the outputs of all models.
 import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,80 +23,59 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
+    check_non_negative,
     check_tensor,
 )
-from pyg_trust.commit import ObjectLock, synchronized
+from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import (
-    check_partition,
     check_shards,
-    hash_partition,
-    partition_from_lists,
     shard_sizes,
 )
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import RemovalLedger, Seals
-from pyg_trust.loader.shard_loader import ShardDataset
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import (
     AGGREGATORS,
     ShardAggregator,
     make_aggregator,
 )
-from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.transforms.shards import METHODS, Shards, training_nodes
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import (
-    as_shard,
     copied,
     count_classes,
-    kind_of,
     name_tensor,
-    named_items,
     rows_of,
-    touched_shards,
     without_features,
 )
-from pyg_trust.unlearning.shards.inference import evaluate_all
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
 )
-from pyg_trust.unlearning.shards.products import (
-    clear_rows,
-    select_rows,
-)
+from pyg_trust.unlearning.shards.removing import Removing
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
     FROM_SEED,
     FROM_SYSTEM,
-    ShardPlan,
-    ShardRemovalReport,
     ShardReport,
     ShardVerifyReport,
 )
+from pyg_trust.unlearning.shards.slices import check_slices
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
     State,
-    Stateful,
-    Work,
     described,
-    plain_settings,
+    hash_of_shards,
 )
 from pyg_trust.unlearning.shards.training import (
     Recipe,
-    Trained,
-    check_model,
     check_trainer,
     equal_tensors,
     single_thread,
-    train,
 )
 from pyg_trust.unlearning.store import ShardStore
 
-# Parts of the seed.
-_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE = 0, 1, 2, 3
 
-
-class ShardedUnlearner(Stateful):
+class ShardedUnlearner(Removing):
     r"""Node classification that forgets exactly, by retraining of shards.
 
     `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
@@ -189,7 +167,8 @@ class ShardedUnlearner(Stateful):
             (default: :obj:`1000`)
         num_classes (int, optional): the number of classes; by default the
             largest label of any node plus one. (default: :obj:`None`)
-        epochs (int): full-batch epochs of every shard. (default: :obj:`100`)
+        epochs (int, optional): full-batch epochs of every shard; by default
+            100, or those of all :obj:`slices`. (default: :obj:`None`)
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
@@ -197,17 +176,36 @@ class ShardedUnlearner(Stateful):
         sparse_x (bool): keep features that are mostly zero as rows of
             nonzeros, and multiply them so in linear layers that take them as
             they come. (default: :obj:`False`)
-        sparse_adj (bool): multiply by the graph as a sparse matrix in the
-            layers that are known for it (:obj:`GCNConv`, :obj:`APPNP`,
+        sparse_adj (bool or str): multiply by the graph as a sparse matrix in
+            the layers that are known for it (:obj:`GCNConv`, :obj:`APPNP`,
             :obj:`GCN2Conv`, :obj:`SGConv`, :obj:`SAGEConv`, :obj:`GINConv`
             and :obj:`GraphConv`), in less time and memory; others sum over
-            the edge list as they are written. (default: :obj:`True`)
+            the edge list as they are written. :obj:`'auto'` does so if all
+            layers are known, and in none otherwise. (default: :obj:`True`)
+        slices (list, optional): stages of the training of a shard, as pairs
+            of a cumulative share of its nodes and a number of epochs, such as
+            ``[(0.5, 90), (1, 10)]``: a removal starts from the last stage
+            that has not seen what goes
+            (:mod:`~pyg_trust.unlearning.shards.slices`). It pays for single
+            requests, once fewer epochs do not. (default: :obj:`None`)
         trainer (str): :obj:`'sequential'`, or :obj:`'process'` (for which
             scripts need the usual ``if __name__ == '__main__'``, and models a
             class that can be imported). Both give the same bits.
             (default: :obj:`'sequential'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
+        outputs (str): :obj:`'present'` runs all models on the graph in every
+            removal; :obj:`'on_request'` when somebody asks for predictions or
+            outputs, which a sequence of removals without questions is spared.
+            Aggregators that learn need the outputs in any case; the others
+            are :obj:`'mean'` and :obj:`'majority'`.
+            (default: :obj:`'present'`)
+        max_wait (float, optional): after so many seconds in the queue a
+            request is :attr:`due`. (default: :obj:`None`)
+        max_requests (int, optional): so many requests make the queue due.
+            (default: :obj:`None`)
+        clock (Callable): tells the time, in seconds, when a request enters
+            the queue and when that is due. (default: :func:`time.time`)
         folder (str or Path, optional): where every new state is written
             before it becomes visible, and which then holds no file of an
             earlier one. (default: :obj:`None`)
@@ -232,14 +230,19 @@ class ShardedUnlearner(Stateful):
         aggregator: str | ShardAggregator = 'attentive',
         aggregator_nodes: int = 1000,
         num_classes: int | None = None,
-        epochs: int = 100,
+        epochs: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
         sparse_x: bool = False,
-        sparse_adj: bool = True,
+        sparse_adj: bool | str = True,
+        slices: Sequence[tuple[float, int]] | None = None,
         trainer: str = 'sequential',
         num_workers: int | None = None,
+        outputs: str = 'present',
+        max_wait: float | None = None,
+        max_requests: int | None = None,
+        clock: Callable[[], float] = time.time,
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
@@ -259,22 +262,43 @@ class ShardedUnlearner(Stateful):
             ('aggregator_nodes', aggregator_nodes),
             ('num_classes', num_classes),
             ('num_workers', num_workers),
+            ('max_requests', max_requests),
         ):
             if value is not None or name == 'aggregator_nodes':
                 check_integer(name, cast(int, value), 1)
         if folder is not None:
             check_instance('folder', folder, str, Path)
+        if isinstance(sparse_adj, str):
+            check_choice('sparse_adj', sparse_adj, ('auto',))
+        check_choice('outputs', outputs, ('present', 'on_request'))
+        if max_wait is not None:
+            check_non_negative('max_wait', max_wait)
+        check_callable('clock', clock)
+        self.max_wait = None if max_wait is None else float(max_wait)
+        self.max_requests = max_requests
+        self._clock = clock
+        self._on_request = outputs == 'on_request'
+        self._auto_adj = sparse_adj == 'auto'
+        self._asked_seconds = 0.0
         self.model_factory = model_factory
         self.num_shards = num_shards
         self.aggregator_nodes = aggregator_nodes
         self.num_classes = num_classes
+        stages = () if slices is None else check_slices(slices)
+        total = sum(count for _, count in stages) if stages else 100
+        if epochs is not None and stages and epochs != total:
+            raise ValueError(
+                "'epochs' needs to be the sum of those of 'slices', or to be "
+                f'left out (got {epochs}, and {total})'
+            )
         self.recipe = Recipe(
-            epochs,
+            total if epochs is None else epochs,
             lr,
             weight_decay,
             optimizer,
             bool(sparse_x),
             bool(sparse_adj),
+            slices=stages,
         )
         self.trainer = trainer
         self.num_workers = num_workers
@@ -291,7 +315,7 @@ class ShardedUnlearner(Stateful):
 
     # Training and prediction ################################################
 
-    @synchronized
+    @editing
     def fit(
         self, data: Data, *, progress_bar: bool = False
     ) -> 'ShardedUnlearner':
@@ -299,8 +323,10 @@ class ShardedUnlearner(Stateful):
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger; a :obj:`folder` of an earlier program is not
-        written over.
+        over, with a new ledger. If anything was removed before, it may come
+        back with it: so the result can't be saved over an earlier state, and a
+        :obj:`folder` that holds one is not written over, nor is that of an
+        earlier program.
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
@@ -313,10 +339,18 @@ class ShardedUnlearner(Stateful):
                 there are fewer training nodes than shards (hash shards may be
                 empty), or the partition does not fit them; if the models'
                 outputs have the wrong width, or models are no function of
-                their data and seed.
+                their data and seed; if requests are in the queue, or the
+                folder holds a state.
         """
+        before = self._state
+        anew = before is None or before.ledger.has_removals
+        if before is not None and before.queue:
+            raise ValueError(
+                f'{len(before.queue)} requests are in the queue, which a fit '
+                'would drop: flush() or withdraw() them first'
+            )
         if (
-            self._state is None
+            anew
             and self.folder is not None
             and ShardStore(self.folder).manifest() is not None
         ):
@@ -334,7 +368,7 @@ class ShardedUnlearner(Stateful):
         new = self._fresh(
             kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
-        self._commit(new)
+        self._commit(new, anew=anew)
         return self
 
     def predict(
@@ -386,8 +420,9 @@ class ShardedUnlearner(Stateful):
                 "'nodes' are named in the present graph, not in 'data': give "
                 'one of them'
             )
-        outputs = state.outputs
-        if data is not None:
+        if data is None:
+            outputs = self._present(state, progress_bar)
+        else:
             self._check_other(data)
             outputs = self._outputs(
                 data, state.checkpoints, state.num_classes, progress_bar
@@ -418,7 +453,7 @@ class ShardedUnlearner(Stateful):
 
         Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
         """
-        return self._fitted.outputs.clone()
+        return self._present(self._fitted).clone()
 
     @property
     def aggregator_n_id(self) -> Tensor:
@@ -446,117 +481,7 @@ class ShardedUnlearner(Stateful):
         weights = self._fitted.checkpoints[shard].weights
         return {name: value.clone() for name, value in weights.items()}
 
-    # Removal ################################################################
-
-    @synchronized
-    def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
-        """What a removal would touch and cost; nothing is changed.
-
-        Args:
-            request (RemovalRequest, optional): what to forget; by default all
-                that is in the queue. (default: :obj:`None`)
-
-        Raises:
-            TypeError, ValueError: as :meth:`remove`.
-        """
-        state = self._fitted
-        if request is None:
-            requests = list(self._queued())
-        else:
-            self._check_queue(state, request)
-            requests = [request]
-        whole = RemovalRequest.batch(requests)
-        light = without_features(state.data)
-        data, touched = self._without(light, whole)
-        per_shard = dict.fromkeys(touched, 0)
-        for part in requests:
-            for shard in touched_shards(light, part.parts[0]):
-                per_shard[shard] += 1
-        nodes = self._nodes(data, touched)
-        seconds, fraction = self._estimate(state.work, touched)
-        return ShardPlan(
-            request=whole.to_dict(),
-            shards=touched,
-            requests_per_shard=per_shard,
-            nodes=nodes,
-            node_epochs=nodes * self.recipe.epochs,
-            full_node_epochs=int((data.shard >= 0).sum()) * self.recipe.epochs,
-            seconds=seconds,
-            fraction=fraction,
-            aggregator_nodes=self._sample(data).numel(),
-        )
-
-    @synchronized
-    def remove(
-        self, request: RemovalRequest, *, progress_bar: bool = False
-    ) -> ShardRemovalReport:
-        """Forgets what the request names.
-
-        Trains the touched shards and the aggregator again. If anything fails
-        or interrupts it, everything is as before.
-
-        Args:
-            request (RemovalRequest): what to forget, in the names that
-                :meth:`fit` saw, of graph 0.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
-
-        Raises:
-            TypeError: on another request.
-            ValueError: if something is not there, was removed before or is in
-                the queue; if no training node would be left, or none of a
-                class without :obj:`num_classes`.
-        """
-        state = self._fitted
-        self._check_queue(state, request)
-        return self._remove(state, request, state.queue, progress_bar)
-
-    @synchronized
-    def enqueue(self, request: RemovalRequest) -> int:
-        """Puts a request in the queue, and returns how many wait.
-
-        Nothing is forgotten before :meth:`flush`, which trains every shard
-        once however many requests touch it.
-
-        Args:
-            request (RemovalRequest): as in :meth:`remove`; together with the
-                queue it needs to be possible.
-
-        Raises:
-            TypeError, ValueError: as :meth:`remove`.
-        """
-        state = self._fitted
-        self._check_queue(state, request)
-        queue = (*state.queue, request)
-        light = without_features(state.data)
-        self._without(light, RemovalRequest.batch(queue))
-        self._commit(state._replace(queue=queue))
-        return len(queue)
-
-    @synchronized
-    def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
-        """Forgets what is in the queue, as one request.
-
-        Args:
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
-
-        Raises:
-            ValueError: if the queue is empty, or is no longer possible; then
-                the queue is as before, and :meth:`withdraw` helps.
-        """
-        queue = self._queued()
-        request = RemovalRequest.batch(queue)
-        return self._remove(self._fitted, request, (), progress_bar)
-
-    @synchronized
-    def withdraw(self) -> tuple[RemovalRequest, ...]:
-        """Empties the queue without forgetting, and returns what was in it."""
-        state = self._fitted
-        self._commit(state._replace(queue=()))
-        return state.queue
-
-    @synchronized
+    @editing
     def repartition(
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
@@ -596,8 +521,8 @@ class ShardedUnlearner(Stateful):
             'retrain',
             progress_bar,
         )
-        self._commit(new._replace(queue=state.queue))
-        return self.report()
+        self._commit(new._replace(queue=state.queue, arrived=state.arrived))
+        return self._report()
 
     # What can be checked ####################################################
 
@@ -652,11 +577,12 @@ class ShardedUnlearner(Stateful):
             if not equal_tensors(
                 fresh.weights, state.checkpoints[shard].weights
             )
+            or not _equal_stages(fresh, state.checkpoints[shard])
         )
         parts = self._parts(state.data, range(self.num_shards))
         everything = self._contents(state.data, range(self.num_shards))
         keys = not state.seals.differing(everything) and all(
-            state.seals.digest(shard) == state.checkpoints[shard].key
+            self._keys_match(state.seals, shard, state.checkpoints[shard])
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
@@ -664,7 +590,8 @@ class ShardedUnlearner(Stateful):
             state.data, state.checkpoints, state.num_classes, progress_bar
         )
         aggregator = self._aggregate(state.data, outputs, progress_bar)
-        same_outputs = torch.equal(outputs, state.outputs)
+        held = state.outputs
+        same_outputs = held is None or torch.equal(outputs, held)
         same_aggregator = equal_tensors(
             aggregator.state_dict(), state.aggregator.state_dict()
         )
@@ -686,6 +613,9 @@ class ShardedUnlearner(Stateful):
     @synchronized
     def report(self) -> ShardReport:
         """What the unlearner is now, and what its guarantee means."""
+        return self._report()
+
+    def _report(self) -> ShardReport:
         state = self._fitted
         sizes = shard_sizes(state.data.shard, self.num_shards)
         exact, exactness = self._exactness(state)
@@ -703,7 +633,10 @@ class ShardedUnlearner(Stateful):
             keeps_history=self._keeps_history,
             removals=len(removals),
             queued=len(state.queue),
-            seconds=state.work.seconds,
+            oldest_request=state.arrived[0] if state.queue else None,
+            max_wait=self.max_wait,
+            max_requests=self.max_requests,
+            seconds=self._seconds(state),
             trainer=state.work.trainer,
             assumptions=ASSUMPTIONS,
             origin=self._origin(),
@@ -741,7 +674,7 @@ class ShardedUnlearner(Stateful):
         state = self._fitted
         return certify_shards(
             self.data,
-            state.outputs,
+            self._present(state),
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
@@ -752,8 +685,15 @@ class ShardedUnlearner(Stateful):
             inference=inference,
             fingerprint=state.seals.root,
             provenance=self._origin(),
-            weights=self._weights(state),
+            weights=hash_of_shards(state),
         )
+
+    def _seconds(self, state: State) -> dict[str, float]:
+        # With what outputs took that were asked for since.
+        found = dict(state.work.seconds)
+        if self._on_request and not self._learns and state.outputs is not None:
+            found['inference'] += self._asked_seconds
+        return found
 
     def __repr__(self) -> str:
         return (
@@ -765,41 +705,6 @@ class ShardedUnlearner(Stateful):
 
     # Private: arguments and data ############################################
 
-    def _checked(self, partition: Any) -> Any:
-        # As given, but nothing that somebody else could change.
-        if isinstance(partition, str):
-            check_choice('partition', partition, METHODS)
-            Shards(self.num_shards, partition, seed=0)
-            return partition
-        if isinstance(partition, Shards):
-            if partition.num_shards != self.num_shards:
-                raise ValueError(
-                    f"'partition' needs to make {self.num_shards} shards "
-                    f'(got {partition.num_shards})'
-                )
-            return copy.copy(partition)
-        if isinstance(partition, Tensor):
-            return partition.clone()
-        if isinstance(partition, Sequence):
-            if len(partition) != self.num_shards:
-                raise ValueError(
-                    f"'partition' needs to name {self.num_shards} shards "
-                    f'(got {len(partition)})'
-                )
-            return [name_tensor('partition', names) for names in partition]
-        raise TypeError(
-            "'partition' needs to be the name of a method, a Shards, a tensor "
-            f'or a list of tensors (got {type(partition).__name__})'
-        )
-
-    def _shards(self, given: Any, progress_bar: bool = False) -> Any:
-        if isinstance(given, str):
-            seed = rng.derive(self._seed, _PARTITION)
-            return Shards(
-                self.num_shards, given, seed=seed, progress_bar=progress_bar
-            )
-        return given
-
     def _check_other(self, data: Data) -> None:
         # Another graph for the same models.
         check_instance('data', data, Data)
@@ -807,380 +712,11 @@ class ShardedUnlearner(Stateful):
         check_tensor('data.x', data.get('x'), None, (data.num_nodes, width))
         CSRGraph.from_data(data, duplicates='keep')
 
-    def _divide(self, data: Data, given: Any, progress_bar: bool) -> Data:
-        # The graph with the shard of every node, -1 outside of training.
-        partition = self._shards(given, progress_bar)
-        index = training_nodes(data)
-        if isinstance(partition, Shards) and partition.exact:
-            # As it has to be possible after any removal.
-            shard = hash_partition(
-                data.n_id[index],
-                self.num_shards,
-                seed=partition.seed,
-                allow_empty=True,
-            )
-            made = copy.copy(data)
-            made.shard = torch.full((int(data.num_nodes),), -1)
-            made.shard[index] = shard
-        elif isinstance(partition, Shards):
-            light = without_features(data)
-            if partition.method != 'random':
-                light.x = data.x.to_dense()
-            made = copy.copy(data)
-            made.shard = partition(light).shard
-        else:
-            shard = partition
-            if not isinstance(shard, Tensor):
-                shard = partition_from_lists(shard, data.n_id[index])
-            check_partition(shard, self.num_shards, index.numel())
-            made = copy.copy(data)
-            made.shard = torch.full((int(data.num_nodes),), -1)
-            made.shard[index] = shard
-        return made
-
-    def _exactness(self, state: State) -> tuple[bool, str]:
-        partition = self._shards(state.partition)
-        if isinstance(partition, Shards) and partition.exact:
-            return True, (
-                'exact: a node goes to the shard that a keyed hash of its '
-                'name gives, so that everything equals a fresh start with '
-                'the same seed on the remaining data, in the same order of '
-                'nodes and edges'
-            )
-        seen = 'what its author looked at'
-        if isinstance(partition, Shards):
-            seen = partition.seen
-        if state.fresh:
-            return True, (
-                'exact so far: nothing was removed since the partition was '
-                f'made, which has seen {seen}; after a removal, exact given '
-                'the partition'
-            )
-        return False, (
-            'exact given the partition: models and aggregator equal those of '
-            'a fresh start with the same partition, but that has seen '
-            f'{seen}, with what was removed; repartition() starts over'
-        )
-
-    def _origin(self) -> dict[str, Any]:
-        # Without the seed, which salts the hashes.
-        return provenance(
-            num_shards=self.num_shards,
-            partition=described(self._given),
-            aggregator=plain_settings(self._aggregator),
-            aggregator_nodes=self.aggregator_nodes,
-            trainer=self.trainer,
-            **asdict(self.recipe),
-        )
-
-    @property
-    def _keeps_history(self) -> bool:
-        return self.folder is not None and self.keep_history
-
     # Private: removal #######################################################
 
-    def _queued(self) -> tuple[RemovalRequest, ...]:
-        queue = self._fitted.queue
-        if not queue:
-            raise ValueError('the queue is empty')
-        return queue
 
-    def _check_queue(self, state: State, request: RemovalRequest) -> None:
-        if not isinstance(request, RemovalRequest):
-            raise TypeError(
-                "'request' needs to be a RemovalRequest "
-                f'(got {type(request).__name__})'
-            )
-        if request.graphs != [0] or request.parts[0].whole:
-            raise ValueError(
-                "'request' needs to name nodes, features or edges of graph "
-                f'0, the only one (got graphs {request.graphs})'
-            )
-        queued = set().union(*(named_items(r.parts[0]) for r in state.queue))
-        for what in named_items(request.parts[0]):
-            if what in queued:
-                raise ValueError(
-                    f'{what[0]} {what[1]} is in the queue already'
-                )
-
-    def _without(
-        self, data: Data, request: RemovalRequest
-    ) -> tuple[Data, tuple[int, ...]]:
-        # The graph that remains, and the shards to train again.
-        part = request.parts[0]
-        light = without_features(data)
-        left = remove_from_data(light, part)
-        # The features on their own: most of them stay where they are.
-        if part.features:
-            gone = rows_of(data.n_id, torch.tensor(part.features))
-            left.x = clear_rows(data.x, gone)
-        else:
-            left.x = data.x
-        if part.nodes:
-            left.x = select_rows(left.x, rows_of(data.n_id, left.n_id))
-        if not bool((left.shard >= 0).any()):
-            raise ValueError('the request would leave no training node')
-        count = [
-            d.y[d.shard >= 0].bincount(minlength=int(data.y.max()) + 1)
-            for d in (data, left)
-        ]
-        lost = (count[0] > 0) & (count[1] == 0)
-        if self.num_classes is None and bool(lost.any()):
-            raise ValueError(
-                f'the request would leave class {int(lost.nonzero()[0])} '
-                'without a training node, so that a fresh start would not '
-                "know of it: give 'num_classes' to allow that"
-            )
-        return left, touched_shards(data, part)
-
-    def _remove(
-        self,
-        state: State,
-        request: RemovalRequest,
-        queue: tuple[RemovalRequest, ...],
-        progress_bar: bool,
-    ) -> ShardRemovalReport:
-        started = time.perf_counter()
-        data, touched = self._without(state.data, request)
-        if queue:
-            try:
-                self._without(data, RemovalRequest.batch(queue))
-            except ValueError as error:
-                raise ValueError(
-                    f'what is in the queue would be impossible then: {error}'
-                ) from None
-        ledger = state.ledger.copy()
-        ledger_line = ('retrain', request.to_dict())
-        new = self._build(
-            state,
-            data,
-            touched,
-            ledger,
-            progress_bar,
-            *ledger_line,
-            started=started,
-        )
-        new = new._replace(queue=queue)
-        nodes = self._nodes(data, touched)
-        full, _ = self._estimate(new.work, range(self.num_shards))
-        exact, exactness = self._exactness(new)
-        report = ShardRemovalReport(
-            secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
-            request=request.to_dict(),
-            shards=touched,
-            empty=self._empty(data),
-            nodes=nodes,
-            node_epochs=nodes * self.recipe.epochs,
-            fraction=sum(new.work.seconds.values()) / sum(full.values()),
-            aggregator_nodes=self._sample(data).numel(),
-            seconds=new.work.seconds,
-            trainer=new.work.trainer,
-            exact=exact,
-            exactness=exactness,
-            keeps_history=self._keeps_history,
-            assumptions=ASSUMPTIONS,
-            origin=self._origin(),
-            weights=self._weights(new),
-            data=new.seals.root,
-        )
-        # Last of all, so that a removal that fails is none.
-        self._commit(new)
-        return report
-
-    @staticmethod
-    def _weights(state: State) -> str:
-        # Of what shard_state gives for every shard.
-        shards = enumerate(state.checkpoints)
-        return fingerprint_model({i: shard.weights for i, shard in shards})
-
-    def _empty(self, data: Data) -> tuple[int, ...]:
-        sizes = shard_sizes(data.shard, self.num_shards)
-        return tuple((sizes == 0).nonzero().view(-1).tolist())
-
-    def _nodes(self, data: Data, shards: Sequence[int]) -> int:
-        sizes = shard_sizes(data.shard, self.num_shards)
-        return int(sizes[list(shards)].sum())
-
-    def _estimate(
-        self, work: Work, shards: Sequence[int]
-    ) -> tuple[dict[str, float], float]:
-        # From what each part took last; over the same of all shards.
-        training = sum(work.shard_seconds[shard] for shard in shards)
-        seconds = {**work.seconds, 'shards': training}
-        total = sum(seconds.values())
-        return seconds, total / (total - training + sum(work.shard_seconds))
-
-    def _fresh(
-        self,
-        data: Data,
-        num_classes: int,
-        given: Any,
-        ledger: RemovalLedger,
-        action: str,
-        progress_bar: bool,
-    ) -> State:
-        # Everything from scratch.
-        data = self._divide(data, given, progress_bar)
-        sizes = shard_sizes(data.shard, self.num_shards)
-        smallest = int(sizes.where(sizes > 0, sizes.max() + 1).argmin())
-        probe = as_shard(
-            self._parts(data, [smallest])[smallest], self._shard_seed(smallest)
-        )
-        out = check_model(self.model_factory, probe, self.recipe)
-        if not isinstance(out, Tensor) or out.shape[1:] != (num_classes,):
-            raise ValueError(
-                "'model_factory' needs to make models with outputs of the "
-                f'shape [num_nodes, {num_classes}], one per class '
-                f'(got {kind_of(out)})'
-            )
-        # What it does not say is written below.
-        empty = State(
-            seed=self._seed,
-            seeded=self._seeded,
-            partition=given,
-            data=data,
-            num_classes=num_classes,
-            checkpoints=(),
-            outputs=data.x,
-            aggregator=self._aggregator,
-            ledger=ledger,
-            queue=(),
-            seals=Seals(),
-            fresh=True,
-            work=Work((), {}, '', (0.0,) * self.num_shards),
-        )
-        shards = range(self.num_shards)
-        state = self._build(empty, data, shards, ledger, progress_bar, action)
-        return state._replace(fresh=True)
-
-    def _build(
-        self,
-        state: State,
-        data: Data,
-        shards: Sequence[int],
-        ledger: RemovalLedger,
-        progress_bar: bool,
-        action: str,
-        request: dict[str, Any] | None = None,
-        *,
-        started: float | None = None,
-    ) -> State:
-        # The state in which these shards are trained on the graph.
-        started = time.perf_counter() if started is None else started
-        clock = [time.perf_counter()]
-        trained, how = self._train(data, shards, self.trainer, progress_bar)
-        clock.append(time.perf_counter())
-        seals, made = self._sealed(state, data, trained)
-        clock.append(time.perf_counter())
-        outputs = self._outputs(data, made, state.num_classes, progress_bar)
-        clock.append(time.perf_counter())
-        aggregator = self._aggregate(data, outputs, progress_bar)
-        clock.append(time.perf_counter())
-        ledger.record(action, 0.0, request, seals.root)
-        last = list(state.work.shard_seconds)
-        for shard, taken in zip(trained, how.seconds, strict=True):
-            last[shard] = taken
-        names = ('shards', 'handling', 'inference', 'aggregator')
-        seconds = {
-            name: end - start
-            for name, start, end in zip(
-                names, clock[:-1], clock[1:], strict=True
-            )
-        }
-        # All that is none of the others.
-        seconds['handling'] += (
-            time.perf_counter() - started - (clock[-1] - clock[0])
-        )
-        return state._replace(
-            data=data,
-            checkpoints=made,
-            seals=seals,
-            outputs=outputs,
-            aggregator=aggregator,
-            ledger=ledger,
-            fresh=False,
-            work=Work(tuple(shards), seconds, how.trainer, tuple(last)),
-        )
-
-    def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
-        light = without_features(data)
-        light.row = torch.arange(int(data.num_nodes))
-        dataset = ShardDataset(light, data.shard, self.num_shards)
-        parts = {}
-        for shard in shards:
-            part = dataset[shard]
-            part.x = select_rows(data.x, part.row)
-            del part.row
-            parts[shard] = part
-        return parts
-
-    def _shard_seed(self, shard: int) -> int:
-        return rng.derive(self._seed, _SHARD, shard)
-
-    def _train(
-        self,
-        data: Data,
-        shards: Iterable[int],
-        trainer: str,
-        progress_bar: bool,
-    ) -> tuple[dict[int, Checkpoint], Trained]:
-        parts = self._parts(data, shards)
-        filled = {s: p for s, p in parts.items() if p.num_nodes > 0}
-        done = train(
-            self.model_factory,
-            [as_shard(p, self._shard_seed(s)) for s, p in filled.items()],
-            self.recipe,
-            trainer=trainer,
-            num_workers=self.num_workers,
-            progress_bar=progress_bar,
-        )
-        weights = dict(zip(filled, done.states, strict=True))
-        seconds = dict(zip(filled, done.seconds, strict=True))
-        made = {
-            # Its data are sealed when the state is made.
-            shard: Checkpoint('', part.n_id.clone(), weights.get(shard, {}))
-            for shard, part in parts.items()
-        }
-        taken = [seconds.get(shard, 0.0) for shard in parts]
-        return made, done._replace(seconds=taken)
-
-    def _outputs(
-        self,
-        data: Data,
-        checkpoints: Sequence[Checkpoint],
-        num_classes: int,
-        progress_bar: bool = False,
-    ) -> Tensor:
-        # Of every model for every node: [num_shards, num_nodes, C].
-        return evaluate_all(
-            self.model_factory,
-            as_shard(data, 0),
-            [made.weights for made in checkpoints],
-            num_classes,
-            self.recipe,
-            progress_bar=progress_bar,
-        )
-
-    def _sample(self, data: Data) -> Tensor:
-        # By hashes of names: those that stay do not change when others go.
-        index = (data.shard >= 0).nonzero().view(-1)
-        order = rng.derive_each(
-            rng.derive(self._seed, _SAMPLE), data.n_id[index]
-        )
-        chosen = order.argsort(stable=True)[: self.aggregator_nodes]
-        return index[chosen].sort().values
-
-    def _aggregate(
-        self, data: Data, outputs: Tensor, progress_bar: bool
-    ) -> ShardAggregator:
-        aggregator = copy.deepcopy(self._aggregator)
-        with single_thread(), torch.enable_grad():
-            return aggregator.fit(
-                outputs,
-                data.y,
-                self._sample(data),
-                data.edge_index,
-                data.shard,
-                seed=rng.derive(self._seed, _AGGREGATOR),
-                progress_bar=progress_bar,
-            ).eval()
+def _equal_stages(one: Checkpoint, two: Checkpoint) -> bool:
+    return len(one.stages) == len(two.stages) and all(
+        equal_tensors(a.weights, b.weights)
+        for a, b in zip(one.stages, two.stages, strict=True)
+    )

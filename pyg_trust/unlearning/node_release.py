@@ -1,0 +1,241 @@
+"""Releases of a node classifier: noise, their account, and predictions."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust import noise, rng
+from pyg_trust._checks import check_nodes, check_tensor
+from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.functional.heads import Factor, Gradient
+from pyg_trust.functional.newton import shift_epsilon
+from pyg_trust.ledger import RemovalLedger, Seals, coarse
+from pyg_trust.unlearning.node_report import OBJECTIVE, OUTPUT
+from pyg_trust.unlearning.node_state import NodeState
+
+# A release spends this part of the budget, if the steps below reach it.
+PART = 0.01
+
+
+class Model(NamedTuple):
+    """All that training leaves behind, and its account.
+
+    It is replaced as a whole, by one assignment at the end of whatever may
+    fail. The data are edited in place, with a way back.
+    """
+
+    data: NodeState
+    ledger: RemovalLedger
+    seals: Seals
+    lineage: Lineage
+    W: Tensor
+    B: Tensor | None
+    weight: Tensor
+    gradient: Gradient
+    factor: Factor
+    frozen: bool
+    releases: int
+    # Whether all noise so far came from the operating system.
+    secure: bool
+    # The sum of the squares of what all releases spent.
+    transcript: float
+    # Steps beyond the few of a fresh factor, since the factor was made.
+    excess: int = 0
+
+
+class Releasing:
+    """The part of a node classifier that releases and predicts."""
+
+    head: str
+    noise: str
+    encoder: Any
+    epsilon: float
+    delta: float
+    budget: float
+    release_std: float
+    _seed: int | None
+    _known_epsilon: tuple[float, float]
+    _empty: RemovalLedger
+    _model: Model | None
+    # What is edited in place: the model before a removal, during it.
+    _editing: Model | None
+    _lock: ObjectLock
+
+    @synchronized
+    def decision_function(self, nodes: Tensor | None = None) -> Tensor:
+        """The margins by the released weights: ``[k]`` or ``[k, C]``.
+
+        One for two classes with one output, else one per class.
+
+        Args:
+            nodes (Tensor, optional): int64 indices or a mask; all nodes that
+                are there, ascending, by default. (default: :obj:`None`)
+
+        Raises:
+            ValueError: on a node that was removed, or never was.
+        """
+        model = self._fitted
+        margin = model.data.margins(model.weight, self._nodes(nodes))
+        return margin.view(-1) if margin.size(1) == 1 else margin
+
+    def predict(self, nodes: Tensor | None = None) -> Tensor:
+        """The labels of nodes: int64, ``[k]``.
+
+        Args:
+            nodes (Tensor, optional): as in :meth:`decision_function`.
+                (default: :obj:`None`)
+        """
+        margin = self.decision_function(nodes)
+        best = (margin > 0).long() if margin.dim() == 1 else margin.argmax(1)
+        return torch.tensor(self.classes)[best]
+
+    def predict_proba(self, nodes: Tensor | None = None) -> Tensor:
+        """The probabilities of the classes: ``[k, num_classes]``.
+
+        For :obj:`'ovr'` with more than two classes those of the outputs,
+        scaled to sum to one.
+
+        Args:
+            nodes (Tensor, optional): as in :meth:`decision_function`.
+                (default: :obj:`None`)
+
+        Raises:
+            ValueError: with ``head='squared'``, which has none.
+        """
+        if self.head == 'squared':
+            raise ValueError("'predict_proba' needs another head than squared")
+        margin = self.decision_function(nodes)
+        if margin.dim() == 1:
+            return torch.sigmoid(torch.stack([-margin, margin], dim=1))
+        if self.head == 'softmax':
+            return margin.softmax(1)
+        return torch.nn.functional.logsigmoid(margin).softmax(1)
+
+    @synchronized
+    def score(self, nodes: Tensor, y: Tensor) -> float:
+        """The share of nodes that are classified as their label.
+
+        Args:
+            nodes (Tensor): int64 indices or a mask.
+            y (Tensor): int64: the labels of all nodes, by name.
+        """
+        check_tensor('y', y, torch.int64, (self._fitted.data.place.numel(),))
+        nodes = check_nodes('nodes', nodes, y.numel())
+        return float((self.predict(nodes) == y[nodes]).double().mean())
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels, ascending; none before the first fit."""
+        return () if self._model is None else self._model.data.classes
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """The account of what was done. It names what was removed."""
+        ledger = self._empty if self._model is None else self._model.ledger
+        return ledger.copy()
+
+    @property
+    @synchronized
+    def weight(self) -> Tensor:
+        """The released weights: float64, ``[d, num_outputs]``, a copy."""
+        return self._fitted.weight.clone()
+
+    # Private ################################################################
+
+    @property
+    def _fitted(self) -> Model:
+        self._settle()
+        if self._model is None:
+            raise ValueError('the classifier needs to be fitted first')
+        return self._model
+
+    def _settle(self) -> None:
+        # Ends an edit: backwards, unless its model is in place. Where an
+        # interrupt ends this, whoever comes next goes on with it.
+        if self._editing is None:
+            return
+        journal = self._editing.data.journal
+        if self._model is self._editing:
+            journal.undo()
+        else:
+            journal.clear()
+        self._editing = None
+
+    def _limit(self, data: NodeState) -> float:
+        # The largest residual that the budget allows.
+        if self.noise == 'objective':
+            return self.budget
+        return self.budget * self.release_std * data.mu
+
+    def _goal(self, data: NodeState) -> float:
+        # What steps aim at: most releases spend a small part of the budget.
+        return PART * self._limit(data)
+
+    def _spent(self, data: NodeState, bound: float) -> float:
+        # In units of the budget. Rounded up, so that the ledger says little
+        # of the data, and the same for all releases that meet the goal.
+        spent = bound * self.budget / self._limit(data)
+        if spent > self.budget:
+            return spent
+        return min(max(PART * self.budget, coarse(spent)), self.budget)
+
+    def _bound(self, model: Model) -> float:
+        # The residual that the ledger allows.
+        return model.ledger.spent / self.budget * self._limit(model.data)
+
+    def _epsilon(self, spent: float) -> float:
+        if self.noise == 'objective':
+            return self.epsilon * spent / self.budget
+        if spent != self._known_epsilon[0]:
+            # Most releases spend the same.
+            found = shift_epsilon(spent, self.delta)
+            self._known_epsilon = (spent, found)
+        return self._known_epsilon[1]
+
+    def _transcript(self, squares: float) -> float:
+        # Releases compose as one shift: the root of the sum of squares.
+        if self.noise == 'objective':
+            return float('inf')
+        return shift_epsilon(math.sqrt(squares), self.delta)
+
+    def _assumptions(self) -> tuple[str, ...]:
+        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
+        if self.encoder is not None:
+            made += ('the encoder never saw the data, as the user declared',)
+        return made
+
+    def _draw(self, shape: torch.Size | tuple[int, ...], *what: int) -> Tensor:
+        seed = None if self._seed is None else rng.derive(self._seed, *what)
+        return noise.source(seed).normal(tuple(shape)) * self.release_std
+
+    def _draw_linear(
+        self, shape: torch.Size | tuple[int, ...], release: int
+    ) -> Tensor | None:
+        if self.noise == 'output':
+            return None
+        return self._draw(shape, release, 1)
+
+    def _release(self, W: Tensor, release: int) -> Tensor:
+        if self.noise == 'objective':
+            return W.clone()
+        return W + self._draw(W.shape, release, 0)
+
+    def _noise_p_value(self, model: Model) -> float:
+        if self.noise == 'objective':
+            return float(torch.equal(model.weight, model.W))
+        return noise.p_value((model.weight - model.W) / self.release_std)
+
+    def _nodes(self, nodes: Tensor | None) -> Tensor:
+        alive = self._fitted.data.graph.alive
+        if nodes is None:
+            return alive.nonzero().view(-1)
+        nodes = check_nodes('nodes', nodes, alive.numel())
+        gone = ~alive[nodes]
+        if bool(gone.any()):
+            raise ValueError(
+                "'nodes' needs to have nodes that are there (got "
+                f'{int(nodes[gone][0])}, which was removed)'
+            )
+        return nodes

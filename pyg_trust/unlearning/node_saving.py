@@ -1,0 +1,168 @@
+"""States of a node classifier, written and read."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_trust import commit, files, noise
+from pyg_trust._checks import check_instance, check_tensor
+from pyg_trust.commit import Lineage, editing, synchronized
+from pyg_trust.functional.measures import Measure
+from pyg_trust.ledger import Seals
+from pyg_trust.unlearning.node_release import Model, Releasing
+from pyg_trust.unlearning.node_state import NodeState, Settings
+
+
+class Saving(Releasing):
+    """The part of a node classifier that keeps its state."""
+
+    measure: Measure
+    features: str
+    lam: float
+    tol: float
+    _settings: Settings
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Everything it takes to go on: a secret.
+
+        It holds the weights before the noise and what remains of the data, not
+        the factored Hessian, which is made anew. Destroy older states after a
+        removal: they hold what was removed.
+        """
+        model = self._fitted
+        linear = {} if model.B is None else {'B': model.B.clone()}
+        return {
+            **linear,
+            'config': self._config(),
+            'lineage': list(model.lineage.names),
+            'classes': self.classes,
+            'ledger': model.ledger.state_dict(),
+            'seals': model.seals.state_dict(),
+            'data': model.data.to_dict(),
+            'W': model.W.clone(),
+            'weight': model.weight.clone(),
+            'releases': model.releases,
+            'secure': model.secure,
+        }
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a saved state, and computes the features anew.
+
+        Args:
+            state (dict): of :meth:`state_dict` of a classifier with the same
+                arguments.
+
+        Raises:
+            ValueError: if the arguments differ, the parts do not fit
+                together, or the state's ledger does not continue the present
+                one.
+        """
+        check_instance('state', state, dict)
+        try:
+            self._model = self._unpacked(state)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                "'state' needs to be what state_dict() returns "
+                f'({type(error).__name__}: {error})'
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes the state to a file, whole or not at all.
+
+        A removal is done once it is saved. A file system, a backup or a
+        snapshot may keep the old content of a file that was replaced.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+        """
+        commit.save(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Takes over what :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        self.load_state_dict(files.load(path))
+
+    def _config(self) -> dict[str, Any]:
+        measure = {
+            name: getattr(self.measure, name)
+            for name in self.measure.__dataclass_fields__
+        }
+        return {
+            'measure': measure,
+            'alpha': self._settings.alpha,
+            'theta': self._settings.theta,
+            'head': self.head,
+            'lam': self.lam,
+            'release_std': self.release_std,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'noise': self.noise,
+            'features': self.features,
+            'encoder': None
+            if self.encoder is None
+            else type(self.encoder).__name__,
+            'tol': self.tol,
+        }
+
+    def _unpacked(self, state: dict[str, Any]) -> Model:
+        if state['config'] != self._config():
+            raise ValueError(
+                'the state was saved with other arguments (got '
+                f'{state["config"]}, need {self._config()})'
+            )
+        ledger = self.ledger
+        ledger.load_state_dict(state['ledger'])
+        held, classes = state['data'], tuple(state['classes'])
+        data = NodeState.from_dict(self._settings, classes, held)
+        seals = Seals.of(state['seals'], data.blocks())
+        if not ledger.entries or ledger.entries[-1].data != seals.root:
+            raise ValueError(
+                'the data of the state are not those of its ledger'
+            )
+        shape = (held['x'].size(1), data.Y.size(1))
+        given = [state['W'], state['weight']]
+        if self.noise == 'objective':
+            given.append(state['B'])
+        elif 'B' in state:
+            raise ValueError("'state' can't have a 'B' with noise='output'")
+        for value in given:
+            check_tensor('state', value, torch.float64, shape, finite=True)
+        check_instance('secure', state['secure'], bool)
+        W, B = state['W'].clone(), state.get('B')
+        problem = data.problem(self._goal(data), B)
+        model = Model(
+            data,
+            ledger,
+            seals,
+            Lineage.of(state),
+            W,
+            B,
+            state['weight'].clone(),
+            problem.gradient(W),
+            problem.factor(W),
+            False,
+            int(state['releases']),
+            state['secure'],
+            sum(entry.spent**2 for entry in ledger.entries),
+        )
+        if not model.gradient.norm.measured <= self._bound(model):
+            raise ValueError(
+                'the weights of the state are not those of its ledger: their '
+                f'residual is {model.gradient.norm.measured:.6g}, not at most '
+                f'{self._bound(model):.6g}'
+            )
+        if self._noise_p_value(model) < noise.LEAST_P_VALUE:
+            raise ValueError(
+                'the released weights of the state are not its weights with '
+                'their noise: they may be those of an earlier release'
+            )
+        return model

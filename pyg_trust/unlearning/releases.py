@@ -1,0 +1,178 @@
+"""All that leaves a process that forgets: opened, compared and searched."""
+
+import gzip
+import hashlib
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust.unlearning.subjects import Released
+
+
+def opened(released: Released) -> Released:
+    """Tensors as they are; archives as their members, JSON as its values.
+
+    Args:
+        released (dict): tensors and bytes by name.
+    """
+    if not isinstance(released, dict):
+        raise TypeError(
+            "'released' needs to return a dictionary of tensors and bytes "
+            f'(got {type(released).__name__})'
+        )
+    found: Released = {}
+    for name, value in released.items():
+        if isinstance(value, Tensor):
+            found[_named(name)] = value.detach().clone()
+        elif isinstance(value, bytes):
+            found.update(
+                (_named(key), part)
+                for key, part in _opened(name, value).items()
+            )
+        else:
+            raise TypeError(
+                "'released' needs to hold tensors and bytes "
+                f'(got {type(value).__name__} for {name!r})'
+            )
+    return found
+
+
+def _named(name: str) -> str:
+    # Names of files may hold digests of their content.
+    return re.sub(r'[0-9a-f]{16,}', '#', name)
+
+
+def _opened(name: str, content: bytes) -> dict[str, bytes]:
+    if content[:2] == b'PK':
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            made: dict[str, bytes] = {}
+            for member in archive.namelist():
+                inside = member.partition('/')[2] or member
+                if inside != '.data/serialization_id':
+                    made |= _opened(f'{name}/{inside}', archive.read(member))
+            return made
+    for unpack in (gzip.decompress, zlib.decompress):
+        try:
+            return _opened(name, unpack(content))
+        except (OSError, zlib.error, EOFError):
+            continue
+    if content[:1] in (b'{', b'['):
+        try:
+            return dict(_values(name, json.loads(content)))
+        except ValueError:
+            pass
+    return {name: content}
+
+
+def _values(name: str, value: Any) -> list[tuple[str, bytes]]:
+    if isinstance(value, dict):
+        return [p for k, v in value.items() for p in _values(f'{name}/{k}', v)]
+    if isinstance(value, list):
+        return [
+            p for k, v in enumerate(value) for p in _values(f'{name}/{k}', v)
+        ]
+    return [(name, repr(value).encode())]
+
+
+def differing(
+    one: Released, two: Released, random: set[str] | None = None
+) -> list[str]:
+    """The names of what is in one alone, or differs by a bit.
+
+    Args:
+        one (dict): of :func:`opened`.
+        two (dict): the same of another run.
+        random (set, optional): names that are not compared.
+            (default: :obj:`None`)
+    """
+    random = random or set()
+    return [
+        name
+        for name in {**one, **two}
+        if name not in random
+        and (
+            name not in one
+            or name not in two
+            or _digest(one[name]) != _digest(two[name])
+        )
+    ]
+
+
+def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Names without what follows a colon or the fourth slash.
+
+    Not every weight of a shard.
+
+    Args:
+        names (list[str]): of releases.
+    """
+    listed: dict[str, None] = {}
+    for name in sorted(names):
+        kind, colon, _ = name.partition(': ')
+        listed[kind if colon else '/'.join(name.split('/')[:4])] = None
+    return tuple(listed)
+
+
+def grouped(names: Iterable[str]) -> str:
+    """The first of them, for a note.
+
+    Args:
+        names (list[str]): of releases.
+    """
+    listed = kinds_of(names)
+    return ', '.join(listed[:20]) + (', ...' if len(listed) > 20 else '')
+
+
+def _digest(value: Tensor | bytes) -> str:
+    if isinstance(value, Tensor):
+        content = _raw(value)
+        header = f'{value.dtype} {list(value.shape)} '.encode()
+        return hashlib.sha256(header + content).hexdigest()
+    return hashlib.sha256(value).hexdigest()
+
+
+def _raw(value: Tensor) -> bytes:
+    value = value.detach().cpu()
+    if value.layout != torch.strided:
+        value = value.to_dense()
+    flat = value.contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def encodings(values: Tensor) -> list[bytes]:
+    """Numbers as they could lie in a file.
+
+    Args:
+        values (Tensor): float16.
+    """
+    numbers = values.numpy()
+    return [
+        numbers.astype(np.dtype(kind).newbyteorder(order)).tobytes()
+        for kind in ('float16', 'float32', 'float64')
+        for order in ('<', '>')
+    ]
+
+
+def holding(released: Released, needles: list[bytes]) -> list[str]:
+    """The names of what holds one of some strings of bytes.
+
+    Args:
+        released (dict): of :func:`opened`.
+        needles (list[bytes]): what is looked for.
+    """
+    return [
+        name
+        for name, value in released.items()
+        if any(
+            needle in (_raw(value) if isinstance(value, Tensor) else value)
+            for needle in needles
+        )
+    ]

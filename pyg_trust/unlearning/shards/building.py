@@ -1,0 +1,486 @@
+"""States of an unlearner of shards, and how they are built.
+
+Training nodes are divided, a model is trained on every shard, all of them are
+run on the present graph, and the aggregator learns from that. A removal does
+the same for the shards that it touches.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+from pyg_trust import rng
+from pyg_trust._checks import check_choice
+from pyg_trust.functional.partition import (
+    check_partition,
+    hash_partition,
+    partition_from_lists,
+    shard_sizes,
+)
+from pyg_trust.ledger import RemovalLedger, Seals
+from pyg_trust.loader.shard_loader import ShardDataset
+from pyg_trust.nn.shard_aggregator import ShardAggregator
+from pyg_trust.report import provenance
+from pyg_trust.transforms.shards import METHODS, Shards, training_nodes
+from pyg_trust.unlearning.shards.graph import (
+    as_shard,
+    kind_of,
+    name_tensor,
+    without_features,
+)
+from pyg_trust.unlearning.shards.inference import evaluate_all
+from pyg_trust.unlearning.shards.products import can_multiply, select_rows
+from pyg_trust.unlearning.shards.slices import induced, slice_numbers
+from pyg_trust.unlearning.shards.state import (
+    Checkpoint,
+    Stage,
+    State,
+    Stateful,
+    Work,
+    described,
+    plain_settings,
+)
+from pyg_trust.unlearning.shards.training import (
+    Shard,
+    Trained,
+    check_model,
+    seeded,
+    single_thread,
+    train,
+)
+
+# Parts of the seed.
+_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE = 0, 1, 2, 3, 4
+# A part of the seed of a shard, beside those of its training.
+_STAGE = 3
+
+
+class Building(Stateful):
+    """The part of an unlearner that builds its states."""
+
+    model_factory: Callable[[], Module]
+    num_classes: int | None
+    num_workers: int | None
+    trainer: str
+    _auto_adj: bool
+    # What outputs took that somebody asked for.
+    _asked_seconds: float
+
+    def _checked(self, partition: Any) -> Any:
+        # As given, but nothing that somebody else could change.
+        if isinstance(partition, str):
+            check_choice('partition', partition, METHODS)
+            Shards(self.num_shards, partition, seed=0)
+            return partition
+        if isinstance(partition, Shards):
+            if partition.num_shards != self.num_shards:
+                raise ValueError(
+                    f"'partition' needs to make {self.num_shards} shards "
+                    f'(got {partition.num_shards})'
+                )
+            return copy.copy(partition)
+        if isinstance(partition, Tensor):
+            return partition.clone()
+        if isinstance(partition, Sequence):
+            if len(partition) != self.num_shards:
+                raise ValueError(
+                    f"'partition' needs to name {self.num_shards} shards "
+                    f'(got {len(partition)})'
+                )
+            return [name_tensor('partition', names) for names in partition]
+        raise TypeError(
+            "'partition' needs to be the name of a method, a Shards, a tensor "
+            f'or a list of tensors (got {type(partition).__name__})'
+        )
+
+    def _shards(self, given: Any, progress_bar: bool = False) -> Any:
+        if isinstance(given, str):
+            seed = rng.derive(self._seed, _PARTITION)
+            return Shards(
+                self.num_shards, given, seed=seed, progress_bar=progress_bar
+            )
+        return given
+
+    def _divide(self, data: Data, given: Any, progress_bar: bool) -> Data:
+        # The graph with the shard of every node, -1 outside of training.
+        partition = self._shards(given, progress_bar)
+        index = training_nodes(data)
+        if isinstance(partition, Shards) and partition.exact:
+            # As it has to be possible after any removal.
+            shard = hash_partition(
+                data.n_id[index],
+                self.num_shards,
+                seed=partition.seed,
+                allow_empty=True,
+            )
+            made = copy.copy(data)
+            made.shard = torch.full((int(data.num_nodes),), -1)
+            made.shard[index] = shard
+        elif isinstance(partition, Shards):
+            light = without_features(data)
+            if partition.method != 'random':
+                light.x = data.x.to_dense()
+            made = copy.copy(data)
+            made.shard = partition(light).shard
+        else:
+            shard = partition
+            if not isinstance(shard, Tensor):
+                shard = partition_from_lists(shard, data.n_id[index])
+            check_partition(shard, self.num_shards, index.numel())
+            made = copy.copy(data)
+            made.shard = torch.full((int(data.num_nodes),), -1)
+            made.shard[index] = shard
+        return made
+
+    def _exactness(self, state: State) -> tuple[bool, str]:
+        partition = self._shards(state.partition)
+        if isinstance(partition, Shards) and partition.exact:
+            return True, (
+                'exact: a node goes to the shard that a keyed hash of its '
+                'name gives, so that everything equals a fresh start with '
+                'the same seed on the remaining data, in the same order of '
+                'nodes and edges'
+            )
+        seen = 'what its author looked at'
+        if isinstance(partition, Shards):
+            seen = partition.seen
+        if state.fresh:
+            return True, (
+                'exact so far: nothing was removed since the partition was '
+                f'made, which has seen {seen}; after a removal, exact given '
+                'the partition'
+            )
+        return False, (
+            'exact given the partition: models and aggregator equal those of '
+            'a fresh start with the same partition, but that has seen '
+            f'{seen}, with what was removed; repartition() starts over'
+        )
+
+    def _origin(self) -> dict[str, Any]:
+        # Without the seed, which salts the hashes.
+        return provenance(
+            num_shards=self.num_shards,
+            partition=described(self._given),
+            aggregator=plain_settings(self._aggregator),
+            aggregator_nodes=self.aggregator_nodes,
+            trainer=self.trainer,
+            **self.recipe.plain(),
+        )
+
+    @property
+    def _keeps_history(self) -> bool:
+        return self.folder is not None and self.keep_history
+
+    def _empty(self, data: Data) -> tuple[int, ...]:
+        sizes = shard_sizes(data.shard, self.num_shards)
+        return tuple((sizes == 0).nonzero().view(-1).tolist())
+
+    def _nodes(self, data: Data, shards: Sequence[int]) -> int:
+        sizes = shard_sizes(data.shard, self.num_shards)
+        return int(sizes[list(shards)].sum())
+
+    def _node_epochs(self, data: Data, first: dict[int, int]) -> int:
+        # Nodes times epochs of the stages from these on.
+        slices = self.recipe.slices
+        if not slices:
+            return self._nodes(data, list(first)) * self.recipe.epochs
+        number = slice_numbers(data.n_id, slices, self._slice_seed)
+        total = 0
+        for shard, stage in first.items():
+            own = number[data.shard == shard]
+            for r in range(stage, len(slices)):
+                total += int((own <= r).sum()) * slices[r][1]
+        return total
+
+    def _estimate(
+        self, work: Work, first: dict[int, int]
+    ) -> tuple[dict[str, float], float]:
+        # From what each part took last; over the same of all shards.
+        training = sum(
+            sum(work.stage_seconds[shard][stage:])
+            if self.recipe.slices
+            else work.shard_seconds[shard]
+            for shard, stage in first.items()
+        )
+        seconds = {**work.seconds, 'shards': training}
+        total = sum(seconds.values())
+        return seconds, total / (total - training + sum(work.shard_seconds))
+
+    def _fresh(
+        self,
+        data: Data,
+        num_classes: int,
+        given: Any,
+        ledger: RemovalLedger,
+        action: str,
+        progress_bar: bool,
+    ) -> State:
+        # Everything from scratch.
+        self._choose_products()
+        data = self._divide(data, given, progress_bar)
+        sizes = shard_sizes(data.shard, self.num_shards)
+        smallest = int(sizes.where(sizes > 0, sizes.max() + 1).argmin())
+        probe = as_shard(
+            self._parts(data, [smallest])[smallest], self._shard_seed(smallest)
+        )
+        out = check_model(self.model_factory, probe, self.recipe)
+        if not isinstance(out, Tensor) or out.shape[1:] != (num_classes,):
+            raise ValueError(
+                "'model_factory' needs to make models with outputs of the "
+                f'shape [num_nodes, {num_classes}], one per class '
+                f'(got {kind_of(out)})'
+            )
+        # What it does not say is written below.
+        empty = State(
+            seed=self._seed,
+            seeded=self._seeded,
+            partition=given,
+            data=data,
+            num_classes=num_classes,
+            checkpoints=(),
+            outputs=data.x,
+            aggregator=self._aggregator,
+            ledger=ledger,
+            queue=(),
+            arrived=(),
+            seals=Seals(),
+            fresh=True,
+            work=Work(
+                (),
+                {},
+                '',
+                (0.0,) * self.num_shards,
+                ((),) * self.num_shards,
+            ),
+        )
+        shards = range(self.num_shards)
+        state = self._build(empty, data, shards, ledger, progress_bar, action)
+        return state._replace(fresh=True)
+
+    def _build(
+        self,
+        state: State,
+        data: Data,
+        shards: Sequence[int],
+        ledger: RemovalLedger,
+        progress_bar: bool,
+        action: str,
+        request: dict[str, Any] | None = None,
+        *,
+        begin: dict[int, tuple[Stage, ...]] | None = None,
+        started: float | None = None,
+    ) -> State:
+        # The state in which these shards are trained on the graph, from the
+        # stages that are given.
+        self._asked_seconds = 0.0
+        started = time.perf_counter() if started is None else started
+        clock = [time.perf_counter()]
+        trained, how = self._train(
+            data, shards, self.trainer, progress_bar, begin
+        )
+        clock.append(time.perf_counter())
+        seals, made = self._sealed(state, data, trained)
+        clock.append(time.perf_counter())
+        outputs = None
+        if begin is None or not self._on_request or self._learns:
+            outputs = self._outputs(
+                data, made, state.num_classes, progress_bar
+            )
+        clock.append(time.perf_counter())
+        aggregator = self._aggregate(data, outputs, progress_bar)
+        clock.append(time.perf_counter())
+        ledger.record(action, 0.0, request, seals.root)
+        # A state of before slices has none.
+        stages = list(state.work.stage_seconds) or [()] * self.num_shards
+        last = list(state.work.shard_seconds)
+        for shard, taken in zip(trained, how.stage_seconds, strict=True):
+            kept = len((begin or {}).get(shard, ()))
+            stages[shard] = (*stages[shard][:kept], *taken)
+            last[shard] = sum(stages[shard])
+        names = ('shards', 'handling', 'inference', 'aggregator')
+        seconds = {
+            name: end - start
+            for name, start, end in zip(
+                names, clock[:-1], clock[1:], strict=True
+            )
+        }
+        # All that is none of the others.
+        seconds['handling'] += (
+            time.perf_counter() - started - (clock[-1] - clock[0])
+        )
+        return state._replace(
+            data=data,
+            checkpoints=made,
+            seals=seals,
+            outputs=outputs,
+            aggregator=aggregator,
+            ledger=ledger,
+            fresh=False,
+            work=Work(
+                tuple(shards), seconds, how.trainer, tuple(last), tuple(stages)
+            ),
+        )
+
+    def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
+        light = without_features(data)
+        light.row = torch.arange(int(data.num_nodes))
+        dataset = ShardDataset(light, data.shard, self.num_shards)
+        parts = {}
+        for shard in shards:
+            part = dataset[shard]
+            part.x = select_rows(data.x, part.row)
+            del part.row
+            parts[shard] = part
+        return parts
+
+    def _shard_seed(self, shard: int) -> int:
+        return rng.derive(self._seed, _SHARD, shard)
+
+    def _train(
+        self,
+        data: Data,
+        shards: Iterable[int],
+        trainer: str,
+        progress_bar: bool,
+        begin: dict[int, tuple[Stage, ...]] | None = None,
+    ) -> tuple[dict[int, Checkpoint], Trained]:
+        begin = begin or {}
+        parts = self._parts(data, shards)
+        filled = {s: p for s, p in parts.items() if p.num_nodes > 0}
+        done = train(
+            self.model_factory,
+            [self._job(s, p, begin.get(s, ())) for s, p in filled.items()],
+            self.recipe,
+            trainer=trainer,
+            num_workers=self.num_workers,
+            progress_bar=progress_bar,
+        )
+        states = dict(zip(filled, done.stages, strict=True))
+        seconds = dict(zip(filled, done.stage_seconds, strict=True))
+        made = {}
+        for shard, part in parts.items():
+            *earlier, last = states.get(shard, [{}])
+            stages = [Stage('', weights) for weights in earlier]
+            kept = begin.get(shard, ()) if shard in filled else ()
+            # Its data are sealed when the state is made.
+            made[shard] = Checkpoint(
+                '', part.n_id.clone(), last, (*kept, *stages)
+            )
+        taken = [seconds.get(shard, []) for shard in parts]
+        return made, done._replace(stage_seconds=taken)
+
+    def _job(self, shard: int, part: Data, kept: Sequence[Stage]) -> Shard:
+        # A shard with the stages that are left to train.
+        seed = self._shard_seed(shard)
+        whole = as_shard(part, seed)
+        if not self.recipe.slices:
+            return whole
+        seen = [
+            as_shard(data, rng.derive(seed, _STAGE, r))
+            for r, data in enumerate(self._seen(part))
+        ]
+        stages = [
+            (data, epochs)
+            for data, (_, epochs) in zip(seen, self.recipe.slices, strict=True)
+        ]
+        start = kept[-1].weights if kept else None
+        return whole._replace(stages=tuple(stages[len(kept) :]), start=start)
+
+    def _seen(self, part: Data) -> list[Data]:
+        # What every stage of a shard is trained on.
+        slices = self.recipe.slices
+        if not slices:
+            return [part]
+        number = slice_numbers(part.n_id, slices, self._slice_seed)
+        made = []
+        for last in range(len(slices)):
+            seen = induced(part, number, last)
+            seen.x = select_rows(part.x, seen.row)
+            del seen.row
+            made.append(seen)
+        return made
+
+    @property
+    def _slice_seed(self) -> int:
+        return rng.derive(self._seed, _SLICE)
+
+    def _outputs(
+        self,
+        data: Data,
+        checkpoints: Sequence[Checkpoint],
+        num_classes: int,
+        progress_bar: bool = False,
+    ) -> Tensor:
+        # Of every model for every node: [num_shards, num_nodes, C].
+        return evaluate_all(
+            self.model_factory,
+            as_shard(data, 0),
+            [made.weights for made in checkpoints],
+            num_classes,
+            self.recipe,
+            progress_bar=progress_bar,
+        )
+
+    @property
+    def _learns(self) -> bool:
+        learn = type(self._aggregator)._learn
+        return learn is not ShardAggregator._learn
+
+    def _present(self, state: State, progress_bar: bool = False) -> Tensor:
+        # The outputs on the present graph; kept, if nobody was faster.
+        if state.outputs is not None:
+            return state.outputs
+        started = time.perf_counter()
+        outputs = self._outputs(
+            state.data, state.checkpoints, state.num_classes, progress_bar
+        )
+        with self._lock.turn:
+            if self._state is state:
+                self._asked_seconds = time.perf_counter() - started
+                self._state = state._replace(outputs=outputs)
+        return outputs
+
+    def _choose_products(self) -> None:
+        # By what kind of layers a model has, which no data change.
+        if not self._auto_adj:
+            return
+        with seeded(0):
+            module = self.model_factory()
+        layers = [m for m in module.modules() if isinstance(m, MessagePassing)]
+        chosen = bool(layers) and all(can_multiply(m) for m in layers)
+        self.recipe = replace(self.recipe, sparse_adj=chosen)
+
+    def _sample(self, data: Data) -> Tensor:
+        # By hashes of names: those that stay do not change when others go.
+        index = (data.shard >= 0).nonzero().view(-1)
+        order = rng.derive_each(
+            rng.derive(self._seed, _SAMPLE), data.n_id[index]
+        )
+        chosen = order.argsort(stable=True)[: self.aggregator_nodes]
+        return index[chosen].sort().values
+
+    def _aggregate(
+        self, data: Data, outputs: Tensor | None, progress_bar: bool
+    ) -> ShardAggregator:
+        aggregator = copy.deepcopy(self._aggregator)
+        if outputs is None:
+            # One that has nothing to learn.
+            return aggregator.eval()
+        with single_thread(), torch.enable_grad():
+            return aggregator.fit(
+                outputs,
+                data.y,
+                self._sample(data),
+                data.edge_index,
+                data.shard,
+                seed=rng.derive(self._seed, _AGGREGATOR),
+                progress_bar=progress_bar,
+            ).eval()

@@ -1,0 +1,421 @@
+"""Slices: the bits of a fresh start, from checkpoints that saw nothing."""
+
+import copy
+
+import pytest
+import torch
+from test_shard_training import CHANNELS, CLASSES, EVERY, same
+from test_sharded_unlearner import (
+    SHARDS,
+    TESTED,
+    TRAIN,
+    equal,
+    learnt,
+    make,
+    make_data,
+    weights,
+)
+from torch_geometric.nn import GIN
+
+from pyg_trust import rng
+from pyg_trust.nn import make_aggregator
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.unlearning.shards import building, removing, training
+from pyg_trust.unlearning.shards.slices import check_slices, slice_numbers
+from pyg_trust.unlearning.shards.training import Recipe, Shard, train
+
+SLICES = [(0.4, 3), (0.7, 1), (1, 2)]
+SEED = 5
+NAMES = (
+    'GCN',
+    'SAGE',
+    'GAT',
+    'GIN',
+    'APPNP',
+    'SGConv',
+    'JKNet',
+    'PairNorm',
+)
+
+
+def sliced(factory=EVERY['GCN'], **kwargs):
+    given = {'slices': SLICES, 'epochs': None, 'num_classes': CLASSES}
+    return make(factory, **{**given, **kwargs})
+
+
+def numbers(names):
+    key = rng.derive(SEED, building._SLICE)
+    return slice_numbers(torch.as_tensor(names), check_slices(SLICES), key)
+
+
+def stages(unlearner):
+    return [
+        [stage.weights for stage in made.stages]
+        for made in unlearner._state.checkpoints
+    ]
+
+
+def fresh(data, gone, factory=EVERY['GCN'], **kwargs):
+    left = remove_from_data(data, RemovalRequest(nodes=gone).parts[0])
+    return sliced(factory, **kwargs).fit(left)
+
+
+def later(unlearner, stage):
+    """A training node whose slice is a given one."""
+    names = unlearner.data.n_id[unlearner.data.shard >= 0]
+    return int(names[numbers(names) == stage][0])
+
+
+# Exactness ##################################################################
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_any_removal_equals_training_through_all_stages(name):
+    data, factory = make_data(), EVERY[name]
+    unlearner = sliced(factory).fit(data)
+    gone = [later(unlearner, stage) for stage in range(3)] + [TESTED]
+    for node in gone:
+        unlearner.remove(RemovalRequest(nodes=[node]))
+    anew = fresh(data, gone, factory)
+    assert equal(learnt(anew), learnt(unlearner))
+    assert unlearner.verify().ok
+
+
+def test_buffers_go_through_the_stages():
+    def factory():
+        return GIN(CHANNELS, 8, 2, CLASSES, norm='batch_norm')
+
+    # A BatchNorm over one node of a small slice has no variance.
+    data, few = make_data(nodes=210), [(0.5, 2), (1, 2)]
+    unlearner = sliced(factory, slices=few).fit(data)
+    unlearner.remove(RemovalRequest(nodes=[3, 9]))
+    anew = fresh(data, [3, 9], factory, slices=few)
+    assert equal(learnt(anew), learnt(unlearner))
+
+
+@pytest.mark.parametrize(
+    'aggregator', ['mean', 'majority', 'lbaggr', 'attentive', 'contrastive']
+)
+def test_every_aggregator_follows(aggregator):
+    made = aggregator
+    if aggregator in ('attentive', 'contrastive'):
+        made = make_aggregator(aggregator, epochs=2, hidden_channels=8)
+    data = make_data()
+    unlearner = sliced(aggregator=made).fit(data)
+    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 2)]))
+    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 1)]))
+    gone = sorted(set(range(data.num_nodes)) - set(unlearner.n_id.tolist()))
+    anew = fresh(data, gone, aggregator=made)
+    assert equal(learnt(anew), learnt(unlearner))
+
+
+def test_a_hundred_random_removals_keep_the_bits():
+    data = make_data(nodes=220)
+    unlearner = sliced(aggregator='mean').fit(data)
+    generator = torch.Generator().manual_seed(2)
+    left = data.clone()
+    left.n_id = torch.arange(int(data.num_nodes))
+    for step in range(100):
+        kind = int(torch.randint(4, (), generator=generator))
+        names = left.n_id[
+            torch.randperm(int(left.num_nodes), generator=generator)
+        ]
+        spent = left.get('x_removed')
+        if spent is not None:
+            kept = set(left.n_id[~spent].tolist())
+            names = [v for v in names.tolist() if v in kept]
+        else:
+            names = names.tolist()
+        if kind == 0:
+            at = int(
+                torch.randint(left.edge_index.size(1), (), generator=generator)
+            )
+            u, v = left.n_id[left.edge_index[:, at]].tolist()
+            request = RemovalRequest(edges=[(u, v)])
+        elif kind == 1:
+            request = RemovalRequest(features=names[:1])
+        else:
+            request = RemovalRequest(nodes=names[:1])
+        if kind == 3:
+            unlearner.enqueue(request)
+            unlearner.flush()
+        else:
+            unlearner.remove(request)
+        left = remove_from_data(left, request.parts[0])
+        if step % 20 == 19:
+            anew = sliced(aggregator='mean').fit(left)
+            assert same(weights(anew), weights(unlearner))
+            for one, two in zip(stages(anew), stages(unlearner), strict=True):
+                assert same(one, two)
+            assert torch.equal(anew.outputs, unlearner.outputs)
+    assert unlearner.verify().ok
+
+
+def test_stages_are_what_a_loop_by_hand_makes():
+    data = make_data()
+    unlearner = sliced().fit(data)
+    shard = 1
+    names = unlearner.data.n_id[unlearner.data.shard == shard]
+    seed = rng.derive(SEED, building._SHARD, shard)
+    number = numbers(names)
+    module = None
+    for r, (_, epochs) in enumerate(SLICES):
+        inside = names[number <= r]
+        place = {v: i for i, v in enumerate(inside.tolist())}
+        edges = [
+            (place[u], place[v])
+            for u, v in data.edge_index.t().tolist()
+            if u in place and v in place
+        ]
+        part = Shard(
+            rng.derive(seed, building._STAGE, r),
+            data.x[inside],
+            data.y[inside],
+            torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(),
+        )
+        if module is None:
+            whole = part._replace(seed=seed)
+            module = training.build(EVERY['GCN'], whole)
+        else:
+            values = training.snapshot(module)
+            module = training.build(EVERY['GCN'], part)
+            training.restore(module, values)
+        training.train_alone(module, part, Recipe(epochs=epochs))
+        mine = [*stages(unlearner)[shard], unlearner.shard_state(shard)][r]
+        assert same([training.snapshot(module)], [mine])
+
+
+# What a removal starts from #################################################
+
+
+def test_earlier_stages_stay_and_later_ones_are_written_anew():
+    data = make_data()
+    for stage in range(3):
+        unlearner = sliced().fit(data)
+        node = later(unlearner, stage)
+        home = int(unlearner.data.shard[node])
+        before = stages(unlearner)
+        plan = unlearner.plan(RemovalRequest(nodes=[node]))
+        report = unlearner.remove(RemovalRequest(nodes=[node]))
+        assert plan.stages == report.stages == {home: stage}
+        for shard in range(SHARDS):
+            for r in range(2):
+                kept = same([before[shard][r]], [stages(unlearner)[shard][r]])
+                assert kept == (shard != home or r < stage)
+
+
+def test_an_edge_belongs_to_its_later_end():
+    data = make_data()
+    unlearner = sliced().fit(data)
+    shard, found = unlearner.data.shard, {}
+    for u, v in data.edge_index.t().tolist():
+        if shard[u] == shard[v] >= 0:
+            found[tuple(sorted(numbers([u, v]).tolist()))] = (u, v)
+    assert {(0, 1), (0, 2), (1, 2)} <= set(found)
+    for pair, edge in found.items():
+        unlearner = sliced().fit(data)
+        request = RemovalRequest(edges=[edge])
+        report = unlearner.remove(request)
+        assert report.stages == {int(shard[edge[0]]): max(pair)}
+        left = remove_from_data(data, request.parts[0])
+        assert equal(learnt(sliced().fit(left)), learnt(unlearner))
+
+
+def test_a_slice_is_a_function_of_the_name():
+    names = torch.randperm(1000)
+    whole = numbers(names)
+    for _ in range(5):
+        keep = torch.randperm(1000)[:300]
+        assert torch.equal(numbers(names[keep]), whole[keep])
+    # And of the shares: they hold so many of them, as a binomial has it.
+    share = (whole == 0).double().mean()
+    assert abs(float(share) - 0.4) < 5 * (0.4 * 0.6 / 1000) ** 0.5
+    assert set(whole.tolist()) == {0, 1, 2}
+
+
+def test_only_later_stages_are_trained(monkeypatch):
+    unlearner = sliced(aggregator='mean').fit(make_data())
+    epochs = []
+    honest = training.train_alone
+
+    def counted(module, shard, recipe):
+        epochs.append(recipe.epochs)
+        return honest(module, shard, recipe)
+
+    monkeypatch.setattr(training, 'train_alone', counted)
+    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 2)]))
+    assert epochs == [2]
+    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 1)]))
+    assert epochs == [2, 1, 2]
+
+
+def test_a_stage_without_nodes_hands_on_what_it_got():
+    data = make_data()
+    unlearner = sliced(slices=[(1e-9, 3), (1, 2)]).fit(data)
+    for shard, (stage,) in enumerate(stages(unlearner)):
+        part = building.as_shard(
+            unlearner._parts(unlearner._state.data, [shard])[shard],
+            unlearner._shard_seed(shard),
+        )
+        module = training.build(EVERY['GCN'], part)
+        assert same([stage], [training.snapshot(module)])
+    unlearner.remove(RemovalRequest(nodes=[0]))
+    assert unlearner.verify().ok
+
+
+def test_a_shard_may_lose_all_its_nodes():
+    data = make_data()
+    unlearner = sliced().fit(data)
+    gone = unlearner.data.n_id[unlearner.data.shard == 0].tolist()
+    report = unlearner.remove(RemovalRequest(nodes=gone))
+    assert report.empty == (0,)
+    assert stages(unlearner)[0] == []
+    anew = fresh(data, gone)
+    assert equal(learnt(anew), learnt(unlearner))
+    assert unlearner.verify().ok
+
+
+# Faults #####################################################################
+
+
+def test_a_stage_too_late_is_found(monkeypatch):
+    # Planted: training starts from a checkpoint that has seen what goes.
+    def late(self, state, data, shard, count):
+        return state.checkpoints[shard].stages[: count + 1]
+
+    unlearner = sliced().fit(make_data())
+    node = later(unlearner, 1)
+    home = int(unlearner.data.shard[node])
+    monkeypatch.setattr(removing.Removing, '_kept', late)
+    unlearner.remove(RemovalRequest(nodes=[node]))
+    monkeypatch.undo()
+    report = unlearner.verify()
+    assert not report.ok
+    assert report.differing == (home,)
+
+
+def test_a_stage_with_another_key_is_refused():
+    data = make_data()
+    unlearner = sliced().fit(data)
+    node = later(unlearner, 1)
+    home = int(unlearner.data.shard[node])
+    state = unlearner._state
+    # The stage of another shard, with its key.
+    other = (home + 1) % SHARDS
+    wrong = state.checkpoints[home]._replace(
+        stages=state.checkpoints[other].stages
+    )
+    made = list(state.checkpoints)
+    made[home] = wrong
+    unlearner._state = state._replace(checkpoints=tuple(made))
+    assert not unlearner.verify().ok
+    with pytest.raises(ValueError, match=r'stage 0 .* repartition'):
+        unlearner.remove(RemovalRequest(nodes=[node]))
+    # Data that changed under a stage, as an earlier slice that came back.
+    unlearner._state = state
+    inside = state.data.n_id[
+        (state.data.shard == home) & (numbers(state.data.n_id) == 0)
+    ]
+    changed = copy.copy(state.data)
+    changed.x = changed.x.clone()
+    changed.x[inside[0]] += 1
+    unlearner._state = state._replace(data=changed)
+    with pytest.raises(ValueError, match=r'stage 0 .* repartition'):
+        unlearner.remove(RemovalRequest(nodes=[node]))
+    unlearner.repartition()
+    assert unlearner.verify().ok
+
+
+def test_weights_of_a_stage_that_are_others_are_found():
+    unlearner = sliced().fit(make_data())
+    state = unlearner._state
+    stage = state.checkpoints[2].stages[1]
+    name = next(iter(stage.weights))
+    bad = stage._replace(
+        weights={**stage.weights, name: stage.weights[name] + 1e-6}
+    )
+    made = list(state.checkpoints)
+    made[2] = made[2]._replace(stages=(made[2].stages[0], bad))
+    unlearner._state = state._replace(checkpoints=tuple(made))
+    report = unlearner.verify()
+    assert not report.ok
+    assert report.differing == (2,)
+
+
+# States and trainers ########################################################
+
+
+def test_stages_are_saved_and_loaded(tmp_path):
+    data = make_data()
+    one = sliced(folder=tmp_path / 'one').fit(data)
+    node = later(one, 2)
+    two = sliced(folder=tmp_path / 'one').load()
+    assert equal(learnt(one), learnt(two))
+    two.remove(RemovalRequest(nodes=[node]))
+    assert equal(learnt(fresh(data, [node])), learnt(two))
+    state = two.state_dict()
+    three = sliced()
+    three.load_state_dict(state)
+    assert three.verify().ok
+    # A stage whose key is another one's.
+    made = state['checkpoints']
+    made[0]['stages'], made[1]['stages'] = (
+        made[1]['stages'],
+        made[0]['stages'],
+    )
+    with pytest.raises(ValueError, match='checkpoint of shard 0'):
+        sliced().load_state_dict(state)
+    with pytest.raises(ValueError, match='other arguments'):
+        make(epochs=6, num_classes=CLASSES).load_state_dict(two.state_dict())
+
+
+def test_processes_give_the_same_stages():
+    shards = []
+    data = make_data()
+    for i in range(2):
+        part = Shard(i, data.x, data.y, data.edge_index)
+        half = Shard(i + 7, data.x[:30], data.y[:30], torch.empty(2, 0).long())
+        shards.append(part._replace(stages=((half, 2), (part, 3))))
+    factory = EVERY['GCN']
+    one = train(factory, shards, Recipe())
+    two = train(factory, shards, Recipe(), trainer='process', num_workers=1)
+    for a, b in zip(one.stages, two.stages, strict=True):
+        assert same(a, b)
+
+
+def test_plans_count_what_stages_train():
+    data = make_data()
+    unlearner = sliced().fit(data)
+    node = later(unlearner, 2)
+    request = RemovalRequest(nodes=[node])
+    plan, report = unlearner.plan(request), unlearner.remove(request)
+    assert plan.node_epochs == report.node_epochs == 2 * plan.nodes
+    number = numbers(unlearner.data.n_id[unlearner.data.shard >= 0])
+    full = sum(
+        int((number <= r).sum()) * epochs
+        for r, (_, epochs) in enumerate(SLICES)
+    )
+    assert plan.full_node_epochs == full
+    assert TRAIN > 0
+    # A request of the last slice is planned cheaper than one of the first.
+    first = unlearner.plan(RemovalRequest(nodes=[later(unlearner, 0)]))
+    assert first.stages != plan.stages
+
+
+@pytest.mark.parametrize(
+    'slices',
+    [
+        [],
+        [(0.5, 3)],
+        [(0.5, 3), (0.5, 3), (1, 2)],
+        [(0.0, 3), (1, 2)],
+        [(1.5, 3)],
+        [(0.5, 0), (1, 2)],
+    ],
+)
+def test_bad_slices_are_refused(slices):
+    with pytest.raises(ValueError, match='slices'):
+        sliced(slices=slices)
+    with pytest.raises(ValueError, match="'epochs' needs to be the sum"):
+        sliced(epochs=7)
+    assert sliced(epochs=6).recipe.epochs == 6
