@@ -243,7 +243,7 @@ OTHERS = {
         torch.arange(200.0), torch.arange(150.0, 350.0), 1e-3, claim=1.0
     ),
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
-    'LocalCluster': lambda: local_cluster(cycle(30).edge_index, 3),
+    'LocalCluster': lambda: local_cluster(cycle(30), 3),
     'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),
     'BatchPlan': lambda: batch_plan(
         [(1.0,), (2.0,)], [1.0], 0.5, rate=0.1, max_wait=60.0

@@ -1,6 +1,7 @@
 """What a report draws: data and words, apart from matplotlib."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,7 @@ def axes(ax: Any, height: float = 3.2) -> Any:
         raise ImportError(
             "plots need 'matplotlib': install it with 'pip install matplotlib'"
         ) from error
-    return pyplot.subplots(figsize=(6, height), layout='constrained')[1]
+    return pyplot.subplots(figsize=(7, height), layout='constrained')[1]
 
 
 def draw(chart: Chart, ax: Any = None) -> Any:
@@ -88,7 +89,7 @@ def draw(chart: Chart, ax: Any = None) -> Any:
         ax = axes(ax)
         _lines(chart, ax)
     else:
-        ax = axes(ax, 1.2 + 0.35 * min(len(chart.bars), _MOST))
+        ax = axes(ax, 1.2 + 0.42 * min(len(chart.bars), _MOST))
         _bars(chart, ax)
     ax.set_title(chart.title, loc='left', fontsize='medium', wrap=True)
     ax.set(xlabel=chart.xlabel, ylabel=chart.ylabel)
@@ -128,15 +129,15 @@ def _bars(chart: Chart, ax: Any) -> None:
         ends = chart.spans.get(name, (value, value))
         if all(map(math.isfinite, ends)) and ends[0] < ends[1]:
             ax.plot(ends, [at, at], color='black', linewidth=1.5)
+        places = [end for end in (value, *ends) if math.isfinite(end)]
         ax.annotate(
             f' {value:.4g}',
-            (max(value, *(end for end in ends if math.isfinite(end))), at)
-            if math.isfinite(value)
-            else (0, at),
+            (max(places, default=0.0), at),
             va='center',
             fontsize='small',
         )
-    ax.set_yticks(range(len(names)), names)
+    wrapped = [textwrap.fill(name, 26) for name in names]
+    ax.set_yticks(range(len(names)), wrapped)
     ax.invert_yaxis()
     if chart.log:
         ax.set_xscale('log')

@@ -171,7 +171,7 @@ class TrustReport(Report):
             if over
             else 'Every budget is kept',
             bars=bars,
-            xlabel='share of the budget that is spent',
+            xlabel='share of the budget',
             limit=1.0,
         )
 
