@@ -6,7 +6,7 @@
     python3 dev.py bench NAME    run benchmarks/NAME.py
     python3 dev.py docs          make the site: docs/build/index.html
     python3 dev.py package       build dist/, and test what it installs
-    python3 dev.py headers       fetch the headers of the oldest and newest torch
+    python3 dev.py headers       fetch the headers of two versions of torch
 
 Needs Python 3.10 or later, with venv, and a C++ compiler. Everything else goes
 into the environment ``.venv`` (or the one named by ``--env``), which is used

@@ -152,19 +152,18 @@ using Row = typename Vector<scalar_t, kRowLanes<scalar_t, width>>::type;
 // every caller, so that the sum lives in registers; rows are stored as store_t
 // and summed as scalar_t.
 template <int width, typename scalar_t, typename store_t>
-PYG_TRUST_INLINE void sum_row(const int32_t* col,
-                              int64_t num_entries,
-                              const store_t* in,
-                              int64_t stride,
-                              int64_t begin,
-                              int64_t stop,
-                              Row<scalar_t, width>* sum) {
+PYG_TRUST_INLINE void add_rows(const int32_t* col,
+                               int64_t num_entries,
+                               const store_t* in,
+                               int64_t stride,
+                               int64_t begin,
+                               int64_t stop,
+                               Row<scalar_t, width>* total) {
   constexpr int lanes = kRowLanes<scalar_t, width>;
   static_assert(width % lanes == 0);
   constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
   constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
   constexpr int64_t entries_ahead = kLinesAhead / lines;
-  Row<scalar_t, width> total[width / lanes] = {};
   for (int64_t e = begin; e < stop; ++e) {
     const store_t* row = in + col[e] * stride;
     // Past the row's end comes the next row, which is wanted next.
@@ -176,7 +175,20 @@ PYG_TRUST_INLINE void sum_row(const int32_t* col,
     for (int k = 0; k < width / lanes; ++k)
       total[k] += load<lanes>(row + k * lanes);
   }
-  for (int k = 0; k < width / lanes; ++k)
+}
+
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void sum_row(const int32_t* col,
+                              int64_t num_entries,
+                              const store_t* in,
+                              int64_t stride,
+                              int64_t begin,
+                              int64_t stop,
+                              Row<scalar_t, width>* sum) {
+  constexpr int vectors = width / kRowLanes<scalar_t, width>;
+  Row<scalar_t, width> total[vectors] = {};
+  add_rows<width, scalar_t>(col, num_entries, in, stride, begin, stop, total);
+  for (int k = 0; k < vectors; ++k)
     sum[k] = total[k];
 }
 

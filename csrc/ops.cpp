@@ -22,6 +22,44 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows, Tensor? order) -> Tensor");
 
+  // Of lists of edges (int64 or int32), sorted rows; CPU only, as all of
+  // these. count[index[e]] += 1; the first e whose index is no node, or -1.
+  m.def("count_rows(Tensor index, Tensor(a!) count) -> int");
+  // Puts col[e] in the next place of its row, from cursor[row[e] - first] on,
+  // and first_edge + e in perm; edges of other rows are left out. False if
+  // these are not the edges that were counted.
+  m.def(
+      "place_rows(Tensor row, Tensor col, Tensor(a!) cursor, Tensor(b!) out, "
+      "Tensor(c!)? perm, int first, int num_nodes, int first_edge) -> bool");
+  // Sorts every row. How many entries repeat the one before, and the first.
+  m.def(
+      "sort_rows(Tensor rowptr, Tensor(a!) col, Tensor(b!)? perm) "
+      "-> (int, int)");
+  // One of equal entries of a row stays; how many entries are left.
+  m.def("merge_rows(Tensor(a!) rowptr, Tensor(b!) col) -> int");
+  // 0 for sorted rows; 1: rowptr is none, 2: no node, 3: not sorted.
+  m.def("check_rows(Tensor rowptr, Tensor col) -> int");
+  // Whether every entry is there in both directions, weights alike.
+  m.def("is_symmetric(Tensor rowptr, Tensor col, Tensor? weight) -> bool");
+  // rowptr and col of the reversed edges, and their positions in col.
+  m.def(
+      "transpose_rows(Tensor rowptr, Tensor col, bool with_perm) "
+      "-> (Tensor, Tensor, Tensor)");
+  // A mask of the nodes in their own rows; the rows with the others put in.
+  m.def("own_loops(Tensor rowptr, Tensor col) -> Tensor");
+  m.def(
+      "add_loops(Tensor rowptr, Tensor col, Tensor own, bool with_perm) "
+      "-> (Tensor, Tensor, Tensor)");
+
+  // `propagate` (or `propagate_entries`, if x is none) on the CPU, with an
+  // entry more in every row that has none of its own node, if `loops`: recv
+  // and send count it. Written over x if `in_place`.
+  m.def(
+      "propagate_looped(Tensor rowptr, Tensor col, Tensor(a!)? x, Tensor? ptr, "
+      "Tensor? index, Tensor? value, int columns, Tensor recv, Tensor send, "
+      "Tensor weights, bool half, Tensor? scale, bool three_term, "
+      "Tensor? rows, Tensor? order, bool loops, bool in_place) -> Tensor");
+
   // The part of each node (int32) in a partition into parts of equal size with
   // few edges between them.
   m.def(

@@ -18,6 +18,10 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 
+class DamagedFileError(ValueError):
+    """A file is not what was written to it; the message names the file."""
+
+
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replaces a file in one step: it has the old content or the new one.
 

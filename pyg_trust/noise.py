@@ -27,6 +27,7 @@ from pyg_trust._checks import (
     check_callable,
     check_instance,
     check_integer,
+    check_number,
     check_tensor,
 )
 
@@ -172,6 +173,28 @@ def source(seed: int | None = None) -> SecureNoise | SeededNoise:
             report has to begin with :data:`SEEDED`. (default: :obj:`None`)
     """
     return SecureNoise() if seed is None else SeededNoise(seed)
+
+
+def coins(
+    source: SecureNoise | SeededNoise, count: int, rate: float
+) -> np.ndarray:
+    r"""Those of :obj:`count` for which a coin shows heads, independently.
+
+    The coin of :class:`SecureNoise` has a probability of at most
+    :obj:`rate`, and :math:`2^{-53}` less at most.
+
+    Args:
+        source (SecureNoise or SeededNoise): what throws them.
+        count (int): how many there are.
+        rate (float): the probability of each, in :math:`[0, 1]`.
+
+    Returns:
+        ndarray: int64, increasing.
+    """
+    check_integer('count', count, 0)
+    if not 0 <= check_number('rate', rate) <= 1:
+        raise ValueError(f"'rate' needs to be in [0, 1] (got {rate})")
+    return np.flatnonzero(source.uniform(count) <= rate)
 
 
 def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:

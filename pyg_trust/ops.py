@@ -190,6 +190,8 @@ def propagate(
     three_term: bool = False,
     rows: Tensor | None = None,
     order: Tensor | None = None,
+    loops: bool = False,
+    in_place: bool = False,
 ) -> Tensor:
     r"""Computes :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
 
@@ -228,12 +230,17 @@ def propagate(
         order (Tensor, optional): int64, ``[num_nodes]``: which row of
             :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
             graph is. (default: :obj:`None`)
+        loops (bool): on the CPU, whether :math:`B` has a one more on its
+            diagonal wherever that is zero. Row sums are as if it stood in its
+            place among the others. (default: :obj:`False`)
+        in_place (bool): on the CPU, whether the result is written over a
+            dense :obj:`x`. (default: :obj:`False`)
 
     Returns:
         Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
     """
     dtype = _value_dtype('x', x)
-    device = _check_device('x', x)
+    device, given = _check_device('x', x), x
     check = partial(_check, device=device)
     n, count = _size(rowptr, 1) - 1, _size(weights, 1)
     sparse = x.layout == torch.sparse_csr
@@ -247,6 +254,8 @@ def propagate(
         x = check('x', x, dtype, n, *(x.shape[1:2] or (1,)))
     if half and dtype != torch.float32:
         raise TypeError(f"'half' needs a float32 'x' (got {dtype})")
+    check_instance('loops', loops, bool)
+    check_instance('in_place', in_place, bool)
     if scale is not None:
         if not half:
             raise ValueError("'scale' needs half=True (got half=False)")
@@ -271,6 +280,20 @@ def propagate(
         rows,
         order,
     )
+    if loops or in_place:
+        if device.type != 'cpu':
+            raise ValueError(
+                "'loops' and 'in_place' need tensors on the CPU "
+                f'(got {device})'
+            )
+        if in_place and (sparse or rows is not None or x is not given):
+            raise ValueError(
+                "'in_place' needs a dense, contiguous 'x', and all rows"
+            )
+        parts = sparse_parts(x) if sparse else (None, None, None, x.size(1))
+        signal = (None if sparse else x, *parts)
+        z = _ops.propagate_looped(*graph, *signal, *rest, loops, in_place)
+        return x if in_place else z
     if sparse:
         return _ops.propagate_entries(*graph, *sparse_parts(x), *rest)
     return _ops.propagate(*graph, x, *rest)
@@ -1117,6 +1140,30 @@ def _(
 ) -> Tensor:
     count = recv.numel() if rows is None else rows.numel()
     return value.new_empty(count, columns)
+
+
+@torch.library.register_fake('pyg_trust::propagate_looped')
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor | None,
+    ptr: Tensor | None,
+    index: Tensor | None,
+    value: Tensor | None,
+    columns: int,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    half: bool,
+    scale: Tensor | None,
+    three_term: bool,
+    rows: Tensor | None,
+    order: Tensor | None,
+    loops: bool,
+    in_place: bool,
+) -> Tensor:
+    count = recv.numel() if rows is None else rows.numel()
+    return recv.new_empty(count, columns)
 
 
 @torch.library.register_fake('pyg_trust::push')

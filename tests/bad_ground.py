@@ -110,6 +110,7 @@ entry(
     },
     Row('half', {'x': torch.ones(N, 2).double()}, "'half'"),
     Row('scale', {'half': False}, "'scale'"),
+    Row('rows over x', {'in_place': True}, "'in_place'"),
     names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},
     rowptr=RAW,
     col=tensor(rows=False, finite=False),
@@ -122,6 +123,8 @@ entry(
     three_term=FLAG,
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
     order=tensor(low=0, high=N - 1, none=True),
+    loops=FLAG,
+    in_place=FLAG,
 )
 entry(
     'ops.sparse_parts',
@@ -347,6 +350,7 @@ entry(
     num_nodes=integer(N),
     edge_weight=EDGE_WEIGHT,
     duplicates=choice(),
+    perm=FLAG,
 )
 entry(
     'graph.CSRGraph.from_torch_sparse',
@@ -462,7 +466,7 @@ entry(
     rounds=integer(1),
 )
 entry(
-    'graph.pick_rows',
+    'sparse.pick_rows',
     lambda: {'rowptr': csr().rowptr, 'nodes': torch.tensor([0, 2])},
     rowptr=tensor(rows=False, empty=True),
     nodes=tensor(rows=False, low=0, high=N - 1),
@@ -480,9 +484,10 @@ entry(
     lambda: (csr(), {'exponent': 0.5, 'dtype': torch.float32}),
     exponent=number(),
     dtype=values(3, None, 'float32', torch.int64),
+    loops=FLAG,
 )
 entry(
-    'graph.sparse_rows',
+    'sparse.sparse_rows',
     lambda: {
         'ptr': torch.tensor([0, 1, 2]),
         'index': torch.tensor([0, 1]),

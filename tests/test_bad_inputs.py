@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import bad_aggregation  # noqa: F401
 import bad_certificates  # noqa: F401
 import bad_functional  # noqa: F401
 import bad_ground  # noqa: F401

@@ -35,7 +35,7 @@ def dense(graph):
 
 
 def test_from_edge_index():
-    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS)
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS, perm=True)
     assert graph.rowptr.tolist() == [0, 2, 2, 3, 4, 4]
     assert graph.col.tolist() == [1, 2, 2, 0]
     assert graph.weight.tolist() == [3.0, 2.0, 4.0, 1.5]
@@ -143,11 +143,15 @@ def test_duplicates():
     weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
     with pytest.raises(ValueError, match=r'1 edges more than once.*0 -> 1'):
         CSRGraph.from_edge_index(edges, 3)
-    merged = CSRGraph.from_edge_index(edges, 3, weights, duplicates='merge')
+    merged = CSRGraph.from_edge_index(
+        edges, 3, weights, duplicates='merge', perm=True
+    )
     assert merged.col.tolist() == [1, 2, 0]
     assert merged.weight.tolist() == [5.0, 8.0, 2.0]
     assert merged.perm.tolist() == [0, 3, 1]
-    kept = CSRGraph.from_edge_index(edges, 3, weights, duplicates='keep')
+    kept = CSRGraph.from_edge_index(
+        edges, 3, weights, duplicates='keep', perm=True
+    )
     assert kept.col.tolist() == [1, 1, 2, 0]
     assert kept.weight.tolist() == [1.0, 4.0, 8.0, 2.0]
     assert kept.perm.tolist() == [0, 2, 3, 1]
@@ -178,7 +182,7 @@ def test_degrees_of_a_directed_graph():
 
 
 def test_transpose():
-    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS)
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS, perm=True)
     other = graph.transpose()
     assert torch.equal(dense(other), ADJ.t())
     assert torch.equal(EDGES[:, other.perm].flip(0), other.to_edge_index()[0])
@@ -188,7 +192,9 @@ def test_transpose():
 
 
 def test_with_self_loops():
-    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS).with_self_loops()
+    graph = CSRGraph.from_edge_index(EDGES, 5, WEIGHTS, perm=True)
+    assert CSRGraph.from_edge_index(EDGES, 5, WEIGHTS).perm is None
+    graph = graph.with_self_loops()
     expected = ADJ + torch.diag(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]))
     assert torch.equal(dense(graph), expected)
     assert graph.perm.tolist() == [-1, 2, 1, -1, 3, 0, -1, -1]

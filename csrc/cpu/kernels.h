@@ -57,6 +57,7 @@ struct Step {
   // What the rows of the graph are called in x, recv, send and z; null if they
   // have these names already.
   const int64_t* names;
+  bool loops;  // whether every row has an entry of its own node
   const scalar_t* recv;
   const scalar_t* send;
   // x, dense (row v at x + v * x_stride) or, if that is null, sparse.

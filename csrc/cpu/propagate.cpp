@@ -126,7 +126,7 @@ std::vector<std::vector<int32_t>> rows_needed(const Tensor& rowptr_,
                                               const Tensor& col_,
                                               const Tensor& rows_,
                                               int64_t levels,
-                                              bool three_term) {
+                                              bool own) {
   const auto* rowptr = rowptr_.const_data_ptr<int64_t>();
   const auto* col = col_.const_data_ptr<int32_t>();
   const auto* rows = rows_.const_data_ptr<int64_t>();
@@ -143,7 +143,7 @@ std::vector<std::vector<int32_t>> rows_needed(const Tensor& rowptr_,
       break;
     std::vector<uint8_t> mark(n, 0);
     for (const int32_t v : last) {
-      mark[v] |= three_term;
+      mark[v] |= own;
       for (int64_t e = rowptr[v]; e < rowptr[v + 1]; ++e)
         mark[col[e]] = 1;
     }
@@ -172,7 +172,9 @@ Tensor propagate_typed(const Tensor& rowptr,
                        const std::optional<Tensor>& scale,
                        bool three_term,
                        const std::optional<Tensor>& rows,
-                       const std::optional<Tensor>& order) {
+                       const std::optional<Tensor>& order,
+                       bool loops,
+                       bool in_place) {
   const int64_t n = rowptr.numel() - 1, columns = x.columns;
   const auto* w = weights.const_data_ptr<double>();
   int64_t levels = weights.numel() - 1;
@@ -187,15 +189,18 @@ Tensor propagate_typed(const Tensor& rowptr,
           ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(together)))
           : (together + line - 1) / line * line;
   const int64_t num_out = rows ? rows->numel() : n;
-  Tensor out = torch::stable::new_empty(recv, {num_out, columns});
+  // A row of x is read for the last time where its z is written.
+  Tensor out = in_place ? *x.dense
+                        : torch::stable::new_empty(recv, {num_out, columns});
   if (columns == 0)
     return out;
-  wish_for_huge_pages(out.mutable_data_ptr<scalar_t>(),
-                      num_out * columns * int64_t{sizeof(scalar_t)});
+  if (!in_place)
+    wish_for_huge_pages(out.mutable_data_ptr<scalar_t>(),
+                        num_out * columns * int64_t{sizeof(scalar_t)});
 
   std::vector<std::vector<int32_t>> needed;
   if (rows)
-    needed = rows_needed(rowptr, col, *rows, levels, three_term);
+    needed = rows_needed(rowptr, col, *rows, levels, three_term || loops);
   Scratch<store_t> one(levels > 0 ? n * stride : 0, Pages::kHuge);
   Scratch<store_t> two(levels > 1 ? n * stride : 0, Pages::kHuge);
   std::optional<Tiles<scalar_t>> tiles;
@@ -210,6 +215,7 @@ Tensor propagate_typed(const Tensor& rowptr,
   step.send = send.const_data_ptr<scalar_t>();
   step.z_stride = columns;
   step.names = order ? order->const_data_ptr<int64_t>() : nullptr;
+  step.loops = loops && levels > 0;
   step.at_zero = static_cast<scalar_t>(at_zero(w, levels + 1, three_term));
   std::vector<int64_t> no_entries;
   if (levels == 0) {  // z = w_0 x
@@ -296,12 +302,15 @@ Tensor run(const Tensor& rowptr,
            const std::optional<Tensor>& scale,
            bool three_term,
            const std::optional<Tensor>& rows,
-                       const std::optional<Tensor>& order) {
+           const std::optional<Tensor>& order,
+           bool loops = false,
+           bool in_place = false) {
   const auto typed = recv.scalar_type() == ScalarType::Double
                          ? propagate_typed<double, double>
                      : half ? propagate_typed<float, Float16>
                             : propagate_typed<float, float>;
-  return typed(rowptr, col, x, recv, send, weights, scale, three_term, rows, order);
+  return typed(rowptr, col, x, recv, send, weights, scale, three_term, rows,
+               order, loops, in_place);
 }
 
 Tensor propagate(const Tensor& rowptr,
@@ -339,10 +348,34 @@ Tensor propagate_entries(const Tensor& rowptr,
              rows, order);
 }
 
+Tensor propagate_looped(const Tensor& rowptr,
+                        const Tensor& col,
+                        const std::optional<Tensor>& x,
+                        const std::optional<Tensor>& ptr,
+                        const std::optional<Tensor>& index,
+                        const std::optional<Tensor>& value,
+                        int64_t columns,
+                        const Tensor& recv,
+                        const Tensor& send,
+                        const Tensor& weights,
+                        bool half,
+                        const std::optional<Tensor>& scale,
+                        bool three_term,
+                        const std::optional<Tensor>& rows,
+                        const std::optional<Tensor>& order,
+                        bool loops,
+                        bool in_place) {
+  const Signal signal = x ? Signal{&*x, nullptr, nullptr, nullptr, columns}
+                          : Signal{nullptr, &*ptr, &*index, &*value, columns};
+  return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
+             rows, order, loops, in_place);
+}
+
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("propagate", TORCH_BOX(&pyg_trust::propagate));
+  m.impl("propagate_looped", TORCH_BOX(&pyg_trust::propagate_looped));
   m.impl("propagate_entries", TORCH_BOX(&pyg_trust::propagate_entries));
 }

@@ -87,6 +87,29 @@ PYG_TRUST_INLINE int64_t name_of(const Step<scalar_t, store_t>& step,
   return step.names == nullptr ? v : step.names[v];
 }
 
+// Where in row v an entry of v itself belongs: before the first of a later
+// node. The row's end if it has one already, or if none is wanted; `own` says
+// whether one is.
+template <typename scalar_t, typename store_t>
+PYG_TRUST_INLINE int64_t own_place(const Step<scalar_t, store_t>& step,
+                                   int64_t v,
+                                   int64_t name,
+                                   bool* own) {
+  const int64_t stop = step.rowptr[v + 1];
+  *own = false;
+  if (!step.loops)
+    return stop;
+  int64_t low = step.rowptr[v], count = stop - low;
+  while (count > 0) {
+    const int64_t half = count / 2;
+    const bool before = name_of(step, step.col[low + half]) < name;
+    low = before ? low + half + 1 : low;
+    count = before ? count - half - 1 : half;
+  }
+  *own = low == stop || name_of(step, step.col[low]) != name;
+  return *own ? low : stop;
+}
+
 template <int width, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void load_rows(const Step<scalar_t, store_t>& step,
                                 int64_t begin,
@@ -117,24 +140,40 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
     const int64_t name = name_of(step, v);
     Row<scalar_t, width> value[vectors];
     alignas(kCacheLine) scalar_t room[width];
+    bool own;
+    const int64_t begins = step.rowptr[v], stop = step.rowptr[v + 1];
+    const int64_t middle = own_place(step, v, name, &own);
     if (step.in != nullptr) {
-      sum_row<width, scalar_t>(step.col, step.num_entries, step.in,
-                               step.stride, step.rowptr[v],
-                               step.rowptr[v + 1], value);
+      Row<scalar_t, width> total[vectors] = {};
+      add_rows<width, scalar_t>(step.col, step.num_entries, step.in,
+                                step.stride, begins, middle, total);
+      if (own) {
+        for (int k = 0; k < vectors; ++k)
+          total[k] += load<lanes>(step.in + v * step.stride + k * lanes);
+        add_rows<width, scalar_t>(step.col, step.num_entries, step.in,
+                                  step.stride, middle, stop, total);
+      }
+      for (int k = 0; k < vectors; ++k)
+        value[k] = total[k];
     } else {
       for (int c = 0; c < width; ++c)
         room[c] = 0;
       const auto& entries = step.entries;
-      const int64_t stop = step.rowptr[v + 1];
-      for (int64_t e = step.rowptr[v]; e < stop; ++e) {
-        const int64_t u = name_of(step, step.col[e]);
+      const auto add = [&](int64_t u) {
+        for (int64_t k = entries.ptr[u]; k < entries.ptr[u + 1]; ++k)
+          room[entries.column[k]] += entries.sent[k];
+      };
+      for (int64_t e = begins; e < stop; ++e) {
+        if (own && e == middle)
+          add(name);
         const int64_t later =
             e + kLinesAhead < step.num_entries ? e + kLinesAhead : e;
         if (step.names == nullptr)
           __builtin_prefetch(entries.ptr + step.col[later]);
-        for (int64_t k = entries.ptr[u]; k < entries.ptr[u + 1]; ++k)
-          room[entries.column[k]] += entries.sent[k];
+        add(name_of(step, step.col[e]));
       }
+      if (own && middle == stop)
+        add(name);
       for (int k = 0; k < vectors; ++k)
         value[k] = load<lanes>(room + k * lanes);
     }

@@ -101,6 +101,11 @@ from pyg_trust.functional.newton import (
     shift_epsilon,
     tight_bound,
 )
+from pyg_trust.functional.out_of_core import (
+    MemoryPlan,
+    plan_memory,
+    propagate_to,
+)
 from pyg_trust.functional.partition import (
     PartitionLosses,
     PartitionQuality,
@@ -122,6 +127,12 @@ from pyg_trust.functional.perturbations import (
     Perturbations,
     Policy,
 )
+from pyg_trust.functional.poisson import (
+    calibrate_poisson,
+    poisson_epsilon,
+    poisson_profile,
+    rdp_poisson,
+)
 from pyg_trust.functional.policy import (
     Optimum,
     WorstCase,
@@ -129,6 +140,20 @@ from pyg_trust.functional.policy import (
     policy_value,
     robust_margins,
     worst_case_margins,
+)
+from pyg_trust.functional.private_accounting import (
+    contraction_mu,
+    gaussian_epsilon,
+    gaussian_mu,
+    gaussian_mu_for,
+)
+from pyg_trust.functional.private_propagation import (
+    column_norms,
+    energy_weights,
+    hop_sensitivity,
+    messages,
+    private_propagate,
+    scaled_propagate,
 )
 from pyg_trust.functional.program import linear_program
 from pyg_trust.functional.propagation import (
@@ -187,6 +212,7 @@ __all__ = [
     'DisjointWalks',
     'FlipRegions',
     'Measure',
+    'MemoryPlan',
     'Optimum',
     'PartitionLosses',
     'PartitionQuality',
@@ -205,6 +231,7 @@ __all__ = [
     'budget_attacks',
     'calibrate_fdp',
     'calibrate_lam',
+    'calibrate_poisson',
     'certified',
     'certified_mean',
     'certified_votes',
@@ -215,12 +242,15 @@ __all__ = [
     'clip_factors',
     'clopper_pearson',
     'collective_votes',
+    'column_norms',
     'compose_shifts',
+    'contraction_mu',
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
     'draw_runs',
     'dual_bound',
+    'energy_weights',
     'eps_for',
     'fdp_epsilon',
     'fdp_sensitivity',
@@ -231,6 +261,9 @@ __all__ = [
     'frame_bounds',
     'fuse',
     'gaussian_budget',
+    'gaussian_epsilon',
+    'gaussian_mu',
+    'gaussian_mu_for',
     'gaussian_profile',
     'graph_fourier',
     'group_probability_bound',
@@ -239,6 +272,7 @@ __all__ = [
     'hessian_solve',
     'hkpr',
     'holm',
+    'hop_sensitivity',
     'info_nce',
     'itersine',
     'joint_regions',
@@ -252,6 +286,7 @@ __all__ = [
     'max_size',
     'max_steps',
     'mean_probability',
+    'messages',
     'metis_partition',
     'min_probability',
     'min_probability_table',
@@ -268,12 +303,17 @@ __all__ = [
     'partition_quality',
     'permutation_test',
     'plan',
+    'plan_memory',
+    'poisson_epsilon',
+    'poisson_profile',
     'policy_iteration',
     'policy_value',
     'ppr',
+    'private_propagate',
     'private_quantile',
     'propagate',
     'propagate_median',
+    'propagate_to',
     'prune_bound',
     'query',
     'random_partition',
@@ -282,6 +322,7 @@ __all__ = [
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_poisson',
     'rdp_select',
     'rdp_wang',
     'rdp_wor',
@@ -291,6 +332,7 @@ __all__ = [
     'removal_budget',
     'robust_margins',
     'round_partition',
+    'scaled_propagate',
     'scattering_path',
     'scattering_transform',
     'sgc',

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 from pyg_trust._checks import check_choice, check_integer, check_positive
+from pyg_trust.functional import pld
 from pyg_trust.functional.mechanisms import (
     MIN_LAM,
     Orders,
@@ -32,7 +32,6 @@ from pyg_trust.functional.mechanisms import (
     unamplify,
 )
 
-MIN_DELTA = 1e-10
 METHODS = ('pld_wor', 'rdp_wor')
 _check_int = partial(check_integer, numpy=True)
 ORDERS = (
@@ -44,9 +43,6 @@ ORDERS = (
     1024.0,
 )
 
-_TAIL = 1e-15
-_ROUNDING = 1e-13
-_MAX_CELLS = 2**21
 
 History = Iterable[tuple[float, float, int]]
 
@@ -137,35 +133,17 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     Raises:
         ValueError: if a number is out of range.
     """
-    delta = check_delta(delta)
-    if delta < MIN_DELTA:
-        raise ValueError(
-            f"'delta' needs to be at least {MIN_DELTA:g} for 'pld_wor', "
-            f"which works in float64; use 'rdp_wor' (got {delta})"
-        )
+    delta = pld.check_least_delta(delta, "'pld_wor'", "; use 'rdp_wor'")
     phases = check_history(history)
     if not phases:
         return 0.0
-    mass, low, step, infinite = _compose(phases)
-    # delta at the grid points, from the top down: with A_k the mass above
-    # point k, D_(k-1) = e^-h D_k + (1 - e^-h) A_(k-1). Nothing cancels.
-    from scipy.signal import lfilter  # slow to import
-
-    above = np.cumsum(mass[::-1])[:-1]
-    decay = math.exp(-step)
-    profile = lfilter([-math.expm1(-step)], [1, -decay], above)
-    profile = infinite + np.concatenate([[0.0], profile])[::-1]
-    if not profile[-1] <= delta:
-        return math.inf
-    index = int(np.argmax(profile <= delta))
-    if index == 0:
-        return max(0.0, low * step)
-    # Between two points the profile is linear in e^epsilon.
-    share = (profile[index - 1] - delta) / (
-        profile[index - 1] - profile[index]
+    # A fiftieth of a step's loss: its variance grows by less than 1e-4.
+    step = min(1e-3, *(q / lam / 50 for lam, q in phases))
+    widest = max(
+        float(amplify(np.array((10 + 0.5 / lam) / lam), q))
+        for lam, q in phases
     )
-    start = (low + index - 1) * step
-    return max(0.0, start + math.log1p(share * math.expm1(step)))
+    return pld.epsilon(phases, _pair, delta, step, widest)
 
 
 def wor_epsilon(
@@ -235,7 +213,7 @@ def calibrate_lam(
     def spent(lam: float) -> float:
         return wor_epsilon([(lam, q, steps)], delta, method)
 
-    return _least_lam(spent, epsilon, tol, f'{method!r} with {delta=:g}')
+    return least_noise(spent, epsilon, tol, f'{method!r} with {delta=:g}')
 
 
 def max_steps(
@@ -328,7 +306,7 @@ def calibrate_fdp(
     def spent(lam: float) -> float:
         return fdp_epsilon(num_nodes, m, terms, lam, steps, delta)
 
-    return _least_lam(
+    return least_noise(
         spent, epsilon, check_positive('tol', tol), f"'rdp_fdp' {delta=:g}"
     )
 
@@ -357,11 +335,8 @@ def _rdp_wor_cached(q: float, lam: float) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _pair(lam: float, q: float, step: float) -> tuple[np.ndarray, float]:
-    """The pessimistic masses of one step and that of an infinite loss.
-
-    The masses are those at ``-n * step, ..., n * step``.
-    """
+def _pair(lam: float, q: float, step: float) -> pld.Masses:
+    # The masses are those at -n * step, ..., n * step.
     mu = 1 / lam
     # Above this loss there is less than Phi(-10) < 1e-23.
     top = float(amplify(np.array(mu * (10 + mu / 2)), q))
@@ -384,69 +359,10 @@ def _pair(lam: float, q: float, step: float) -> tuple[np.ndarray, float]:
     mass[1 : n + 1] += (in_q - lower)[::-1]
     mass[0] += tail_q[-1]
     mass[n] += (1 - q) * (2 * ndtr(mu / 2) - 1)
-    return mass, float(tail_p[-1])
+    return pld.Masses(mass, -n, float(tail_p[-1]))
 
 
-def _compose(
-    phases: dict[tuple[float, float], int],
-) -> tuple[np.ndarray, int, float, float]:
-    """The masses of all steps, the lowest index, the grid, the infinite."""
-    # A fiftieth of a step's loss: its variance grows by less than 1e-4.
-    step = min(1e-3, *(q / lam / 50 for lam, q in phases))
-    widest = max(
-        float(amplify(np.array((10 + 0.5 / lam) / lam), q))
-        for lam, q in phases
-    )
-    step = max(step, 4 * widest / _MAX_CELLS)
-    while True:
-        pairs = [(*_pair(*key, step), n) for key, n in phases.items()]
-        low, high = _window(pairs, step)
-        if high - low < _MAX_CELLS:
-            break
-        step *= 1.1 * (high - low) / _MAX_CELLS
-    size = next_fast_len(high - low + 1, real=True)
-    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
-    survive = 0.0
-    for mass, infinite, count in pairs:
-        half = len(mass) // 2
-        folded = np.zeros(size)
-        np.add.at(folded, np.arange(-half, half + 1) % size, mass)
-        # Rounding must not take away mass at every step.
-        once = rfft(folded)
-        spectrum *= (once / once[0].real) ** count
-        survive += count * math.log1p(-infinite)
-    composed = np.roll(irfft(spectrum, size), -(low % size))
-    steps = sum(phases.values())
-    infinite = -math.expm1(survive) + _TAIL + _ROUNDING * (1 + steps / 200)
-    return np.maximum(composed, 0), low, step, infinite
-
-
-def _window(
-    pairs: list[tuple[np.ndarray, float, int]], step: float
-) -> tuple[int, int]:
-    """Indices outside of which a side has less than the tail mass."""
-    cost = -math.log(_TAIL)
-    low, high = -math.inf, math.inf
-    rates = 2.0 ** np.arange(-24, 17)
-    up = np.full_like(rates, cost)
-    down = np.full_like(rates, cost)
-    reach = 0
-    for mass, _, count in pairs:
-        half = len(mass) // 2
-        reach += count * half
-        loss = step * np.arange(-half, half + 1)
-        with np.errstate(divide='ignore'):
-            log_mass = np.log(mass)
-        up += count * np.array([logsumexp(log_mass + s * loss) for s in rates])
-        down += count * np.array(
-            [logsumexp(log_mass - s * loss) for s in rates]
-        )
-    high = min(reach, math.ceil((up / rates).min() / step))
-    low = max(-reach, -math.ceil((down / rates).min() / step))
-    return low, high
-
-
-def _least_lam(
+def least_noise(
     spent: Callable[[float], float], epsilon: float, tol: float, what: str
 ) -> float:
     """The least noise, up to a tolerance, that spends at most a budget."""

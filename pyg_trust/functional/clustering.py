@@ -110,7 +110,7 @@ def sweep_cut(
     volume = degree.cumsum(0)
     here = torch.arange(count, device=nodes.device)
     here = here.repeat_interleave(degree)
-    other = graph.col[ranges(start, degree)]
+    other = graph.col32[ranges(start, degree)].long()
     place = torch.searchsorted(known, other).clamp_(max=count - 1)
     inside = known[place] == other
     later = torch.maximum(here[inside], rank[place[inside]])

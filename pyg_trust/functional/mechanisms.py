@@ -34,6 +34,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 from torch import Tensor
 
 from pyg_trust._checks import (
+    check_choice,
     check_finite,
     check_integer,
     check_number,
@@ -42,29 +43,43 @@ from pyg_trust._checks import (
 )
 
 MIN_LAM = 0.05
+CLIPPINGS = ('flat', 'automatic')
+# What keeps small gradients apart from large ones (gamma of AUTO-S).
+_STABILISER = 0.01
 Orders = Sequence[float] | np.ndarray
 _check_int = partial(check_integer, numpy=True)
 _MAX_TERNARY = 256
 
 
-def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
+def clip_factors(
+    norms: Tensor, max_grad_norm: float, clipping: str = 'flat'
+) -> Tensor:
     r"""What to multiply each gradient with before they are summed.
 
     .. math::
-        c_i = \min(1, C / \lVert g_i \rVert_2), \quad
+        c_i = \begin{cases}
+        \min(1, C / \lVert g_i \rVert_2) & \text{'flat'} \\
+        C / (\lVert g_i \rVert_2 + 0.01) & \text{'automatic'}
+        \end{cases}, \quad
         c_i = 0 \text{ where the norm is not finite,}
 
-    so that no gradient adds more than :math:`C`, whatever the features are.
+    so that no gradient adds more than :math:`C`, whatever the features are,
+    and replacing one moves the sum by at most :math:`2C`. 'automatic' is
+    AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every
+    gradient has about the norm :math:`C`, which is then a factor of the
+    learning rate and needs no tuning.
     A gradient with factor zero has to be left out and not multiplied:
     :math:`0 \cdot \infty` is not zero.
 
     Args:
         norms (Tensor): ``[num_subgraphs]``.
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
+        clipping (str): as above. (default: :obj:`'flat'`)
 
     Returns:
-        Tensor: as :obj:`norms`, in :math:`[0, 1]`.
+        Tensor: as :obj:`norms`, not negative.
     """
+    check_choice('clipping', clipping, CLIPPINGS)
     check_tensor('norms', norms, None, ('num_subgraphs',))
     if not check_number('max_grad_norm', max_grad_norm) > 0:
         raise ValueError(
@@ -72,7 +87,10 @@ def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
         )
     if max_grad_norm == math.inf:
         return norms.isfinite().to(norms)
-    factors = (max_grad_norm / norms).clamp(max=1)
+    if clipping == 'automatic':
+        factors = max_grad_norm / (norms + _STABILISER)
+    else:
+        factors = (max_grad_norm / norms).clamp(max=1)
     return torch.where(norms.isfinite(), factors, 0)
 
 

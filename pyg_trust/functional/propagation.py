@@ -70,6 +70,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
+from pyg_trust._building import own_loops, row_of_entries
 from pyg_trust._checks import (
     check_nodes,
     check_non_negative,
@@ -194,6 +195,8 @@ class How(NamedTuple):
         tol (float): the error of fewer levels. (default: :obj:`0.0`)
         check (bool): whether NaN and infinity are refused, and not passed on
             as in other layers. (default: :obj:`True`)
+        loops (bool): whether the exact path adds a self-loop at every node
+            without one as it goes. (default: :obj:`False`)
     """
 
     eps: float = 0.0
@@ -202,6 +205,7 @@ class How(NamedTuple):
     half: bool = False
     tol: float = 0.0
     check: bool = True
+    loops: bool = False
 
 
 def propagate_rows(
@@ -229,7 +233,8 @@ def _eager(
     rows: Tensor | None,
     how: How,
 ) -> Tensor:
-    graph = _prepare(given, measure)
+    graph, loops = _prepare_exact(given, measure, how)
+    how = how._replace(loops=loops)
     _check_signal(x, graph)
     _check_how(how, x, graph, measure)
     if rows is not None:
@@ -342,12 +347,16 @@ class _Propagate(torch.autograd.Function):
 
 
 def _operator(
-    graph: CSRGraph, measure: Measure, dtype: torch.dtype, tol: float
+    graph: CSRGraph,
+    measure: Measure,
+    dtype: torch.dtype,
+    tol: float,
+    loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
     # R, S, the coefficients, and whether these are of Chebyshev polynomials.
-    key = ('operator', _key_of(measure, dtype, tol))
+    key = ('operator', loops, _key_of(measure, dtype, tol))
     if key not in graph._cache:
-        graph._cache[key] = _make_operator(graph, measure, dtype, tol)
+        graph._cache[key] = _make_operator(graph, measure, dtype, tol, loops)
     return graph._cache[key]
 
 
@@ -356,10 +365,14 @@ def _key_of(measure: Measure, dtype: torch.dtype, tol: float) -> str:
 
 
 def _make_operator(
-    graph: CSRGraph, measure: Measure, dtype: torch.dtype, tol: float
+    graph: CSRGraph,
+    measure: Measure,
+    dtype: torch.dtype,
+    tol: float,
+    loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    recv = graph.degree_power(-measure.a, dtype)
-    send = graph.degree_power(-measure.b, dtype)
+    recv = graph.degree_power(-measure.a, dtype, loops)
+    send = graph.degree_power(-measure.b, dtype, loops)
     weights, three_term = measure.weights, False
     if tol > 0:
         fewer = chebyshev(measure, tol)
@@ -381,9 +394,10 @@ def _exact(
     measure: Measure,
     how: How,
     rows: Tensor | None = None,
+    in_place: bool = False,
 ) -> Tensor:
     recv, send, weights, three_term = _operator(
-        graph, measure, x.dtype, how.tol
+        graph, measure, x.dtype, how.tol, how.loops
     )
     if graph.order is not None:
         rowptr, col, order, rank = graph.ordered_receivers(measure.along)
@@ -397,7 +411,8 @@ def _exact(
         ends = recv * send
         if order is not None:
             ends = ends[order]
-        room = _growth(rowptr, ends, weights, three_term)
+        sizes = _row_sizes(rowptr, col, how.loops, order)
+        room = _growth(sizes, ends, weights, three_term)
         scale = half_scale(largest * (send.max() * room))
     return ops.propagate(
         rowptr,
@@ -411,6 +426,8 @@ def _exact(
         three_term,
         rows,
         order,
+        how.loops,
+        in_place,
     )
 
 
@@ -426,8 +443,24 @@ def _largest(x: Tensor) -> Tensor:
     return torch.maximum(x.amax(0), -x.amin(0))
 
 
+def _row_sizes(
+    rowptr: Tensor, col: Tensor, loops: bool, order: Tensor | None
+) -> Tensor:
+    # The entries of each row, with those that the kernels add.
+    sizes = rowptr.diff()
+    if loops and order is None:
+        sizes += ~own_loops(rowptr, col)
+    elif loops:
+        # Rows of a reordered graph are not ascending.
+        row = row_of_entries(rowptr)
+        missing = torch.ones_like(sizes, dtype=torch.bool)
+        missing[row[row == col]] = False
+        sizes += missing
+    return sizes
+
+
 def _growth(
-    rowptr: Tensor,
+    sizes: Tensor,
     ends: Tensor,
     weights: Tensor,
     three_term: bool,
@@ -440,7 +473,7 @@ def _growth(
     size = weights.abs().tolist()
     largest = 1.0
     if not three_term:
-        sums = rowptr.diff() * ends.double()
+        sums = sizes * ends.double()
         largest = max(1.0, float(sums.max())) * (1 + 1e-5)
         tail = top = 0.0
         for w in reversed(size):
@@ -471,9 +504,9 @@ def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
             "'graph' needs to be propagated on once with this measure and "
             'dtype before it is compiled or exported'
         )
-    graph = given.with_self_loops() if measure.self_loops else given
+    graph, loops = _looped(given, measure)
     recv, send, weights, three_term = _operator(
-        graph, measure, x.dtype, how.tol
+        graph, measure, x.dtype, how.tol, loops
     )
     if x.layout != torch.strided:
         x = x.to_dense()
@@ -481,7 +514,7 @@ def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
         x,
         *graph.receivers(measure.along),
         *graph.receivers(not measure.along),
-        *(recv, send, weights, how.half, three_term),
+        *(recv, send, weights, how.half, three_term, loops),
     )
 
 
@@ -497,15 +530,18 @@ def propagate_exactly(
     weights: Tensor,
     half: bool,
     three_term: bool,
+    loops: bool = False,
 ) -> Tensor:
     """Is :func:`pyg_trust.ops.propagate` with its gradient, as one op."""
     scale = None
     if half:
-        room = _growth(rowptr, recv * send, weights, three_term)
+        sizes = _row_sizes(rowptr, col, loops, None)
+        room = _growth(sizes, recv * send, weights, three_term)
         scale = half_scale(_largest(x) * (send.max() * room))
     return ops.propagate(
         *(rowptr, col, x, recv, send),
         *(weights, half, scale, three_term),
+        loops=loops,
     )
 
 
@@ -525,7 +561,7 @@ def _pass_back(ctx: Any, grad: Tensor) -> tuple:
         *(grad, back_rowptr, back_col, rowptr, col, send, recv),
         *(*rest, *ctx.rest),
     )
-    return (x, *(None,) * 9)
+    return (x, *(None,) * 10)
 
 
 propagate_exactly.register_autograd(_pass_back, setup_context=_keep_operator)
@@ -594,6 +630,30 @@ def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
 
 
 def _prepare(graph: CSRGraph, measure: Measure) -> CSRGraph:
+    _check_graph(graph, measure)
+    return graph.with_self_loops() if measure.self_loops else graph
+
+
+def _prepare_exact(
+    graph: CSRGraph, measure: Measure, how: How
+) -> tuple[CSRGraph, bool]:
+    if how.eps != 0:
+        return _prepare(graph, measure), False
+    _check_graph(graph, measure)
+    return _looped(graph, measure)
+
+
+def _looped(graph: CSRGraph, measure: Measure) -> tuple[CSRGraph, bool]:
+    # The graph to go through, and whether the kernels add self-loops, which
+    # those of the CPU do.
+    if not measure.self_loops:
+        return graph, False
+    if graph.device.type == 'cpu':
+        return graph, True
+    return graph.with_self_loops(), False
+
+
+def _check_graph(graph: CSRGraph, measure: Measure) -> None:
     if not isinstance(graph, CSRGraph):
         raise TypeError(
             "'graph' needs to be a CSRGraph, see CSRGraph.convert "
@@ -621,7 +681,6 @@ def _prepare(graph: CSRGraph, measure: Measure) -> CSRGraph:
             f'{limit:.6g}, and this one has {graph.spectral_radius:.6g}: make '
             'it for this graph'
         )
-    return graph.with_self_loops() if measure.self_loops else graph
 
 
 def _check_eps(eps: float) -> float:

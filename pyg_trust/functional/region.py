@@ -61,7 +61,9 @@ class Region:
         edge = _rows(graph.rowptr, inside)
         pair_ptr = pointer(perturbations.pairs[0].bincount(minlength=n))
         pair = _rows(pair_ptr, inside)
-        reached = torch.cat([graph.col[edge], perturbations.pairs[1][pair]])
+        reached = torch.cat(
+            [graph.col32[edge].long(), perturbations.pairs[1][pair]]
+        )
         border = reached[place[reached] < 0].unique()
         place[border] = inside.numel() + torch.arange(border.numel())
         budget = perturbations.budget[inside]
@@ -74,7 +76,7 @@ class Region:
         out = torch.arange(inside.numel(), count)
         # The border leads to itself and keeps its value.
         row = torch.cat([place[graph.row[edge]], out])
-        col = torch.cat([place[graph.col[edge]], out])
+        col = torch.cat([place[graph.col32[edge]], out])
         goes = torch.cat(
             [perturbations.removable[edge], torch.zeros_like(out).bool()]
         )

@@ -701,7 +701,7 @@ class _Batch(NamedTuple):
         edge, place = self.edges_of(block)
         start = self.ptr[block]
         row = self.row[edge] - start[place]
-        col = self.graph.col[edge] - start[place]
+        col = self.graph.col32[edge] - start[place]
         adj = self.value.new_zeros((b, g, g))
         adj.view(-1)[(place * g + row) * g + col] = self.weight[edge]
         entry, place = self.entries_of(block)
@@ -784,7 +784,7 @@ def _embed_sparse(
     offset = pointer(batch.size[block])[:-1] - batch.ptr[block]
     edge, place = batch.edges_of(block)
     row = batch.row[edge] + offset[place]
-    col = batch.graph.col[edge] + offset[place]
+    col = batch.graph.col32[edge] + offset[place]
     weights = batch.weight[edge]
     value = weights / 2
     for ends, power in zip((row, col), _EXPONENTS[wavelet], strict=True):

@@ -15,13 +15,18 @@ from torch_geometric.sampler import (
 )
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_choice, check_instance, check_number
 from pyg_trust.loader.step_batches import (
+    POISSON,
+    WITHOUT_REPLACEMENT,
     StepBatches,
-    StepLoader,
     check_positive,
+    check_sampling,
     check_step,
 )
+from pyg_trust.loader.whole_units import WholeUnitLoader
+
+RELATIONS = ('replace', 'add_remove')
 
 
 class _NoSampler(BaseSampler):
@@ -37,29 +42,40 @@ class _NoSampler(BaseSampler):
         raise NotImplementedError('graphs are drawn whole')
 
 
-class GraphLoader(StepLoader):
+class GraphLoader(WholeUnitLoader):
     r"""Loads batches of whole graphs, for private graph classification.
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
-    replacement, afresh. The unit that is protected is a graph: its nodes,
+    replacement, afresh, or, with ``sampling='poisson'``, each by a coin of
+    its own. The unit that is protected is a graph: its nodes,
     edges, features and label, all together. The gradient of each is clipped
     to :math:`C`.
 
-    **Replaced.** If one graph is another, it is drawn with probability
-    :math:`q = m / M`, and then one summand of norm at most :math:`C` is
-    another: the sum moves by at most :math:`2C`, which is what
+    **Without replacement, replaced.** If one graph is another, it is drawn
+    with probability :math:`q = m / M`, and then one summand of norm at most
+    :math:`C` is another: the sum moves by at most :math:`2C`, which is what
     :class:`~pyg_trust.privacy.PrivacyEngine` accounts for.
 
-    **Added or removed.** The same numbers hold. Let :math:`D` have one graph
-    more than :math:`D'`. A draw of :math:`m` from :math:`D` misses it with
-    probability :math:`1 - q` and is then a draw from :math:`D'`, so that
-    :math:`P = (1 - q) P' + q P_1`; exchanging it for one of the others at
-    random makes a draw with it one without, whose sum is at most :math:`2C`
-    away. By advanced joint convexity (`Balle, Barthe and Gaboardi, 2018
-    <https://arxiv.org/abs/1807.01647>`_, Theorem 2) :math:`P` and :math:`P'`
-    are as close as if it were replaced, at the rate :math:`q = m / M` of the
-    larger. A report tells :math:`M`, and so does a rate: to keep it a secret
-    who is there at all, keep them too.
+    **Without replacement, added or removed.** The same numbers hold. Let
+    :math:`D` have one graph more than :math:`D'`. A draw of :math:`m` from
+    :math:`D` misses it with probability :math:`1 - q` and is then a draw from
+    :math:`D'`, so that :math:`P = (1 - q) P' + q P_1`; exchanging it for one
+    of the others at random makes a draw with it one without, whose sum is at
+    most :math:`2C` away. By advanced joint convexity (`Balle, Barthe and
+    Gaboardi, 2018 <https://arxiv.org/abs/1807.01647>`_, Theorem 2) :math:`P`
+    and :math:`P'` are as close as if it were replaced, at the rate
+    :math:`q = m / M` of the larger. A report tells :math:`M`, and so does a
+    rate: to keep it a secret who is there at all, keep them too.
+
+    **By coins.** Each graph is drawn with the rate :math:`q`, and a batch may
+    have any size, also none; sums are divided by the public
+    :obj:`batch_size`. Neighbours ``relation='replace'`` have one graph
+    exchanged, :math:`q = m / M`. With ``relation='add_remove'`` they have one
+    more or less; then the sum moves by :math:`C` alone, and the account is
+    that of :func:`pyg_trust.functional.poisson_epsilon` with the form
+    'withdraw'. The number of graphs is private there, so that neither
+    the rate nor the divisor may be made of it: hand in a public
+    :obj:`sample_rate` beside :obj:`batch_size`.
 
     A batch looks like one of :class:`torch_geometric.loader.DataLoader`:
     nodes graph by graph, ``batch``, ``ptr``, labels with a row per graph;
@@ -76,9 +92,18 @@ class GraphLoader(StepLoader):
     Args:
         data (sequence of Data): the graphs, on the CPU, each with a node and
             an ``edge_index``. They are not to be changed afterwards.
-        batch_size (int): :math:`m`, which is constant.
+        batch_size (int): :math:`m`, which is constant, or, by coins, the
+            public number by which sums are divided: the expected one, or what
+            is thought to be near it.
         num_steps (int, optional): the batches of an epoch; by default
-            :math:`\lfloor M / m \rfloor`. (default: :obj:`None`)
+            :math:`\lfloor M / m \rfloor`, or :math:`\lfloor 1 / q \rfloor`
+            with a :obj:`sample_rate`. (default: :obj:`None`)
+        sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
+            (default: :obj:`'without_replacement'`)
+        relation (str): which collections are neighbours: :obj:`'replace'` or
+            :obj:`'add_remove'`, by coins alone. (default: :obj:`'replace'`)
+        sample_rate (float, optional): :math:`q`, for
+            ``relation='add_remove'``. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`, such as
             :obj:`transform` or :obj:`num_workers`; none that choose batches.
@@ -100,10 +125,37 @@ class GraphLoader(StepLoader):
         batch_size: int,
         *,
         num_steps: int | None = None,
+        sampling: str = WITHOUT_REPLACEMENT,
+        relation: str = 'replace',
+        sample_rate: float | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         check_positive('batch_size', batch_size)
+        check_sampling(sampling)
+        check_choice('relation', relation, RELATIONS)
+        if relation == 'add_remove' and sampling != POISSON:
+            raise ValueError(
+                "'relation' needs to be 'replace' without replacement, where "
+                "the same numbers hold for adding a graph: 'add_remove' is "
+                "for sampling='poisson'"
+            )
+        if (sample_rate is not None) != (relation == 'add_remove'):
+            raise ValueError(
+                "'sample_rate' needs to be given for relation='add_remove', "
+                'where the number of graphs is private and no rate may be '
+                f'made of it, and for no other (got {sample_rate} for '
+                f'{relation!r})'
+            )
+        if sample_rate is not None:
+            if not 0 < check_number('sample_rate', sample_rate) <= 1:
+                raise ValueError(
+                    f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
+                )
+            self.relation, self.form = 'add-or-remove-one-graph', 'withdraw'
+            if num_steps is None:
+                num_steps = max(1, int(1 / sample_rate))
+        self.sampling, self._rate = sampling, sample_rate
         self.check_kwargs(kwargs, num_steps=num_steps)
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):
             raise TypeError(
@@ -120,19 +172,23 @@ class GraphLoader(StepLoader):
                     f"'edge_index' (not so graph {number})"
                 )
         count = len(self.graphs)
-        if batch_size > count:
+        if count == 0:
+            raise ValueError("'data' needs to hold a graph (got none)")
+        if batch_size > count and sample_rate is None:
             raise ValueError(
                 f"'batch_size' needs to be at most {count}, the number of "
                 f'graphs (got {batch_size})'
             )
         sizes = torch.tensor([int(g.num_nodes or 0) for g in self.graphs])
         self._first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        self._unit = torch.arange(count).repeat_interleave(sizes)
         batches = StepBatches(
             batch_size,
             count // batch_size if num_steps is None else num_steps,
             self.num_subgraphs_at,
             lambda step, index: index.tolist(),
             rng.derive(rng.resolve(seed), 1),
+            self.sample_rate_at if sampling == POISSON else None,
         )
         super().__init__(
             Data(num_nodes=count),
@@ -151,12 +207,28 @@ class GraphLoader(StepLoader):
         check_step(step)
         return len(self.graphs)
 
+    def sample_rate_at(self, step: int) -> float:
+        """The public sampling rate of a step.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        if self._rate is not None:
+            check_step(step)
+            return float(self._rate)
+        return super().sample_rate_at(step)
+
     def setting(self) -> dict[str, Any]:
         """The public arguments, by name; seeds are secret."""
+        # How many there are is public where one is exchanged alone.
+        known: dict[str, Any] = {'num_graphs': len(self.graphs)}
+        if self._rate is not None:
+            known = {'sample_rate': self._rate, 'relation': self.relation}
         return {
             'loader': type(self).__name__,
             'batch_size': self.subgraphs_per_batch,
-            'num_graphs': len(self.graphs),
+            **known,
+            **super().setting(),
         }
 
     def public(self) -> tuple[Any, ...]:
@@ -167,14 +239,27 @@ class GraphLoader(StepLoader):
             for name, value in first.items()
             if isinstance(value, Tensor)
         }
+        if self._rate is not None:
+            return (repr(sorted(shapes)),)
         return len(self.graphs), repr(sorted(shapes))
 
     def assumptions(self) -> tuple[str, ...]:
         """What a guarantee in one graph rests on, and does not cover."""
+        what = (
+            'protected is one graph with its nodes, edges, features and label'
+        )
+        if self._rate is not None:
+            what += (
+                ', and whether it is there at all: the rate and the number by '
+                'which sums are divided were chosen without counting graphs'
+            )
+        elif self.sampling == WITHOUT_REPLACEMENT:
+            what += (
+                ' (the same numbers hold for adding or removing it, if the '
+                'number of graphs, which this report tells, stays a secret)'
+            )
         return (
-            'protected is one graph with its nodes, edges, features and label '
-            '(the same numbers hold for adding or removing it, if the number '
-            'of graphs, which this report tells, stays a secret)',
+            what,
             'what a trained model predicts for a graph reads that graph alone',
             'no graph was made or chosen by looking at others; C, the noise, '
             'the number of steps and the hyper-parameters were chosen without '
@@ -188,6 +273,8 @@ class GraphLoader(StepLoader):
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Makes a batch of what the batch sampler has drawn."""
         index = torch.as_tensor(index, dtype=torch.int64)
+        if index.numel() == 0:
+            return self._finish(self._empty())
         whole = Batch.from_data_list([self.graphs[i] for i in index.tolist()])
         out = Data.from_dict(whole.to_dict())
         out.num_nodes = whole.num_nodes
@@ -197,78 +284,39 @@ class GraphLoader(StepLoader):
         out.n_id += offset.repeat_interleave(sizes)
         out.input_id = index
         out.batch_size = index.numel()
+        return self._finish(out)
+
+    def _finish(self, out: Data) -> Any:
         return self.filter_fn(out) if self.filter_per_worker else out
+
+    def _empty(self) -> Data:
+        # A batch of one graph, without its rows.
+        out = Data.from_dict(Batch.from_data_list(self.graphs[:1]).to_dict())
+        index = torch.arange(0)
+        for name, value in out.to_dict().items():
+            if isinstance(value, Tensor) and value.dim():
+                dim = out.__cat_dim__(name, value)
+                out[name] = value.narrow(0 if dim is None else dim, 0, 0)
+            elif isinstance(value, list):
+                out[name] = []
+        out.ptr, out.input_id, out.n_id = torch.zeros(1).long(), index, index
+        out.num_nodes = out.batch_size = 0
+        return out
 
     def filter_fn(self, out: Any) -> Any:
         """Applies the transform."""
         return out if self.transform is None else self.transform(out)
 
-    def check_batch(
-        self, batch: Data, step: int, count: int | None = None
-    ) -> tuple[Tensor, int]:
-        """Makes sure that a batch holds distinct graphs, each whole.
+    def _units(self, step: int) -> Tensor:
+        return self._unit
 
-        Args:
-            batch (Data): a batch, or a part of one, on the CPU.
-            step (int): the step, counted from 0 through all epochs.
-            count (int, optional): how many graphs it needs to have; by
-                default any number up to ``batch_size``.
-                (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, ``[num_nodes]``, the graph of each
-            node, and the number of graphs.
-
-        Raises:
-            ValueError: if it does not.
-        """
-        check_step(step)
-        if count is not None:
-            check_positive('count', count)
-        good = False
-        if isinstance(batch, Data):
-            index, node, owner = (
-                batch.get(name) for name in ('input_id', 'n_id', 'batch')
-            )
-            good = all(
-                isinstance(value, Tensor)
-                and value.dtype == torch.int64
-                and value.dim() == 1
-                and value.numel() > 0
-                for value in (index, node, owner)
-            )
-        if good:
-            found, total = index.numel(), int(self._first[-1])
-            good = (
-                found <= (count or self.subgraphs_per_batch)
-                and (count is None or found == count)
-                and int(index.min()) >= 0
-                and int(index.max()) < len(self.graphs)
-                and index.unique().numel() == found
-                and node.shape == owner.shape
-                and node.numel() == batch.num_nodes
-                and int(node.min()) >= 0
-                and int(node.max()) < total
-                and node.unique().numel() == node.numel()
-                and int(owner.min()) >= 0
-                and int(owner.max()) == found - 1
-            )
-        if good:
-            of = torch.searchsorted(self._first, node, right=True) - 1
-            size = owner.bincount(minlength=found)
-            good = torch.equal(of, index[owner]) and torch.equal(
-                size, self._first.diff()[index]
-            )
-        if not good:
-            raise ValueError(
-                'a batch needs to hold whole, distinct graphs: is there a '
-                "'transform' that changes 'n_id', 'batch', 'input_id' or the "
-                'number of nodes?'
-            )
-        return owner, found
+    def _is_consistent(self, batch: Data, units: Tensor) -> bool:
+        index = batch.get('input_id')
+        return isinstance(index, Tensor) and torch.equal(index, units)
 
     def __repr__(self) -> str:
+        count = 'some' if self._rate is not None else len(self.graphs)
         return (
-            f'{type(self).__name__}({len(self.graphs)} graphs, '
+            f'{type(self).__name__}({count} graphs, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
         )

@@ -1,4 +1,4 @@
-"""Batches that every step draws afresh, uniformly without replacement."""
+"""Batches that every step draws afresh: a number of units, or by coins."""
 
 import copy
 from abc import abstractmethod
@@ -14,27 +14,36 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
-from pyg_trust._checks import check_integer
+from pyg_trust._checks import check_choice, check_integer
 
-Choice = Callable[[int, int, int], np.ndarray]
+#: Maps a step, how many units there are, and how many of them to draw (an
+#: integer) or with which probability each (a float), to their indices.
+Choice = Callable[[int, int, int | float], np.ndarray]
+WITHOUT_REPLACEMENT, POISSON = 'without_replacement', 'poisson'
+SAMPLINGS = (WITHOUT_REPLACEMENT, POISSON)
 
 
 class StepBatches(Sampler[list[int]]):
-    r"""Draws :math:`m` of :math:`M` units at every step, none twice.
+    r"""Draws some of :math:`M` units at every step, none twice.
+
+    :math:`m` of them, uniformly; or, where there is a :obj:`rate`, each by a
+    coin of its own, so that a batch may have any size, also none.
 
     Steps are counted through all epochs. The draw of a step depends on the
     seed and its number alone, or is that of ``choose``, where a private engine
-    has set it: ``choose(step, count, size)`` draws so many of :obj:`count`.
+    has set it (:data:`Choice`).
     Such a draw is kept until the step is spent (:meth:`forget`): whoever
     begins an epoch anew is given the same batch, not another try.
 
     Args:
-        batch_size (int): :math:`m`, which is constant.
+        batch_size (int): :math:`m`, which is constant, or the expected size.
         num_steps (int): the steps of an epoch.
         count (callable): maps a step to its :math:`M`.
         write (callable): maps a step and the units drawn, int64, to the list
             of integers that a worker makes a batch of.
         seed (int): the seed.
+        rate (callable, optional): maps a step to the probability of each
+            unit. (default: :obj:`None`)
     """
 
     def __init__(
@@ -44,12 +53,16 @@ class StepBatches(Sampler[list[int]]):
         count: Callable[[int], int],
         write: Callable[[int, Tensor], list[int]],
         seed: int,
+        rate: Callable[[int], float] | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.num_steps = num_steps
         self.count = count
         self.write = write
         self.seed = seed
+        self.rate = rate
+        # Which part of a step's draw is made here, of how many.
+        self.rank, self.num_ranks = 0, 1
         # The step that comes next; the most units of a batch in memory, by
         # which a step's draw is cut into several; another source of chance.
         self.position = 0
@@ -71,39 +84,52 @@ class StepBatches(Sampler[list[int]]):
         return {**self.__dict__, 'choose': None, '_kept': {}}
 
     def index(self, step: int) -> Tensor:
-        """The units that a step draws, int64, ``[batch_size]``."""
+        """The units that a step draws, int64, ``[batch_size]``.
+
+        By coins, there are as many as there are.
+        """
         count = self.count(step)
+        size = self.batch_size if self.rate is None else self.rate(step)
         if self.choose is not None:
             if step not in self._kept:
-                drawn = self.choose(step, count, self.batch_size)
+                drawn = self.choose(step, count, size)
                 self._kept[step] = torch.from_numpy(drawn)
             return self._kept[step]
         # Without torch.randperm, whose seed has 32 bits and whose law has the
         # bias of a remainder: rates are exact, and so is this.
         philox = np.random.Philox(key=rng.derive(self.seed, step))
-        return torch.from_numpy(
-            np.random.Generator(philox).choice(
-                count, self.batch_size, replace=False
-            )
-        )
+        generator = np.random.Generator(philox)
+        if self.rate is not None:
+            drawn = np.flatnonzero(generator.random(count) < size)
+        else:
+            drawn = generator.choice(count, self.batch_size, replace=False)
+        return torch.from_numpy(drawn)
+
+    def parts(self, step: int) -> tuple[Tensor, ...]:
+        """The units of a step that are drawn here, batch by batch.
+
+        There is one batch at least; it may be empty.
+        """
+        here = self.index(step)[self.rank :: self.num_ranks]
+        return here.split(self.chunk_size or max(1, here.numel()))
 
     def __iter__(self) -> Iterator[list[int]]:
         first = self.position
         self.position += self.num_steps
         for step in range(first, first + self.num_steps):
-            index = self.index(step)
-            for part in index.split(self.chunk_size or self.batch_size):
+            for part in self.parts(step):
                 yield self.write(step, part)
 
     def __len__(self) -> int:
-        chunks = -(-self.batch_size // (self.chunk_size or self.batch_size))
-        return self.num_steps * chunks
+        # By coins, of batches of the expected size.
+        here = max(1, -(-self.batch_size // self.num_ranks))
+        return self.num_steps * -(-here // (self.chunk_size or here))
 
 
 class StepLoader(NodeLoader):
     r"""The base of loaders for private training.
 
-    Every step draws :math:`m` of :math:`M` units (subgraphs) by a
+    Every step draws some of :math:`M` units (subgraphs) by a
     :class:`StepBatches`. What a private engine asks of a loader is here.
 
     Args:
@@ -124,6 +150,10 @@ class StepLoader(NodeLoader):
     by_unit: bool = False
     #: How many of the units a node's row can be in.
     terms: int
+    #: How the units of a step are drawn.
+    sampling: str = WITHOUT_REPLACEMENT
+    #: Whether neighbours exchange a unit for another, or lack one.
+    form: str = 'replace'
     #: The steps between two sets of units, None if there is one.
     resample_every: int | None = None
 
@@ -146,12 +176,22 @@ class StepLoader(NodeLoader):
         for name in cls.OWN:
             if name in kwargs:
                 raise TypeError(
-                    f"'{name}' cannot be chosen: batches are drawn uniformly "
-                    'without replacement at every step'
+                    f"'{name}' cannot be chosen: batches are drawn afresh at "
+                    'every step, uniformly without replacement or by coins'
                 )
         for name, value in counts.items():
             if value is not None:
                 check_positive(name, value)
+
+    def most_at(self, step: int) -> int:
+        """The most units that a batch of a step can have.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        if self.sampling == POISSON:
+            return self.num_subgraphs_at(step)
+        return self.subgraphs_per_batch
 
     @abstractmethod
     def num_subgraphs_at(self, step: int) -> int:
@@ -175,6 +215,10 @@ class StepLoader(NodeLoader):
         shape = None if x is None else [list(x.shape), str(x.dtype)]
         edges = self.data.edge_index
         return edges, self.input_nodes, self.data.num_nodes, repr(shape)
+
+    def layout(self) -> str:
+        """A hash of how nodes make units, to compare processes by."""
+        return ''
 
     def assumptions(self) -> tuple[str, ...]:
         """What a guarantee in one unit rests on, and does not cover."""
@@ -268,6 +312,11 @@ class StepLoader(NodeLoader):
     def sample_rate(self) -> float:
         """The public sampling rate of the first step."""
         return self.sample_rate_at(0)
+
+
+def check_sampling(sampling: str) -> None:
+    """Refuses what is no name of a law of batches."""
+    check_choice('sampling', sampling, SAMPLINGS)
 
 
 def check_positive(name: str, value: int) -> None:

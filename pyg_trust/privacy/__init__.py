@@ -3,12 +3,20 @@
 from pyg_trust.privacy.accountant import (
     FDPAccountant,
     PLDAccountant,
+    PoissonAccountant,
     RDPAccountant,
     WORAccountant,
     create_accountant,
     register_accountants,
 )
-from pyg_trust.privacy.audit import (
+from pyg_trust.privacy.aggregation import PrivateNodeClassifier
+from pyg_trust.privacy.audit_aggregation import (
+    MuAuditReport,
+    audit_aggregation,
+    empirical_mu,
+)
+from pyg_trust.privacy.audit_function import audit
+from pyg_trust.privacy.auditing import (
     AuditReport,
     audit_training,
     canary_graph,
@@ -16,6 +24,8 @@ from pyg_trust.privacy.audit import (
 )
 from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
+from pyg_trust.privacy.loading import PrivateLoader
+from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
     Proposal,
     SearchReport,
@@ -24,21 +34,21 @@ from pyg_trust.privacy.planning import (
     search_epsilon,
 )
 from pyg_trust.privacy.report import PrivacyReport
-from pyg_trust.privacy.wrappers import (
-    PrivateLoader,
-    PrivateModule,
-    PrivateOptimizer,
-)
+from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 __all__ = [
+    'AdaptiveNorm',
     'AuditReport',
     'ClippedSum',
     'FDPAccountant',
+    'MuAuditReport',
     'PLDAccountant',
+    'PoissonAccountant',
     'PrivacyEngine',
     'PrivacyReport',
     'PrivateLoader',
     'PrivateModule',
+    'PrivateNodeClassifier',
     'PrivateOptimizer',
     'PrivateTraining',
     'Proposal',
@@ -47,10 +57,13 @@ __all__ = [
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
+    'audit',
+    'audit_aggregation',
     'audit_training',
     'canary_graph',
     'create_accountant',
     'empirical_epsilon',
+    'empirical_mu',
     'propose',
     'register_accountants',
     'search',

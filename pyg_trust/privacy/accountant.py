@@ -1,4 +1,4 @@
-"""Opacus accountants of sampling without replacement, replace-one."""
+"""Opacus accountants of sampling without replacement, and by coins."""
 
 import copy
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
 from pyg_trust._checks import (
+    check_choice,
     check_instance,
     check_integer,
     check_non_negative,
@@ -36,11 +37,19 @@ from pyg_trust.functional.mechanisms import (
     rdp_wor,
     rdp_wor_profile,
 )
+from pyg_trust.functional.poisson import (
+    FORMS,
+    calibrate_poisson,
+    poisson_epsilon,
+    rdp_poisson,
+)
 
 RELATION = 'replace-one-feature-row'
 SAMPLING = 'uniform-without-replacement'
+POISSON_SAMPLING = 'poisson'
 FDP = 'rdp_fdp'
-ACCOUNTANTS = (*METHODS, FDP)
+POISSON = 'pld_poisson'
+ACCOUNTANTS = (*METHODS, POISSON, FDP)
 
 
 class WORAccountant(IAccountant):
@@ -67,6 +76,8 @@ class WORAccountant(IAccountant):
     pure_epsilon: float
     #: Which data are neighbours; of whole graphs, ``replace-one-graph``.
     relation: str = RELATION
+    #: How the units of a step are drawn.
+    sampling: str = SAMPLING
 
     def __init__(self) -> None:
         self.history = []
@@ -209,7 +220,7 @@ class WORAccountant(IAccountant):
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
         state['relation'] = self.relation
-        state['sampling'] = SAMPLING
+        state['sampling'] = self.sampling
         state['pure_epsilon'] = self.pure_epsilon
         return state
 
@@ -217,7 +228,7 @@ class WORAccountant(IAccountant):
         return {
             'mechanism': self.mechanism(),
             'relation': self.relation,
-            'sampling': SAMPLING,
+            'sampling': self.sampling,
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -289,6 +300,102 @@ class RDPAccountant(WORAccountant):
     def mechanism(cls) -> str:
         """The name in Opacus' registry."""
         return 'rdp_wor'
+
+
+class PoissonAccountant(WORAccountant):
+    r"""Counts steps that draw every unit by a coin of its own.
+
+    By the pairs of :mod:`pyg_trust.functional.poisson`, which are exact. As
+    everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and here
+    it is accounted for as it is: whether neighbours move the sum by :math:`C`
+    or by :math:`2C` is the pair's business.
+
+    Args:
+        form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
+            :func:`pyg_trust.functional.poisson_profile`. (default:
+            :obj:`'replace'`)
+
+    Example:
+        >>> accountant = PoissonAccountant()
+        >>> for _ in range(100):
+        ...     accountant.step(noise_multiplier=2.0, sample_rate=0.05)
+        >>> 1.9 < accountant.get_epsilon(delta=1e-5) < 2.1
+        True
+    """
+
+    sampling = POISSON_SAMPLING
+
+    def __init__(self, form: str = 'replace') -> None:
+        super().__init__()
+        check_choice('form', form, FORMS)
+        self.form = form
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name."""
+        return POISSON
+
+    def _epsilon_of_steps(self, delta: float) -> float:
+        return poisson_epsilon(self.history, delta, self.form)
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        key = tuple(orders.tolist())
+        return _poisson_rdp(key, sample_rate, noise_multiplier, self.form)
+
+    def remaining_steps(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+    ) -> int:
+        r"""How many more steps stay within a budget.
+
+        Args:
+            epsilon (float): the budget of everything, also what was spent.
+            delta (float): in :math:`(0, 1)`.
+            noise_multiplier (float): of the steps to come.
+            sample_rate (float): of the steps to come.
+        """
+        check_non_negative('epsilon', epsilon)
+        z, q, _ = _checked((noise_multiplier, sample_rate, 1))
+
+        def fits(steps: int) -> bool:
+            history = [*self.history, (z, q, steps)]
+            found = poisson_epsilon(history, delta, self.form)
+            return self.pure_epsilon + found <= epsilon
+
+        return last_that_fits(fits)
+
+    def noise_multiplier_for(
+        self, epsilon: float, delta: float, *, sample_rate: float, steps: int
+    ) -> float:
+        """The noise multiplier of steps that stay within a budget.
+
+        Args:
+            epsilon (float): the budget.
+            delta (float): in :math:`(0, 1)`.
+            sample_rate (float): the probability of a unit.
+            steps (int): the number of steps.
+        """
+        rest = _rest(epsilon, self.pure_epsilon)
+        rate = check_q(sample_rate, 'sample_rate')
+        return calibrate_poisson(rest, delta, rate, steps, form=self.form)
+
+    def state_dict(self, destination: Any = None) -> Any:
+        """The history and what it is about.
+
+        Args:
+            destination (dict, optional): what to write to.
+                (default: :obj:`None`)
+        """
+        return {**super().state_dict(destination), **self._constants()}
+
+    def _constants(self) -> dict[str, Any]:
+        return {**super()._constants(), 'form': self.form}
 
 
 class FDPAccountant(WORAccountant):
@@ -434,8 +541,8 @@ def create_accountant(mechanism: str = 'pld_wor') -> WORAccountant:
     """Makes an accountant by its name.
 
     Args:
-        mechanism (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
-            (default: :obj:`'pld_wor'`)
+        mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'` or
+            :obj:`'pld_poisson'`. (default: :obj:`'pld_wor'`)
 
     Example:
         >>> accountant = create_accountant('pld_wor')
@@ -444,11 +551,12 @@ def create_accountant(mechanism: str = 'pld_wor') -> WORAccountant:
         >>> 3.4 < accountant.get_epsilon(delta=1e-6) < 4.1
         True
     """
-    for kind in (PLDAccountant, RDPAccountant):
+    for kind in (PLDAccountant, RDPAccountant, PoissonAccountant):
         if kind.mechanism() == mechanism:
             return kind()
     raise ValueError(
-        f"'mechanism' needs to be one of {METHODS} (got {mechanism!r})"
+        f"'mechanism' needs to be one of {(*METHODS, POISSON)} (got "
+        f'{mechanism!r})'
     )
 
 
@@ -470,6 +578,13 @@ def _least_rdp(
     return np.minimum(
         rdp_wor(orders, rate, lam), rdp_wor_profile(orders, rate, lam)
     )
+
+
+@lru_cache(maxsize=256)
+def _poisson_rdp(
+    orders: tuple[float, ...], rate: float, multiplier: float, form: str
+) -> np.ndarray:
+    return rdp_poisson(orders, rate, multiplier, form)
 
 
 def _rest(epsilon: float, spent: float) -> float:

@@ -1,7 +1,6 @@
-"""What may become private: the parts of a training, and where it runs."""
+"""What may become private: the parts of a training."""
 
 import inspect
-import os
 from typing import Any
 
 import torch
@@ -9,7 +8,23 @@ from torch import Tensor, nn
 
 from pyg_trust._marks import are_propagated
 from pyg_trust.loader import StepLoader
-from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
+from pyg_trust.loader.whole_units import WholeUnitLoader
+from pyg_trust.privacy.group import Group
+from pyg_trust.privacy.pipeline import check_transform
+from pyg_trust.privacy.state import public_fingerprint
+from pyg_trust.privacy.validation import (
+    Criterion,
+    Forward,
+    check_criterion,
+    find_call,
+)
+from pyg_trust.privacy.wrappers import (
+    PrivateModule,
+    PrivateOptimizer,
+    PrivateStep,
+)
+
+_PROBED = 32
 
 
 def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
@@ -22,13 +37,18 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 
     Raises:
         TypeError: if one is of another kind.
-        RuntimeError: if there are several processes.
         ValueError: if one is private already, or can't be made so.
     """
     if isinstance(module, PrivateModule) or isinstance(
         optimizer, PrivateOptimizer
     ):
         raise ValueError("'module' and 'optimizer' are private already")
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            "'module' needs to be the model itself (got a "
+            'DistributedDataParallel, which adds up gradients without noise): '
+            "hand in 'module.module'; the engine keeps processes together"
+        )
     for name, value, kind, advice in (
         ('module', module, nn.Module, ''),
         ('optimizer', optimizer, torch.optim.Optimizer, ''),
@@ -46,7 +66,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
                 f"'{name}' needs to be a {kind.__name__}{advice} (got "
                 f'{type(value).__name__})'
             )
-    check_alone()
     check_optimizer(optimizer)
     check_types(module)
     if loader.batch_sampler.choose is not None:
@@ -68,29 +87,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
             f'{", ".join(map(repr, mixed))}, which AGP has propagated: '
             'the rows of other nodes are in them, and no row would be '
             'protected; train on raw features and propagate the logits)'
-        )
-
-
-def check_alone() -> None:
-    """Refuses to train in one of several processes.
-
-    Each of them would draw batches and noise of its own and claim the epsilon
-    of one, while what is released has learned from all.
-
-    Raises:
-        RuntimeError: if ``torch.distributed`` has, or ``torchrun`` announces,
-            more than one process.
-    """
-    size = os.environ.get('WORLD_SIZE', '')
-    count = int(size) if size.isdigit() else 1
-    group = torch.distributed
-    if group.is_available() and group.is_initialized():
-        count = max(count, group.get_world_size())
-    if count > 1:
-        raise RuntimeError(
-            'private training runs in one process: under torch.distributed '
-            f'(got {count} processes) each would claim the epsilon of one '
-            'for what all have learned'
         )
 
 
@@ -140,4 +136,89 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             "'optimizer' needs to be new (got one with the state of steps "
             'that it took before, which may hold gradients of private data '
             'without noise)'
+        )
+
+
+def check_group(group: Group, loader: StepLoader) -> None:
+    """Makes sure that all processes have the same loader.
+
+    Args:
+        group (Group): the processes.
+        loader (StepLoader): that of this process.
+
+    Raises:
+        ValueError: if it is another one, or has too few units for all.
+    """
+    if group.size == 1:
+        return
+    group.agree(
+        "'data_loader' (its data, arguments, steps and subgraphs; give a "
+        "DisjointWalkLoader the same 'seed' in all processes)",
+        (
+            public_fingerprint(loader),
+            loader.setting(),
+            loader.batch_sampler.num_steps,
+            loader.layout(),
+        ),
+    )
+    whole = isinstance(loader, WholeUnitLoader)
+    if not whole and loader.subgraphs_per_batch < group.size:
+        raise ValueError(
+            f"'data_loader' needs a batch_size of at least {group.size}, one "
+            f'for each process (got {loader.subgraphs_per_batch})'
+        )
+
+
+def probe(
+    step: PrivateStep,
+    loader: StepLoader,
+    forward: Forward | None,
+    criterion: Criterion | None,
+) -> None:
+    """Puts a model, a loader and a loss to the test before training.
+
+    On the structure of some subgraphs; their features are not used.
+
+    Args:
+        step (PrivateStep): has the model.
+        loader (StepLoader): the loader.
+        forward (callable, optional): calls a model with a batch.
+        criterion (callable, optional): the loss.
+
+    Raises:
+        ValueError: if one of them fails.
+    """
+    count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
+    index = loader.batch_sampler.write(0, torch.arange(count))
+    batch = loader(index)
+    owner, count = loader.check_batch(batch, 0, count)
+    check_transform(
+        loader.transform, loader.untransformed(index), loader.by_unit
+    )
+    device = step.parameters[0].device
+    batch, owner = batch.to(device), owner.to(device)
+    call = find_call(step.module, batch, forward)
+    step.probe(call, batch, owner)
+    if criterion is not None:
+        with torch.no_grad():
+            out = call(step.module, batch)
+        check_criterion(criterion, out, batch.y, step.loss_reduction)
+
+
+def check_totals(totals: list[Tensor], found: Tensor, drawn: int) -> None:
+    """Makes sure that sums are finite, and of all units that were drawn.
+
+    Args:
+        totals (list[Tensor]): the sums.
+        found (Tensor): the number of units they are of.
+        drawn (int): that of units drawn.
+
+    Raises:
+        RuntimeError: if they are not.
+    """
+    finite = all(bool(total.isfinite().all()) for total in totals)
+    if int(found) != drawn or not finite:
+        raise RuntimeError(
+            'a clipped sum is not finite, or of other units than were drawn, '
+            'which is an error in pyg_trust; the step was not taken'
         )

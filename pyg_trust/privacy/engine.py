@@ -1,77 +1,61 @@
 """Differentially private training of any PyG model."""
 
 import inspect
-import math
-import os
-import warnings
-from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
     check_instance,
     check_integer,
     check_number,
+    check_positive,
 )
 from pyg_trust.functional.mechanisms import (
+    CLIPPINGS,
     check_delta,
     check_lam,
-    private_quantile,
 )
-from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
-from pyg_trust.loader import EgoLoader, StepLoader
-from pyg_trust.loader.step_batches import check_positive
-from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import (
-    ACCOUNTANTS,
-    FDP,
-    SAMPLING,
+    RELATION,
     FDPAccountant,
-    WORAccountant,
-    create_accountant,
-    epsilon_over_time,
+    PoissonAccountant,
 )
-from pyg_trust.privacy.attaching import check_alone, check_parts
+from pyg_trust.privacy.attaching import (
+    check_group,
+    check_parts,
+    check_totals,
+    probe,
+)
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.norms import gradient_norms
-from pyg_trust.privacy.pipeline import check_tables, check_transform
-from pyg_trust.privacy.report import PrivacyReport, assumptions
+from pyg_trust.privacy.group import Group
+from pyg_trust.privacy.loading import PrivateLoader
+from pyg_trust.privacy.norms import AdaptiveNorm, estimate
+from pyg_trust.privacy.pipeline import check_tables
+from pyg_trust.privacy.report import PrivacyReport, describe
+from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.state import load as load_state
-from pyg_trust.privacy.state import public_fingerprint
 from pyg_trust.privacy.state import save as save_state
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
-    check_criterion,
     check_layers,
     check_parameters,
-    find_call,
 )
 from pyg_trust.privacy.wrappers import (
     REDUCTIONS,
-    PrivateLoader,
     PrivateModule,
     PrivateOptimizer,
     PrivateStep,
-    Single,
 )
-from pyg_trust.report import fingerprint_model, provenance
-
-_BATCH, _NOISE = 1, 2
-_PROBED = 32
-# Rates that change with the partition are rounded up to this grid: it costs a
-# thousandth, and composing many equal steps is fast.
-_RATES = 4096
-_PLANNED = 32
 
 
 class PrivateTraining(NamedTuple):
@@ -88,7 +72,7 @@ class PrivateTraining(NamedTuple):
     loader: PrivateLoader
 
 
-class PrivacyEngine(Single):
+class PrivacyEngine(Spending):
     r"""Trains any PyG model with differential privacy of feature rows.
 
     Node-level DP-SGD on disjoint random walks, after `"Training
@@ -154,6 +138,17 @@ class PrivacyEngine(Single):
     budget, never hide one. A batch that was drawn stays the batch of its step
     until the step is spent.
 
+    **Several processes.** Where ``torch.distributed`` has several (call
+    ``init_process_group``, and hand in the plain model and not
+    ``DistributedDataParallel``), each makes the gradients of its part of every
+    batch. All draw the same batch by a key that the first drew from its
+    operating system; clipped sums are added up; the first pays for the step,
+    writes the ledger's line, adds the noise, *once*, and hands the noisy sums
+    to all, so that weights stay the same. The law of the batches, the noise
+    and the account are those of one process. The processes trust each other.
+    One that dies ends the step for all: it may then be on the account though
+    nobody has seen it, and is never the other way round.
+
     **Randomness.** Noise and the choice of batches come from the operating
     system (:class:`~pyg_trust.noise.SecureNoise`); nothing that seeds torch or
     numpy decides them. With an explicit ``seed`` a run can be repeated, by
@@ -161,9 +156,11 @@ class PrivacyEngine(Single):
     begins with :data:`pyg_trust.noise.SEEDED`.
 
     Args:
-        accountant (str): :obj:`'pld_wor'` (tighter) or :obj:`'rdp_wor'` (the
-            paper's); :obj:`'rdp_fdp'` for an
-            :class:`~pyg_trust.loader.EgoLoader`. (default: :obj:`'pld_wor'`)
+        accountant (str, optional): :obj:`'pld_wor'` (tighter) or
+            :obj:`'rdp_wor'` (the paper's) without replacement,
+            :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``, and
+            :obj:`'rdp_fdp'` for an :class:`~pyg_trust.loader.EgoLoader`. By
+            default the first that fits the sampling. (default: :obj:`None`)
         seed (int, optional): of the noise and the batches, to repeat an
             experiment; what comes out is not private. A process that goes on
             from a checkpoint or a ledger draws other noise.
@@ -184,54 +181,15 @@ class PrivacyEngine(Single):
 
     def __init__(
         self,
-        accountant: str = 'pld_wor',
+        accountant: str | None = None,
         *,
         seed: int | None = None,
         ledger: str | Path | None = None,
         ledger_head: str | None = None,
     ) -> None:
-        check_choice('accountant', accountant, ACCOUNTANTS)
-        if ledger is not None:
-            check_instance('ledger', ledger, str, Path)
-        if ledger_head is not None:
-            check_instance('ledger_head', ledger_head, str)
-            if ledger is None:
-                raise ValueError(
-                    "'ledger_head' needs a 'ledger' that goes on from it"
-                )
-        self._kind = accountant
-        self._accountant: WORAccountant | None = None
-        self._data = ''
-        self._seed = None if seed is None else rng.resolve(seed)
-        self._noise = self._source(_NOISE)
-        self._ledger_path = ledger
-        self._ledger_head = ledger_head
-        self._process = os.getpid()
-        self._leaks: list[str] = []
-        self._paid: Counter[tuple[float, float]] = Counter()
-        self._paid_pure = 0.0
-        self._ledger: PrivacyLedger | None = None
+        super().__init__(accountant, seed, ledger, ledger_head)
         self._training: PrivateTraining | None = None
-        self._limit: tuple[float, int, int] | None = None
-        self._target: tuple[float, float] | tuple[None, None] = (None, None)
-
-    @property
-    def seeded(self) -> bool:
-        """Whether noise and batches come from an explicit seed."""
-        return self._seed is not None
-
-    def _source(self, *items: int) -> SecureNoise | SeededNoise:
-        if self._seed is None:
-            return noise.source()
-        return noise.source(rng.derive(self._seed, *items))
-
-    def _fresh_noise(self) -> None:
-        # Noise that was used before could be subtracted.
-        word = int.from_bytes(os.urandom(7), 'big')
-        self._noise = self._source(_NOISE, word)
-
-    def _choose(self, step: int, count: int, size: int) -> np.ndarray:
-        return self._source(_BATCH, step).choose(count, size)
+        self._adaptive: AdaptiveNorm | None = None
 
     def make_private(
         self,
@@ -240,7 +198,7 @@ class PrivacyEngine(Single):
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
         noise_multiplier: float,
-        max_grad_norm: float,
+        max_grad_norm: float | AdaptiveNorm,
         loss_reduction: str = 'mean',
         max_physical_batch_size: int | None = None,
         target_epsilon: float | None = None,
@@ -250,6 +208,7 @@ class PrivacyEngine(Single):
         criterion: Criterion | None = None,
         trust_loss: bool = False,
         public: Sequence[str] = (),
+        clipping: str = 'flat',
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -264,9 +223,11 @@ class PrivacyEngine(Single):
                 over: iterate over the one returned.
             noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
                 which is :math:`2\lambda`.
-            max_grad_norm (float): :math:`C`. It has to be chosen without
-                looking at private data
-                (:meth:`estimate_max_grad_norm` offers a private estimate).
+            max_grad_norm (float or AdaptiveNorm): :math:`C`. It has to be
+                chosen without looking at private data
+                (:meth:`estimate_max_grad_norm` offers a private estimate). An
+                :class:`~pyg_trust.privacy.AdaptiveNorm` follows a quantile of
+                the norms, paid from the same account.
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
                 :obj:`'sum'` of the terms of a batch. (default:
                 :obj:`'mean'`)
@@ -295,6 +256,10 @@ class PrivacyEngine(Single):
                 of the model that have a row per node of the graph and hold
                 nothing private; the report repeats them.
                 (default: :obj:`()`)
+            clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
+                to it, or :obj:`'automatic'`, every gradient is scaled to just
+                below it (:func:`pyg_trust.functional.clip_factors`).
+                (default: :obj:`'flat'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -320,13 +285,19 @@ class PrivacyEngine(Single):
             criterion=criterion,
             trust_loss=trust_loss,
             public=public,
+            clipping=clipping,
         )
+        if isinstance(max_grad_norm, AdaptiveNorm):
+            size = data_loader.subgraphs_per_batch
+            max_grad_norm.gradient_multiplier(lam, size)
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
         if target_epsilon is not None and target_delta is not None:
             self._target = float(target_epsilon), float(target_delta)
         data_loader.batch_sampler.chunk_size = max_physical_batch_size
-        return self._attach(step, optimizer, data_loader, noise_multiplier)
+        return self._attach(
+            step, optimizer, data_loader, noise_multiplier, max_grad_norm
+        )
 
     def make_private_with_epsilon(
         self,
@@ -336,7 +307,7 @@ class PrivacyEngine(Single):
         data_loader: StepLoader,
         target_epsilon: float,
         target_delta: float,
-        max_grad_norm: float,
+        max_grad_norm: float | AdaptiveNorm,
         steps: int | None = None,
         epochs: int | None = None,
         **kwargs: Any,
@@ -353,7 +324,7 @@ class PrivacyEngine(Single):
             data_loader (StepLoader): as in :meth:`make_private`.
             target_epsilon (float): the budget.
             target_delta (float): its :math:`\delta`.
-            max_grad_norm (float): the clipping norm :math:`C`.
+            max_grad_norm (float or AdaptiveNorm): as in :meth:`make_private`.
             steps (int, optional): how many steps are planned.
                 (default: :obj:`None`)
             epochs (int, optional): or how many epochs, of
@@ -382,10 +353,10 @@ class PrivacyEngine(Single):
                 )
         if steps is None:
             assert epochs is not None
-            check_positive('epochs', epochs)
+            check_integer('epochs', epochs, 1)
             steps = epochs * data_loader.batch_sampler.num_steps
-        check_positive('steps', steps)
-        target_epsilon = _positive('target_epsilon', target_epsilon)
+        check_integer('steps', steps, 1)
+        target_epsilon = check_positive('target_epsilon', target_epsilon)
         step = self._prepare(
             module,
             optimizer,
@@ -405,7 +376,9 @@ class PrivacyEngine(Single):
         data_loader.batch_sampler.chunk_size = kwargs.get(
             'max_physical_batch_size'
         )
-        return self._attach(step, optimizer, data_loader, multiplier)
+        return self._attach(
+            step, optimizer, data_loader, multiplier, max_grad_norm
+        )
 
     def _prepare(
         self,
@@ -413,7 +386,7 @@ class PrivacyEngine(Single):
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
         *,
-        max_grad_norm: float,
+        max_grad_norm: float | AdaptiveNorm,
         loss_reduction: str = 'mean',
         max_physical_batch_size: int | None = None,
         target_epsilon: float | None = None,
@@ -423,12 +396,25 @@ class PrivacyEngine(Single):
         criterion: Criterion | None = None,
         trust_loss: bool = False,
         public: Sequence[str] = (),
+        clipping: str = 'flat',
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
-        max_grad_norm = _positive('max_grad_norm', max_grad_norm)
+        check_choice('clipping', clipping, CLIPPINGS)
+        norm = max_grad_norm
+        if isinstance(norm, AdaptiveNorm):
+            if clipping != 'flat':
+                raise ValueError(
+                    "'clipping' needs to be 'flat' for an AdaptiveNorm: "
+                    'scaled gradients are all of one length (got '
+                    f'{clipping!r})'
+                )
+            norm = norm.initial
+        norm = check_positive('max_grad_norm', norm)
         check_choice('loss_reduction', loss_reduction, REDUCTIONS)
         if max_physical_batch_size is not None:
-            check_positive('max_physical_batch_size', max_physical_batch_size)
+            check_integer(
+                'max_physical_batch_size', max_physical_batch_size, 1
+            )
         if (target_epsilon is None) != (target_delta is None):
             raise ValueError(
                 "'target_epsilon' and 'target_delta' need to be given "
@@ -440,22 +426,22 @@ class PrivacyEngine(Single):
         check_instance('trust_loss', trust_loss, bool)
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
-            _positive('target_epsilon', target_epsilon)
+            check_positive('target_epsilon', target_epsilon)
             account.get_epsilon(check_delta(target_delta))
         check_layers(module)
         check_tables(module, data_loader.data.num_nodes, public)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
-            max_grad_norm,
+            norm,
             loss_reduction,
-            data_loader.subgraphs_per_batch,
             self._add_noise,
             trust_loss,
             public,
+            clipping,
         )
         step.by_unit = data_loader.by_unit
-        self._probe(step, data_loader, forward, criterion)
+        probe(step, data_loader, forward, criterion)
         return step
 
     def _attach(
@@ -464,7 +450,16 @@ class PrivacyEngine(Single):
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
         noise_multiplier: float,
+        max_grad_norm: float | AdaptiveNorm,
     ) -> PrivateTraining:
+        adaptive = None
+        if isinstance(max_grad_norm, AdaptiveNorm):
+            adaptive = max_grad_norm
+            size = data_loader.subgraphs_per_batch
+            adaptive.gradient_multiplier(noise_multiplier, size)
+        group = self._group
+        group.same_weights(step.module)
+        key = group.key()
         training = PrivateTraining(
             PrivateModule(step.module, step),
             PrivateOptimizer(optimizer, step),
@@ -475,15 +470,19 @@ class PrivacyEngine(Single):
                 self._allowed,
                 data_loader.check_batch,
                 self._choose,
+                group,
             ),
         )
         # From here on nothing is refused, and nothing can be interrupted but
         # between two lines.
         self._loader = data_loader
         self._noise_multiplier = float(noise_multiplier)
+        self._adaptive, self._key = adaptive, key
         self._max_grad_norm = step.max_grad_norm
         self._loss_reduction = step.loss_reduction
-        data_loader.batch_sampler.choose = self._choose
+        batches = data_loader.batch_sampler
+        batches.choose = self._choose
+        batches.rank, batches.num_ranks = group.rank, group.size
         step.pins.hold_layers()
         step.pins.hold()
         self._training = training
@@ -496,49 +495,9 @@ class PrivacyEngine(Single):
                 'of two models add up and are not shared'
             )
         check_parts(module, optimizer, loader)
-
-    def _probe(
-        self,
-        step: PrivateStep,
-        loader: StepLoader,
-        forward: Forward | None,
-        criterion: Criterion | None,
-    ) -> None:
-        # The structure of some subgraphs; their features are not used.
-        count = min(_PROBED, loader.subgraphs_per_batch)
-        index = loader.batch_sampler.write(0, torch.arange(count))
-        batch = loader(index)
-        owner, count = loader.check_batch(batch, 0, count)
-        check_transform(
-            loader.transform, loader.untransformed(index), loader.by_unit
-        )
-        device = step.parameters[0].device
-        batch, owner = batch.to(device), owner.to(device)
-        call = find_call(step.module, batch, forward)
-        step.probe(call, batch, owner)
-        if criterion is not None:
-            with torch.no_grad():
-                out = call(step.module, batch)
-            check_criterion(criterion, out, batch.y, step.loss_reduction)
-
-    @property
-    def accountant(self) -> WORAccountant:
-        """The accountant; it is there once a loader is known."""
-        if self._accountant is None:
-            raise RuntimeError('call make_private first')
-        spent = _lines(self._accountant)
-        lost = any(spent[line] < n for line, n in self._paid.items())
-        if lost or self._accountant.pure_epsilon < self._paid_pure:
-            raise RuntimeError(
-                'the account has lost what was spent: it can grow, and '
-                'nothing is taken back'
-            )
-        return self._accountant
-
-    def _note_spent(self) -> None:
-        # It is not to become less, whoever has the account.
-        self._paid = _lines(self.accountant)
-        self._paid_pure = self.accountant.pure_epsilon
+        group = Group.current()
+        check_group(group, loader)
+        self._group = group
 
     @property
     def noise_multiplier(self) -> float:
@@ -548,7 +507,8 @@ class PrivacyEngine(Single):
 
     @property
     def max_grad_norm(self) -> float:
-        """The clipping norm :math:`C`."""
+        """The clipping norm :math:`C`, that of the next step."""
+        self._attached()
         self._attached()
         return self._max_grad_norm
 
@@ -571,106 +531,124 @@ class PrivacyEngine(Single):
         return self._target[1]
 
     @property
-    def steps(self) -> int:
-        """The number of steps on the account."""
-        return len(self.accountant)
+    def clipping(self) -> str:
+        """How gradients are clipped, see :meth:`make_private`."""
+        step = self._training_step()
+        return step.clipping if self._adaptive is None else 'adaptive'
 
     @property
-    def ledger_head(self) -> str | None:
-        """A digest of all lines of the ledger, to be noted elsewhere."""
-        return None if self._ledger is None else self._ledger.head
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the budget does not allow the next step."""
-        self._attached()
-        return not self._allowed(self.steps)
-
-    def get_epsilon(self, delta: float, steps: int = 0) -> float:
-        r""":math:`\epsilon` of everything so far, and of steps to come.
-
-        Args:
-            delta (float): in :math:`(0, 1)`.
-            steps (int): how many more steps to count, with the noise of
-                :meth:`make_private`; what a plan will have spent is known
-                before training. (default: :obj:`0`)
-        """
-        check_integer('steps', steps, 0)
-        accountant = self.accountant
-        if steps:
-            self._attached()
-            accountant = deepcopy(accountant)
-            rates = Counter(
-                self._rate(self._loader, step)
-                for step in range(self.steps, self.steps + steps)
-            )
-            accountant.history += [
-                (self.noise_multiplier, rate, count)
-                for rate, count in rates.items()
-            ]
-        return accountant.get_epsilon(check_delta(delta))
-
-    def _rate(self, loader: StepLoader, step: int) -> float:
-        rate = loader.sample_rate_at(step)
-        if loader.resample_every is None:
-            return rate
-        return min(1.0, math.ceil(rate * _RATES) / _RATES)
-
-    def _highest_rate(self, loader: StepLoader, steps: int) -> float:
-        every = loader.resample_every or steps
-        first = range(0, steps, every)[:_PLANNED]
-        return max(self._rate(loader, step) for step in first)
-
-    def _allowed(self, step: int) -> bool:
-        if self.target_epsilon is None or self.target_delta is None:
-            return True
-        rate, spent = self._rate(self._loader, step), self.steps
-        if self._limit is not None:
-            # Found after 'at' steps: 'most' in all, at this rate or a lower.
-            highest, at, most = self._limit
-            if rate <= highest and spent < most:
-                return True
-            if rate >= highest and at == spent:
-                return False
-        left = self.accountant.remaining_steps(
-            self.target_epsilon,
-            self.target_delta,
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=rate,
+    def _gradient_multiplier(self) -> float:
+        # What is added to the gradients, in units of the clipping norm.
+        if self._adaptive is None:
+            return self._noise_multiplier
+        return self._adaptive.gradient_multiplier(
+            self._noise_multiplier, self._loader.subgraphs_per_batch
         )
-        self._limit = rate, spent, spent + left
-        return left > 0
 
-    def _add_noise(self, sums: list[Tensor]) -> list[Tensor]:
-        check_alone()
+    def _add_noise(
+        self, sums: list[Tensor], units: int, below: int
+    ) -> list[Tensor]:
+        self._group.check()
         self._check_process()
         step = self.steps
         if not self._allowed(step):
+            epsilon, delta = self._target
             raise BudgetExceededError(
                 f'step {step + 1} would exceed the budget of epsilon '
-                f'{self.target_epsilon:g} at delta {self.target_delta:g}; '
-                'nothing was spent'
+                f'{epsilon:g} at delta {delta:g}; nothing was spent'
             )
-        rate = self._rate(self._loader, step)
-        if self._ledger is not None:
-            self._ledger.record(self.noise_multiplier, rate)
-        self.accountant.step(
-            noise_multiplier=self.noise_multiplier, sample_rate=rate
-        )
-        self._note_spent()
-        if not all(bool(total.isfinite().all()) for total in sums):
-            raise RuntimeError(
-                'a clipped sum is not finite, which is an error in pyg_trust; '
-                'the step was not taken'
-            )
-        std = self.noise_multiplier * self.max_grad_norm
+        drawn = self._loader.batch_sampler.index(step).numel()
+        self._pay(step)
+        norm = self.max_grad_norm
+        *totals, found, inside = self._group.total(sums, units, below)
+        self._group.of_first(lambda: check_totals(totals, found, drawn))
+        if self._group.first:
+            std = self._gradient_multiplier * norm
+            totals = [
+                total + std * self._noise.normal(total.shape).to(total)
+                for total in totals
+            ]
+            norm = self._next_norm(norm, float(inside) - float(found) / 2)
+        *noisy, shared = self._group.spread(totals, norm)
+        self._set_norm(float(shared))
         scale = 1.0
         if self.loss_reduction == 'mean':
             scale /= self._loader.subgraphs_per_batch
-        return [
-            (total + std * self._noise.normal(total.shape).to(total)) * scale
-            for total in sums
-        ]
+        return [value * scale for value in noisy]
+
+    def _set_norm(self, norm: float) -> None:
+        if self._adaptive is not None:
+            self._max_grad_norm = norm
+            self._training_step().max_grad_norm = norm
+
+    def _next_norm(self, norm: float, centred: float) -> float:
+        # Of the sum of 1/2 for each unit below the norm and -1/2 above.
+        if self._adaptive is None:
+            return norm
+        size = self._loader.subgraphs_per_batch
+        std = self._adaptive.count_std(self._noise_multiplier, size)
+        noise = std * float(self._noise.normal((1,))[0])
+        return self._adaptive.next(norm, 0.5 + (centred + noise) / size)
+
+    def spend_gaussian(self, mu: float) -> None:
+        r"""Counts a release of Gaussian noise beside the steps, beforehand.
+
+        It is on the account as a step at rate 1 with
+        :math:`\lambda = 1 / \mu`, which is the same mechanism, so steps and
+        releases have one :math:`\epsilon` and no sum of two.
+        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+
+        Args:
+            mu (float): sensitivity over noise, of replacing one row.
+
+        Raises:
+            BudgetExceededError: if it would exceed the budget; nothing is
+                spent.
+            RuntimeError: while a batch waits for its step.
+        """
+        lam = check_lam(1 / check_positive('mu', mu))
+        self._check_process()
+        if self._group.current().size > 1:
+            raise RuntimeError(
+                'a release goes on the account of one process (got '
+                f'{self._group.size}): make it before, or after training'
+            )
+        training, accountant = self._attached(), self.accountant
+        if accountant.relation != RELATION or isinstance(
+            accountant, FDPAccountant | PoissonAccountant
+        ):
+            raise ValueError(
+                f"'mu' of a release goes on an account of '{RELATION}' with "
+                'batches drawn without replacement from disjoint subgraphs '
+                f"(got '{accountant.relation}', "
+                f'{type(accountant).__name__})'
+            )
+        kept = self._loader.batch_sampler._kept
+        if any(step >= self.steps for step in kept):
+            raise RuntimeError(
+                'a batch was drawn whose step was not taken: take it first, '
+                'as no step is to get another batch for the sake of a release'
+            )
+        if self.target_epsilon is not None and self.target_delta is not None:
+            ahead = deepcopy(accountant)
+            ahead.step(noise_multiplier=2 * lam, sample_rate=1.0)
+            if not ahead.get_epsilon(self.target_delta) <= self.target_epsilon:
+                raise BudgetExceededError(
+                    f"'mu' = {mu:.6g} would exceed the budget of epsilon "
+                    f'{self.target_epsilon:g} at delta '
+                    f'{self.target_delta:g}; nothing was spent'
+                )
+        if self._ledger is not None:
+            self._ledger.record(2 * lam, 1.0)
+        accountant.step(noise_multiplier=2 * lam, sample_rate=1.0)
+        self._note_spent()
+        self._limit = None
+        # An epoch in progress has counted its steps without this one.
+        training.loader._turn += 1
+        self._leaks.append(
+            f'one of the steps is no step of training but a noisy release of '
+            f'mu {mu:.4g} (PrivateAGP), whose rows are covered as well'
+        )
 
     def estimate_max_grad_norm(
         self,
@@ -720,133 +698,24 @@ class PrivacyEngine(Single):
             ValueError: unless exactly one of the three is given, or a number
                 is out of range.
         """
-        check_instance('public', public, bool)
-        check_instance('insist', insist, bool)
-        if (epsilon is not None) + public + insist != 1:
-            raise ValueError(
-                "one of 'epsilon' (a private estimate), 'public' and 'insist' "
-                'needs to be given: a percentile of private gradients is not '
-                f'private (got {epsilon}, {public} and {insist})'
-            )
-        if not isinstance(bounds, Sequence) or len(bounds) != 2:
-            raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
-        low, high = (_positive('bounds', bound) for bound in bounds)
-        check_number('percentile', percentile)
-        if not low < high or not 0 < percentile < 100:
-            raise ValueError(
-                "'bounds' needs to be increasing and 'percentile' in (0, 100) "
-                f'(got {bounds} and {percentile})'
-            )
-        check_instance('module', module, nn.Module)
-        check_instance('data_loader', data_loader, StepLoader)
-        check_callable('criterion', criterion)
-        if forward is not None:
-            check_callable('forward', forward)
-        check_layers(module)
-        if epsilon is not None:
-            self._check_process()
-            epsilon = _positive('epsilon', epsilon)
-            accountant = self._open(data_loader)
-        norms = gradient_norms(
-            module, data_loader, criterion, forward, progress_bar
+        return estimate(
+            self,
+            module,
+            data_loader,
+            criterion,
+            percentile,
+            epsilon,
+            bounds,
+            public,
+            insist,
+            forward,
+            progress_bar,
         )
-        if epsilon is not None:
-            if self._ledger is not None:
-                self._ledger.record_pure(epsilon)
-            accountant.spend_pure(epsilon)
-            self._note_spent()
-            return private_quantile(
-                norms,
-                percentile / 100,
-                epsilon,
-                low,
-                high,
-                self._noise.uniform(len(norms) + 2),
-                data_loader.terms,
-            )
-        if insist:
-            warnings.warn(
-                'the clipping norm is a percentile of private gradient norms: '
-                'it tells of the data, and no epsilon accounts for it',
-                stacklevel=2,
-            )
-            self._leaks.append(
-                'NOT COVERED: the clipping norm is a percentile of private '
-                'gradient norms, released without noise'
-            )
-        norms = np.nan_to_num(norms, nan=high, posinf=high)
-        return float(np.percentile(np.clip(norms, low, high), percentile))
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f'the engine was made by process {self._process}, of which '
-                f'this one ({os.getpid()}) is a fork: what both release '
-                'would be on no account together. Make the engine in the '
-                'process that trains'
-            )
 
     def _attached(self) -> PrivateTraining:
         if self._training is None:
             raise RuntimeError('call make_private first')
         return self._training
-
-    def _account(self, loader: StepLoader) -> WORAccountant:
-        # The account for a loader, or a new one that is nobody's yet.
-        if self._accountant is not None:
-            if public_fingerprint(loader) != self._data:
-                raise ValueError(
-                    "'data_loader' needs to have the data of the first one"
-                )
-            return self._accountant
-        if isinstance(loader, EgoLoader) != (self._kind == FDP):
-            raise ValueError(
-                f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
-                f'no other (got {self._kind!r} for a {type(loader).__name__})'
-            )
-        if isinstance(loader, EgoLoader):
-            return FDPAccountant(
-                loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
-            )
-        accountant = create_accountant(self._kind)
-        accountant.relation = loader.relation
-        return accountant
-
-    def _open(self, loader: StepLoader) -> WORAccountant:
-        # The account for a loader: what the ledger says, or a new one.
-        accountant = self._account(loader)
-        if self._accountant is not None:
-            return accountant
-        data = public_fingerprint(loader)
-        ledger = None
-        try:
-            if self._ledger_path is not None:
-                state = accountant.state_dict()
-                spent = {'history', 'pure_epsilon'}
-                about = {k: v for k, v in state.items() if k not in spent}
-                header = {
-                    'format': 2,
-                    'accountant': about,
-                    'data': data,
-                    'seeded': self.seeded,
-                }
-                ledger = PrivacyLedger(
-                    self._ledger_path, header, self._ledger_head
-                )
-                if ledger.steps or ledger.pure_epsilon:
-                    state['history'] = ledger.history
-                    state['pure_epsilon'] = ledger.pure_epsilon
-                    accountant.load_state_dict(state)
-                    self._fresh_noise()
-            self._ledger, self._data = ledger, data
-            self._accountant = accountant
-            self._note_spent()
-        except BaseException:
-            # Whoever tries again needs the lock.
-            if ledger is not None:
-                ledger.close()
-            raise
-        return accountant
 
     def state_dict(self) -> dict[str, Any]:
         """Everything to go on with: weights, optimizer, account, setting.
@@ -883,11 +752,6 @@ class PrivacyEngine(Single):
     def _training_step(self) -> PrivateStep:
         return self._attached().optimizer._step
 
-    def close(self) -> None:
-        """Closes the ledger's file."""
-        if self._ledger is not None:
-            self._ledger.close()
-
     def report(self, delta: float | None = None) -> PrivacyReport:
         r"""What is guaranteed so far, with every assumption.
 
@@ -895,67 +759,4 @@ class PrivacyEngine(Single):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        model = self._attached().model.module
-        if delta is None:
-            delta = self.target_delta
-        if delta is None:
-            raise ValueError("'delta' needs to be given if there is no target")
-        terms = self._loader.terms
-        rates: dict[float, int] = {}
-        for _, rate, count in self.accountant.history:
-            rates[rate] = rates.get(rate, 0) + count
-        sensitivity = 2 * terms * self.max_grad_norm
-        return PrivacyReport(
-            epsilon=self.get_epsilon(delta),
-            delta=delta,
-            target_epsilon=self.target_epsilon,
-            steps=self.steps,
-            relation=self._loader.relation,
-            sampling=SAMPLING,
-            mechanism=self.accountant.mechanism(),
-            unit=self._loader.unit,
-            batch_size=self._loader.subgraphs_per_batch,
-            sample_rates=tuple(rates.items()),
-            max_grad_norm=self.max_grad_norm,
-            units_per_row=terms,
-            sensitivity=sensitivity,
-            noise_multiplier=self.noise_multiplier,
-            lam=self.noise_multiplier / (2 * terms),
-            noise_std=self.noise_multiplier * self.max_grad_norm,
-            seeded=self.seeded,
-            ledger_head=self.ledger_head,
-            assumptions=assumptions(
-                self.seeded,
-                self._ledger is not None,
-                [
-                    *self._leaks,
-                    *self._training_step().pins.notes(),
-                    *self._training_step().notes(),
-                ],
-                self._loader.assumptions(),
-            ),
-            data=public_fingerprint(self._loader),
-            provenance=provenance(
-                loss_reduction=self.loss_reduction,
-                sampler=self._loader.setting(),
-                ledger=self._ledger_path is not None,
-            ),
-            weights=fingerprint_model(model.state_dict()),
-            history=epsilon_over_time(self.accountant, delta),
-        )
-
-
-def _lines(accountant: WORAccountant) -> Counter[tuple[float, float]]:
-    # How many steps there were with each noise and rate.
-    found: Counter[tuple[float, float]] = Counter()
-    for multiplier, rate, count in accountant.history:
-        found[multiplier, rate] += count
-    return found
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0 < check_number(name, value) < math.inf:
-        raise ValueError(
-            f"'{name}' needs to be positive and finite (got {value})"
-        )
-    return float(value)
+        return describe(self, delta)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.privacy.calls import (
     EDGE,
     INDEX,
@@ -19,6 +18,7 @@ from pyg_trust.privacy.calls import (
 )
 
 Result = tuple[dict[str, Tensor], Tensor]
+Factors = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -42,17 +42,17 @@ class Total:
     Args:
         params (dict): the parameters, by name.
         num_subgraphs (int): how many subgraphs there are.
-        clip (float): the norm to clip to.
+        factors (callable): maps norms to what gradients are multiplied with.
     """
 
     def __init__(
-        self, params: dict[str, Tensor], num_subgraphs: int, clip: float
+        self, params: dict[str, Tensor], num_subgraphs: int, factors: Factors
     ) -> None:
         self.params = params
         self.sums = {name: torch.zeros_like(p) for name, p in params.items()}
         first = next(iter(params.values()))
         self.norms = first.new_full((num_subgraphs,), torch.inf)
-        self.clip = clip
+        self.factors = factors
 
     def add(self, subgraphs: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Adds gradients; returns the subgraphs that have none to add.
@@ -73,7 +73,7 @@ class Total:
         norm = norm.sqrt().nan_to_num(torch.inf, torch.inf)
         finite = norm.isfinite()
         some = not bool(finite.all())
-        factors = clip_factors(norm, self.clip)
+        factors = self.factors(norm)
         for name, value in flat.items():
             if some:
                 value = torch.where(finite.unsqueeze(1), value, 0)
@@ -153,7 +153,7 @@ def functorch(
     params: dict[str, Tensor],
     call: Call,
     grads: list[Tensor],
-    max_grad_norm: float,
+    factors: Factors,
     chunk_size: int,
 ) -> Result:
     r"""Vmap of the gradient of one subgraph, over subgraphs of one size.
@@ -167,13 +167,13 @@ def functorch(
         params (dict): the parameters, by name.
         call (Call): the call, whose outputs have nodes as rows.
         grads (list[Tensor]): the gradients by the outputs.
-        max_grad_norm (float): the norm to clip to.
+        factors (callable): as of :class:`Total`.
         chunk_size (int): how many subgraphs at a time.
 
     Raises:
         Unsupported: if the module cannot be vmapped.
     """
-    total = Total(params, call.num_subgraphs, max_grad_norm)
+    total = Total(params, call.num_subgraphs, factors)
     for subgraphs in _by_shape(call):
         if not bool(torch.isin(call.owner, subgraphs[:1]).any()):
             total.norms[subgraphs] = 0

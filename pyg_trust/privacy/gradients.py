@@ -33,10 +33,10 @@ from pyg_trust._checks import (
     check_integer,
     check_number,
 )
-from pyg_trust.functional.mechanisms import clip_factors
-from pyg_trust.privacy import bookkeeping, fallbacks
-from pyg_trust.privacy.bookkeeping import Recorder
+from pyg_trust.functional.mechanisms import CLIPPINGS, clip_factors
+from pyg_trust.privacy import fallbacks
 from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in
+from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.draws import (
     DrawsBySubgraph,
     KeepDraws,
@@ -47,6 +47,7 @@ from pyg_trust.privacy.draws import (
     set_random_state,
 )
 from pyg_trust.privacy.fallbacks import Part
+from pyg_trust.privacy.recorder import Recorder
 from pyg_trust.privacy.rows import RowTracker
 
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
@@ -89,7 +90,7 @@ class SubgraphGradients:
 
     * :obj:`'bookkeeping'`: watches how the forward pass uses parameters and
       computes norms and the clipped sum from one backward pass
-      (:mod:`pyg_trust.privacy.bookkeeping`). A parameter that is used in a
+      (:mod:`pyg_trust.privacy.clipping`). A parameter that is used in a
       way it does not know is an error.
     * :obj:`'vjp'`: calls the module again on :obj:`chunk_size` subgraphs at a
       time, with the masks that dropout drew, and back-propagates as many
@@ -99,7 +100,7 @@ class SubgraphGradients:
     * :obj:`'functorch'`: ``vmap`` of the gradient over subgraphs of one
       shape. It calls the module again, which must draw no random numbers
       and have no shapes that depend on values.
-    * :obj:`'loop'`: as :obj:`'vjp'`, one subgraph at a time, without vmap.
+    * :obj:`'loop'`: as :obj:`'vjp'`, one subgraph at a time.
 
     :obj:`'auto'` takes the bookkeeping if, on random features, it is equal to
     running some of the subgraphs alone (:meth:`check`; done at the first call
@@ -112,8 +113,7 @@ class SubgraphGradients:
     also leaves out one with activations that are not finite.
 
     If one batch has something in it that the bookkeeping does not know and
-    the model has drawn random numbers, their masks were not kept, and
-    :obj:`'vjp'` is then as dear as said above.
+    the model has drawn random numbers, :obj:`'vjp'` is as dear as said above.
 
     Args:
         module (torch.nn.Module): the model. Its parameters that require a
@@ -311,6 +311,7 @@ class Tape:
         grad_output: Tensor | Sequence[Tensor],
         max_grad_norm: float,
         output_owner: Tensor | Sequence[Tensor] | None = None,
+        clipping: str = 'flat',
     ) -> ClippedSum:
         r"""The sum of the clipped gradients of the subgraphs.
 
@@ -327,6 +328,8 @@ class Tape:
             output_owner (Tensor or sequence, optional): the subgraph of each
                 row of each output; by default, rows are nodes.
                 (default: :obj:`None`)
+            clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
+                :obj:`'flat'`)
 
         Raises:
             TypeError, ValueError: on wrong arguments, and if a method that
@@ -336,6 +339,10 @@ class Tape:
         if self._call is None:
             raise RuntimeError('The tape is blank: the module was not called')
         max_grad_norm = check_max_grad_norm(max_grad_norm)
+        check_choice('clipping', clipping, CLIPPINGS)
+        factors = partial(
+            clip_factors, max_grad_norm=max_grad_norm, clipping=clipping
+        )
         outputs, grads, owners = self._checked(
             output, grad_output, output_owner
         )
@@ -349,12 +356,8 @@ class Tape:
         assert method is not None
         try:
             if isinstance(self._mode, Recorder):
-                sums, norms = bookkeeping.clipped_sum(
-                    self._mode,
-                    outputs,
-                    grads,
-                    self._num_subgraphs,
-                    max_grad_norm,
+                sums, norms = clipped_sum(
+                    self._mode, outputs, grads, self._num_subgraphs, factors
                 )
                 return ClippedSum(sums, norms, method, reason)
             if method == 'functorch':
@@ -364,7 +367,7 @@ class Tape:
                     params,
                     self._call,
                     grads,
-                    max_grad_norm,
+                    factors,
                     gradients.chunk_size,
                 )
                 return ClippedSum(sums, norms, method, reason)
@@ -376,7 +379,7 @@ class Tape:
             reason = f'not {method!r}: {error}'
             method = 'vjp'
         chunk_size = 0 if method == 'loop' else gradients.chunk_size
-        total = fallbacks.Total(params, self._num_subgraphs, max_grad_norm)
+        total = fallbacks.Total(params, self._num_subgraphs, factors)
         apart = self._masks is not None and self._places(outputs) is not None
         part = self._extracted if apart else self._masked
         fallbacks.vjp(

@@ -1,16 +1,237 @@
-"""Norms of gradients, for an estimate of a clipping norm."""
+"""Clipping norms: estimated before training, or adapted during it."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from pyg_trust._checks import (
+    check_callable,
+    check_instance,
+    check_number,
+    check_positive,
+)
+from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.flow import Watch, follow, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.validation import Criterion, Forward, find_call
+from pyg_trust.privacy.validation import (
+    Criterion,
+    Forward,
+    check_layers,
+    find_call,
+)
+
+if TYPE_CHECKING:
+    from pyg_trust.privacy.spending import Spending
 
 _PROBED = 32
+
+
+@dataclass(frozen=True)
+class AdaptiveNorm:
+    r"""A clipping norm that follows a quantile of the gradients' norms.
+
+    `Andrew et al. 2021 <https://arxiv.org/abs/1905.03871>`_: with :math:`b_i`
+    whether the gradient of unit :math:`i` is at most :math:`C` long, every
+    step also releases the noisy share of such units and moves
+
+    .. math::
+        \tilde b = \frac{1}{2} + \frac{1}{m} \Big(\sum_i
+        \big(b_i - \tfrac{1}{2}\big) + \mathcal{N}(0, s^2)\Big), \qquad
+        C \leftarrow C\, e^{-\eta (\tilde b - \gamma)}.
+
+    **It is paid from the same account.** A unit adds the vector
+    :math:`(g_i / (z_g C),\ (b_i - \frac{1}{2}) / s)` to what is released with
+    noise of deviation one, and its norm is at most :math:`1 / z` if
+
+    .. math::
+        z^{-2} = z_g^{-2} + (2 s)^{-2}.
+
+    So a step with the gradients' noise :math:`z_g C` and the count's :math:`s`
+    is one of the noise multiplier :math:`z`, whatever the neighbours are:
+    :math:`z` is what the account says, and :math:`z_g > z` what is added.
+    The norm of a step is made of what steps before released, and costs
+    nothing more.
+
+    Args:
+        initial (float): the first :math:`C`, chosen without looking at
+            private data. (default: :obj:`1.0`)
+        quantile (float): :math:`\gamma` in :math:`(0, 1)`.
+            (default: :obj:`0.5`)
+        rate (float): :math:`\eta`, positive. (default: :obj:`0.2`)
+        noise_std (float, optional): :math:`s`; by default a twentieth of the
+            batch size, and :math:`z` at least. It needs to be above
+            :math:`z / 2`. (default: :obj:`None`)
+        bounds (tuple): the least and the greatest norm.
+            (default: :obj:`(1e-6, 1e6)`)
+
+    Example:
+        >>> norm = AdaptiveNorm(initial=1.0)
+        >>> norm.gradient_multiplier(2.0, 400)
+        2.0101...
+        >>> norm.next(1.0, 0.9) < 1.0 < norm.next(1.0, 0.1)
+        True
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    noise_std: float | None = None
+    bounds: tuple[float, float] = (1e-6, 1e6)
+
+    def __post_init__(self) -> None:
+        check_positive('rate', self.rate)
+        low, high = check_bounds(self.bounds)
+        if not low <= check_positive('initial', self.initial) <= high:
+            raise ValueError(
+                f"'initial' needs to be in 'bounds' (got {self.initial} and "
+                f'{self.bounds})'
+            )
+        if not 0 < check_number('quantile', self.quantile) < 1:
+            raise ValueError(
+                f"'quantile' needs to be in (0, 1) (got {self.quantile})"
+            )
+        if self.noise_std is not None:
+            check_positive('noise_std', self.noise_std)
+
+    def count_std(self, noise_multiplier: float, batch_size: int) -> float:
+        """The noise :math:`s` on the count.
+
+        Args:
+            noise_multiplier (float): :math:`z`, of the account.
+            batch_size (int): :math:`m`.
+        """
+        if self.noise_std is None:
+            return max(batch_size / 20, noise_multiplier)
+        if not self.noise_std > noise_multiplier / 2:
+            raise ValueError(
+                f"'noise_std' needs to be above {noise_multiplier / 2:g}, "
+                f'half of the noise multiplier (got {self.noise_std}): the '
+                'count by itself would tell more than the step may'
+            )
+        return float(self.noise_std)
+
+    def gradient_multiplier(
+        self, noise_multiplier: float, batch_size: int
+    ) -> float:
+        """The noise :math:`z_g` on the gradients, in units of :math:`C`.
+
+        Args:
+            noise_multiplier (float): :math:`z`, of the account.
+            batch_size (int): :math:`m`.
+        """
+        check_positive('noise_multiplier', noise_multiplier)
+        count = self.count_std(noise_multiplier, batch_size)
+        rest = 1 - (noise_multiplier / (2 * count)) ** 2
+        return noise_multiplier / math.sqrt(rest)
+
+    def next(self, norm: float, share: float) -> float:
+        r"""The clipping norm of the next step.
+
+        Args:
+            norm (float): :math:`C` of this one.
+            share (float): the noisy share :math:`\tilde b`.
+        """
+        low, high = self.bounds
+        # A step changes it tenfold at most: noise is unbounded.
+        power = min(2.3, max(-2.3, self.rate * (self.quantile - share)))
+        return min(high, max(low, norm * math.exp(power)))
+
+
+def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+    """Checks the least and the greatest of something."""
+    if not isinstance(bounds, Sequence) or len(bounds) != 2:
+        raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
+    low, high = (check_positive('bounds', bound) for bound in bounds)
+    if not low < high:
+        raise ValueError(f"'bounds' needs to be increasing (got {bounds})")
+    return low, high
+
+
+def estimate(
+    engine: 'Spending',
+    module: nn.Module,
+    data_loader: StepLoader,
+    criterion: Criterion,
+    percentile: float,
+    epsilon: float | None,
+    bounds: tuple[float, float],
+    public: bool,
+    insist: bool,
+    forward: Forward | None,
+    progress_bar: bool,
+) -> float:
+    """See :meth:`PrivacyEngine.estimate_max_grad_norm`."""
+    check_instance('public', public, bool)
+    check_instance('insist', insist, bool)
+    if (epsilon is not None) + public + insist != 1:
+        raise ValueError(
+            "one of 'epsilon' (a private estimate), 'public' and 'insist' "
+            'needs to be given: a percentile of private gradients is not '
+            f'private (got {epsilon}, {public} and {insist})'
+        )
+    low, high = check_bounds(bounds)
+    if not 0 < check_number('percentile', percentile) < 100:
+        raise ValueError(
+            f"'percentile' needs to be in (0, 100) (got {percentile})"
+        )
+    check_instance('module', module, nn.Module)
+    check_instance('data_loader', data_loader, StepLoader)
+    check_callable('criterion', criterion)
+    if forward is not None:
+        check_callable('forward', forward)
+    check_layers(module)
+    if engine._group.current().size > 1:
+        raise RuntimeError(
+            'a clipping norm is estimated in one process, before the others '
+            "are there; 'max_grad_norm=AdaptiveNorm(...)' works in several"
+        )
+    if epsilon is not None:
+        engine._check_process()
+        epsilon = check_positive('epsilon', epsilon)
+        if data_loader.form != 'replace':
+            raise ValueError(
+                "'epsilon' needs a loader whose neighbours exchange a unit: "
+                'an estimated percentile is not accounted for where one is '
+                'added or removed; use AdaptiveNorm'
+            )
+        accountant = engine._open(data_loader)
+    norms = gradient_norms(
+        module, data_loader, criterion, forward, progress_bar
+    )
+    if epsilon is not None:
+        if engine._ledger is not None:
+            engine._ledger.record_pure(epsilon)
+        accountant.spend_pure(epsilon)
+        engine._note_spent()
+        return private_quantile(
+            norms,
+            percentile / 100,
+            epsilon,
+            low,
+            high,
+            engine._noise.uniform(len(norms) + 2),
+            data_loader.terms,
+        )
+    if insist:
+        warnings.warn(
+            'the clipping norm is a percentile of private gradient norms: '
+            'it tells of the data, and no epsilon accounts for it',
+            stacklevel=3,
+        )
+        engine._leaks.append(
+            'NOT COVERED: the clipping norm is a percentile of private '
+            'gradient norms, released without noise'
+        )
+    norms = np.nan_to_num(norms, nan=high, posinf=high)
+    return float(np.percentile(np.clip(norms, low, high), percentile))
 
 
 def gradient_norms(

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.noise import SEEDED
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.privacy.accountant import epsilon_over_time
+from pyg_trust.privacy.state import public_fingerprint
+from pyg_trust.report import (
+    Guarantee,
+    Report,
+    fingerprint_model,
+    provenance,
+)
 from pyg_trust.report.charts import Chart
 
 
@@ -31,6 +38,8 @@ class PrivacyReport(Report):
         noise_multiplier (float): Opacus' :math:`\sigma / C`.
         lam (float): :math:`\lambda = \sigma` over the sensitivity.
         noise_std (float): :math:`\sigma`, of the noise on the sum.
+        clipping (str): :obj:`'flat'`, :obj:`'automatic'` or :obj:`'adaptive'`.
+        processes (int): how many trained together.
         seeded (bool): whether noise and batches come from an explicit seed:
             then nothing is private.
         ledger_head (str, optional): a digest of all lines of the ledger, if
@@ -60,6 +69,8 @@ class PrivacyReport(Report):
     noise_multiplier: float
     lam: float
     noise_std: float
+    clipping: str
+    processes: int
     seeded: bool
     ledger_head: str | None
     assumptions: tuple[str, ...]
@@ -94,7 +105,9 @@ class PrivacyReport(Report):
     def chart(self) -> Chart:
         """How epsilon grew with the steps."""
         last = max(len(self.history) - 1, 1)
-        steps = [-(-self.steps * i // last) for i in range(len(self.history))]
+        steps = [
+            -(-self.steps * i // last) for i in range(len(self.history))
+        ]
         limit = self.target_epsilon
         of = '' if limit is None else f' of {limit:.4g}'
         return Chart(
@@ -109,11 +122,15 @@ class PrivacyReport(Report):
     def _protected(self) -> str:
         if self.relation == 'replace-one-graph':
             return 'graph: its nodes, edges, features and label'
+        if self.relation == 'add-or-remove-one-graph':
+            return 'graph, and in whether it is there'
         return "node's features"
 
     def _not_covered(self) -> tuple[str, ...]:
         if self.relation == 'replace-one-graph':
             return ('how many graphs there are',)
+        if self.relation == 'add-or-remove-one-graph':
+            return ('the rate, and the number that sums are divided by',)
         return (
             'edges, and which nodes there are',
             'predictions, which read the features of neighbours',
@@ -132,18 +149,95 @@ class PrivacyReport(Report):
             f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
             'whoever sees them can hardly tell one from any other of a '
             f'{self._protected()}.',
-            f'Neighbours are data that differ by "{self.relation}". Each '
-            f'step draws {self.batch_size} units ({self.unit}), '
-            f'{self.sampling}, at a rate of {rates}; clips the gradient of '
-            f'each to {self.max_grad_norm:.4g}; sums; and adds Gaussian noise '
-            f'of the standard deviation {self.noise_std:.4g}, which is '
-            f'{self.lam:.4g} times the {self.sensitivity:.4g} by which '
-            'replacing one can move the sum.',
+            f'Neighbours are data that differ by "{self.relation}". '
+            f'{self._draw()}, at a rate of {rates}; {self._clip()}; sums; and '
+            'adds Gaussian noise of the standard deviation '
+            f'{self.noise_std:.4g}. Neighbours move the sum by at most '
+            f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
+            'that as noise.',
             f'Accounted for by {self.mechanism!r}. This holds if, and covers '
             'only what follows:',
             *(f'- {line}' for line in self.assumptions),
         ]
         return '\n'.join(lines)
+
+    def _draw(self) -> str:
+        if self.sampling == 'poisson':
+            return (
+                f'Each step draws every unit ({self.unit}) by a coin of its '
+                f'own and divides by {self.batch_size}'
+            )
+        return (
+            f'Each step draws {self.batch_size} units ({self.unit}), '
+            f'{self.sampling}'
+        )
+
+    def _clip(self) -> str:
+        norm = f'{self.max_grad_norm:.4g}'
+        if self.clipping == 'automatic':
+            return f'scales the gradient of each to just below {norm}'
+        if self.clipping == 'adaptive':
+            return (
+                'clips the gradient of each to a norm that follows a noisy '
+                f'quantile, in the same account (now {norm})'
+            )
+        return f'clips the gradient of each to {norm}'
+
+
+def describe(engine: Any, delta: float | None) -> PrivacyReport:
+    """See :meth:`PrivacyEngine.report`."""
+    model = engine._attached().model.module
+    if delta is None:
+        delta = engine.target_delta
+    if delta is None:
+        raise ValueError("'delta' needs to be given if there is no target")
+    loader, step = engine._loader, engine._training_step()
+    rates: dict[float, int] = {}
+    for _, rate, count in engine.accountant.history:
+        rates[rate] = rates.get(rate, 0) + count
+    moves = loader.terms * (1 if loader.form == 'withdraw' else 2)
+    notes = [*engine._leaks, *step.pins.notes(), *step.notes()]
+    if engine._group.size > 1:
+        notes.append(
+            f'{engine._group.size} processes trained together; they and the '
+            'network between them see clipped sums without noise'
+        )
+    return PrivacyReport(
+        epsilon=engine.get_epsilon(delta),
+        delta=delta,
+        target_epsilon=engine.target_epsilon,
+        steps=engine.steps,
+        relation=loader.relation,
+        sampling=engine.accountant.sampling,
+        mechanism=engine.accountant.mechanism(),
+        unit=loader.unit,
+        batch_size=loader.subgraphs_per_batch,
+        sample_rates=tuple(rates.items()),
+        max_grad_norm=engine.max_grad_norm,
+        units_per_row=loader.terms,
+        sensitivity=moves * engine.max_grad_norm,
+        noise_multiplier=engine.noise_multiplier,
+        lam=engine.noise_multiplier / moves,
+        noise_std=engine._gradient_multiplier * engine.max_grad_norm,
+        clipping=engine.clipping,
+        processes=engine._group.size,
+        seeded=engine.seeded,
+        ledger_head=engine.ledger_head,
+        assumptions=assumptions(
+            engine.seeded,
+            engine._ledger is not None,
+            notes,
+            loader.assumptions(),
+        ),
+        data=public_fingerprint(loader),
+        provenance=provenance(
+            loss_reduction=engine.loss_reduction,
+            sampler=loader.setting(),
+            ledger=engine._ledger_path is not None,
+        ),
+        weights=fingerprint_model(model.state_dict()),
+        history=epsilon_over_time(engine.accountant, delta),
+    )
 
 
 def assumptions(

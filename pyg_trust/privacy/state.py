@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pyg_trust._checks import check_positive
 from pyg_trust.privacy.accountant import WORAccountant
 from pyg_trust.report import fingerprint
 
@@ -17,7 +19,9 @@ FORMAT = 2
 def save(engine: 'PrivacyEngine') -> dict[str, Any]:
     """Everything to go on with, see :meth:`PrivacyEngine.state_dict`."""
     model, optimizer, _ = engine._attached()
+    adaptive = engine._adaptive is not None
     return {
+        **({'max_grad_norm': engine.max_grad_norm} if adaptive else {}),
         'format': FORMAT,
         'steps': engine.steps,
         'ledger': engine.ledger_head or '',
@@ -34,7 +38,9 @@ def save(engine: 'PrivacyEngine') -> dict[str, Any]:
 def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
     """Goes on from a state, see :meth:`PrivacyEngine.load_state_dict`."""
     model, optimizer, _ = engine._attached()
-    names = ('format', *ENTRIES)
+    names = ['format', *ENTRIES]
+    if engine._adaptive is not None:
+        names.append('max_grad_norm')
     for name in names:
         if not isinstance(state, dict) or name not in state:
             raise ValueError(f"the state needs an entry '{name}'")
@@ -77,6 +83,9 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         {k: list(v.shape) for k, v in state['model'].items()},
         {k: list(v.shape) for k, v in model.state_dict().items()},
     )
+    norm = engine.max_grad_norm
+    if engine._adaptive is not None:
+        norm = check_positive('max_grad_norm', state['max_grad_norm'])
     before = deepcopy(optimizer.state_dict())
     weights = deepcopy(model.state_dict())
     pins = engine._training_step().pins
@@ -100,6 +109,7 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         # Before there are weights that may have seen the present one.
         engine._fresh_noise()
         engine._training_step().reset()
+        engine._set_norm(norm)
         pins.release()
         model.module.load_state_dict(state['model'])
         pins.hold()
@@ -120,7 +130,7 @@ def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
             f"the state's 'ledger' needs to be a text (got "
             f'{type(head).__name__})'
         )
-    if not head:
+    if not head or not engine._group.first:
         return
     if engine._ledger is None:
         raise ValueError(
@@ -138,9 +148,14 @@ def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
 def setting(engine: 'PrivacyEngine') -> dict[str, Any]:
     """What has to be the same where a run goes on."""
     model = engine._attached().model.module
+    more = {} if engine.clipping == 'flat' else {'clipping': engine.clipping}
+    norm: Any = engine.max_grad_norm
+    if engine._adaptive is not None:
+        norm = asdict(engine._adaptive)
     return {
+        **more,
         'noise_multiplier': engine.noise_multiplier,
-        'max_grad_norm': engine.max_grad_norm,
+        'max_grad_norm': norm,
         'loss_reduction': engine.loss_reduction,
         'target_epsilon': engine.target_epsilon,
         'target_delta': engine.target_delta,

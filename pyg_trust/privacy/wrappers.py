@@ -1,7 +1,8 @@
-r"""A model, an optimizer and a loader that can only train privately.
+r"""A model and an optimizer that can only train privately.
 
-The three share a :class:`PrivateStep`, which follows every step through its
-stages and refuses whatever would leave the analysed mechanism:
+With their loader (``privacy/loading.py``) they share a :class:`PrivateStep`,
+which follows every step through its stages and refuses whatever would leave
+the analysed mechanism:
 
     loader gives a batch -> model(...) once -> loss.backward() once
     -> optimizer.step()
@@ -16,7 +17,7 @@ kind.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +26,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
-from pyg_trust.loader.step_batches import Choice
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.pins import Pins
@@ -37,12 +37,16 @@ from pyg_trust.privacy.validation import (
     check_gradients,
     check_isolation,
     check_output,
+    features_of,
+    randomised,
     same,
     snapshot,
 )
 
 REDUCTIONS = ('mean', 'sum')
 _MARGIN = 1e-5
+# In place of a tape, where a batch has no rows.
+_NOBODY = 'nobody'
 
 
 class PrivateStep:
@@ -53,13 +57,15 @@ class PrivateStep:
         parameters (list[Parameter]): what is trained.
         max_grad_norm (float): the clipping norm :math:`C`.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
-        batch_size (int): :math:`m`, the units of a step.
         add_noise (callable): pays for a step, then maps sums of clipped
-            gradients to noisy ones.
+            gradients, the number of units they are of, and how many of these
+            had a gradient below the clipping norm, to noisy ones.
         trust_loss (bool): whether the loss is left unchecked.
             (default: :obj:`False`)
         public (Sequence[str]): what the model holds that is public.
             (default: :obj:`()`)
+        clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
+            :obj:`'flat'`)
     """
 
     def __init__(
@@ -68,10 +74,10 @@ class PrivateStep:
         parameters: list[nn.Parameter],
         max_grad_norm: float,
         loss_reduction: str,
-        batch_size: int,
-        add_noise: Callable[[list[Tensor]], list[Tensor]],
+        add_noise: Callable[[list[Tensor], int, int], list[Tensor]],
         trust_loss: bool = False,
         public: Sequence[str] = (),
+        clipping: str = 'flat',
     ) -> None:
         self._lock = ObjectLock()
         self.public = tuple(public)
@@ -84,12 +90,13 @@ class PrivateStep:
         self.parameters = parameters
         self.max_grad_norm = max_grad_norm
         self.loss_reduction = loss_reduction
-        self.batch_size = batch_size
+        self.clipping = clipping
         self.add_noise = add_noise
         names = {p: n for n, p in self.module.named_parameters()}
         self._names = [names[p] for p in parameters]
         self.pins = Pins(self.module, parameters)
         self._probed: set[str] = set()
+        self._blank: Tensor | None = None
         self._written: list[tuple[Tensor, int] | None]
         self._written = [None] * len(parameters)
         self.reset()
@@ -98,7 +105,7 @@ class PrivateStep:
     def reset(self) -> None:
         """Forgets a step that was not finished; nothing of it was seen."""
         self._stage = 'idle'
-        self._units = 0
+        self._units = self._below = self._total = 0
         self._sums: list[Tensor] | None = None
         self._drop_tape()
 
@@ -132,7 +139,7 @@ class PrivateStep:
     def _drop_tape(self) -> None:
         self._batch: Data | None = None
         self._plain: Data | None = None
-        self._tape: Tape | None = None
+        self._tape: Tape | str | None = None
         self._out: Tensor | None = None
 
     @property
@@ -141,13 +148,16 @@ class PrivateStep:
         return self._stage in ('idle', 'done')
 
     @editing
-    def deliver(self, batch: Data, owner: Tensor, count: int) -> Data:
+    def deliver(
+        self, batch: Data, owner: Tensor, count: int, total: int
+    ) -> Data:
         """Takes note of a batch before it is handed out.
 
         Args:
             batch (Data): the batch.
             owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
             count (int): the number of subgraphs.
+            total (int): that of all batches of the step.
 
         Returns:
             Data: the batch to hand out, in which rows are followed.
@@ -157,9 +167,10 @@ class PrivateStep:
         self._plain = batch.clone()
         owner = owner.clone()
         self._watch = Watch()
-        if not self.trust_loss:
+        if not self.trust_loss and count:
             batch = follow_batch(batch, owner, count, self._watch)
         self._batch = batch
+        self._total = total
         self._owner = owner
         self._count = count
         self._versions = snapshot(batch)
@@ -189,6 +200,14 @@ class PrivateStep:
                 'half of the bits they are larger than their norms say'
             )
         call = BatchCall(self._batch, self._versions, args, kwargs)
+        if self._count == 0:
+            # Nobody was drawn: no rows, and noise alone.
+            assert self._blank is not None
+            blank = self._blank.to(self._owner.device)
+            anchor = blank.new_zeros((), requires_grad=True)
+            self._tape, self._out = _NOBODY, blank
+            self._stage = 'called'
+            return _Intercept.apply(blank, anchor, self)
         self._probe(call)
         before = buffer_versions(self.module)
         with self.gradients.record(self._owner, self._count) as tape:
@@ -229,6 +248,12 @@ class PrivateStep:
         check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
         check_names(self.module, call, batch, owner, self.public)
         check_gradients(self.gradients, call, batch, owner)
+        # What outputs look like, for a batch without rows.
+        generator = torch.Generator().manual_seed(0)
+        rows = features_of(batch, owner.numel())
+        with torch.no_grad(), torch.random.fork_rng():
+            out = call(self.module, randomised(batch, rows, generator))
+        self._blank = out.new_zeros((0, *out.shape[1:]))
         self._probed.add(call.key)
 
     def move(self, step: Callable[[], Any]) -> None:
@@ -255,6 +280,9 @@ class PrivateStep:
         # An interrupt from here on ends the step: nothing is added twice, and
         # after a refusal, which tells of the data, no other loss is tried.
         self._stage = 'interrupted'
+        if count == 0:
+            self._add([torch.zeros_like(p).double() for p in self.parameters])
+            return
         owner = self._rows(out)
         if not self.trust_loss:
             grad = gradient(grad, owner, self._watch)
@@ -263,12 +291,19 @@ class PrivateStep:
             grad = grad * count
         # A bit less than C, for what norms lose in float32.
         norm = self.max_grad_norm * (1 - _MARGIN)
-        clipped = self._tape.clipped_sum(out, grad, norm, output_owner=owner)
-        sums = [clipped.sums[name].double() for name in self._names]
+        assert isinstance(self._tape, Tape)
+        clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)
+        below = int((clipped.norms <= norm).sum())
+        self._add(
+            [clipped.sums[name].double() for name in self._names], count, below
+        )
+
+    def _add(self, sums: list[Tensor], count: int = 0, below: int = 0) -> None:
         if self._sums is not None:
             sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
         self._sums = sums
         self._units += count
+        self._below += below
         self._stage = 'clipped'
         self._tape = self._out = None
 
@@ -290,13 +325,14 @@ class PrivateStep:
                     'done': '(got a second step)',
                 }[self._stage]
             )
-        if self._units < self.batch_size:
+        if self._units < self._total:
             self._stage = 'done'
             return False
         assert self._sums is not None
-        sums, self._sums, self._units = self._sums, None, 0
+        sums, units, below = self._sums, self._units, self._below
+        self._sums, self._units, self._below = None, 0, 0
         self._stage = 'done'
-        noisy = self.add_noise(sums)
+        noisy = self.add_noise(sums, units, below)
         for i, (parameter, grad) in enumerate(
             zip(self.parameters, noisy, strict=True)
         ):
@@ -610,93 +646,3 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.optimizer})'
-
-
-class PrivateLoader(Single):
-    """Gives out the batches of a loader, and keeps track of them.
-
-    It ends by itself, also in the midst of an epoch, before a step that would
-    exceed the budget; then it is empty. Whoever leaves an epoch and begins
-    another is given the batch again whose step was not taken.
-
-    Args:
-        loader (NodeLoader): the loader; its own iteration is not to be used
-            any more.
-        step (PrivateStep): the step in progress.
-        position (callable): the number of steps spent.
-        allowed (callable): whether a step may still be taken.
-        check (callable): checks a batch of a step; returns the subgraph of
-            each node and their number.
-        choose (callable): what draws the batches.
-    """
-
-    def __init__(
-        self,
-        loader: Any,
-        step: PrivateStep,
-        position: Callable[[], int],
-        allowed: Callable[[int], bool],
-        check: Callable[[Data, int], tuple[Tensor, int]],
-        choose: Choice,
-    ) -> None:
-        self.loader = loader
-        self._step = step
-        self._position = position
-        self._allowed = allowed
-        self._check = check
-        self._choose = choose
-        self._turn = 0
-
-    def __iter__(self) -> Iterator[Data]:
-        self._turn += 1
-        turn = self._turn
-        batches = self.loader.batch_sampler
-        batches.position = first = self._position()
-        self._step.reset()
-        iterator: Iterator[Data] | None = None
-        for step in range(first, first + batches.num_steps):
-            if not self._allowed(step):
-                return
-            batches.forget(self._position())
-            if iterator is None:
-                iterator = iter(self.loader)
-            size = batches.chunk_size or batches.batch_size
-            for part in self._drawn(step).split(size):
-                batch = next(iterator)
-                self.loader._check_drawn(batch, step, part)
-                owner, count = self._check(batch, step)
-                device = self._step.parameters[0].device
-                batch = batch.to(device)
-                yield self._step.deliver(batch, owner.to(device), count)
-                if self._turn != turn:
-                    raise RuntimeError(
-                        'the private loader was started anew: only one pass '
-                        'at a time'
-                    )
-                if not self._step.finished:
-                    raise RuntimeError(
-                        'every batch of the private loader needs one forward '
-                        'pass, one backward pass and one optimizer.step(); to '
-                        'leave some out depending on the data is not '
-                        'accounted for'
-                    )
-
-    def _drawn(self, step: int) -> Tensor:
-        batches = self.loader.batch_sampler
-        if batches.choose != self._choose:
-            raise RuntimeError(
-                'the private loader needs the batches that its engine draws '
-                "('batch_sampler.choose' was exchanged)"
-            )
-        return batches.index(step)
-
-    def __len__(self) -> int:
-        return len(self.loader.batch_sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == 'loader':
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.loader})'

@@ -92,7 +92,9 @@ class DisjointWalkSampler(BaseSampler):
             )
         self.max_size = max_size(walk_length, restarts)
         self.roots = root_index(roots, data.num_nodes, device)
-        self.graph = CSRGraph.from_edge_index(data.edge_index, data.num_nodes)
+        self.graph = CSRGraph.from_edge_index(
+            data.edge_index, data.num_nodes, perm=True
+        )
         self.walk_length = walk_length
         self.restarts = restarts
         self.along = along
@@ -164,7 +166,7 @@ class DisjointWalkSampler(BaseSampler):
         known, place = node.sort()
         if bool((known.diff() == 0).any()):
             raise ValueError("'walks' needs to be disjoint")
-        other = self.graph.col[edge]
+        other = self.graph.col32[edge].long()
         found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
         col = place[found]
         inside = (known[found] == other) & (batch[row] == batch[col])

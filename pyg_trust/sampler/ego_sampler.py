@@ -65,7 +65,9 @@ class EgoSampler(BaseSampler):
             message = str(error).replace('walk_length', 'num_hops')
             raise type(error)(message) from None
         self.roots = root_index(roots, data.num_nodes)
-        self.graph = CSRGraph.from_edge_index(data.edge_index, data.num_nodes)
+        self.graph = CSRGraph.from_edge_index(
+            data.edge_index, data.num_nodes, perm=True
+        )
         if self.graph.has_duplicates:
             raise ValueError("'data' needs to be free of parallel edges")
         self.num_hops = num_hops
@@ -109,7 +111,7 @@ class EgoSampler(BaseSampler):
         degree = self.graph.rowptr[node + 1] - start
         edge = ranges(start, degree)
         row = torch.arange(node.numel()).repeat_interleave(degree)
-        other = owner[row] * n + self.graph.col[edge]
+        other = owner[row] * n + self.graph.col32[edge]
         known, place = copies.sort()
         where = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
         inside = known[where] == other

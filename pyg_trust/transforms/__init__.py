@@ -1,5 +1,6 @@
 """PyG transforms."""
 
+from pyg_trust.transforms.aggregation_report import AggregationReport
 from pyg_trust.transforms.agp import AGP
 from pyg_trust.transforms.bounded_degree import BoundedDegree
 from pyg_trust.transforms.division import Division
@@ -10,6 +11,7 @@ from pyg_trust.transforms.graph_scattering import (
     GraphEmbedding,
     GraphScattering,
 )
+from pyg_trust.transforms.private_agp import PrivateAGP
 from pyg_trust.transforms.propagated_features import PropagatedFeatures
 from pyg_trust.transforms.shards import Shards
 
@@ -17,11 +19,13 @@ __all__ = [
     'AGP',
     'GDC',
     'GFT',
+    'AggregationReport',
     'BoundedDegree',
     'Division',
     'FlipBits',
     'GraphEmbedding',
     'GraphScattering',
+    'PrivateAGP',
     'PropagatedFeatures',
     'Shards',
 ]

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import hypergeom, norm
 
 from pyg_trust import functional as dp
-from pyg_trust.functional import accounting, mechanisms
+from pyg_trust.functional import accounting, mechanisms, pld
 
 # Of ../shared/oracles/dp/accounting.json, for machines without it:
 # (q, lam, T, delta, lower bound, pessimistic PLD, least-of-three RDP).
@@ -366,7 +366,7 @@ def test_pld_is_at_most_rdp():
 def test_coarser_grid_is_more_pessimistic(monkeypatch):
     history = [(1.0, 0.05, 100)]
     fine = dp.wor_epsilon_pld(history, 1e-5)
-    monkeypatch.setattr(accounting, '_MAX_CELLS', 600)
+    monkeypatch.setattr(pld, '_MAX_CELLS', 600)
     coarse = dp.wor_epsilon_pld(history, 1e-5)
     assert fine < coarse < 1.5 * fine
 

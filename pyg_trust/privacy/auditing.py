@@ -68,6 +68,9 @@ class AuditReport(Report):
         true_positive_rate (float): of the test, measured.
         false_positive_rate (float): of the test, measured.
         provenance (dict): versions and arguments.
+        mu_lower (float): the true :math:`\mu` of Gaussian differential
+            privacy is at least this, with ``confidence``; 0 if not computed.
+        mu_claimed (float, optional): what was claimed.
     """
 
     epsilon_lower: float
@@ -79,6 +82,8 @@ class AuditReport(Report):
     true_positive_rate: float
     false_positive_rate: float
     provenance: dict[str, Any]
+    mu_lower: float = 0.0
+    mu_claimed: float | None = None
 
     def chart(self) -> Chart:
         """What was measured, beside what was claimed."""
@@ -99,6 +104,8 @@ class AuditReport(Report):
     @property
     def violated(self) -> bool:
         """Whether the claim was disproved."""
+        if self.mu_claimed is not None and self.mu_lower > self.mu_claimed:
+            return True
         claim = self.epsilon_claimed
         if claim is None or self.delta_lower is None:
             return False

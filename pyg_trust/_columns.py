@@ -1,0 +1,363 @@
+"""Matrices whose columns are read and written block by block, on disk.
+
+Results are ``.npy`` files in Fortran order, in which a block of columns is
+one stretch: it is written once, and nothing else with it. Until all columns
+are there the file is called ``NAME.part``, and beside it each block that is
+finished has a marker with its checksum. A marker is written, in one step,
+after its block is on the disk; so what a marker names is whole, whenever the
+process ends.
+"""
+
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from pyg_trust import files
+from pyg_trust._storage import as_tensor
+
+# Rows that are turned at a time.
+_PANEL = 1 << 16
+DTYPES = ('float32', 'float64', 'float16')
+
+
+def as_matrix(x: Any) -> Any:
+    """A numpy array (mapped, if it is a path) or scipy CSC matrix of x."""
+    if isinstance(x, str | Path):
+        if not Path(x).is_file():
+            raise FileNotFoundError(f"'x': there is no file '{x}'")
+        try:
+            x = np.load(x, mmap_mode='r', allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise files.DamagedFileError(
+                f"'x' can't be read from '{x}': {error}"
+            ) from None
+    if isinstance(x, Tensor):
+        x = x.detach()
+        if x.layout == torch.sparse_csr:
+            x = scipy.sparse.csr_array(
+                (x.values().numpy(), x.col_indices(), x.crow_indices()),
+                shape=tuple(x.shape),
+            )
+        elif x.layout == torch.strided and x.device.type == 'cpu':
+            x = x.numpy()
+    if scipy.sparse.issparse(x):
+        x = x.tocsc()
+    elif not isinstance(x, np.ndarray):
+        raise TypeError(
+            "'x' needs to be a path, a tensor on the CPU, an array or a "
+            f'sparse CSR matrix (got {type(x).__name__})'
+        )
+    if x.ndim != 2 or x.dtype.name not in DTYPES:
+        raise TypeError(
+            f"'x' needs to be a matrix of {', '.join(DTYPES)} "
+            f'(got {x.dtype} of the shape {list(x.shape)})'
+        )
+    return x
+
+
+def is_on_disk_by_rows(matrix: Any) -> bool:
+    """Whether a block of columns would be read by touching all of a file."""
+    return _file_of(matrix) is not None and not matrix.flags.f_contiguous
+
+
+def _file_of(matrix: Any) -> np.memmap | None:
+    # Views and tensors forget the file, but not what they are a view of.
+    while matrix is not None and not isinstance(matrix, np.memmap):
+        matrix = getattr(matrix, 'base', None)
+    return matrix
+
+
+def identity(matrix: Any) -> str:
+    """Tells matrices apart: by checksum, or a file by name, size and time."""
+    if scipy.sparse.issparse(matrix):
+        parts = (matrix.indptr, matrix.indices, matrix.data)
+        return f'sparse {matrix.shape} {[_crc(part) for part in parts]}'
+    mapped = _file_of(matrix)
+    name = None if mapped is None else mapped.filename
+    if name is not None:
+        info = os.stat(name)
+        return (
+            f'{Path(name).resolve()} {info.st_size} {info.st_mtime_ns} '
+            f'{matrix.__array_interface__["data"][0] % 4096} '
+            f'{matrix.shape} {matrix.strides} {matrix.dtype}'
+        )
+    value = 0
+    for start in range(0, matrix.shape[0], _PANEL):
+        piece = np.ascontiguousarray(matrix[start : start + _PANEL])
+        value = zlib.crc32(piece.data.cast('B'), value)
+    return f'dense {matrix.shape} {matrix.dtype} {value}'
+
+
+def _let_go(matrix: Any) -> None:
+    # Pages that were read need not stay in memory.
+    mapped = _file_of(matrix)
+    if mapped is not None and getattr(mapped, 'mode', '') == 'r':
+        pages = getattr(mapped, '_mmap', None)
+        if pages is not None and hasattr(mmap, 'MADV_DONTNEED'):
+            pages.madvise(mmap.MADV_DONTNEED)
+
+
+def _crc(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data.cast('B'))
+
+
+def read_block(matrix: Any, first: int, end: int, dtype: Any) -> np.ndarray:
+    """Columns of a matrix as a dense array of rows."""
+    if scipy.sparse.issparse(matrix):
+        return np.ascontiguousarray(
+            matrix[:, first:end].toarray(), dtype=dtype
+        )
+    block = np.empty((matrix.shape[0], end - first), dtype)
+    for start in range(0, len(block), _PANEL):
+        part = slice(start, start + _PANEL)
+        block[part] = matrix[part, first:end]
+        _let_go(matrix)
+    return block
+
+
+class ColumnFile:
+    """A result in the making.
+
+    Args:
+        path (Path): of the result.
+        shape (tuple[int, int]): rows and columns.
+        dtype (numpy.dtype): of the entries.
+        key (str): all that decides the result.
+        create (bool): whether this process makes the file, or another does.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+        key: str,
+        create: bool,
+    ) -> None:
+        self.path = path
+        self.part = path.with_name(path.name + '.part')
+        self.shape, self.dtype, self.key = shape, np.dtype(dtype), key
+        if create and not self._is_ours():
+            self._remove_markers()
+            self._make()
+        with self.part.open('rb') as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            self._start = file.tell()
+
+    def _call(self) -> Path:
+        return self.path.with_name(self.path.name + '.part.call.json')
+
+    def _is_ours(self) -> bool:
+        try:
+            known = json.loads(self._call().read_text())
+        except (OSError, ValueError):
+            return False
+        return (
+            isinstance(known, dict)
+            and known.get('key') == self.key
+            and self.part.is_file()
+            and known.get('bytes') == self.part.stat().st_size
+        )
+
+    def _make(self) -> None:
+        with self.part.open('w+b') as file:
+            np.lib.format.write_array_header_1_0(
+                file,
+                {
+                    'descr': np.lib.format.dtype_to_descr(self.dtype),
+                    'fortran_order': True,
+                    'shape': self.shape,
+                },
+            )
+            size = file.tell()
+            size += self.shape[0] * self.shape[1] * self.dtype.itemsize
+            # All of it now: a full disk shows before the work.
+            if hasattr(os, 'posix_fallocate') and size > file.tell():
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:  # pragma: no cover
+                file.truncate(size)
+            os.fsync(file.fileno())
+        content = json.dumps({'key': self.key, 'bytes': size})
+        files.write(self._call(), content.encode())
+
+    # Blocks
+
+    def _marker(self, kind: str, first: int, end: int) -> Path:
+        name = f'{self.path.name}.part.{kind}-{first}-{end}.json'
+        return self.path.with_name(name)
+
+    def _markers(self, kind: str) -> Iterator[tuple[int, int, Path]]:
+        prefix = f'{self.path.name}.part.{kind}-'
+        for path in sorted(self.path.parent.iterdir()):
+            name = path.name
+            if not (name.startswith(prefix) and name.endswith('.json')):
+                continue
+            first, _, end = name[len(prefix) : -5].partition('-')
+            if first.isdigit() and end.isdigit():
+                yield int(first), int(end), path
+
+    def _remove_markers(self) -> None:
+        self._call().unlink(missing_ok=True)
+        for kind in ('done', 'over', 'staged'):
+            for _, _, path in list(self._markers(kind)):
+                path.unlink(missing_ok=True)
+
+    def done(self, verify: bool) -> list[tuple[int, int]]:
+        """The blocks that are there; what is not as it was written is not."""
+        found = []
+        for first, end, path in self._markers('done'):
+            try:
+                known = json.loads(path.read_text())
+                good = known['key'] == self.key and (
+                    not verify or known['crc32'] == self._sum(first, end)
+                )
+            except (OSError, ValueError, KeyError, TypeError):
+                good = False
+            if good:
+                found.append((first, end))
+            else:
+                # Whatever is there is no features either.
+                self._mark('over', first, end)
+                path.unlink(missing_ok=True)
+        return found
+
+    def _at(self, column: int, row: int = 0) -> int:
+        return self._start + (
+            (column * self.shape[0] + row) * self.dtype.itemsize
+        )
+
+    def _sum(self, first: int, end: int) -> list[int]:
+        values = []
+        with self.part.open('rb') as file:
+            for column in range(first, end):
+                file.seek(self._at(column))
+                left, value = self._at(column + 1) - self._at(column), 0
+                while left > 0:
+                    piece = file.read(min(left, 1 << 24))
+                    if not piece:
+                        return []
+                    value = zlib.crc32(piece, value)
+                    left -= len(piece)
+                values.append(value)
+        return values
+
+    def _mark(self, kind: str, first: int, end: int, **more: Any) -> None:
+        content = json.dumps({'key': self.key, **more})
+        files.write(self._marker(kind, first, end), content.encode())
+
+    def write(self, first: int, block: np.ndarray) -> None:
+        """Writes columns from :obj:`first` on, and their marker."""
+        end = first + block.shape[1]
+        # Features may lie here: they are none from now on.
+        self._mark('over', first, end)
+        value = self._put(first, block)
+        self._mark('done', first, end, crc32=value)
+
+    def _put(self, first: int, block: np.ndarray) -> list[int]:
+        values = [0] * block.shape[1]
+        with self.part.open('r+b', buffering=0) as file:
+            for start in range(0, len(block), _PANEL):
+                part = np.asfortranarray(
+                    block[start : start + _PANEL], dtype=self.dtype
+                )
+                for column, value in enumerate(values):
+                    content = part[:, column].data.cast('B')
+                    file.seek(self._at(first + column, start))
+                    file.write(content)
+                    values[column] = zlib.crc32(content, value)
+            os.fsync(file.fileno())
+        return values
+
+    # Features that lie by rows on the disk are turned here, once.
+
+    def stage(self, matrix: Any, columns: int, rows: range) -> None:
+        """Writes the panels of rows of x, where z will be.
+
+        Args:
+            matrix (numpy.ndarray): x, of the dtype of z.
+            columns (int): how many there are.
+            rows (range): the panels, by number.
+        """
+        with self.part.open('r+b', buffering=0) as file:
+            for panel in rows:
+                start = panel * self.panel
+                part = np.asfortranarray(
+                    matrix[start : start + self.panel], dtype=self.dtype
+                )
+                for column in range(columns):
+                    file.seek(self._at(column, start))
+                    file.write(part[:, column].data.cast('B'))
+                _let_go(matrix)
+            os.fsync(file.fileno())
+
+    @property
+    def panel(self) -> int:
+        """Rows that are turned together: 64 MB of them."""
+        width = max(1, self.shape[1] * self.dtype.itemsize)
+        return max(1, min(self.shape[0], (1 << 26) // width))
+
+    @property
+    def staged(self) -> bool:
+        """Whether x lies where no block was written yet."""
+        return any(True for _ in self._markers('staged'))
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a result was written, or begun to be."""
+        return any(True for _ in self._markers('over'))
+
+    def mark_staged(self) -> None:
+        """Says so."""
+        self._mark('staged', 0, self.shape[1])
+
+    def is_features(self, first: int, end: int) -> bool:
+        """Whether these columns still hold x."""
+        return self.staged and not any(
+            first < other_end and other < end
+            for other, other_end, _ in self._markers('over')
+        )
+
+    def read(self, first: int, end: int, dtype: Any) -> np.ndarray:
+        """Columns of the file as a dense array of rows."""
+        block = np.empty((self.shape[0], end - first), dtype)
+        with self.part.open('rb', buffering=0) as file:
+            for start in range(0, len(block), _PANEL):
+                rows = min(_PANEL, len(block) - start)
+                part = np.empty((rows, end - first), self.dtype, 'F')
+                for column in range(end - first):
+                    file.seek(self._at(first + column, start))
+                    part[:, column] = np.fromfile(file, self.dtype, rows)
+                block[start : start + rows] = part
+        return block
+
+    def will_need(self, first: int, end: int) -> None:
+        """Lets the system read ahead."""
+        if hasattr(os, 'posix_fadvise'):
+            with self.part.open('rb') as file:
+                os.posix_fadvise(
+                    file.fileno(),
+                    self._at(first),
+                    self._at(end) - self._at(first),
+                    os.POSIX_FADV_WILLNEED,
+                )
+
+    def finish(self) -> None:
+        """Gives the file its name; markers go."""
+        os.replace(self.part, self.path)
+        files.sync_folder(self.path.parent)
+        self._remove_markers()
+
+
+def open_result(path: Path) -> Tensor:
+    """The matrix in a finished file, mapped."""
+    return as_tensor(np.load(path, mmap_mode='r', allow_pickle=False))

@@ -1,0 +1,410 @@
+"""Edges on disk, in chunks, and the sorted rows that are made of them."""
+
+import csv
+import gzip
+import itertools
+import queue
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import check_integer
+from pyg_trust._storage import (
+    ArrayWriter,
+    as_tensor,
+    new_name,
+    read_array,
+    read_header,
+    save_rows,
+)
+from pyg_trust.files import DamagedFileError
+
+Edges = tuple[np.ndarray, np.ndarray]
+T = TypeVar('T')
+
+
+def ahead(items: Iterable[T]) -> Iterator[T]:
+    """The same items, the next one being made while one is worked on.
+
+    Args:
+        items (Iterable): made by another thread.
+    """
+    made: queue.Queue[tuple[str, Any]] = queue.Queue(1)
+    stop = threading.Event()
+
+    def put(what: tuple[str, Any]) -> bool:
+        while not stop.is_set():
+            try:
+                made.put(what, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def make() -> None:
+        try:
+            for item in items:
+                if not put(('item', item)):
+                    return
+            put(('end', None))
+        except BaseException as error:
+            put(('error', error))
+
+    worker = threading.Thread(target=make, daemon=True)
+    worker.start()
+    try:
+        while True:
+            kind, value = made.get()
+            if kind == 'end':
+                return
+            if kind == 'error':
+                raise value
+            yield value
+            del value
+    finally:
+        stop.set()
+        worker.join()
+
+
+def edge_chunks(source: Any, size: int) -> Iterator[Edges]:
+    """The edges of a source, so many at a time.
+
+    Args:
+        source (Any): a path or several: ``.npy`` (``[2, num_edges]`` or
+            ``[num_edges, 2]``, mapped), ``.npz`` (with ``edge_index``, as OGB
+            has it), ``.csv`` or ``.txt`` (two integers a line, by comma or
+            blanks; ``.gz`` too), ``.parquet`` (the first two columns); a
+            tensor or array ``[2, num_edges]``; or a function that returns an
+            iterator of pairs of arrays, each time from the start.
+        size (int): the most edges of a chunk.
+    """
+    check_integer('size', size, 1)
+    if isinstance(source, list | tuple):
+        for part in source:
+            yield from edge_chunks(part, size)
+        return
+    if isinstance(source, str | Path):
+        pairs: Iterable[Any] = _read(Path(source), size)
+    elif callable(source):
+        pairs = source()
+    elif isinstance(source, Tensor | np.ndarray):
+        pairs = [_two_rows("'source'", np.asarray(source))]
+    else:
+        raise TypeError(
+            "'source' needs to be a path, an array, a function that returns "
+            'chunks, or a list of these '
+            f'(got {type(source).__name__})'
+        )
+    for pair in pairs:
+        row, col = (_indices(index) for index in pair)
+        if row.shape != col.shape:
+            raise ValueError(
+                "'source' needs chunks of as many sources as targets "
+                f'(got {row.size} and {col.size})'
+            )
+        for start in range(0, row.size, size):
+            part = slice(start, start + size)
+            yield (
+                np.ascontiguousarray(row[part]),
+                np.ascontiguousarray(col[part]),
+            )
+
+
+def _indices(index: Any) -> np.ndarray:
+    array = np.asarray(index)
+    if array.ndim != 1:
+        raise ValueError(
+            "'source' needs chunks of two one-dimensional arrays "
+            f'(got the shape {list(array.shape)})'
+        )
+    if array.dtype in (np.int32, np.int64):
+        return array
+    if array.dtype.kind not in 'iu':
+        raise TypeError(f"'source' needs to hold integers (got {array.dtype})")
+    return array.astype(np.int64)
+
+
+def _two_rows(name: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if array.ndim == 2 and array.shape[0] == 2:
+        return array[0], array[1]
+    if array.ndim == 2 and array.shape[1] == 2:
+        return array[:, 0], array[:, 1]
+    raise ValueError(
+        f'{name} needs to have the shape [2, num_edges] or [num_edges, 2] '
+        f'(got {list(array.shape)})'
+    )
+
+
+def _read(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"'source': there is no file '{path}'")
+    name = path.name.removesuffix('.gz')
+    readers: dict[str, Callable[[Path, int], Iterator[tuple[Any, Any]]]] = {
+        '.npy': _read_npy,
+        '.npz': _read_npz,
+        '.csv': _read_text,
+        '.txt': _read_text,
+        '.parquet': _read_parquet,
+    }
+    reader = readers.get(Path(name).suffix)
+    if reader is None:
+        raise ValueError(
+            f"'source' needs to be one of {sorted(readers)} (got '{path}')"
+        )
+    try:
+        yield from reader(path, size)
+    except (ValueError, OSError, EOFError, KeyError) as error:
+        if isinstance(error, DamagedFileError):
+            raise
+        raise DamagedFileError(f"'{path}' can't be read: {error}") from error
+
+
+def _read_npy(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
+    # Read, not mapped: mapped pages would count as memory.
+    array = np.load(path, mmap_mode='r', allow_pickle=False)
+    if array.ndim != 2 or 2 not in array.shape or not array.flags.c_contiguous:
+        raise ValueError(
+            'it needs to have the shape [2, num_edges] or [num_edges, 2], in '
+            f'C order (got {list(array.shape)})'
+        )
+    start, dtype = int(array.offset), array.dtype
+    count, wide = array.size // 2, array.shape[0] == 2
+    del array
+    for begin in range(0, count, size):
+        some = min(size, count - begin)
+        if wide:
+            at = start + begin * dtype.itemsize
+            below = at + count * dtype.itemsize
+            yield (
+                np.fromfile(path, dtype, some, offset=at),
+                np.fromfile(path, dtype, some, offset=below),
+            )
+        else:
+            pairs = np.fromfile(
+                path,
+                dtype,
+                2 * some,
+                offset=start + 2 * begin * dtype.itemsize,
+            )
+            yield pairs[::2], pairs[1::2]
+
+
+def _read_npz(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
+    # An .npz can't be mapped: the entry is read in pieces from the archive.
+    with zipfile.ZipFile(path) as archive:
+        with archive.open('edge_index.npy') as file:
+            version = np.lib.format.read_magic(file)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read(file)
+            if fortran or len(shape) != 2 or shape[0] != 2:
+                raise ValueError(
+                    "'edge_index' needs to have the shape [2, num_edges]"
+                )
+            start = file.tell()
+        count, width = shape[1], dtype.itemsize
+        with (
+            archive.open('edge_index.npy') as one,
+            archive.open('edge_index.npy') as two,
+        ):
+            one.seek(start)
+            two.seek(start + count * width)
+            for begin in range(0, count, size):
+                wanted = min(size, count - begin) * width
+                yield (
+                    np.frombuffer(one.read(wanted), dtype),
+                    np.frombuffer(two.read(wanted), dtype),
+                )
+
+
+def _read_text(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
+    opened = gzip.open if path.suffix == '.gz' else open
+    with opened(path, 'rt', newline='') as file:
+        while piece := list(itertools.islice(file, size)):
+            lines = [
+                line
+                for line in piece
+                if line.strip() and not line.startswith('#')
+            ]
+            if not lines:
+                continue
+            comma = ',' in lines[0]
+            pairs = np.array(
+                list(csv.reader(lines))
+                if comma
+                else [line.split() for line in lines]
+            )
+            if pairs.ndim != 2 or pairs.shape[1] < 2:
+                raise ValueError('every line needs two integers')
+            numbers = pairs[:, :2].astype(np.int64)
+            yield numbers[:, 0], numbers[:, 1]
+
+
+def _read_parquet(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(
+            "a .parquet file needs 'pyarrow': install it"
+        ) from None
+    table = pyarrow.parquet.ParquetFile(path)
+    for batch in table.iter_batches(batch_size=size):
+        yield tuple(
+            batch.column(k).to_numpy(zero_copy_only=False) for k in (0, 1)
+        )
+
+
+def rows_from_edges(
+    source: Any,
+    num_nodes: int,
+    *,
+    folder: Path | None,
+    memory: int,
+    duplicates: str,
+    undirected: bool,
+) -> tuple[Tensor, Tensor, bool]:
+    """Sorted rows of a source, in memory or as the files of a folder.
+
+    The source is read once to count, and once more for every block of rows
+    that fits into the memory.
+
+    Args:
+        source (Any): as in :func:`edge_chunks`.
+        num_nodes (int): the number of nodes.
+        folder (Path, optional): where the rows go.
+        memory (int): bytes.
+        duplicates (str): as in :meth:`.CSRGraph.from_edge_index`.
+        undirected (bool): whether every edge counts in both directions.
+
+    Returns:
+        tuple[Tensor, Tensor, bool]: ``rowptr``, ``col``, and whether an edge
+        is there more than once.
+    """
+    kernels = torch.ops.pyg_trust
+    fixed = 24 * num_nodes + 2**24
+    # Four chunks at a time (read ahead, in work, and turned around), 16 bytes
+    # an edge.
+    size = min(2**21, (memory - fixed) // 4 // 64)
+    if size < 1024:
+        raise ValueError(
+            f"'memory' needs to be at least {fixed + 2**18} bytes for "
+            f'{num_nodes} nodes (got {memory})'
+        )
+    rowptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    for row, _ in _directions(source, size, num_nodes, undirected):
+        kernels.count_rows(row, rowptr[1:])
+    torch.cumsum(rowptr, 0, out=rowptr)
+    room = (memory - fixed - 64 * size) // 4
+    if folder is None and int(rowptr[-1]) > room:
+        raise ValueError(
+            f"'memory' needs to be at least "
+            f'{fixed + 64 * size + 4 * int(rowptr[-1])} bytes for '
+            f'{int(rowptr[-1])} edges in memory (got {memory}): give more, or '
+            "a 'folder' for the graph"
+        )
+    writer = None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = ArrayWriter(folder / new_name('col'), np.dtype(np.int32))
+    try:
+        block, first, repeats = torch.empty(0, dtype=torch.int32), 0, False
+        lengths = rowptr.diff() if duplicates == 'merge' else None
+        while first < num_nodes:
+            border = int(rowptr[first]) + room
+            last = int(torch.searchsorted(rowptr, border, right=True)) - 1
+            last = min(max(last, first + 1), num_nodes)
+            if int(rowptr[last] - rowptr[first]) > room:
+                raise ValueError(
+                    f"'memory' is too small for the "
+                    f'{int(rowptr[last] - rowptr[first])} edges of node '
+                    f'{first} (got {memory})'
+                )
+            start = rowptr[first : last + 1] - rowptr[first]
+            block = torch.empty(int(start[-1]), dtype=torch.int32)
+            cursor = start[:-1].clone()
+            good = True
+            for row, col in _directions(source, size, num_nodes, undirected):
+                good = good and kernels.place_rows(
+                    row, col, cursor, block, None, first, num_nodes, 0
+                )
+            if not good or not torch.equal(cursor, start[1:]):
+                raise ValueError(
+                    "'source' needs to have the same edges whenever it is "
+                    'read (it has others now than when they were counted)'
+                )
+            del cursor
+            repeated, place = kernels.sort_rows(start, block, None)
+            if repeated and duplicates == 'raise':
+                at = int(torch.searchsorted(start, place, right=True)) - 1
+                raise ValueError(
+                    f"'source' lists edges more than once (the first is "
+                    f'{first + at} -> {int(block[place])}): choose what '
+                    "duplicates mean with duplicates='merge' or 'keep'"
+                )
+            if lengths is not None:
+                left = kernels.merge_rows(start, block)
+                lengths[first:last] = start.diff()
+                if writer is None and left < block.numel():
+                    block = block[:left].clone()
+                block = block[:left]
+            elif repeated:
+                repeats = True
+            if writer is not None:
+                writer.write(block.numpy())
+            first = last
+        if lengths is not None:
+            torch.cumsum(lengths, 0, out=rowptr[1:])
+        if writer is None or folder is None:
+            return rowptr, block, repeats
+        col_entry = writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.abort()
+        raise
+    del block
+    save_rows(
+        folder,
+        {'rowptr': rowptr},
+        {'col': col_entry},
+        {
+            'num_nodes': num_nodes,
+            'num_edges': int(rowptr[-1]),
+            'has_duplicates': repeats,
+            'is_undirected': True if undirected else None,
+        },
+    )
+    entry = read_header(folder)['arrays']['col']
+    col_array = read_array(folder, entry, mmap=True, verify=False)
+    return rowptr, as_tensor(col_array), repeats
+
+
+def _directions(
+    source: Any, size: int, num_nodes: int, undirected: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    # Chunks as tensors, and the other way around but for self-loops.
+    for row, col in ahead(edge_chunks(source, size)):
+        for index in (row, col):
+            if index.size and not (
+                index.min() >= 0 and index.max() < num_nodes
+            ):
+                raise ValueError(
+                    f"'source' needs to be in [0, {num_nodes}), as "
+                    f"'num_nodes' is {num_nodes} (got {index.min()} to "
+                    f'{index.max()})'
+                )
+        one, two = as_tensor(row), as_tensor(col)
+        yield one, two
+        if undirected:
+            proper = row != col
+            if not proper.all():
+                one, two = as_tensor(row[proper]), as_tensor(col[proper])
+            yield two, one

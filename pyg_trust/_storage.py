@@ -1,0 +1,350 @@
+"""Graphs and arrays on disk: in chunks, mapped, and never half written.
+
+A folder holds plain ``.npy`` files and a JSON header that names each of them
+with its size and its checksum (CRC-32, against damage and not against
+intent). The header is written last and in one step, so that it only ever
+names what is whole; each array has a new name, so that an old header stays
+true until the new one takes its place.
+"""
+
+import json
+import os
+import re
+import secrets
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust import files
+from pyg_trust._checks import check_instance, check_integer
+from pyg_trust.files import DamagedFileError
+
+HEADER = 'graph.json'
+FORMAT = 1
+# Bytes that are read, checked or written at a time.
+_PIECE = 1 << 24
+_UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
+_UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
+
+
+def parse_memory(memory: int | str) -> int:
+    """Bytes, of a number or a text such as ``'8GB'`` or ``'512 MiB'``.
+
+    Args:
+        memory (int or str): the amount.
+    """
+    if isinstance(memory, str):
+        found = re.fullmatch(
+            r'\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*', memory.upper()
+        )
+        if found is not None and found.group(2) in _UNITS:
+            return int(float(found.group(1)) * _UNITS[found.group(2)])
+        raise ValueError(
+            "'memory' needs to be a number of bytes or a text such as '8GB' "
+            f'(got {memory!r})'
+        )
+    return check_integer('memory', memory, 1)
+
+
+def available_memory() -> int:
+    """Bytes that are free, or could be made so; 4 GB if nobody knows."""
+    try:
+        text = Path('/proc/meminfo').read_text()
+    except OSError:  # pragma: no cover
+        return 4 * 10**9
+    found = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
+    free = int(found.group(1)) * 1024 if found else 4 * 10**9
+    for limit in ('memory.max', 'memory/memory.limit_in_bytes'):
+        try:
+            value = Path('/sys/fs/cgroup', limit).read_text().strip()
+        except OSError:
+            continue
+        if value.isdigit():
+            free = min(free, int(value))
+    return free
+
+
+# Arrays ######################################################################
+
+
+def checksum(array: np.ndarray) -> int:
+    """The CRC-32 of an array's bytes, read piece after piece.
+
+    Args:
+        array (numpy.ndarray): contiguous.
+    """
+    check_instance('array', array, np.ndarray)
+    flat = array.reshape(-1).view(np.uint8)
+    value = 0
+    for start in range(0, flat.size, _PIECE):
+        value = zlib.crc32(flat[start : start + _PIECE].data, value)
+    return value
+
+
+class ArrayWriter:
+    """Writes a one-dimensional ``.npy`` file from its pieces.
+
+    The file has a temporary name until :meth:`close`.
+
+    Args:
+        path (str or Path): of the file.
+        dtype (numpy.dtype): of the entries.
+    """
+
+    def __init__(self, path: str | Path, dtype: np.dtype) -> None:
+        check_instance('path', path, str, Path)
+        self.path = Path(path)
+        self.dtype = np.dtype(dtype)
+        self.count, self.sum = 0, 0
+        self._left = self.path.with_name(self.path.name + '.tmp')
+        self._file = self._left.open('w+b')
+        self._write_header()
+        self._start = self._file.tell()
+
+    def _write_header(self) -> None:
+        np.lib.format.write_array_header_1_0(
+            self._file,
+            {
+                'descr': np.lib.format.dtype_to_descr(self.dtype),
+                'fortran_order': False,
+                'shape': (self.count,),
+            },
+        )
+
+    def write(self, piece: np.ndarray) -> None:
+        """Appends entries.
+
+        Args:
+            piece (numpy.ndarray): one-dimensional, of the dtype.
+        """
+        check_instance('piece', piece, np.ndarray)
+        if piece.dtype != self.dtype or piece.ndim != 1:
+            raise ValueError(
+                f"'piece' needs to be one-dimensional {self.dtype} "
+                f'(got {piece.dtype} of the shape {list(piece.shape)})'
+            )
+        piece = np.ascontiguousarray(piece)
+        for start in range(0, piece.size, _PIECE):
+            part = piece[start : start + _PIECE].data.cast('B')
+            self._file.write(part)
+            self.sum = zlib.crc32(part, self.sum)
+        self.count += piece.size
+
+    def close(self) -> dict[str, Any]:
+        """Puts the file in its place; how a header describes it."""
+        self._file.seek(0)
+        # numpy leaves room for the digits of a size that grows.
+        self._write_header()
+        if self._file.tell() != self._start:  # pragma: no cover
+            raise RuntimeError('numpy has changed how long a header is')
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._left, self.path)
+        return {
+            'file': self.path.name,
+            'bytes': self.path.stat().st_size,
+            'crc32': self.sum,
+        }
+
+    def abort(self) -> None:
+        """Deletes what was written."""
+        self._file.close()
+        self._left.unlink(missing_ok=True)
+
+
+def read_array(
+    folder: Path, entry: dict[str, Any], mmap: bool, verify: bool
+) -> np.ndarray:
+    """The array that a header describes.
+
+    Args:
+        folder (Path): of the header.
+        entry (dict): what :meth:`ArrayWriter.close` returned.
+        mmap (bool): whether the file is mapped, not read.
+        verify (bool): whether its checksum is compared.
+
+    Raises:
+        DamagedFileError: if the file is not there or not what was written.
+    """
+    check_instance('folder', folder, Path)
+    check_instance('entry', entry, dict)
+    path = folder / str(entry.get('file'))
+    if not path.is_file():
+        raise DamagedFileError(f"'{path}' is missing")
+    size = path.stat().st_size
+    if size != entry.get('bytes'):
+        raise DamagedFileError(
+            f"'{path}' is damaged: it has {size} bytes, and "
+            f'{entry.get("bytes")} were written'
+        )
+    try:
+        array = np.load(path, 'r' if mmap else None, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DamagedFileError(f"'{path}' is damaged: {error}") from None
+    if array.ndim != 1:
+        raise DamagedFileError(f"'{path}' is damaged: it is no list")
+    if verify and checksum(array) != entry.get('crc32'):
+        raise DamagedFileError(f"'{path}' is damaged: its checksum is another")
+    return array
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """A tensor on the memory of an array, mapped ones too.
+
+    Args:
+        array (numpy.ndarray): which nobody writes to.
+    """
+    check_instance('array', array, np.ndarray)
+    with warnings.catch_warnings():
+        # torch knows no tensors that can't be written to.
+        warnings.filterwarnings('ignore', 'The given NumPy array is not')
+        return torch.from_numpy(array)
+
+
+# Graphs ######################################################################
+
+
+def write_header(
+    folder: Path, header: dict[str, Any], arrays: dict[str, dict[str, Any]]
+) -> None:
+    """Writes the header of a folder, and deletes arrays it does not name.
+
+    Args:
+        folder (Path): of the arrays.
+        header (dict): what else it says.
+        arrays (dict): by name, what :meth:`ArrayWriter.close` returned.
+    """
+    check_instance('folder', folder, Path)
+    check_instance('header', header, dict)
+    check_instance('arrays', arrays, dict)
+    files.sync_folder(folder)
+    content = {'format': FORMAT, **header, 'arrays': arrays}
+    files.write(
+        folder / HEADER, json.dumps(content, indent=1).encode() + b'\n'
+    )
+    named = {entry['file'] for entry in arrays.values()}
+    for path in folder.glob('*-????????????????.npy*'):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+def read_header(folder: str | Path) -> dict[str, Any]:
+    """The header of a folder.
+
+    Args:
+        folder (str or Path): that :func:`write_header` wrote to.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        DamagedFileError: if it is none.
+    """
+    check_instance('folder', folder, str, Path)
+    path = Path(folder) / HEADER
+    if not path.is_file():
+        raise FileNotFoundError(f"'{path}' is missing: no graph was saved")
+    try:
+        header = json.loads(path.read_bytes())
+        known = header['format'] == FORMAT
+        for name in ('rowptr', 'col'):
+            header['arrays'][name]['file']
+        for name in ('num_nodes', 'num_edges'):
+            check_integer(name, header[name], 0)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"'{path}' is damaged: {error!r}") from None
+    if not known:
+        raise DamagedFileError(
+            f"'{path}' has the format {header['format']}, and this version "
+            f'of pyg_trust reads {FORMAT}'
+        )
+    return header
+
+
+def new_name(name: str) -> str:
+    """A file name that no header has named yet.
+
+    Args:
+        name (str): of the array.
+    """
+    check_instance('name', name, str)
+    return f'{name}-{secrets.token_hex(8)}.npy'
+
+
+def save_rows(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    written: dict[str, dict[str, Any]],
+    header: dict[str, Any],
+) -> None:
+    """Writes arrays that are not written yet, and the header.
+
+    Args:
+        folder (Path): made if it is not there.
+        tensors (dict): by name, one-dimensional.
+        written (dict): by name, what :meth:`ArrayWriter.close` returned.
+        header (dict): what else the header says.
+    """
+    check_instance('folder', folder, Path)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = dict(written)
+    for name, tensor in tensors.items():
+        array = tensor.detach().cpu().numpy()
+        writer = ArrayWriter(folder / new_name(name), array.dtype)
+        try:
+            writer.write(array)
+            arrays[name] = writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+    write_header(folder, header, arrays)
+
+
+_DTYPES = {
+    'rowptr': ('int64',),
+    'col': ('int32',),
+    'weight': ('float32', 'float64'),
+    'perm': ('int64',),
+    'order': ('int64',),
+}
+
+
+def load_rows(
+    folder: Path, mmap: bool, verify: bool
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header of a saved graph.
+
+    Args:
+        folder (Path): of the graph.
+        mmap (bool): whether what is as long as there are edges is mapped.
+        verify (bool): whether everything is read and checked.
+    """
+    check_instance('folder', folder, Path)
+    header = read_header(folder)
+    n, m = header['num_nodes'], header['num_edges']
+    tensors = {}
+    for name, entry in header['arrays'].items():
+        long = name in ('col', 'weight', 'perm')
+        array = read_array(folder, entry, mmap and long, verify)
+        size = {'rowptr': n + 1, 'order': n}.get(name, m)
+        if name not in _DTYPES or (
+            array.dtype.name not in _DTYPES[name] or array.size != size
+        ):
+            raise DamagedFileError(
+                f"'{folder / entry['file']}' is damaged: it holds "
+                f'{array.size} {array.dtype.name}'
+            )
+        tensors[name] = as_tensor(array)
+    if verify:
+        fault = torch.ops.pyg_trust.check_rows(
+            tensors['rowptr'], tensors['col']
+        )
+        if fault:
+            name = 'rowptr' if fault == 1 else 'col'
+            path = folder / header['arrays'][name]['file']
+            raise DamagedFileError(f"'{path}' is damaged: it holds no rows")
+    return tensors, header

@@ -1,0 +1,413 @@
+"""What is known of a graph, and what is derived from it when asked for."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from pyg_trust import _building as building
+from pyg_trust import _layouts as layouts
+from pyg_trust._checks import (
+    check_finite,
+    check_instance,
+    check_integer,
+    check_nodes,
+)
+from pyg_trust.ops import PushGraph
+from pyg_trust.sparse import pick_rows
+
+T = TypeVar('T')
+
+
+class Views:
+    """Properties and views of a :class:`.CSRGraph`, which it inherits."""
+
+    rowptr: Tensor
+    col32: Tensor
+    weight: Tensor | None
+    perm: Tensor | None
+    order: Tensor | None
+    _cache: dict[Any, Any]
+
+    def _set(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        weight: Tensor | None,
+        perm: Tensor | None,
+    ) -> None:
+        self.rowptr = rowptr
+        self.col32 = col
+        self.weight = weight
+        self.perm = perm
+        self.order = None
+        self._cache = {}
+
+    @classmethod
+    def _trusted(
+        cls,
+        rowptr: Tensor,
+        col: Tensor,
+        weight: Tensor | None = None,
+        perm: Tensor | None = None,
+        **known: bool,
+    ) -> Self:
+        # Of rows that were made or checked already, with int32 columns.
+        made = cls.__new__(cls)
+        made._set(rowptr, col, weight, perm)
+        made._cache.update(known)
+        return made
+
+    # What it is #############################################################
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes."""
+        return self.rowptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """The number of directed edges: an undirected edge counts twice."""
+        return self.col32.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the graph."""
+        return self.col32.device
+
+    @property
+    def col(self) -> Tensor:
+        """The target of each edge: int64, made of :obj:`col32` each time."""
+        return self.col32.long()
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the edges have weights."""
+        return self.weight is not None
+
+    @property
+    def row(self) -> Tensor:
+        """The source of each edge: int64, ``[num_edges]``."""
+        return building.row_of_entries(self.rowptr)
+
+    @property
+    def degree(self) -> Tensor:
+        """The number of edges that leave each node: int64."""
+        return self.rowptr.diff()
+
+    @property
+    def in_degree(self) -> Tensor:
+        """The number of edges that enter each node: int64."""
+        return self._cached(
+            'in_degree',
+            lambda: torch.bincount(self.col32, minlength=self.num_nodes),
+        )
+
+    @property
+    def isolated(self) -> Tensor:
+        """A mask of the nodes without any edge but self-loops."""
+        row, col = self.row, self.col
+        touched = torch.zeros(
+            self.num_nodes, dtype=torch.bool, device=self.device
+        )
+        proper = row != col
+        touched[row[proper]] = True
+        touched[col[proper]] = True
+        return ~touched
+
+    @property
+    def has_self_loops(self) -> bool:
+        """Whether an edge leads from a node to itself."""
+        return bool(building.own_loops(self.rowptr, self.col32).any())
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether an edge is there more than once."""
+
+        def build() -> bool:
+            same = (self.row.diff() == 0) & (self.col32.diff() == 0)
+            return bool(same.any())
+
+        return self._cached('has_duplicates', build)
+
+    @property
+    def is_undirected(self) -> bool:
+        """Whether every edge is there in both directions, weights alike."""
+        return self._cached(
+            'is_undirected',
+            lambda: building.is_symmetric(
+                self.rowptr, self.col32, self.weight
+            ),
+        )
+
+    @property
+    def spectral_radius(self) -> float:
+        r"""The largest magnitude of an eigenvalue of the adjacency matrix.
+
+        Computed in float64: densely up to 500 nodes, else by ARPACK to about
+        machine precision.
+        """
+        return self._cached(
+            'spectral_radius',
+            lambda: layouts.spectral_radius(self),  # type: ignore[arg-type]
+        )
+
+    # What is derived from it ################################################
+
+    def transpose(self) -> Self:
+        """The graph with every edge reversed; itself if undirected."""
+
+        def build() -> Any:
+            if self.is_undirected:
+                return self
+            carried = self.is_weighted or self.perm is not None
+            if carried:
+                rowptr, col, perm = building.transposed(
+                    self.rowptr, self.col32, True
+                )
+            else:
+                rowptr, col, perm = *self._transposed, None
+            made = type(self)._trusted(
+                rowptr,
+                col,
+                None if self.weight is None else self.weight[perm],
+                None if self.perm is None else self.perm[perm],
+                is_undirected=False,
+            )
+            made.order = self.order
+            made._cache['transpose'] = self
+            return made
+
+        return self._cached('transpose', build)
+
+    def with_self_loops(self) -> Self:
+        """The graph with a self-loop at every node that has none.
+
+        The loops that are added have weight one, and -1 in :obj:`perm`.
+        """
+
+        def build() -> Any:
+            own = building.own_loops(self.rowptr, self.col32)
+            if bool(own.all()):
+                return self
+            carried = self.is_weighted or self.perm is not None
+            rowptr, col, old = building.with_loops(
+                self.rowptr, self.col32, own, carried
+            )
+            weight, perm = self.weight, self.perm
+            if old is not None:
+                before = old >= 0
+                if weight is not None:
+                    weight = weight.new_ones(old.shape).masked_scatter(
+                        before, weight
+                    )
+                if perm is not None:
+                    perm = perm.new_full(old.shape, -1).masked_scatter(
+                        before, perm
+                    )
+            # Loops have one direction and, by this, one weight.
+            known = {
+                key: self._cache[key]
+                for key in ('is_undirected', 'has_duplicates')
+                if key in self._cache
+            }
+            made = type(self)._trusted(rowptr, col, weight, perm, **known)
+            made.order = self.order
+            return made
+
+        return self._cached('with_self_loops', build)
+
+    def reorder(self, parts: int | None = None, *, rounds: int = 8) -> Self:
+        r"""The same graph, which exact propagation goes through in its order.
+
+        Nodes are put next to their neighbours, by a partition into parts of
+        equal size with few edges between them (restreaming linear
+        deterministic greedy: one pass over the edges a round). Names and
+        results stay those of this graph, bit for bit, as every row is summed
+        in the same order: only the memory is read in another one. It pays
+        where the graph has communities, after some propagations
+        (``benchmarks/push.py``). Memory: 4 bytes per edge more.
+
+        :obj:`order` of the result has the nodes as they are gone through.
+
+        Args:
+            parts (int, optional): the number of parts; by default so many
+                that 64 float32 columns of a part take a megabyte.
+                (default: :obj:`None`)
+            rounds (int): the number of passes. (default: :obj:`8`)
+
+        Raises:
+            TypeError: if a number is no integer.
+            ValueError: if there are more parts than nodes, or a graph that is
+                not on the CPU.
+        """
+        if parts is None:
+            parts = max(1, self.num_nodes // 4096)
+        check_integer('parts', parts, 1, self.num_nodes)
+        check_integer('rounds', rounds, 1)
+        if self.device.type != 'cpu':
+            raise ValueError(
+                f'the graph needs to be on the CPU to reorder (got '
+                f'{self.device})'
+            )
+        rowptr, col = self.receivers(along=False)
+        part = torch.ops.pyg_trust.partition_nodes(rowptr, col, parts, rounds)
+        made = type(self)._trusted(
+            self.rowptr, self.col32, self.weight, self.perm
+        )
+        made._cache = {
+            key: value
+            for key, value in self._cache.items()
+            if key not in ('transpose', 'with_self_loops')
+            and key[0] != 'ordered_receivers'
+        }
+        made.order = part.sort(stable=True).indices
+        return made
+
+    def ordered_receivers(
+        self, along: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Is :meth:`receivers` in the kept :obj:`order`.
+
+        Args:
+            along (bool): as in :meth:`receivers`. (default: :obj:`True`)
+
+        Returns:
+            tuple[Tensor, Tensor, Tensor, Tensor]: ``rowptr`` and ``col`` of
+            the nodes in that order, each row's entries in the order they had;
+            the order, and the place of each node in it.
+
+        Raises:
+            ValueError: if the graph keeps no order.
+        """
+        order = self.order
+        if order is None:
+            raise ValueError('the graph keeps no order: see reorder')
+        along = bool(along) and not self.is_undirected
+
+        def build() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            rowptr, col = self.receivers(along)
+            rank = torch.empty_like(order)
+            rank[order] = torch.arange(self.num_nodes, device=order.device)
+            made, entry = pick_rows(rowptr, order)
+            return made, rank.int()[col[entry].long()], order, rank
+
+        return self._cached(('ordered_receivers', along), build)
+
+    def receivers(self, along: bool = True) -> tuple[Tensor, Tensor]:
+        """Compressed rows in which a node lists whom it receives from.
+
+        Args:
+            along (bool): whether signals travel along the edges or against
+                them. (default: :obj:`True`)
+
+        Returns:
+            tuple[Tensor, Tensor]: ``rowptr`` (int64) and ``col`` (int32).
+        """
+        if along and not self.is_undirected:
+            return self._transposed
+        return self.rowptr, self.col32
+
+    def push_graph(
+        self,
+        a: float,
+        dtype: torch.dtype = torch.float32,
+        along: bool = True,
+        nodes: Tensor | None = None,
+    ) -> PushGraph:
+        r"""The layout that randomized pushes need.
+
+        Every row is sorted by the degree of the receiving node (nodes of
+        degree zero last) and cut into groups of doubling degree.
+
+        Args:
+            a (float): the exponent of the receiving degree,
+                :math:`d_v^{-a}`.
+            dtype (torch.dtype): of the signals.
+                (default: :obj:`torch.float32`)
+            along (bool): whether signals travel along the edges or against
+                them. (default: :obj:`True`)
+            nodes (Tensor, optional): int64, ascending: the only rows to lay
+                out, the others being empty; this is not kept.
+                (default: :obj:`None`)
+        """
+        check_finite('a', a)
+        building.check_real('dtype', dtype)
+        along = along or self.is_undirected
+        if nodes is not None:
+            nodes = check_nodes('nodes', nodes, self.num_nodes)
+
+        def build() -> PushGraph:
+            rows = (self.rowptr, self.col32) if along else self._transposed
+            return layouts.push_graph(*rows, self.degree, nodes)
+
+        if nodes is not None:
+            part = build()
+            if a == 0:
+                return part
+            scale = self.degree_power(-a, dtype)[part.col.long()]
+            return part._replace(scale=scale)
+        graph = self._cached(('push_graph', along), build)
+        if a == 0:
+            return graph
+        # One exponent and dtype at a time: a new one replaces the last.
+        kept = self._cache.get(('scale', along))
+        if kept is None or kept[0] != (a, dtype):
+            scale = self.degree_power(-a, dtype)[graph.col.long()]
+            self._cache[('scale', along)] = kept = ((a, dtype), scale)
+        return graph._replace(scale=kept[1])
+
+    def has_push_graph(self, along: bool = True) -> bool:
+        """Whether :meth:`push_graph` was built already.
+
+        Args:
+            along (bool): as in :meth:`push_graph`. (default: :obj:`True`)
+        """
+        along = bool(along) or self.is_undirected
+        return ('push_graph', along) in self._cache
+
+    def degree_power(
+        self, exponent: float, dtype: torch.dtype, loops: bool = False
+    ) -> Tensor:
+        r"""The diagonal of :math:`D^{exponent}`, with :math:`0` at degree 0.
+
+        Args:
+            exponent (float): the exponent; 0 gives ones, at degree 0 too.
+            dtype (torch.dtype): of the result.
+            loops (bool): whether degrees are those of
+                :meth:`with_self_loops`. (default: :obj:`False`)
+        """
+        check_finite('exponent', exponent)
+        check_instance('loops', loops, bool)
+        building.check_real('dtype', dtype)
+
+        def build() -> Tensor:
+            degree = self.degree
+            if loops:
+                degree += ~building.own_loops(self.rowptr, self.col32)
+            power = degree.to(torch.float64).pow_(exponent)
+            if exponent != 0:
+                power[degree == 0] = 0
+            return power.to(dtype)
+
+        return self._cached(('degree_power', exponent, dtype, loops), build)
+
+    # Private ################################################################
+
+    def _cached(self, key: Any, build: Callable[[], T]) -> T:
+        if key not in self._cache:
+            self._cache[key] = build()
+        return self._cache[key]
+
+    @property
+    def _transposed(self) -> tuple[Tensor, Tensor]:
+        # rowptr and col of the reversed edges.
+        if 'transpose' in self._cache:
+            other = self._cache['transpose']
+            return other.rowptr, other.col32
+        return self._cached(
+            'transposed',
+            lambda: building.transposed(self.rowptr, self.col32, False)[:2],
+        )

@@ -1,0 +1,218 @@
+r"""The account of noisy releases: what was spent, and that it stays spent.
+
+A release of Gaussian noise is one number, :math:`\mu`
+(:mod:`pyg_trust.functional.private_accounting`), and releases add up in
+squares. An account holds these numbers and a limit. A line is on it, and on
+the disk if there is a ledger, *before* the noise that it pays for is drawn:
+whatever ends the process can waste some of the budget, never hide it.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pyg_trust._checks import check_instance, check_positive
+from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
+from pyg_trust.noise import SecureNoise, SeededNoise
+
+# A limit is met up to rounding; the limits made here are rounded down.
+_ROUNDING = 1e-12
+
+
+class ReleaseAccount:
+    r"""Counts Gaussian releases, in memory or in a file.
+
+    One account is for one relation and one set of data. A copy would be a
+    second account of the same budget: copies are the account itself, and it
+    can't be pickled or used by another process than the one that made it.
+
+    Args:
+        about (dict): what the account is about, plain: the relation, its
+            form, :math:`\delta`. A ledger has to have the same.
+        limit (float, optional): the most :math:`\mu` in all.
+            (default: :obj:`None`)
+        ledger (str or Path, optional): a file for the account
+            (:class:`~pyg_trust.ledger.PrivacyLedger`); what it says was spent
+            is spent. (default: :obj:`None`)
+        ledger_head (str, optional): a digest that the ledger needs to go on
+            from. (default: :obj:`None`)
+
+    Raises:
+        ValueError: if the ledger is about something else, was changed, or
+            does not go on from :obj:`ledger_head`.
+        RuntimeError: if another process has it open.
+
+    Example:
+        >>> account = ReleaseAccount({'relation': 'edge'}, limit=1.0)
+        >>> account.spend(0.6)
+        >>> round(account.left, 6)
+        0.8
+    """
+
+    def __init__(
+        self,
+        about: dict[str, Any],
+        *,
+        limit: float | None = None,
+        ledger: str | Path | None = None,
+        ledger_head: str | None = None,
+    ) -> None:
+        check_instance('about', about, dict)
+        self.limit = None if limit is None else check_positive('limit', limit)
+        if ledger is not None:
+            check_instance('ledger', ledger, str, Path)
+        elif ledger_head is not None:
+            raise ValueError(
+                "'ledger_head' needs a 'ledger' that goes on from it"
+            )
+        self.about = dict(about)
+        self.lock = threading.RLock()
+        self._owner = os.getpid()
+        self._spent: list[float] = []
+        self._ledger: PrivacyLedger | None = None
+        if ledger is not None:
+            header = {'format': 1, 'mechanism': 'gaussian', **about}
+            self._ledger = PrivacyLedger(ledger, header, ledger_head)
+            self._spent = [
+                mu for mu, count in _mus(self._ledger) for _ in range(count)
+            ]
+
+    @property
+    def lines(self) -> tuple[float, ...]:
+        r""":math:`\mu` of every release, in order."""
+        return tuple(self._spent)
+
+    @property
+    def mu(self) -> float:
+        r""":math:`\mu` of all releases together."""
+        return math.hypot(*self._spent)
+
+    @property
+    def left(self) -> float:
+        r"""The :math:`\mu` that a release may still have."""
+        if self.limit is None:
+            return math.inf
+        return math.sqrt(max(0.0, self.limit**2 - self.mu**2))
+
+    @property
+    def head(self) -> str | None:
+        """A digest of all lines of the ledger, to be noted elsewhere."""
+        return None if self._ledger is None else self._ledger.head
+
+    def check(self, mu: float) -> None:
+        r"""Refuses what does not fit.
+
+        Args:
+            mu (float): of the release, or of all that are planned.
+
+        Raises:
+            BudgetExceededError: if it exceeds the limit; nothing is spent.
+        """
+        mu = check_positive('mu', mu)
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                'the account belongs to another process: of two that spend '
+                'from one budget, neither knows what the other has spent. '
+                'Release before workers are started'
+            )
+        if self.limit is not None and math.hypot(self.mu, mu) > self.limit * (
+            1 + _ROUNDING
+        ):
+            raise BudgetExceededError(
+                f"'mu' = {mu:.6g} is more than is left, {self.left:.6g} of "
+                f'{self.limit:.6g}: other data or other messages are another '
+                'release; nothing was spent'
+            )
+
+    def spend(self, mu: float) -> None:
+        r"""Counts a release, before its noise is drawn.
+
+        Args:
+            mu (float): :math:`\mu` of the release.
+
+        Raises:
+            BudgetExceededError: if it exceeds the limit; nothing is spent.
+        """
+        with self.lock:
+            self.check(mu)
+            if self._ledger is None:
+                self._spent.append(float(mu))
+                return
+            try:
+                # A step at rate 1 of noise 2 C / mu: what the accountants of
+                # private training count as the same release.
+                self._ledger.record(2 / float(mu), 1.0)
+            finally:
+                # What was interrupted is spent if it is in the file.
+                self._spent = [
+                    mu
+                    for mu, count in _mus(self._ledger)
+                    for _ in range(count)
+                ]
+
+    def close(self) -> None:
+        """Closes the ledger's file."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def __copy__(self) -> 'ReleaseAccount':
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'ReleaseAccount':
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            'an account of releases can not be pickled: what a copy spends '
+            'would not be on this one. Give the other process a ledger'
+        )
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(mu={self.mu:.6g}, limit={self.limit})'
+
+
+class PaidNoise:
+    r"""Noise every draw of which is paid for first.
+
+    Args:
+        source (SecureNoise or SeededNoise): where noise comes from.
+        spend (callable): takes the :math:`\mu` of a draw.
+        mus (list[float]): of the draws to come, in order; there are no
+            others.
+    """
+
+    def __init__(
+        self,
+        source: SecureNoise | SeededNoise,
+        spend: Callable[[float], None],
+        mus: list[float],
+    ) -> None:
+        check_instance('source', source, SecureNoise, SeededNoise)
+        if not callable(spend):
+            raise TypeError(
+                f"'spend' needs to be callable (got {type(spend).__name__})"
+            )
+        check_instance('mus', mus, list)
+        self._source, self._spend = source, spend
+        self._mus = [check_positive('mus', mu) for mu in mus]
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard Gaussians, float64, on the CPU.
+
+        Args:
+            shape (tuple[int, ...]): the shape.
+        """
+        check_instance('shape', shape, tuple)
+        if not self._mus:
+            raise RuntimeError('all draws that were planned are spent')
+        self._spend(self._mus.pop(0))
+        return self._source.normal(shape)
+
+
+def _mus(ledger: PrivacyLedger) -> list[tuple[float, int]]:
+    return [(2 / noise, count) for noise, _, count in ledger.history]

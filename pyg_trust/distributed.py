@@ -1,0 +1,121 @@
+"""Work over the processes that torchrun started, by torch.distributed alone.
+
+Launch, rendezvous, timeouts and process groups are torch's. What is here says
+which part of a list of work is this process's, and puts the parts together.
+A process that dies ends the call with torch's error on all others, at the
+latest when the group's timeout is over.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from pyg_trust._checks import check_callable, check_instance, check_integer
+
+T = TypeVar('T')
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank and their number; (0, 1) without a group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def from_first(
+    work: Callable[[], T], size: int | None = None, *, after: bool = False
+) -> T:
+    """What the first process makes, on all of them.
+
+    Args:
+        work (callable): done by rank 0 alone.
+        size (int, optional): 1 for a process that works by itself, whatever
+            group there is. (default: :obj:`None`)
+        after (bool): whether it is done when all have come here.
+            (default: :obj:`False`)
+
+    Example:
+        >>> from_first(lambda: 3)
+        3
+    """
+    check_callable('work', work)
+    check_instance('after', after, bool)
+    rank, world = rank_and_size()
+    if (world if size is None else check_integer('size', size, 1)) == 1:
+        return work()
+    if after:
+        dist.all_gather_object([None] * world, 0)
+    made: list[Any] = [None]
+    if rank == 0:
+        try:
+            made = [(True, work())]
+        except Exception as error:
+            dist.broadcast_object_list([(False, str(error))], 0)
+            raise
+    dist.broadcast_object_list(made, 0)
+    good, value = made[0]
+    if not good:
+        raise RuntimeError(f'rank 0 failed: {value}')
+    return value
+
+
+def own_items(count: int) -> range:
+    """Which of so many pieces of work are this process's: every P-th.
+
+    Args:
+        count (int): of pieces.
+
+    Example:
+        >>> own_items(3)  # in a single process
+        range(0, 3)
+    """
+    check_integer('count', count, 0)
+    rank, size = rank_and_size()
+    return range(rank, count, size)
+
+
+def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
+    """``[work(item) for item in items]``, each done by one process.
+
+    The results are the same on every process, in the order of the items, and
+    the same for any number of processes if :obj:`work` depends on its item
+    alone (its seed is the item's, say). They travel pickled, between
+    processes that trust each other. An error of one process is raised on
+    all, when the others have done their parts.
+
+    Args:
+        items (Sequence): the pieces of work, the same on every process.
+        work (callable): returns what can be pickled, tensors on the CPU.
+
+    Raises:
+        RuntimeError: on other processes, if the work of one fails.
+
+    Example:
+        >>> run_over_ranks([1, 2, 3], lambda item: item**2)
+        [1, 4, 9]
+    """
+    check_instance('items', items, Sequence)
+    check_callable('work', work)
+    size = rank_and_size()[1]
+    if size == 1:
+        return [work(item) for item in items]
+    done: list[T] = []
+    failed: BaseException | None = None
+    try:
+        for place in own_items(len(items)):
+            done.append(work(items[place]))
+    except Exception as error:
+        failed = error
+    parts: list[Any] = [None] * size
+    message = None if failed is None else f'{type(failed).__name__}: {failed}'
+    dist.all_gather_object(parts, (message, done))
+    if failed is not None:
+        raise failed
+    for other, (message, _) in enumerate(parts):
+        if message is not None:
+            raise RuntimeError(f'rank {other} failed: {message}')
+    made: list[Any] = [None] * len(items)
+    for other, (_, results) in enumerate(parts):
+        made[other::size] = results
+    return made

@@ -1,0 +1,197 @@
+r"""Accounting of Gaussian releases: one number, :math:`\mu`, for all of them.
+
+A release is :math:`\mu`-Gaussian differentially private if telling two
+neighbours apart by it is at least as hard as telling :math:`\mathcal{N}(0,
+1)` from :math:`\mathcal{N}(\mu, 1)`. Adding :math:`\mathcal{N}(0, s^2 I)` to
+a function that neighbours move by at most :math:`\Delta` in L2 norm has
+:math:`\mu = \Delta / s`, and releases that may each read all before them
+compose to
+
+.. math::
+    \mu^2 = \sum_k (\Delta_k / s_k)^2
+
+without any loss (`Dong, Roth and Su 2022, Corollary 3.3
+<https://arxiv.org/abs/1905.02383>`_): the worst pair of neighbours attains
+it. :math:`T` full-batch steps of DP-SGD with the noise multiplier :math:`z`
+are such a release, of :math:`\mu = \sqrt{T} / z` where a record is withdrawn
+and :math:`2 \sqrt{T} / z` where it is replaced. So an encoder, noisy sums of
+neighbours and a head have one account in closed form, and no accountant of
+subsampling is needed. Rényi DP of the same releases would ask for 6 to 7 %
+more noise.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.special import erfcx, log_ndtr
+
+from pyg_trust._checks import (
+    check_integer,
+    check_number,
+    check_positive,
+)
+from pyg_trust.functional.mechanisms import check_delta, numbers
+
+# Below this the first tail is so near to 1 that no ratio is needed.
+_DIRECT = -20.0
+_ROUNDS = 200
+
+
+def gaussian_mu(
+    sensitivities: Sequence[float] | np.ndarray,
+    stds: Sequence[float] | np.ndarray,
+) -> float:
+    r""":math:`\mu` of several Gaussian releases together.
+
+    .. math::
+        \mu = \sqrt{\textstyle\sum_k (\Delta_k / s_k)^2}
+
+    Args:
+        sensitivities (sequence of float): :math:`\Delta_k`, not negative.
+        stds (sequence of float): :math:`s_k`, the standard deviations of the
+            noise, positive.
+
+    Example:
+        >>> gaussian_mu([3.0, 4.0], [1.0, 1.0])
+        5.0
+    """
+    moved, std = numbers('sensitivities', sensitivities), numbers('stds', stds)
+    if moved.ndim != 1 or not ((moved >= 0) & (moved < math.inf)).all():
+        raise ValueError(
+            "'sensitivities' needs to be a list of finite numbers from 0 up "
+            f'(got {moved.tolist()})'
+        )
+    if std.shape != moved.shape or not ((std > 0) & (std < math.inf)).all():
+        raise ValueError(
+            "'stds' needs to be finite and positive, one number per "
+            f'sensitivity (got {std.tolist()})'
+        )
+    return float(math.hypot(*(moved / std)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    r""":math:`\epsilon` of a Gaussian release, exactly.
+
+    The solution of (`Balle and Wang 2018, Theorem 8
+    <https://arxiv.org/abs/1805.06530>`_)
+
+    .. math::
+        \delta = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
+        - e^\epsilon\, \Phi(-\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
+        = \varphi(t) \left( R(t) - R(t + \mu) \right), \quad
+        t = \tfrac{\epsilon}{\mu} - \tfrac{\mu}{2},
+
+    where :math:`R = (1 - \Phi) / \varphi` is Mills' ratio: no exponential is
+    left that could cancel. By bisection in logarithms, rounded up by
+    :obj:`1e-12` at most.
+
+    Args:
+        mu (float): not negative; 0 is a release that tells nothing.
+        delta (float): in :math:`(0, 1)`.
+
+    Example:
+        >>> round(gaussian_epsilon(1.0, 1e-5), 6)
+        4.377178
+    """
+    mu, delta = _check_mu('mu', mu), check_delta(delta)
+    if mu == 0 or _log_delta(0.0, mu) <= math.log(delta):
+        return 0.0
+    # A loss is N(mu^2 / 2, mu^2), so this leaves less than delta.
+    high = mu * mu / 2 + mu * (math.sqrt(-2 * math.log(delta)) + 1)
+    return _bisect(
+        lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, high
+    )[1]
+
+
+def gaussian_mu_for(epsilon: float, delta: float) -> float:
+    r"""The largest :math:`\mu` within a budget.
+
+    The inverse of :func:`gaussian_epsilon`; rounded down by :obj:`1e-12` at
+    most, so the budget is not exceeded.
+
+    Args:
+        epsilon (float): the budget, positive.
+        delta (float): in :math:`(0, 1)`.
+
+    Example:
+        >>> mu = gaussian_mu_for(8.0, 1e-5)
+        >>> gaussian_epsilon(mu, 1e-5) <= 8.0
+        True
+    """
+    epsilon, delta = check_positive('epsilon', epsilon), check_delta(delta)
+    limit = math.log(delta)
+    high = 1.0
+    while _log_delta(epsilon, high) <= limit:
+        high *= 2
+    low, _ = _bisect(
+        lambda mu: mu == 0 or _log_delta(epsilon, mu) <= limit, 0.0, high
+    )
+    return low * (1 - 1e-12)
+
+
+def contraction_mu(c: float, hops: int, ratio: float) -> float:
+    r""":math:`\mu` if nothing but the last of several hops is released.
+
+    If every map between two noises moves states by at most :math:`c` times
+    their distance, and neighbours move every hop by at most :math:`\Delta`,
+
+    .. math::
+        \mu = \frac{\Delta}{s} \sqrt{\frac{(1 - c^K)(1 + c)}
+        {(1 + c^K)(1 - c)}}
+
+    (`Bok, Su and Altschuler 2024 <https://arxiv.org/abs/2403.00278>`_,
+    attained by a linear chain) in the place of :math:`\sqrt{K} \Delta / s`.
+    It forbids to release or keep what is between, to normalise rows to the
+    sphere, which is no contraction, and to sum over neighbours, which grows
+    by the largest degree. So no procedure here relies on it.
+
+    Args:
+        c (float): the Lipschitz constant, in :math:`[0, 1]`.
+        hops (int): :math:`K`.
+        ratio (float): :math:`\Delta / s` of a hop, not negative.
+    """
+    c, hops = check_number('c', c), check_integer('hops', hops, 1)
+    if not 0 <= c <= 1:
+        raise ValueError(f"'c' needs to be in [0, 1] (got {c})")
+    ratio = _check_mu('ratio', ratio)
+    if c == 1:
+        return ratio * math.sqrt(hops)
+    # (1 - c^K) / (1 - c) without a difference of what is nearly equal.
+    total = math.fsum(c**k for k in range(hops)) if hops < 1000 else 0.0
+    if not total:
+        total = -math.expm1(hops * math.log(c)) / (1 - c) if c else 1.0
+    return ratio * math.sqrt(total * (1 + c) / (1 + c**hops))
+
+
+def _log_delta(epsilon: float, mu: float) -> float:
+    """The logarithm of delta at an epsilon from 0 up."""
+    t = epsilon / mu - mu / 2
+    if t < _DIRECT:
+        taken = epsilon + float(log_ndtr(-t - mu))
+        kept = float(log_ndtr(-t))
+        return kept + math.log(-math.expm1(min(taken - kept, -5e-324)))
+    root = math.sqrt(2)
+    # sqrt(pi / 2) erfcx(t / sqrt(2)) is Mills' ratio.
+    apart = float(erfcx(t / root) - erfcx((t + mu) / root)) / 2
+    return -t * t / 2 + (math.log(apart) if apart > 0 else -math.inf)
+
+
+def _bisect(
+    below: Callable[[float], bool], low: float, high: float
+) -> tuple[float, float]:
+    """Where a condition that holds at first ends: the last and the next."""
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-13 * high:
+            break
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low, high
+
+
+def _check_mu(name: str, value: float) -> float:
+    if not 0 <= check_number(name, value) < math.inf:
+        raise ValueError(
+            f"'{name}' needs to be finite and at least 0 (got {value})"
+        )
+    return float(value)

@@ -1,0 +1,320 @@
+r"""Full-batch private gradient descent on single rows.
+
+.. math::
+    \tilde g_t = \sum_{v} \min(1, C / \|g_v\|)\, g_v
+    + \mathcal{N}(0, z^2 C^2 I)
+
+over all training rows at every step. A row that is withdrawn moves the sum by
+at most :math:`C`, one that is replaced by at most :math:`2 C`, so :math:`T`
+steps are one Gaussian release of :math:`\mu = \sqrt{T} / z` or :math:`2
+\sqrt{T} / z` (:mod:`pyg_trust.functional.private_accounting`), also if later
+gradients depend on all sums before. No draw of a batch has to stay secret and
+no accountant of subsampling is needed. The number of training rows is public:
+sums are divided by it, and a row that was withdrawn adds nothing.
+
+Rows are worked on one by one: what a model makes of a row can't depend on any
+other, whatever its layers are.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor, nn
+
+from pyg_trust._checks import (
+    REAL,
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_tensor,
+)
+from pyg_trust.functional.mechanisms import clip_factors
+from pyg_trust.functional.private_propagation import FORMS, MARGIN, Noise
+
+# Denser rows are kept as they are.
+_SPARSE = 0.1
+_CHUNK = 1024
+
+
+def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
+    r"""The noise multiplier :math:`z` of full-batch descent.
+
+    .. math::
+        z = \sqrt{T} / \mu \quad\text{or, to replace,}\quad 2 \sqrt{T} / \mu
+
+    Args:
+        mu (float): what all steps spend together.
+        steps (int): :math:`T`.
+        form (str): :obj:`'withdraw'` or :obj:`'replace'`.
+            (default: :obj:`'withdraw'`)
+    """
+    mu, steps = check_positive('mu', mu), check_integer('steps', steps, 1)
+    check_choice('form', form, FORMS)
+    return (2 if form == 'replace' else 1) * math.sqrt(steps) / mu
+
+
+def unit_rows(x: Tensor) -> Any:
+    """Rows brought to norm 1, each by itself, as a matrix of float64.
+
+    Rows with an entry that is not finite count as zero.
+
+    Args:
+        x (Tensor): float32 or float64, ``[num_rows, num_columns]``, dense or
+            sparse.
+
+    Returns:
+        ndarray or scipy.sparse.csr_array: sparse if few entries are not zero.
+    """
+    check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
+    made = _matrix(x)
+    sparse = scipy.sparse.issparse(made)
+    values = made.data if sparse else made
+    values = np.where(np.isfinite(values), values, 0.0)
+    if sparse:
+        bad = np.zeros(made.shape[0], dtype=bool)
+        row = np.repeat(np.arange(made.shape[0]), np.diff(made.indptr))
+        bad[row[~np.isfinite(made.data)]] = True
+        largest = np.zeros(made.shape[0])
+        np.maximum.at(largest, row, np.abs(values))
+        scale = np.where(largest > 0, largest, 1.0)
+        unit = values / scale[row]
+        norm = np.sqrt(np.bincount(row, unit**2, minlength=made.shape[0]))
+        unit = unit / np.maximum(norm, 1.0)[row]
+        unit[bad[row]] = 0.0
+        return scipy.sparse.csr_array(
+            (unit * (1 - MARGIN), made.indices, made.indptr), made.shape
+        )
+    bad = ~np.isfinite(made).all(1)
+    largest = np.abs(values).max(1, initial=0.0)
+    unit = values / np.where(largest > 0, largest, 1.0)[:, None]
+    unit /= np.maximum(np.sqrt(np.square(unit).sum(1)), 1.0)[:, None]
+    unit[bad] = 0.0
+    return unit * (1 - MARGIN)
+
+
+def linear_gradient(
+    x: Any, error: np.ndarray, max_grad_norm: float
+) -> np.ndarray:
+    r"""The clipped gradients of a linear model, summed.
+
+    With logits :math:`x^\top W + b` and cross-entropy the gradient of a row
+    is :math:`(x, 1) \otimes e`, :math:`e = p - y`, whose norm is
+    :math:`\sqrt{1 + \|x\|^2}\, \|e\|`: no gradient is written out.
+
+    Args:
+        x (ndarray or scipy.sparse.csr_array): float64,
+            ``[num_rows, num_columns]``.
+        error (ndarray): float64, ``[num_rows, num_classes]``.
+        max_grad_norm (float): :math:`C`.
+
+    Returns:
+        ndarray: float64, ``[num_columns + 1, num_classes]``: of :math:`W`,
+        and :math:`b` last.
+    """
+    check_positive('max_grad_norm', max_grad_norm)
+    if not isinstance(error, np.ndarray) or error.ndim != 2:
+        raise TypeError(
+            f"'error' needs to be a matrix (got {type(error).__name__})"
+        )
+    if not hasattr(x, 'shape') or len(x.shape) != 2:
+        raise TypeError(f"'x' needs to be a matrix (got {type(x).__name__})")
+    if x.shape[0] != error.shape[0]:
+        raise ValueError(
+            f"'error' needs to have {x.shape[0]} rows, those of 'x' (got "
+            f'{error.shape[0]})'
+        )
+    squares = np.asarray((x * x).sum(1)).ravel()
+    norms = np.sqrt(1 + squares) * np.sqrt(np.square(error).sum(1))
+    factors = clip_factors(torch.from_numpy(norms), max_grad_norm).numpy()
+    if not np.isfinite(norms).all():
+        # Nothing times infinity is not nothing.
+        used = factors > 0
+        x, error, factors = x[used], error[used], factors[used]
+    kept = error * (factors * (1 - MARGIN))[:, None]
+    return np.concatenate([x.T @ kept, kept.sum(0)[None]])
+
+
+def private_linear(
+    x: Any,
+    y: np.ndarray,
+    num_classes: int,
+    noise: Noise,
+    noise_multiplier: float,
+    *,
+    steps: int = 60,
+    lr: float = 0.1,
+    max_grad_norm: float = 1.0,
+    start: np.ndarray | None = None,
+) -> np.ndarray:
+    r"""Trains a linear model by :obj:`steps` noisy full-batch steps of Adam.
+
+    Args:
+        x (ndarray or scipy.sparse.csr_array): float64,
+            ``[num_rows, num_columns]``: the training rows.
+        y (ndarray): int64, ``[num_rows]``.
+        num_classes (int): the number of classes, public.
+        noise (Noise): where noise comes from.
+        noise_multiplier (float): :math:`z`, of :func:`descent_noise`.
+        steps (int): :math:`T`. (default: :obj:`60`)
+        lr (float): Adam's. (default: :obj:`0.1`)
+        max_grad_norm (float): :math:`C`. (default: :obj:`1.0`)
+        start (ndarray, optional): the weights to begin with, which don't
+            depend on private data; by default zeros. (default: :obj:`None`)
+
+    Returns:
+        ndarray: float64, ``[num_columns + 1, num_classes]``.
+    """
+    check_integer('num_classes', num_classes, 1)
+    check_integer('steps', steps, 1)
+    lr, C = (
+        check_positive('lr', lr),
+        check_positive('max_grad_norm', max_grad_norm),
+    )
+    std = check_positive('noise_multiplier', noise_multiplier) * C
+    shape = (x.shape[1] + 1, num_classes)
+    weight = torch.zeros(shape, dtype=torch.float64)
+    if start is not None:
+        weight = torch.from_numpy(np.array(start, dtype=np.float64))
+        check_tensor('start', weight, torch.float64, shape)
+    target = np.eye(num_classes)[y]
+    optimizer = torch.optim.Adam([weight], lr=lr)
+    for _ in range(steps):
+        made = weight.numpy()
+        logits = torch.from_numpy(x @ made[:-1] + made[-1])
+        error = logits.softmax(1).numpy() - target
+        total = torch.from_numpy(linear_gradient(x, error, C))
+        total = total + std * noise.normal(shape)
+        weight.grad = total / max(1, x.shape[0])
+        optimizer.step()
+    return weight.numpy()
+
+
+def row_outputs(module: nn.Module, x: Tensor) -> Tensor:
+    """The outputs of a model that is given each row alone.
+
+    Args:
+        module (torch.nn.Module): the model.
+        x (Tensor): ``[num_rows, num_columns]``.
+    """
+    check_instance('module', module, nn.Module)
+    check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
+    call = torch.func.vmap(lambda row: module(row[None])[0])
+    with torch.no_grad():
+        return torch.cat([call(part) for part in x.split(_CHUNK)])
+
+
+def clipped_gradients(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    max_grad_norm: float,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+) -> list[Tensor]:
+    """The clipped gradients of any model on single rows, summed in float64.
+
+    Args:
+        module (torch.nn.Module): the model.
+        x (Tensor): ``[num_rows, num_columns]``.
+        y (Tensor): int64, ``[num_rows]``.
+        max_grad_norm (float): the clipping norm.
+        loss (callable): of the output of one row, ``[1, num_classes]``, and
+            its label. (default: ``cross_entropy``)
+    """
+    check_instance('module', module, nn.Module)
+    check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
+    check_tensor('y', y, torch.int64, (x.size(0),))
+    check_positive('max_grad_norm', max_grad_norm)
+    check_callable('loss', loss)
+    learned = {k: p for k, p in module.named_parameters() if p.requires_grad}
+
+    def objective(
+        values: dict[str, Tensor], row: Tensor, label: Tensor
+    ) -> Tensor:
+        out = torch.func.functional_call(module, values, (row[None],))
+        return loss(out, label[None])
+
+    each = torch.func.vmap(
+        torch.func.grad(objective),
+        in_dims=(None, 0, 0),
+        randomness='different',
+    )
+    values = {k: p.detach() for k, p in learned.items()}
+    total = [
+        p.new_zeros(p.shape, dtype=torch.float64) for p in values.values()
+    ]
+    for rows, labels in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
+        found = [g.double() for g in each(values, rows, labels).values()]
+        flat = torch.cat([g.flatten(1) for g in found], 1)
+        # By the largest entry first: the square of 1e200 is none.
+        largest = flat.abs().amax(1).clamp(min=1e-300)
+        norms = largest * (flat / largest[:, None]).square().sum(1).sqrt()
+        factors = clip_factors(norms, max_grad_norm) * (1 - MARGIN)
+        for place, gradient in zip(total, found, strict=True):
+            shape = (-1, *[1] * (gradient.dim() - 1))
+            weight = factors.view(shape)
+            place += torch.where(weight > 0, gradient, 0.0).mul(weight).sum(0)
+    return total
+
+
+def private_descent(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    noise: Noise,
+    noise_multiplier: float,
+    *,
+    steps: int = 60,
+    lr: float = 0.1,
+    max_grad_norm: float = 1.0,
+) -> None:
+    r"""Trains any model on single rows by noisy full-batch steps of Adam.
+
+    Args:
+        module (torch.nn.Module): the model, changed in place; its first
+            weights must not depend on private data.
+        x (Tensor): ``[num_rows, num_columns]``: the training rows.
+        y (Tensor): int64, ``[num_rows]``.
+        noise (Noise): where noise comes from.
+        noise_multiplier (float): :math:`z`, of :func:`descent_noise`.
+        steps (int): :math:`T`. (default: :obj:`60`)
+        lr (float): Adam's. (default: :obj:`0.1`)
+        max_grad_norm (float): :math:`C`. (default: :obj:`1.0`)
+    """
+    check_instance('module', module, nn.Module)
+    check_integer('steps', steps, 1)
+    lr, C = (
+        check_positive('lr', lr),
+        check_positive('max_grad_norm', max_grad_norm),
+    )
+    std = check_positive('noise_multiplier', noise_multiplier) * C
+    learned = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(learned, lr=lr)
+    for _ in range(steps):
+        total = clipped_gradients(module, x, y, C)
+        for parameter, gradient in zip(learned, total, strict=True):
+            noisy = gradient + std * noise.normal(tuple(gradient.shape))
+            parameter.grad = (noisy / max(1, x.size(0))).to(parameter)
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def _matrix(x: Tensor) -> Any:
+    if x.layout == torch.strided:
+        made = x.detach().cpu().double().numpy()
+        filled = np.count_nonzero(made)
+        return (
+            scipy.sparse.csr_array(made)
+            if filled < _SPARSE * made.size
+            else made
+        )
+    coo = x.detach().cpu().to_sparse_coo().coalesce()
+    row, col = coo.indices().numpy()
+    return scipy.sparse.csr_array(
+        (coo.values().double().numpy(), (row, col)), shape=tuple(x.shape)
+    )

@@ -1,0 +1,131 @@
+"""What loaders share whose units are whole and have no node in common."""
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust.loader.step_batches import (
+    POISSON,
+    StepLoader,
+    check_positive,
+    check_step,
+)
+from pyg_trust.report import fingerprint
+
+
+class WholeUnitLoader(StepLoader):
+    """The base of loaders of disjoint units, each of which comes whole.
+
+    Args:
+        data (Data): as of :class:`StepLoader`.
+        sampler (BaseSampler): as of :class:`StepLoader`.
+        batches (StepBatches): as of :class:`StepLoader`.
+        roots (Tensor): as of :class:`StepLoader`.
+        **kwargs (optional): as of :class:`StepLoader`.
+    """
+
+    _sizes: tuple[Tensor, Tensor] | None = None
+
+    @abstractmethod
+    def _units(self, step: int) -> Tensor:
+        """The unit of every node, ``[num_nodes]``; -1 if it is in none."""
+
+    def _is_consistent(self, batch: Data, units: Tensor) -> bool:
+        """Whether what else a batch has says that it holds these units."""
+        return True
+
+    def setting(self) -> dict[str, Any]:
+        """The law of batches, where it is not the first that there was."""
+        if self.sampling == POISSON:
+            return {'sampling': self.sampling}
+        return {}
+
+    def layout(self) -> str:
+        """A hash of how nodes make units, to compare processes by."""
+        seed = getattr(self.node_sampler, 'seed', 0)
+        return fingerprint(self._units(0), seed)
+
+    def check_batch(
+        self, batch: Data, step: int, count: int | None = None
+    ) -> tuple[Tensor, int]:
+        """Makes sure that a batch holds units of a step, each whole.
+
+        Whatever a ``transform`` did to it: its nodes have to be those of
+        distinct units, each with all of its nodes and once.
+
+        Args:
+            batch (Data): a batch, or a part of one.
+            step (int): the step, counted from 0 through all epochs.
+            count (int, optional): how many units it needs to have; by default
+                any number up to :meth:`most_at`. (default: :obj:`None`)
+
+        Returns:
+            tuple[Tensor, int]: int64, ``[num_nodes]``, the unit of each node,
+            counted in the batch, and the number of units.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        check_step(step)
+        if count is not None:
+            check_positive('count', count)
+        if not isinstance(batch, Data):
+            raise ValueError(
+                "'transform' needs to return a torch_geometric.data.Data "
+                f'(got {type(batch).__name__})'
+            )
+        found = self._count(batch, step, count or self.most_at(step))
+        if found is None or found != (found if count is None else count):
+            raise ValueError(
+                f'a batch needs to hold whole, distinct units ({self.unit}) '
+                "of the loader's partition, each node once: is there a "
+                "'transform' that changes 'n_id', 'batch', 'input_id' or the "
+                'number of nodes?'
+            )
+        return batch.batch, found
+
+    def _count(self, batch: Data, step: int, most: int) -> int | None:
+        # How many units a batch has, None if they are not whole.
+        node, owner = batch.get('n_id'), batch.get('batch')
+        known = self._units(step)
+        if (
+            not isinstance(node, Tensor)
+            or not isinstance(owner, Tensor)
+            or node.dim() != 1
+            or node.shape != owner.shape
+            or node.is_floating_point()
+            or owner.is_floating_point()
+            or node.numel() != batch.num_nodes
+            or (batch.x is not None and batch.x.size(0) != node.numel())
+        ):
+            return None
+        if node.numel() == 0:
+            may_be = self.sampling == POISSON
+            may_be |= self.batch_sampler.num_ranks > 1
+            return 0 if may_be and self._is_consistent(batch, node) else None
+        if (
+            int(node.min()) < 0
+            or int(node.max()) >= known.numel()
+            or int(owner.min()) != 0
+        ):
+            return None
+        found = int(owner.max()) + 1
+        units = known[node]
+        # One number of the partition for each of the batch, and back.
+        of = units.new_full((found,), -1)
+        of[owner] = units
+        size = owner.bincount(minlength=found)
+        if self._sizes is None or self._sizes[0] is not known:
+            self._sizes = known, known[known >= 0].bincount()
+        good = (
+            found <= most
+            and int(of.min()) >= 0
+            and bool((of[owner] == units).all())
+            and of.unique().numel() == found
+            and node.unique().numel() == node.numel()
+            and bool((size == self._sizes[1][of]).all())
+            and self._is_consistent(batch, of)
+        )
+        return found if good else None

@@ -1,0 +1,724 @@
+"""Private node classification: edges, nodes and predictions."""
+
+import math
+import os
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+
+from pyg_trust import noise, rng
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_nodes,
+    check_number,
+    check_positive,
+    check_range,
+    check_tensor,
+)
+from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust.functional.private_accounting import (
+    gaussian_epsilon,
+    gaussian_mu_for,
+)
+from pyg_trust.functional.private_descent import descent_noise
+from pyg_trust.functional.private_propagation import (
+    columns,
+    energy_weights,
+    private_propagate,
+    scaled_propagate,
+)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.row_models import (
+    LinearRows,
+    MLPRows,
+    check_module,
+    kind_of,
+    like,
+    mean_free,
+    outputs,
+    posteriors,
+    rows_of,
+    train_freely,
+    train_privately,
+)
+from pyg_trust.report import fingerprint, provenance
+from pyg_trust.transforms.aggregation_report import (
+    AggregationReport,
+    make_relation,
+    make_report,
+)
+from pyg_trust.transforms.private_agp import (
+    TWO_HOPS,
+    check_own,
+    release_graph,
+)
+
+_FORMAT = 1
+_SHARES = (0.4, 0.5, 0.1)
+_ENTRIES = (
+    'format',
+    'setting',
+    'history',
+    'ledger',
+    'encoder',
+    'head',
+    'released',
+)
+
+
+class PrivateNodeClassifier:
+    r"""Classifies nodes with private edges or nodes, and private predictions.
+
+    .. code-block:: python
+
+        model = PrivateNodeClassifier('node', epsilon=8.0, delta=1e-6)
+        classes = model.fit(data).predict()
+        print(model.report().explain())
+
+    **What it does.** An *encoder* classifies rows by themselves. Every node
+    sends a *message*: its label, where it trains, else the posterior of the
+    encoder, less the mean, brought to norm 1; it has as many numbers as there
+    are classes, since every number gets noise. The noisy sums of messages
+    over neighbours are released once. A *head* reads a node's own posterior
+    and its released rows.
+
+    **What protects whom.** Under ``'edge'`` features and labels are known,
+    encoder and head train without noise, and the sums have all of the budget.
+    Under the other relations encoder and head train by full-batch private
+    gradient descent (:mod:`pyg_trust.functional.private_descent`), as linear
+    models of normalised rows, and with the sums they are one Gaussian
+    release:
+
+    .. math::
+        \mu^2 = \mu_{\text{encoder}}^2 + \mu_{\text{sums}}^2
+        + \mu_{\text{head}}^2,
+
+    in closed form. What was released is kept: predictions read kept rows, the
+    weights and the row of the node that is asked for, never an edge, so any
+    number of them costs nothing. Labels of nodes that don't train are not
+    read (under ``'edge'`` those of ``val_mask`` choose among epochs).
+
+    **Assumed public:** ids, masks, the number of classes, all arguments.
+
+    Args:
+        relation (str): who is protected: ``'edge'``, ``'node'``,
+            ``'node_incident'`` or ``'feature'``
+            (:mod:`pyg_trust.functional.private_propagation`).
+            (default: :obj:`'node'`)
+        epsilon (float): the budget. (default: :obj:`8.0`)
+        delta (float): its :math:`\delta`. (default: :obj:`1e-5`)
+        hops (int): how often sums are released; 1 for ``'feature'``.
+            (default: :obj:`1`)
+        shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
+            sums and head; by default :obj:`(.4, .5, .1)`. Not for
+            ``'edge'``. (default: :obj:`None`)
+        encoder (torch.nn.Module, optional): maps rows to logits; trained from
+            its present weights, in a copy. By default an MLP with 16 hidden
+            units for ``'edge'``, else a linear model.
+            (default: :obj:`None`)
+        head (torch.nn.Module, optional): maps ``(hops + 1) * num_classes``
+            columns to logits, as the encoder. (default: :obj:`None`)
+        ledger (str or Path, optional): a file for the account.
+            (default: :obj:`None`)
+        form (str, optional): ``'withdraw'`` or ``'replace'``, as of
+            :class:`~pyg_trust.transforms.PrivateAGP`.
+            (default: :obj:`None`)
+        directed (bool): whether edges are arcs. (default: :obj:`False`)
+        max_degree (int, optional): :math:`D` of ``'node_incident'``.
+            (default: :obj:`None`)
+        measure (Measure, optional): of ``'feature'``, as of
+            :class:`~pyg_trust.transforms.PrivateAGP`.
+            (default: :obj:`None`)
+        steps (int): of private descent, each. (default: :obj:`60`)
+        lr (float): of private descent. (default: :obj:`0.1`)
+        epochs (int): of training without noise, for ``'edge'``.
+            (default: :obj:`150`)
+        num_classes (int, optional): by default one more than the largest
+            label. (default: :obj:`None`)
+        seed (int, optional): of the noise, to repeat an experiment; what
+            comes out is not private. (default: :obj:`None`)
+        ledger_head (str, optional): as of
+            :class:`~pyg_trust.privacy.PrivacyEngine`.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on a wrong argument.
+
+    Example:
+        >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> data = Data(
+        ...     x=torch.eye(3),
+        ...     y=torch.tensor([0, 1, 0]),
+        ...     edge_index=edges,
+        ...     train_mask=torch.tensor([True, True, False]),
+        ... )
+        >>> model = PrivateNodeClassifier('node', epsilon=8.0, delta=1e-3)
+        >>> model.fit(data).predict().shape
+        torch.Size([3])
+        >>> model.report().epsilon <= 8.0
+        True
+    """
+
+    def __init__(
+        self,
+        relation: str = 'node',
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        hops: int = 1,
+        shares: Sequence[float] | None = None,
+        encoder: nn.Module | None = None,
+        head: nn.Module | None = None,
+        ledger: str | Path | None = None,
+        *,
+        form: str | None = None,
+        directed: bool = False,
+        max_degree: int | None = None,
+        measure: Measure | None = None,
+        steps: int = 60,
+        lr: float = 0.1,
+        epochs: int = 150,
+        num_classes: int | None = None,
+        seed: int | None = None,
+        ledger_head: str | None = None,
+    ) -> None:
+        self.relation = make_relation(relation, form, directed, max_degree)
+        self.epsilon = check_positive('epsilon', epsilon)
+        self.delta = check_delta(delta)
+        self.limit = gaussian_mu_for(self.epsilon, self.delta)
+        self.hops = check_integer('hops', hops, 1)
+        if measure is not None:
+            check_instance('measure', measure, Measure)
+        if (relation == 'feature' and hops != 1) or (
+            relation != 'feature' and measure is not None
+        ):
+            raise ValueError(
+                "'hops' are of sums and 'measure' is of 'feature' (got "
+                f'{relation!r}, hops={hops} and measure={measure})'
+            )
+        self.measure = TWO_HOPS if measure is None else measure
+        self._own_messages = measure is not None
+        self.shares = _check_shares(shares, relation)
+        for name, module in (('encoder', encoder), ('head', head)):
+            if module is not None:
+                check_module(name, module, private=relation != 'edge')
+        self.encoder, self.head = encoder, head
+        self.steps = check_integer('steps', steps, 1)
+        self.lr = check_positive('lr', lr)
+        self.epochs = check_integer('epochs', epochs, 1)
+        if num_classes is not None:
+            check_integer('num_classes', num_classes, 1)
+        self.num_classes = num_classes
+        if ledger is not None:
+            check_instance('ledger', ledger, str, Path)
+        if ledger_head is not None:
+            check_instance('ledger_head', ledger_head, str)
+            if ledger is None:
+                raise ValueError(
+                    "'ledger_head' needs a 'ledger' that goes on from it"
+                )
+        self.ledger, self.ledger_head = ledger, ledger_head
+        self.seed = None if seed is None else rng.resolve(seed)
+        self._owner = os.getpid()
+        self._account: ReleaseAccount | None = None
+        self._fitted = ''
+        self._x: Tensor | None = None
+        self._encoder: nn.Module | None = None
+        self._head: nn.Module | None = None
+        self._released: list[Tensor] = []
+        self._num_nodes = 0
+
+    @property
+    def mus(self) -> tuple[float, float, float]:
+        r""":math:`\mu` of encoder, sums and head."""
+        encoder, sums, head = (
+            self.limit * math.sqrt(share) for share in self.shares
+        )
+        return encoder, sums, head
+
+    @property
+    def noise_stds(self) -> tuple[float, ...]:
+        """The standard deviation of the noise of each sum."""
+        each = self.mus[1] / math.sqrt(self.hops)
+        return (self.relation.sensitivity / each,) * self.hops
+
+    @property
+    def released(self) -> tuple[Tensor, ...]:
+        """The noisy sums, float64, ``[num_nodes, num_classes]`` each."""
+        self._check_fitted()
+        return tuple(row.clone() for row in self._released)
+
+    @property
+    def account(self) -> ReleaseAccount | None:
+        """The account, once there are data."""
+        return self._account
+
+    def fit(self, data: Data) -> 'PrivateNodeClassifier':
+        """Trains, and releases the sums of :obj:`data`.
+
+        The same data again change nothing and cost nothing.
+
+        Args:
+            data (Data): with ``x`` (float32 or float64, dense or sparse),
+                ``y`` (int64), ``train_mask``, ``edge_index`` and, for
+                ``'edge'`` if there is one, ``val_mask``.
+
+        Returns:
+            PrivateNodeClassifier: itself.
+
+        Raises:
+            TypeError, ValueError: if a release of the data can't be accounted
+                for. Nothing is spent then.
+            BudgetExceededError: if the budget does not allow it. Nothing is
+                spent then.
+        """
+        if isinstance(data, HeteroData) or not isinstance(data, Data):
+            raise TypeError(
+                "'data' needs to be a homogeneous "
+                f'torch_geometric.data.Data (got {type(data).__name__})'
+            )
+        graph = release_graph(data, self.relation)
+        x = check_own(data, 'x', self.relation)
+        y, train, val, classes = self._labels(data, graph.num_nodes)
+        setting = (graph.rowptr, graph.col, y * train, train)
+        key = fingerprint(*setting, *_parts(x), repr(classes))
+        if key == self._fitted:
+            return self
+        self._probe(x, classes)
+        account = self._open(graph.num_nodes)
+        mus = self.mus
+        with account.lock:
+            # All or nothing: no budget goes into half of a model.
+            account.check(math.hypot(*mus))
+            source = noise.source(
+                None
+                if self.seed is None
+                else rng.derive(self.seed, len(account.lines))
+            )
+            self._fitted = ''
+            encoder = self._train(
+                self._model('encoder', x.size(1), classes),
+                *(x, y, train, val, classes, mus[0], source, False),
+            )
+            own = posteriors(outputs(encoder, x, self._private))
+            self._released = self._release(
+                graph, mean_free(y, own, train), source
+            )
+            read = self._columns(own)
+            self._head = self._train(
+                self._model('head', read.size(1), classes),
+                *(read, y, train, val, classes, mus[2], source, True),
+            )
+            self._encoder, self._x = encoder, x
+            self._num_nodes, self.num_classes = graph.num_nodes, classes
+            self._fitted = key
+        return self
+
+    def logits(self, x: Tensor | None = None) -> Tensor:
+        """The logits of all nodes, ``[num_nodes, num_classes]``.
+
+        Args:
+            x (Tensor, optional): the features of all nodes; by default those
+                of :meth:`fit`. Needed after :meth:`load_state_dict`, as a
+                checkpoint holds no private row. (default: :obj:`None`)
+        """
+        encoder, head = self._check_fitted()
+        if x is None:
+            x = self._x
+            if x is None:
+                raise ValueError(
+                    "'x' needs to be given: a checkpoint holds no features"
+                )
+        else:
+            columns_ = 'num_columns' if self._x is None else self._x.size(1)
+            check_tensor('x', x, None, (self._num_nodes, columns_))
+        own = posteriors(outputs(encoder, x, self._private))
+        return outputs(head, self._columns(own), self._private)
+
+    def predict(
+        self, index: Tensor | None = None, x: Tensor | None = None
+    ) -> Tensor:
+        """The classes of nodes, int64. No edge is read.
+
+        Args:
+            index (Tensor, optional): int64 ids or a bool mask; by default all
+                nodes. (default: :obj:`None`)
+            x (Tensor, optional): as of :meth:`logits`.
+                (default: :obj:`None`)
+        """
+        self._check_fitted()
+        if index is not None:
+            index = check_nodes('index', index, self._num_nodes)
+        classes = self.logits(x).argmax(1)
+        return classes if index is None else classes[index]
+
+    def report(self, delta: float | None = None) -> AggregationReport:
+        r"""What is guaranteed so far, with every assumption.
+
+        Args:
+            delta (float, optional): :math:`\delta`; by default that of the
+                budget. (default: :obj:`None`)
+        """
+        if self._account is None:
+            raise RuntimeError('fit data first: nothing was released')
+        delta = self.delta if delta is None else check_delta(delta)
+        encoder, sums, head = self._parts()
+        return make_report(
+            self.relation,
+            epsilon=gaussian_epsilon(self._account.mu, delta),
+            delta=delta,
+            target_epsilon=self.epsilon,
+            mu=self._account.mu,
+            mu_encoder=encoder,
+            mu_aggregation=sums,
+            mu_head=head,
+            hops=self.hops,
+            releases=len(self._account.lines),
+            noise_stds=self.noise_stds,
+            num_nodes=int(self._account.about['num_nodes']),
+            raw_columns=False,
+            predictions=True,
+            seeded=self.seed is not None,
+            ledger_head=self._account.head,
+            provenance=provenance(**self._setting()),
+        )
+
+    def _parts(self) -> tuple[float, float, float]:
+        # Of what is spent. A line that could be of sums counts as theirs.
+        assert self._account is not None
+        encoder, sums, head = self.mus
+        each = sums / math.sqrt(self.hops)
+        found: list[list[float]] = [[], [], []]
+        for mu in self._account.lines:
+            known = [
+                math.isclose(mu, m, rel_tol=1e-9) for m in (encoder, head)
+            ]
+            other = known[0] or known[1]
+            if math.isclose(mu, each, rel_tol=1e-9) or not other:
+                found[1].append(mu)
+            else:
+                found[0 if known[0] else 2].append(mu)
+        made = [math.hypot(*part) for part in found]
+        return made[0], made[1], made[2]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, released rows and the account; no features, no seeds."""
+        encoder, head = self._check_fitted()
+        assert self._account is not None
+        return {
+            'format': _FORMAT,
+            'setting': self._setting(),
+            'history': list(self._account.lines),
+            'ledger': self._account.head or '',
+            'encoder': deepcopy(encoder.state_dict()),
+            'head': deepcopy(head.state_dict()),
+            'released': [row.clone() for row in self._released],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint; predictions then need ``x``.
+
+        Args:
+            state (dict): of :meth:`state_dict`, of a classifier with the same
+                arguments.
+
+        Raises:
+            ValueError: if it is of other arguments or does not continue the
+                present account. Nothing is changed then.
+        """
+        check_instance('state', state, dict)
+        for name in _ENTRIES:
+            if name not in state:
+                raise ValueError(f"'state' needs an entry '{name}'")
+        if state['format'] != _FORMAT:
+            raise ValueError(
+                f"'state' needs the format {_FORMAT} (got {state['format']})"
+            )
+        theirs = state['setting']
+        check_instance('state', theirs, dict)
+        mine = self._setting()
+        for name in ('num_nodes', 'num_classes'):
+            if not mine[name]:
+                mine[name] = theirs.get(name)
+        if theirs != mine:
+            raise ValueError(
+                "'state' needs to be of a classifier with the same arguments "
+                f'(got {theirs}, need {mine})'
+            )
+        encoder = like(state['encoder'], self.encoder)
+        head = like(state['head'], self.head)
+        if isinstance(encoder, LinearRows):
+            encoder.unit = True
+        check_instance('state', state['released'], list)
+        n, classes = theirs['num_nodes'], theirs['num_classes']
+        if len(state['released']) != self.hops:
+            raise ValueError(
+                f"'state' needs {self.hops} released rows (got "
+                f'{len(state["released"])})'
+            )
+        for row in state['released']:
+            check_tensor('state', row, torch.float64, (n, classes))
+        lines = state['history']
+        check_instance('state', lines, list)
+        lines = [check_positive('state', mu) for mu in lines]
+        account = self._open(n)
+        with account.lock:
+            present = list(account.lines)
+            shorter = min(len(present), len(lines))
+            if not np.allclose(
+                present[:shorter], lines[:shorter], rtol=1e-12, atol=0
+            ):
+                raise ValueError(
+                    "'state' needs to continue the present account: what was "
+                    "spent can't be taken back"
+                )
+            if state['ledger'] and len(lines) > len(present) and self.ledger:
+                raise ValueError(
+                    "'state' was made with a ledger that has lines which this "
+                    'one has not: it is older or another'
+                )
+            more = lines[shorter:]
+            if more:
+                account.check(math.hypot(*more))
+            for mu in more:
+                account.spend(mu)
+        self._encoder, self._head = encoder, head
+        self._released = [row.clone() for row in state['released']]
+        self._num_nodes, self.num_classes = n, classes
+        self._x, self._fitted = None, ''
+
+    def close(self) -> None:
+        """Closes the ledger's file."""
+        if self._account is not None:
+            self._account.close()
+
+    def __copy__(self) -> 'PrivateNodeClassifier':
+        # A copy would be a second account of one budget.
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'PrivateNodeClassifier':
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            'a PrivateNodeClassifier can not be pickled: what a copy spends '
+            'would not be on its account. Save state_dict()'
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.relation.name!r}, '
+            f'epsilon={self.epsilon:g}, delta={self.delta:g}, '
+            f'hops={self.hops})'
+        )
+
+    def _setting(self) -> dict[str, Any]:
+        return {
+            'relation': self.relation.name,
+            'form': self.relation.form,
+            'directed': self.relation.directed,
+            'max_degree': self.relation.max_degree,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'hops': self.hops,
+            'shares': self.shares,
+            'measure': self.measure.key
+            if self.relation.name == 'feature'
+            else None,
+            'own_messages': self._own_messages,
+            'steps': self.steps,
+            'lr': self.lr,
+            'epochs': self.epochs,
+            'num_nodes': self._num_nodes,
+            'num_classes': self.num_classes,
+        }
+
+    def _check_fitted(self) -> tuple[nn.Module, nn.Module]:
+        if self._encoder is None or self._head is None:
+            raise RuntimeError('fit data first')
+        return self._encoder, self._head
+
+    def _labels(
+        self, data: Data, n: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        # Labels are read where they may be: elsewhere they become 0.
+        for name in ('y', 'train_mask'):
+            if not isinstance(data.get(name), Tensor):
+                raise ValueError(f"'data' needs to have a tensor '{name}'")
+        check_tensor('y', data.y, torch.int64, (n,))
+        check_tensor('train_mask', data.train_mask, torch.bool, (n,))
+        y, train, val = data.y.cpu(), data.train_mask.cpu(), None
+        if not train.any():
+            raise ValueError("'train_mask' needs to have a node (got none)")
+        read = train
+        if self.relation.name == 'edge' and data.get('val_mask') is not None:
+            check_tensor('val_mask', data.val_mask, torch.bool, (n,))
+            val = data.val_mask.cpu()
+            read = train | val
+            val = val if bool(val.any()) else None
+        classes = self.num_classes
+        if classes is None:
+            classes = max(1, int(y.max()) + 1)
+        check_range('y', y[read], classes, 'the classes')
+        return torch.where(read, y, 0), train, val, classes
+
+    def _probe(self, x: Tensor, classes: int) -> None:
+        # Modules of the user have to give logits, before anything is spent.
+        for name, module, size in (
+            ('encoder', self.encoder, x.size(1)),
+            ('head', self.head, classes * (self.hops + 1)),
+        ):
+            if module is None:
+                continue
+            rows = torch.zeros(2, size, dtype=kind_of(module))
+            try:
+                out = outputs(deepcopy(module).eval(), rows, self._private)
+            except Exception as error:
+                raise ValueError(
+                    f"'{name}' needs to map rows of {size} columns to logits, "
+                    f'each by itself (got {type(error).__name__}: {error})'
+                ) from error
+            if out.shape != (2, classes):
+                raise ValueError(
+                    f"'{name}' needs to return {classes} logits a row (got "
+                    f'the shape {list(out.shape)})'
+                )
+
+    def _open(self, num_nodes: int) -> ReleaseAccount:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                'the classifier belongs to another process, whose account '
+                'would not know what is spent here'
+            )
+        if self._account is None:
+            self._account = ReleaseAccount(
+                {
+                    'relation': self.relation.name,
+                    'form': self.relation.form,
+                    'directed': self.relation.directed,
+                    'max_degree': self.relation.max_degree,
+                    'delta': self.delta,
+                    'num_nodes': num_nodes,
+                    'seeded': self.seed is not None,
+                },
+                limit=self.limit,
+                ledger=self.ledger,
+                ledger_head=self.ledger_head,
+            )
+        elif self._account.about['num_nodes'] != num_nodes:
+            raise ValueError(
+                f"'data' needs to have {self._account.about['num_nodes']} "
+                f'nodes, those of the first (got {num_nodes}): other data '
+                'need another account'
+            )
+        return self._account
+
+    def _release(
+        self, graph: CSRGraph, x: Tensor, source: Any
+    ) -> list[Tensor]:
+        assert self._account is not None
+        each = [self.mus[1] / math.sqrt(self.hops)] * self.hops
+        paid = PaidNoise(source, self._account.spend, each)
+        stds, relation = self.noise_stds, self.relation
+        if relation.name == 'feature':
+            return [
+                scaled_propagate(
+                    *(graph, x, self.measure, stds[0], paid),
+                    own=self._own_messages,
+                    scales=columns(graph, self.measure),
+                )
+            ]
+        weights = None
+        if relation.name == 'node':
+            weights = energy_weights(graph, relation.max_degree or 1)
+        return private_propagate(graph, x, stds, paid, relation.name, weights)
+
+    def _columns(self, own: Tensor) -> Tensor:
+        # Rows of norm 1 about, whatever the degree: a mean needs no degree.
+        made = [own.clamp(min=1e-12).log()]
+        for row, std in zip(self._released, self.noise_stds, strict=True):
+            scale = row.square().sum(1, keepdim=True) + std**2 * row.size(1)
+            made.append(row / scale.sqrt())
+        return torch.cat(made, 1)
+
+    @property
+    def _private(self) -> bool:
+        return self.relation.name != 'edge'
+
+    def _model(self, name: str, size: int, classes: int) -> nn.Module:
+        given = self.encoder if name == 'encoder' else self.head
+        if given is not None:
+            return deepcopy(given)
+        if self._private:
+            return LinearRows(size, classes, name == 'encoder')
+        if name == 'encoder':
+            return MLPRows(size, 16, classes, 0.5)
+        return MLPRows(size, 32, classes, 0.1)
+
+    def _train(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        train: Tensor,
+        val: Tensor | None,
+        classes: int,
+        mu: float,
+        source: SecureNoise | SeededNoise,
+        small: bool,
+    ) -> nn.Module:
+        if not self._private:
+            # Wide rows of features, or a few columns.
+            lr, decay = (0.02, 1e-4) if small else (0.01, 5e-4)
+            return train_freely(
+                module, x, y, train, val, self.epochs, lr, decay
+            )
+        assert self._account is not None
+        z = descent_noise(mu, self.steps, self.relation.form)
+        self._account.spend(mu)
+        return train_privately(
+            *(module, rows_of(x, train), y[train], classes, source, z),
+            *(self.steps, self.lr),
+        )
+
+
+def _check_shares(
+    shares: Sequence[float] | None, relation: str
+) -> tuple[float, float, float]:
+    if relation == 'edge':
+        if shares is not None:
+            raise ValueError(
+                "'shares' are for relations of nodes: under 'edge' encoder "
+                f'and head read no edges and cost nothing (got {shares})'
+            )
+        return 0.0, 1.0, 0.0
+    if shares is None:
+        return _SHARES
+    if isinstance(shares, str) or not isinstance(shares, Sequence):
+        raise TypeError(
+            f"'shares' needs to be three numbers (got {type(shares).__name__})"
+        )
+    made = [check_number('shares', share) for share in shares]
+    fine = len(made) == 3 and all(0 < share < 1 for share in made)
+    if not fine or not math.isclose(sum(made), 1.0, rel_tol=1e-9):
+        raise ValueError(
+            "'shares' needs to be three positive numbers that sum to 1, for "
+            f'encoder, sums and head (got {shares})'
+        )
+    return made[0], made[1], made[2]
+
+
+def _parts(x: Tensor) -> list[Tensor]:
+    if x.layout == torch.strided:
+        return [x]
+    coo = x.to_sparse_coo().coalesce()
+    return [coo.indices(), coo.values()]

@@ -1,0 +1,265 @@
+r"""Empirical lower bounds of mu for releases of noisy sums.
+
+A release that is :math:`\mu`-Gaussian differentially private lets no test of
+two neighbours have error rates below
+
+.. math::
+    \Phi^{-1}(1 - \mathrm{FPR}) - \Phi^{-1}(\mathrm{FNR}) \le \mu.
+
+Canaries are disjoint, so that one release makes thousands of independent
+trials, and they are the worst case: unit messages that the adversary knows.
+A bound above the claim is a bug; a bound below proves nothing. The bound of
+:func:`~pyg_trust.privacy.empirical_epsilon` is far looser for such releases.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import beta, norm
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_number,
+    check_positive,
+)
+from pyg_trust.functional.private_propagation import FORMS, RELATIONS
+from pyg_trust.report import Report, provenance
+
+# Rows are longer than messages may be: a release has to normalise them.
+_LENGTH = 3.0
+_COLUMNS = 16
+
+
+@dataclass(frozen=True)
+class MuAuditReport(Report):
+    r"""What a test of a release has shown.
+
+    Args:
+        mu_lower (float): the true :math:`\mu` is at least this, with
+            ``confidence``.
+        mu_claimed (float, optional): what was claimed.
+        confidence (float): the probability that the bound holds, whatever the
+            mechanism.
+        trials (int): how many there were, of both kinds.
+        false_positive_rate (float): of the test, measured.
+        false_negative_rate (float): of the test, measured.
+        provenance (dict): versions and arguments.
+    """
+
+    mu_lower: float
+    mu_claimed: float | None
+    confidence: float
+    trials: int
+    false_positive_rate: float
+    false_negative_rate: float
+    provenance: dict[str, Any]
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim was disproved."""
+        return self.mu_claimed is not None and self.mu_lower > self.mu_claimed
+
+
+def empirical_mu(
+    negative: Tensor | np.ndarray | Sequence[float],
+    positive: Tensor | np.ndarray | Sequence[float],
+    confidence: float = 0.95,
+    *,
+    claim: float | None = None,
+    seed: int | None = 0,
+) -> MuAuditReport:
+    r"""A lower bound of :math:`\mu` from scores of two neighbours.
+
+    .. math::
+        \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
+        - \Phi^{-1}(\overline{\mathrm{FNR}})
+
+    with Clopper-Pearson bounds, each at half of the error allowed. The
+    threshold is chosen on one half of the trials, errors are counted on the
+    other.
+
+    Args:
+        negative (Tensor or ndarray): ``[num_trials]``, scores of one
+            neighbour.
+        positive (Tensor or ndarray): the same of the other, higher.
+        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
+        claim (float, optional): the :math:`\mu` that was claimed.
+            (default: :obj:`None`)
+        seed (int, optional): of the split. (default: :obj:`0`)
+    """
+    if not 0 < check_number('confidence', confidence) < 1:
+        raise ValueError(
+            f"'confidence' needs to be in (0, 1) (got {confidence})"
+        )
+    if claim is not None:
+        check_positive('claim', claim)
+    generator = np.random.default_rng(rng.resolve(seed))
+    halves: list[list[np.ndarray]] = []
+    for name, scores in (('negative', negative), ('positive', positive)):
+        try:
+            values = np.asarray(scores, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"'{name}' needs to hold numbers (got {scores!r})"
+            ) from None
+        if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
+            raise ValueError(
+                f"'{name}' needs to hold at least four scores (got shape "
+                f'{list(values.shape)})'
+            )
+        halves.append(np.array_split(generator.permutation(values), 2))
+    (choose0, count0), (choose1, count1) = halves
+    error = (1 - confidence) / 2
+    low, high = np.sort(choose0), np.sort(choose1)
+    at = np.unique(np.concatenate([low, high]))
+    false = low.size - np.searchsorted(low, at, side='right')
+    missed = np.searchsorted(high, at, side='right')
+    bound = _bound(false, low.size, missed, high.size, error)
+    threshold = at[int(np.argmax(bound))]
+    false = np.array([(count0 > threshold).sum()])
+    missed = np.array([(count1 <= threshold).sum()])
+    found = float(_bound(false, count0.size, missed, count1.size, error)[0])
+    return MuAuditReport(
+        mu_lower=max(0.0, found),
+        mu_claimed=claim,
+        confidence=confidence,
+        trials=sum(part.size for half in halves for part in half),
+        false_positive_rate=float(false[0] / count0.size),
+        false_negative_rate=float(missed[0] / count1.size),
+        provenance=provenance(claim=claim, seed=seed),
+    )
+
+
+def _bound(
+    false: np.ndarray, n0: int, missed: np.ndarray, n1: int, error: float
+) -> np.ndarray:
+    def upper(wrong: np.ndarray, n: int) -> np.ndarray:
+        found = beta.ppf(1 - error, wrong + 1, np.maximum(n - wrong, 1))
+        return np.where(wrong < n, found, 1.0)
+
+    # Infinite where everything was wrong.
+    return -norm.ppf(upper(false, n0)) - norm.ppf(upper(missed, n1))
+
+
+def audit_aggregation(
+    release: Callable[[Data], Sequence[Tensor]],
+    relation: str = 'edge',
+    claim_mu: float | None = None,
+    num_canaries: int = 10_000,
+    *,
+    directed: bool = False,
+    form: str = 'withdraw',
+    list_size: int = 1,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> MuAuditReport:
+    r"""Audits a release of noisy sums by worst-case canaries.
+
+    - ``'edge'``: disjoint pairs, a coin says whether the edge is there. The
+      score is the log-likelihood ratio, up to constants: over hops
+      :math:`\langle S_u, m_w \rangle + \langle S_w, m_u \rangle` with the
+      messages of later hops from released rows.
+    - ``'node'`` and ``'node_incident'``: sources with lists of
+      :obj:`list_size` nodes that are nobody else's, by a coin present or a
+      blank (or, to replace, of the opposite features). The score is
+      :math:`\langle W_{\cdot v} m_v^\top, S_1 \rangle`. Edges are arcs: the
+      release needs ``directed=True``.
+    - ``'feature'``: pairs with their edge, one end of which is as above; of
+      the default measure.
+
+    Rows have norm 3: a release that does not normalise them is found out.
+
+    Args:
+        release (callable): maps data with ``x`` to the released rows of all
+            hops, as :meth:`PrivateAGP.released
+            <pyg_trust.transforms.PrivateAGP.released>` does.
+        relation (str): what is claimed to be protected.
+            (default: :obj:`'edge'`)
+        claim_mu (float, optional): the claim. (default: :obj:`None`)
+        num_canaries (int): the trials, of both kinds together.
+            (default: :obj:`10_000`)
+        directed (bool): of ``'edge'``: whether edges are arcs.
+            (default: :obj:`False`)
+        form (str): of nodes, :obj:`'withdraw'` or :obj:`'replace'`.
+            (default: :obj:`'withdraw'`)
+        list_size (int): of ``'node'`` and ``'node_incident'``.
+            (default: :obj:`1`)
+        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
+        seed (int, optional): of coins and rows. (default: :obj:`None`)
+
+    Example:
+        >>> from pyg_trust.transforms import PrivateAGP
+        >>> transform = PrivateAGP(mu=1.0, delta=1e-5, seed=0)
+        >>> audit_aggregation(
+        ...     transform.released, 'edge', 1.0, 4000, seed=0
+        ... ).violated
+        False
+    """
+    check_callable('release', release)
+    check_choice('relation', relation, RELATIONS)
+    check_choice('form', form, FORMS)
+    check_integer('num_canaries', num_canaries, 20)
+    check_integer('list_size', list_size, 1)
+    check_instance('directed', directed, bool)
+    if claim_mu is not None:
+        check_positive('claim_mu', claim_mu)
+    if not 0 < check_number('confidence', confidence) < 1:
+        raise ValueError(
+            f"'confidence' needs to be in (0, 1) (got {confidence})"
+        )
+    seed = rng.resolve(seed)
+    generator = rng.generator(seed)
+    coin = torch.rand(num_canaries, generator=generator) < 0.5
+    size = 1 + (list_size if relation.startswith('node') else 1)
+    n = num_canaries * size
+    drawn = torch.randn(n, _COLUMNS, generator=generator, dtype=torch.float64)
+    m = drawn / drawn.norm(dim=1, keepdim=True)
+    first = torch.arange(num_canaries)
+    x = _LENGTH * m
+    others = torch.arange(num_canaries, n).view(num_canaries, size - 1)
+    arcs = torch.stack([first.repeat_interleave(size - 1), others.flatten()])
+    if relation == 'edge':
+        arcs = arcs[:, coin]
+    else:
+        x[first[~coin]] *= 0.0 if form == 'withdraw' else -1.0
+        if form == 'withdraw' and relation != 'feature':
+            arcs = arcs[:, coin.repeat_interleave(size - 1)]
+    both = relation == 'feature' or (relation == 'edge' and not directed)
+    edges = torch.cat([arcs, arcs.flip(0)], 1) if both else arcs
+    rows = release(Data(x=x, edge_index=edges, num_nodes=n))
+    if isinstance(rows, Tensor) or not isinstance(rows, Sequence) or not rows:
+        raise TypeError(
+            "'release' needs to return a list of released rows, one tensor a "
+            f'hop (got {type(rows).__name__})'
+        )
+    for row in rows:
+        if not isinstance(row, Tensor) or row.shape != m.shape:
+            raise ValueError(
+                f"'release' needs to return rows of the shape "
+                f'{list(m.shape)} (got {list(getattr(row, "shape", ()))})'
+            )
+    score = torch.zeros(num_canaries, dtype=torch.float64)
+    for row in rows if relation == 'edge' else rows[:1]:
+        row = row.detach().cpu().double()
+        heard = row[others.flatten()].view(num_canaries, size - 1, -1).sum(1)
+        score += (heard * m[first]).sum(1) / math.sqrt(size - 1)
+        if relation == 'edge' and not directed:
+            score += (row[first] * m[others[:, 0]]).sum(1)
+        m = row / row.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return empirical_mu(
+        score[~coin].numpy(),
+        score[coin].numpy(),
+        confidence,
+        claim=claim_mu,
+        seed=rng.derive(seed, 1),
+    )

@@ -1,0 +1,303 @@
+"""An audit of whatever trains privately, from what it releases."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_number,
+    check_positive,
+)
+from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust.functional.poisson import FORMS
+from pyg_trust.privacy.auditing import AuditReport, _rates
+from pyg_trust.report import provenance
+
+Claim = float | Callable[[float], float]
+
+# The deltas at which a claimed curve is compared.
+_DELTAS = tuple(float(d) for d in np.geomspace(1e-6, 0.5, 24))
+_RIDGE = 1e-3
+
+
+def audit(
+    train: Callable[[Data], Any],
+    data: Data,
+    *,
+    claim: Claim | None = None,
+    claim_mu: float | None = None,
+    delta: float = 1e-5,
+    form: str = 'replace',
+    num_canaries: int = 1000,
+    scale: float = 100.0,
+    label: int = 0,
+    runs: int = 1,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> AuditReport:
+    r"""Audits a training function: how well do its weights tell neighbours?
+
+    Nodes are added to the graph, without edges, each with a feature (a column
+    of ``x``) that no other node has. A coin decides whether a canary's row is
+    ``scale`` or ``-scale`` there: neighbours under replacement, or zero, a
+    blank (``form='withdraw'``). What the weights of the feature tell of the
+    coin is learned from one half of the canaries (a linear discriminant, and
+    a threshold); errors are counted on the other half. With
+    Clopper-Pearson bounds of both rates, *at once* and with the stated
+    confidence
+
+    .. math::
+        \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
+        - \Phi^{-1}(\overline{\mathrm{FNR}}), \qquad
+        \epsilon(\delta) \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
+        {\overline{\mathrm{FPR}}}.
+
+    A bound above the claim is a bug in what was audited; one below proves
+    nothing. It is the sharper the more of a canary's gradient is in its own
+    feature and the more of the noise is known to be seen: a linear model,
+    full batches and returning the weights before training as well see half
+    the noise; large models and momentum blur it.
+
+    Trials are independent if, given everything else, what the weights of one
+    feature say depends on the noise of these weights alone, as it does if
+    noise is independent by coordinates; canaries of one run that disturb
+    each other otherwise are not. Then use more :obj:`runs` with few canaries.
+
+    Args:
+        train (callable): maps a graph to what it releases: a model, its
+            ``state_dict``, or a list of these (before and after, say). It has
+            to take ``data.num_features`` as the width of its input and train
+            on ``data.train_mask``.
+        data (Data): a graph with ``x``, ``y`` (int64, one number per node)
+            and, best, ``train_mask``. It is not changed.
+        claim (float or callable, optional): :math:`\epsilon` at
+            :obj:`delta`, or a function of :math:`\delta` as
+            :meth:`PrivacyEngine.get_epsilon`, which is compared at many.
+            (default: :obj:`None`)
+        claim_mu (float, optional): :math:`\mu` of Gaussian differential
+            privacy. (default: :obj:`None`)
+        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)
+        form (str): :obj:`'replace'` or :obj:`'withdraw'`. (default:
+            :obj:`'replace'`)
+        num_canaries (int): the trials of a run, at least 16.
+            (default: :obj:`1000`)
+        scale (float): how large a canary's row is. (default: :obj:`100.0`)
+        label (int): the label of canaries. (default: :obj:`0`)
+        runs (int): how often to train. (default: :obj:`1`)
+        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
+        seed (int, optional): of coins and splits. (default: :obj:`None`)
+
+    Returns:
+        AuditReport: the bounds, beside the claim.
+
+    Raises:
+        TypeError, ValueError: on wrong arguments, or if nothing that is
+            released has a dimension of the number of features.
+    """
+    check_callable('train', train)
+    _check_graph(data)
+    check_delta(delta)
+    check_choice('form', form, FORMS)
+    check_integer('num_canaries', num_canaries, 16)
+    check_positive('scale', scale)
+    check_integer('label', label, 0)
+    check_integer('runs', runs, 1)
+    if not 0 < check_number('confidence', confidence) < 1:
+        raise ValueError(
+            f"'confidence' needs to be in (0, 1) (got {confidence})"
+        )
+    if claim is not None and not callable(claim):
+        check_non_negative('claim', claim)
+    if claim_mu is not None:
+        check_positive('claim_mu', claim_mu)
+    seed = rng.resolve(seed)
+    chosen, counted = _Scores(), _Scores()
+    for run in range(runs):
+        stream = rng.stream(seed, run)
+        coin = torch.from_numpy(stream.random(num_canaries) < 0.5)
+        low = -scale if form == 'replace' else 0.0
+        value = torch.where(coin, scale, low)
+        found = _of_canaries(train(_planted(data, value, label)), data, value)
+        order = stream.permutation(num_canaries)
+        half = num_canaries // 2
+        heads = coin.numpy()
+        fit, count = order[:half], order[half:]
+        weight = _discriminant(found[fit], heads[fit])
+        chosen.add(found[fit] @ weight, heads[fit])
+        counted.add(found[count] @ weight, heads[count])
+    error = (1 - confidence) / 2
+    threshold = chosen.best(error)
+    true, false = counted.rates(np.array([threshold]), error)
+    tpr, fpr = float(true[0]), float(false[0])
+
+    def lower(at: float) -> float:
+        # Also of the test that guesses the other way, by the same intervals.
+        one = max(tpr - at, 0.0) / fpr if fpr else math.inf
+        missed = 1 - tpr
+        two = max(1 - fpr - at, 0.0) / missed if missed else math.inf
+        return math.log(max(one, two, 1.0))
+
+    claimed: float | None = None
+    if callable(claim):
+        known = {at: float(claim(at)) for at in _DELTAS}
+        delta = max(_DELTAS, key=lambda at: lower(at) - known[at])
+        claimed = known[delta]
+    elif claim is not None:
+        claimed = float(claim)
+    delta_lower = None
+    if claimed is not None:
+        delta_lower = max(0.0, tpr - math.exp(min(claimed, 700.0)) * fpr)
+    measured = counted.measured(threshold)
+    return AuditReport(
+        epsilon_lower=lower(delta),
+        epsilon_claimed=claimed,
+        delta=float(delta),
+        delta_lower=delta_lower,
+        confidence=confidence,
+        trials=runs * num_canaries,
+        true_positive_rate=measured[0],
+        false_positive_rate=measured[1],
+        provenance=provenance(
+            form=form,
+            num_canaries=num_canaries,
+            scale=scale,
+            label=label,
+            runs=runs,
+            seed=seed,
+        ),
+        mu_lower=max(0.0, float(norm.ppf(tpr) - norm.ppf(fpr))),
+        mu_claimed=claim_mu,
+    )
+
+
+class _Scores:
+    # Of both coins.
+    def __init__(self) -> None:
+        self.scores: list[np.ndarray] = []
+        self.heads: list[np.ndarray] = []
+
+    def add(self, scores: np.ndarray, heads: np.ndarray) -> None:
+        self.scores.append(scores)
+        self.heads.append(heads)
+
+    def _split(self) -> tuple[np.ndarray, np.ndarray]:
+        scores = np.concatenate(self.scores)
+        heads = np.concatenate(self.heads)
+        return np.sort(scores[heads]), np.sort(scores[~heads])
+
+    def rates(
+        self, at: np.ndarray, error: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # At least and at most, with the error allowed to each.
+        heads, tails = self._split()
+        true = heads.size - np.searchsorted(heads, at, side='right')
+        false = tails.size - np.searchsorted(tails, at, side='right')
+        return _rates(true, heads.size, false, tails.size, error)
+
+    def measured(self, at: float) -> tuple[float, float]:
+        heads, tails = self._split()
+        return (
+            float((heads > at).sum() / max(1, heads.size)),
+            float((tails > at).sum() / max(1, tails.size)),
+        )
+
+    def best(self, error: float) -> float:
+        heads, tails = self._split()
+        at = np.concatenate([heads, tails])
+        true, false = self.rates(at, error)
+        bound = norm.ppf(true) - norm.ppf(false)
+        return float(at[int(np.argmax(bound))])
+
+
+def _discriminant(found: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    # Fisher's, with some ridge: where the means differ for their spread.
+    if heads.all() or not heads.any():
+        return np.ones(found.shape[1])
+    high, low = found[heads], found[~heads]
+    gap = high.mean(0) - low.mean(0)
+    inside = np.concatenate([high - high.mean(0), low - low.mean(0)])
+    spread = inside.T @ inside / len(inside)
+    ridge = _RIDGE * max(float(np.trace(spread)) / len(gap), 1e-300)
+    return np.linalg.solve(spread + ridge * np.eye(len(gap)), gap)
+
+
+def _check_graph(data: Any) -> None:
+    check_instance('data', data, Data)
+    x, y = data.get('x'), data.get('y')
+    if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+        raise ValueError(
+            "'data' needs to have features 'x' with a row of real numbers "
+            'per node'
+        )
+    if (
+        not isinstance(y, Tensor)
+        or y.dtype != torch.int64
+        or y.shape != x.shape[:1]
+    ):
+        raise ValueError("'data' needs to have labels 'y', one int64 per node")
+    if data.get('edge_index') is None:
+        raise ValueError("'data' needs to have an 'edge_index'")
+
+
+def _planted(data: Data, value: Tensor, label: int) -> Data:
+    # The graph and the canaries, without edges, a feature for each.
+    count, n = value.numel(), data.x.size(0)
+    out = data.clone()
+    for name, held in data.to_dict().items():
+        if isinstance(held, Tensor) and data.is_node_attr(name):
+            more = held.new_zeros((count, *held.shape[1:]))
+            if name == 'train_mask':
+                more = torch.ones_like(more)
+            out[name] = torch.cat([held, more])
+    out.y[n:] = label
+    width = data.x.size(1)
+    out.x = torch.cat([out.x, out.x.new_zeros(n + count, count)], 1)
+    index = torch.arange(count)
+    out.x[n + index, width + index] = value.to(out.x)
+    out.num_nodes = n + count
+    return out
+
+
+def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
+    # What was released of each canary's feature, [num_canaries, *].
+    count, first = value.numel(), data.x.size(1)
+    items = released
+    if isinstance(released, nn.Module | Mapping | Tensor):
+        items = [released]
+    if not isinstance(items, Sequence):
+        raise TypeError(
+            "'train' needs to return a model, its state_dict, or a list of "
+            f'these (got {type(released).__name__})'
+        )
+    found = []
+    for item in items:
+        if isinstance(item, nn.Module):
+            item = item.state_dict()
+        values = item.values() if isinstance(item, Mapping) else [item]
+        for tensor in values:
+            if not isinstance(tensor, Tensor):
+                continue
+            sizes = list(tensor.shape)
+            if first + count in sizes:
+                dim = sizes.index(first + count)
+                part = tensor.detach().double().cpu().movedim(dim, 0)[first:]
+                found.append(part.reshape(count, -1))
+    if not found:
+        raise ValueError(
+            "'train' needs to release a tensor with a dimension of "
+            f"{first + count}, 'data.num_features' (got none): a model whose "
+            'first layer reads all features'
+        )
+    return np.nan_to_num(torch.cat(found, 1).numpy(), posinf=0, neginf=0)

@@ -1,0 +1,195 @@
+"""The processes of one private training, which are one mechanism together."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+T = TypeVar('T')
+
+
+class Group:
+    """What ``torch.distributed`` has, or one process alone.
+
+    The processes trust each other and the network between them: what they
+    exchange are clipped sums without noise and the key of the draws. The first
+    adds the noise, from its own operating system, and keeps the account's
+    file; nobody else could make that noise again.
+
+    Args:
+        rank (int): the number of this process. (default: :obj:`0`)
+        size (int): how many there are. (default: :obj:`1`)
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @classmethod
+    def current(cls) -> 'Group':
+        """The processes that ``torch.distributed`` knows.
+
+        Raises:
+            RuntimeError: if ``torchrun`` announces more of them.
+        """
+        made = cls()
+        if dist.is_available() and dist.is_initialized():
+            made = cls(dist.get_rank(), dist.get_world_size())
+        word = os.environ.get('WORLD_SIZE', '')
+        announced = int(word) if word.isdigit() else 1
+        if announced > made.size:
+            raise RuntimeError(
+                f'torchrun announces {announced} processes, and '
+                f'torch.distributed knows {made.size}: call '
+                'torch.distributed.init_process_group before, as each process '
+                'by itself would claim the epsilon of one for what all have '
+                'learned'
+            )
+        return made
+
+    @property
+    def first(self) -> bool:
+        """Whether this process draws noise and writes the account."""
+        return self.rank == 0
+
+    def check(self) -> None:
+        """Refuses to go on in another group than training began in.
+
+        Raises:
+            RuntimeError: if it is another.
+        """
+        now = Group.current()
+        if (now.rank, now.size) != (self.rank, self.size):
+            raise RuntimeError(
+                'private training needs to go on in the processes that it '
+                f'began in (got process {now.rank} of {now.size}, and began '
+                f'as {self.rank} of {self.size}): each would claim the '
+                'epsilon of one for what all have learned'
+            )
+
+    def of_first(self, call: Callable[[], T]) -> T:
+        """What a call returns in the first process, in all of them.
+
+        Args:
+            call (callable): is called in the first process alone.
+
+        Raises:
+            RuntimeError: in the others, if it fails there.
+        """
+        if self.size == 1:
+            return call()
+        box: list[Any] = [False, '']
+        try:
+            if self.first:
+                box = [False, 'it was interrupted']
+                try:
+                    box = [True, call()]
+                except Exception as error:
+                    box = [False, f'{type(error).__name__}: {error}']
+                    raise
+        finally:
+            dist.broadcast_object_list(box, src=0)
+        if not box[0]:
+            raise RuntimeError(f'the first process failed: {box[1]}')
+        return box[1]
+
+    def agree(self, what: str, value: Any) -> None:
+        """Makes sure that something is the same in all processes.
+
+        Args:
+            what (str): what it is.
+            value (Any): it can be pickled.
+
+        Raises:
+            ValueError: in all of them, if it is not.
+        """
+        if self.size == 1:
+            return
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                raise ValueError(
+                    f'{what} needs to be the same in all processes (got '
+                    f'{found[0]!r} in the first, {other!r} in process {rank})'
+                )
+
+    def key(self) -> bytes | None:
+        """32 bytes of the first process' operating system, known to all.
+
+        None for a process alone, which needs no key.
+        """
+        if self.size == 1:
+            return None
+        return self.of_first(lambda: os.urandom(32))
+
+    def same_weights(self, module: nn.Module) -> None:
+        """Gives all processes the weights and buffers of the first."""
+        if self.size == 1:
+            return
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                value = tensor.detach().contiguous()
+                dist.broadcast(value, 0)
+                tensor.data.copy_(value)
+
+    def total(self, sums: list[Tensor], *numbers: float) -> list[Tensor]:
+        """Adds up tensors and numbers of all processes.
+
+        Args:
+            sums (list[Tensor]): float64, of the same shapes everywhere.
+            *numbers (float): others.
+
+        Returns:
+            list[Tensor]: the totals of the tensors, then those of the
+            numbers; in the first process alone.
+        """
+        last = sums[0].new_tensor(numbers)
+        flat = torch.cat([*(s.reshape(-1) for s in sums), last])
+        if self.size > 1:
+            dist.reduce(flat, 0)
+        return _cut(flat, sums)
+
+    def spread(self, values: list[Tensor], *numbers: float) -> list[Tensor]:
+        """Hands tensors and numbers of the first process to all.
+
+        Args:
+            values (list[Tensor]): float64, of the same shapes everywhere.
+            *numbers (float): others, of the same number.
+        """
+        last = values[0].new_tensor(numbers)
+        flat = torch.cat([*(v.reshape(-1) for v in values), last])
+        if self.size > 1:
+            dist.broadcast(flat, 0)
+        return _cut(flat, values)
+
+
+def _cut(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    sizes = [tensor.numel() for tensor in like]
+    *parts, last = flat.split([*sizes, flat.numel() - sum(sizes)])
+    shaped = [p.view(t.shape) for p, t in zip(parts, like, strict=True)]
+    return [*shaped, *last.unbind()]
+
+
+def keyed_bytes(key: bytes, step: int) -> Callable[[int], bytes]:
+    """Bytes that all who have a key draw alike, for the draw of a step.
+
+    SHAKE-256 of the key, the step and how often was asked: whoever has not
+    the key can tell none of them.
+
+    Args:
+        key (bytes): secret.
+        step (int): which step.
+    """
+    asked = 0
+
+    def draw(count: int) -> bytes:
+        nonlocal asked
+        asked += 1
+        text = key + step.to_bytes(8, 'big') + asked.to_bytes(8, 'big')
+        return hashlib.shake_256(text).digest(count)
+
+    return draw

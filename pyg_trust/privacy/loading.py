@@ -1,0 +1,112 @@
+"""A loader whose batches are those of private steps, in their order."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust.loader.step_batches import Choice
+from pyg_trust.privacy.group import Group
+from pyg_trust.privacy.wrappers import PrivateStep, Single
+
+
+class PrivateLoader(Single):
+    """Gives out the batches of a loader, and keeps track of them.
+
+    It ends by itself, also in the midst of an epoch, before a step that would
+    exceed the budget; then it is empty. Whoever leaves an epoch and begins
+    another is given the batch again whose step was not taken.
+
+    Args:
+        loader (NodeLoader): the loader; its own iteration is not to be used
+            any more.
+        step (PrivateStep): the step in progress.
+        position (callable): the number of steps spent.
+        allowed (callable): whether a step may still be taken.
+        check (callable): checks a batch of a step; returns the subgraph of
+            each node and their number.
+        choose (callable): what draws the batches.
+        group (Group): the processes, each of which has a part of every step.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        step: PrivateStep,
+        position: Callable[[], int],
+        allowed: Callable[[int], bool],
+        check: Callable[[Data, int], tuple[Tensor, int]],
+        choose: Choice,
+        group: Group,
+    ) -> None:
+        self.loader = loader
+        self._step = step
+        self._position = position
+        self._allowed = allowed
+        self._check = check
+        self._choose = choose
+        self._group = group
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[Data]:
+        self._turn += 1
+        turn = self._turn
+        batches = self.loader.batch_sampler
+        batches.position = first = self._position()
+        self._step.reset()
+        iterator: Iterator[Data] | None = None
+        for step in range(first, first + batches.num_steps):
+            if not self._allowed(step):
+                return
+            batches.forget(self._position())
+            if iterator is None:
+                iterator = iter(self.loader)
+            parts = self._drawn(step)
+            total = sum(part.numel() for part in parts)
+            for part in parts:
+                batch = next(iterator)
+                self.loader._check_drawn(batch, step, part)
+                owner, count = self._check(batch, step)
+                device = self._step.parameters[0].device
+                batch = batch.to(device)
+                owner = owner.to(device)
+                yield self._step.deliver(batch, owner, count, total)
+                if self._turn != turn:
+                    raise RuntimeError(
+                        'the private loader was started anew: only one pass '
+                        'at a time'
+                    )
+                if not self._step.finished:
+                    raise RuntimeError(
+                        'every batch of the private loader needs one forward '
+                        'pass, one backward pass and one optimizer.step(); to '
+                        'leave some out depending on the data is not '
+                        'accounted for'
+                    )
+
+    def _drawn(self, step: int) -> tuple[Tensor, ...]:
+        batches = self.loader.batch_sampler
+        if batches.choose != self._choose:
+            raise RuntimeError(
+                'the private loader needs the batches that its engine draws '
+                "('batch_sampler.choose' was exchanged)"
+            )
+        mine = self._group.rank, self._group.size
+        if (batches.rank, batches.num_ranks) != mine:
+            raise RuntimeError(
+                'the private loader needs the part of each step that its '
+                "engine gave it ('batch_sampler.rank' was changed)"
+            )
+        return batches.parts(step)
+
+    def __len__(self) -> int:
+        return len(self.loader.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == 'loader':
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.loader})'

@@ -1,0 +1,319 @@
+"""Models on single rows, and how a private classifier trains them."""
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import norm as graph_norms
+
+from pyg_trust import rng
+from pyg_trust._checks import check_instance
+from pyg_trust.functional.private_descent import (
+    private_descent,
+    private_linear,
+    row_outputs,
+    unit_rows,
+)
+from pyg_trust.functional.private_propagation import Noise
+
+_EVERY = 5
+_NORMS = tuple(
+    value
+    for value in vars(graph_norms).values()
+    if isinstance(value, type) and issubclass(value, nn.Module)
+)
+
+
+class LinearRows(nn.Module):
+    r"""A linear model of rows, dense or sparse, in float64.
+
+    Args:
+        in_channels (int): the columns.
+        out_channels (int): the classes.
+        unit (bool): whether each row is brought to norm 1 first.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, unit: bool
+    ) -> None:
+        super().__init__()
+        self.unit = unit
+        shape = (in_channels + 1, out_channels)
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+
+    def rows(self, x: Tensor) -> Any:
+        """The rows that the model reads, as a matrix.
+
+        Args:
+            x (Tensor): ``[num_rows, in_channels]``.
+        """
+        return unit_rows(x) if self.unit else x.double().numpy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits.
+
+        Args:
+            x (Tensor): ``[num_rows, in_channels]``.
+        """
+        weight = self.weight.detach().numpy()
+        return torch.from_numpy(self.rows(x) @ weight[:-1] + weight[-1])
+
+
+class MLPRows(nn.Module):
+    r"""Two layers with dropout, of rows dense or sparse.
+
+    Args:
+        in_channels (int): the columns.
+        hidden_channels (int): the hidden units.
+        out_channels (int): the classes.
+        dropout (float): of the hidden units.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(in_channels, hidden_channels))
+        self.bias = nn.Parameter(torch.zeros(hidden_channels))
+        self.out = nn.Linear(hidden_channels, out_channels)
+        self.dropout = dropout
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits.
+
+        Args:
+            x (Tensor): ``[num_rows, in_channels]``.
+        """
+        x = x.to(self.weight.dtype)
+        hidden = (
+            torch.sparse.mm(x, self.weight)
+            if x.is_sparse
+            else (x @ self.weight)
+        )
+        hidden = (hidden + self.bias).relu()
+        return self.out(F.dropout(hidden, self.dropout, self.training))
+
+
+def check_module(name: str, module: nn.Module, private: bool) -> None:
+    """Refuses models that read more than single rows.
+
+    Args:
+        name (str): of the argument.
+        module (torch.nn.Module): the model.
+        private (bool): whether rows are private.
+    """
+    check_instance(name, module, nn.Module)
+    for part in module.modules():
+        if isinstance(part, MessagePassing):
+            raise ValueError(
+                f"'{name}' needs to read single rows, and {part} reads edges"
+            )
+        batch = isinstance(part, nn.modules.batchnorm._NormBase)
+        if private and (batch or isinstance(part, _NORMS)):
+            raise ValueError(
+                f"'{name}' needs to read single rows, and {part} is over "
+                'nodes: it would carry private rows into statistics that no '
+                'noise covers (LayerNorm is per row)'
+            )
+    if private and not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(f"'{name}' needs to have parameters that train")
+
+
+def kind_of(module: nn.Module) -> torch.dtype:
+    """The dtype of a model.
+
+    Args:
+        module (torch.nn.Module): the model.
+    """
+    kinds = [p.dtype for p in module.parameters()]
+    return kinds[0] if kinds else torch.get_default_dtype()
+
+
+def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
+    """The logits of a trained model.
+
+    Args:
+        module (torch.nn.Module): the model.
+        x (Tensor): the rows, dense or sparse.
+        private (bool): whether each row is to be given alone.
+    """
+    if isinstance(module, LinearRows):
+        return module(x)
+    x = readable(module, x)
+    if private:
+        return row_outputs(module, x)
+    with torch.no_grad():
+        return module(x)
+
+
+def readable(module: nn.Module, x: Tensor) -> Tensor:
+    """Rows as a model takes them: finite, of its dtype, sparse if it can.
+
+    Args:
+        module (torch.nn.Module): the model.
+        x (Tensor): the rows, dense or sparse.
+    """
+    if isinstance(module, MLPRows):
+        if x.layout != torch.strided:
+            return x.to_sparse_coo().to(kind_of(module)).coalesce()
+        if x.numel() and x.count_nonzero() < 0.1 * x.numel():
+            return x.to_sparse_coo().to(kind_of(module)).coalesce()
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    return torch.where(x.isfinite(), x, 0.0).to(kind_of(module))
+
+
+def train_privately(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    source: Noise,
+    noise_multiplier: float,
+    steps: int,
+    lr: float,
+) -> nn.Module:
+    """Trains by full-batch private descent; what it spends is paid.
+
+    Args:
+        module (torch.nn.Module): the model, changed in place.
+        x (Tensor): the training rows.
+        y (Tensor): their labels.
+        classes (int): the number of classes.
+        source (Noise): where noise comes from.
+        noise_multiplier (float): of each step.
+        steps (int): their number.
+        lr (float): Adam's.
+    """
+    if isinstance(module, LinearRows):
+        weight = private_linear(
+            *(module.rows(x), y.numpy(), classes, source, noise_multiplier),
+            steps=steps,
+            lr=lr,
+        )
+        module.weight = nn.Parameter(torch.from_numpy(weight))
+        return module
+    rows = readable(module, x)
+    module.train()
+    private_descent(
+        module, rows, y, source, noise_multiplier, steps=steps, lr=lr
+    )
+    return module.eval()
+
+
+def train_freely(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    train: Tensor,
+    val: Tensor | None,
+    epochs: int,
+    lr: float,
+    weight_decay: float,
+) -> nn.Module:
+    """Trains without noise; keeps the best epoch on validation labels.
+
+    Args:
+        module (torch.nn.Module): the model, changed in place.
+        x (Tensor): all rows.
+        y (Tensor): all labels.
+        train (Tensor): bool: the rows that train.
+        val (Tensor, optional): bool: the rows that choose an epoch.
+        epochs (int): full-batch epochs.
+        lr (float): Adam's.
+        weight_decay (float): Adam's.
+    """
+    rows = readable(module, x)
+    optimizer = torch.optim.Adam(
+        module.parameters(), lr=lr, weight_decay=weight_decay
+    )
+    best, kept = -math.inf, deepcopy(module.state_dict())
+    with rng.forked(rng.resolve(None)):
+        for epoch in range(1, epochs + 1):
+            module.train()
+            optimizer.zero_grad()
+            F.cross_entropy(module(rows)[train], y[train]).backward()
+            optimizer.step()
+            if val is None or (epoch % _EVERY and epoch < epochs):
+                continue
+            module.eval()
+            with torch.no_grad():
+                found = module(rows)[val].argmax(1) == y[val]
+            if (share := float(found.float().mean())) >= best:
+                best, kept = share, deepcopy(module.state_dict())
+    if val is not None:
+        module.load_state_dict(kept)
+    return module.eval()
+
+
+def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
+    """The model of saved weights.
+
+    Args:
+        values (dict): of ``state_dict``.
+        given (torch.nn.Module, optional): the user's model, if it is one.
+    """
+    check_instance('state', values, dict)
+    for value in values.values():
+        check_instance('state', value, Tensor)
+    try:
+        if given is not None:
+            made = deepcopy(given)
+        elif set(values) == {'weight'}:
+            size = values['weight'].shape
+            made = LinearRows(size[0] - 1, size[1], False)
+        else:
+            size = values['weight'].shape
+            made = MLPRows(size[0], size[1], values['out.weight'].size(0), 0.0)
+        made.load_state_dict(values)
+    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"'state' needs weights of a classifier with the same models (got "
+            f'{error})'
+        ) from error
+    return made.eval()
+
+
+def rows_of(x: Tensor, mask: Tensor) -> Tensor:
+    """The rows of a mask, of a tensor dense or sparse.
+
+    Args:
+        x (Tensor): ``[num_rows, num_columns]``.
+        mask (Tensor): bool, ``[num_rows]``.
+    """
+    if x.layout == torch.strided:
+        return x[mask]
+    return x.to_sparse_coo().index_select(0, mask.nonzero().view(-1))
+
+
+def mean_free(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
+    """Labels where nodes train, else posteriors, less the mean.
+
+    Args:
+        y (Tensor): int64, ``[num_nodes]``.
+        own (Tensor): posteriors, ``[num_nodes, num_classes]``.
+        train (Tensor): bool, ``[num_nodes]``.
+    """
+    classes = own.size(1)
+    told = F.one_hot(torch.where(train, y, 0), classes).to(own)
+    return torch.where(train[:, None], told, own) - 1 / classes
+
+
+def posteriors(logits: Tensor) -> Tensor:
+    """Probabilities in float64; even ones where logits are none.
+
+    Args:
+        logits (Tensor): ``[num_nodes, num_classes]``.
+    """
+    own = logits.double().softmax(1)
+    fine = own.isfinite().all(1, keepdim=True)
+    return torch.where(fine, own, 1 / max(1, own.size(1)))

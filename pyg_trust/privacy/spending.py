@@ -1,0 +1,326 @@
+"""What an engine has spent, and what it may still spend."""
+
+import math
+import os
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyg_trust import noise, rng
+from pyg_trust._checks import check_choice, check_instance, check_integer
+from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.loader import EgoLoader, StepLoader
+from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.accountant import (
+    ACCOUNTANTS,
+    FDP,
+    POISSON,
+    POISSON_SAMPLING,
+    FDPAccountant,
+    PoissonAccountant,
+    WORAccountant,
+    create_accountant,
+)
+from pyg_trust.privacy.group import Group, keyed_bytes
+from pyg_trust.privacy.state import public_fingerprint
+from pyg_trust.privacy.wrappers import Single
+
+_BATCH, _NOISE = 1, 2
+# Rates that change with the partition are rounded up to this grid: it costs a
+# thousandth, and composing many equal steps is fast.
+_RATES = 4096
+_PLANNED = 32
+
+
+class Spending(Single):
+    """The account of an engine, its ledger, and where its chance comes from.
+
+    Args:
+        accountant (str, optional): as of
+            :class:`~pyg_trust.privacy.PrivacyEngine`.
+        seed (int, optional): as there.
+        ledger (str or Path, optional): as there.
+        ledger_head (str, optional): as there.
+    """
+
+    def __init__(
+        self,
+        accountant: str | None,
+        seed: int | None,
+        ledger: str | Path | None,
+        ledger_head: str | None,
+    ) -> None:
+        if accountant is not None:
+            check_choice('accountant', accountant, ACCOUNTANTS)
+        if ledger is not None:
+            check_instance('ledger', ledger, str, Path)
+        if ledger_head is not None:
+            check_instance('ledger_head', ledger_head, str)
+            if ledger is None:
+                raise ValueError(
+                    "'ledger_head' needs a 'ledger' that goes on from it"
+                )
+        self._kind = accountant
+        self._accountant: WORAccountant | None = None
+        self._data = ''
+        self._seed = None if seed is None else rng.resolve(seed)
+        self._key: bytes | None = None
+        self._noise = self._source(_NOISE)
+        self._ledger_path = ledger
+        self._ledger_head = ledger_head
+        self._process = os.getpid()
+        self._leaks: list[str] = []
+        self._paid: Counter[tuple[float, float]] = Counter()
+        self._paid_pure = 0.0
+        self._ledger: PrivacyLedger | None = None
+        self._limit: tuple[float, int, int] | None = None
+        self._target: tuple[float, float] | tuple[None, None] = (None, None)
+        self._group = Group()
+        # How batches are drawn, and which data are neighbours.
+        self._law = '', ''
+        # Those of make_private.
+        self._loader: StepLoader
+        self._noise_multiplier: float
+
+    @property
+    def seeded(self) -> bool:
+        """Whether noise and batches come from an explicit seed."""
+        return self._seed is not None
+
+    def _source(self, *items: int) -> SecureNoise | SeededNoise:
+        if self._seed is None:
+            return noise.source()
+        return noise.source(rng.derive(self._seed, *items))
+
+    def _fresh_noise(self) -> None:
+        # Noise that was used before could be subtracted.
+        word = int.from_bytes(os.urandom(7), 'big')
+        self._noise = self._source(_NOISE, word)
+
+    def _choose(self, step: int, count: int, size: int | float) -> np.ndarray:
+        source = self._source(_BATCH, step)
+        if self._key is not None and self._seed is None:
+            # Several processes draw the same.
+            source = SecureNoise(keyed_bytes(self._key, step))
+        if isinstance(size, float):
+            return noise.coins(source, count, size)
+        return source.choose(count, size)
+
+    @property
+    def accountant(self) -> WORAccountant:
+        """The accountant; it is there once a loader is known."""
+        if self._accountant is None:
+            raise RuntimeError('call make_private first')
+        spent = _lines(self._accountant)
+        lost = any(spent[line] < n for line, n in self._paid.items())
+        if lost or self._accountant.pure_epsilon < self._paid_pure:
+            raise RuntimeError(
+                'the account has lost what was spent: it can grow, and '
+                'nothing is taken back'
+            )
+        return self._accountant
+
+    def _note_spent(self) -> None:
+        # It is not to become less, whoever has the account.
+        self._paid = _lines(self.accountant)
+        self._paid_pure = self.accountant.pure_epsilon
+
+    @property
+    def steps(self) -> int:
+        """The number of steps on the account."""
+        return len(self.accountant)
+
+    @property
+    def ledger_head(self) -> str | None:
+        """A digest of all lines of the ledger, to be noted elsewhere."""
+        return None if self._ledger is None else self._ledger.head
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget does not allow the next step."""
+        self._check_attached()
+        return not self._allowed(self.steps)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f'the engine was made by process {self._process}, of which '
+                f'this one ({os.getpid()}) is a fork: what both release '
+                'would be on no account together. Make the engine in the '
+                'process that trains'
+            )
+
+    def _check_attached(self) -> None:
+        if not hasattr(self, '_noise_multiplier'):
+            raise RuntimeError('call make_private first')
+
+    def get_epsilon(self, delta: float, steps: int = 0) -> float:
+        r""":math:`\epsilon` of everything so far, and of steps to come.
+
+        Args:
+            delta (float): in :math:`(0, 1)`.
+            steps (int): how many more steps to count, with the noise of
+                :meth:`make_private`; what a plan will have spent is known
+                before training. (default: :obj:`0`)
+        """
+        check_integer('steps', steps, 0)
+        accountant = self.accountant
+        if steps:
+            self._check_attached()
+            accountant = deepcopy(accountant)
+            rates = Counter(
+                self._rate(self._loader, step)
+                for step in range(self.steps, self.steps + steps)
+            )
+            accountant.history += [
+                (self._noise_multiplier, rate, count)
+                for rate, count in rates.items()
+            ]
+        return accountant.get_epsilon(check_delta(delta))
+
+    def _rate(self, loader: StepLoader, step: int) -> float:
+        rate = loader.sample_rate_at(step)
+        if loader.resample_every is None:
+            return rate
+        return min(1.0, math.ceil(rate * _RATES) / _RATES)
+
+    def _highest_rate(self, loader: StepLoader, steps: int) -> float:
+        every = loader.resample_every or steps
+        first = range(0, steps, every)[:_PLANNED]
+        return max(self._rate(loader, step) for step in first)
+
+    def _allowed(self, step: int) -> bool:
+        epsilon, delta = self._target
+        if epsilon is None or delta is None:
+            return True
+        rate, spent = self._rate(self._loader, step), self.steps
+        if self._limit is not None:
+            # Found after 'at' steps: 'most' in all, at this rate or a lower.
+            highest, at, most = self._limit
+            if rate <= highest and spent < most:
+                return True
+            if rate >= highest and at == spent:
+                return False
+        left = self.accountant.remaining_steps(
+            epsilon,
+            delta,
+            noise_multiplier=self._noise_multiplier,
+            sample_rate=rate,
+        )
+        self._limit = rate, spent, spent + left
+        return left > 0
+
+    def _pay(self, step: int) -> None:
+        # A step is on the disk and on the account before its noise is drawn.
+        rate = self._rate(self._loader, step)
+        ledger, multiplier = self._ledger, self._noise_multiplier
+        if self._group.size > 1 or ledger is not None:
+
+            def write() -> None:
+                if ledger is not None:
+                    ledger.record(multiplier, rate)
+
+            self._group.of_first(write)
+        self.accountant.step(noise_multiplier=multiplier, sample_rate=rate)
+        self._note_spent()
+
+    def _account(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader, or a new one that is nobody's yet.
+        if self._accountant is not None:
+            if public_fingerprint(loader) != self._data:
+                raise ValueError(
+                    "'data_loader' needs to have the data of the first one"
+                )
+            law = loader.sampling, loader.relation
+            if law != self._law:
+                raise ValueError(
+                    f"'data_loader' needs sampling and relation {self._law}, "
+                    f'as the first one (got {law})'
+                )
+            return self._accountant
+        kind = self._kind
+        if isinstance(loader, EgoLoader) != (kind == FDP):
+            raise ValueError(
+                f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
+                f'no other (got {kind!r} for a {type(loader).__name__})'
+            )
+        if isinstance(loader, EgoLoader):
+            return FDPAccountant(
+                loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
+            )
+        coins = loader.sampling == POISSON_SAMPLING
+        if kind is None:
+            kind = POISSON if coins else 'pld_wor'
+        if (kind == POISSON) != coins:
+            raise ValueError(
+                f"'accountant' needs to be {POISSON!r} for a loader with "
+                f"sampling='poisson', and for no other (got {kind!r} for "
+                f'{loader.sampling!r})'
+            )
+        accountant = create_accountant(kind)
+        if coins:
+            accountant = PoissonAccountant(loader.form)
+        accountant.relation = loader.relation
+        return accountant
+
+    def _open(self, loader: StepLoader) -> WORAccountant:
+        # The account for a loader: what the ledger says, or a new one.
+        accountant = self._account(loader)
+        if self._accountant is not None:
+            return accountant
+        data = public_fingerprint(loader)
+        ledger = None
+        try:
+
+            def read() -> tuple[Any, float] | None:
+                nonlocal ledger
+                if self._ledger_path is None:
+                    return None
+                ledger = self._read(accountant, data)
+                return ledger.history, ledger.pure_epsilon
+
+            found = self._group.of_first(read)
+            if found is not None and (found[0] or found[1]):
+                state = accountant.state_dict()
+                state['history'], state['pure_epsilon'] = found
+                accountant.load_state_dict(state)
+                self._fresh_noise()
+            self._ledger, self._data = ledger, data
+            self._law = loader.sampling, loader.relation
+            self._accountant = accountant
+            self._note_spent()
+        except BaseException:
+            # Whoever tries again needs the lock.
+            if ledger is not None:
+                ledger.close()
+            raise
+        return accountant
+
+    def _read(self, accountant: WORAccountant, data: str) -> PrivacyLedger:
+        spent = {'history', 'pure_epsilon'}
+        state = accountant.state_dict().items()
+        header = {
+            'format': 2,
+            'accountant': {k: v for k, v in state if k not in spent},
+            'data': data,
+            'seeded': self.seeded,
+        }
+        assert self._ledger_path is not None
+        return PrivacyLedger(self._ledger_path, header, self._ledger_head)
+
+    def close(self) -> None:
+        """Closes the ledger's file."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def _lines(accountant: WORAccountant) -> Counter[tuple[float, float]]:
+    # How many steps there were with each noise and rate.
+    found: Counter[tuple[float, float]] = Counter()
+    for multiplier, rate, count in accountant.history:
+        found[multiplier, rate] += count
+    return found

@@ -1,0 +1,363 @@
+"""What noisy sums over neighbours guarantee, with every assumption."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyg_trust._checks import check_choice, check_instance
+from pyg_trust.functional.private_accounting import gaussian_epsilon
+from pyg_trust.functional.private_propagation import (
+    FORMS,
+    RELATIONS,
+    hop_sensitivity,
+)
+from pyg_trust.noise import SEEDED
+from pyg_trust.report import Guarantee, Report
+
+_UNITS = {
+    'edge': "edge's presence",
+    'node': "node's record: features, label and own list of neighbours",
+    'node_incident': "node with all its edges, up to {} of them: the node's "
+    'features, label and edges',
+    'feature': "node's features and label",
+}
+_OTHERS = {
+    'edge': 'features and labels, which the relation takes as known',
+    'node': 'that others name a node, which is in their records',
+    'node_incident': 'nodes of more edges, at the stated epsilon',
+    'feature': 'edges, which are public',
+}
+
+
+class Relation(NamedTuple):
+    """Which data are neighbours, checked.
+
+    Args:
+        name (str): one of :data:`pyg_trust.functional.RELATIONS`.
+        form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
+        directed (bool): whether edges are arcs.
+        max_degree (int, optional): :math:`D`.
+    """
+
+    name: str
+    form: str
+    directed: bool
+    max_degree: int | None
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much neighbours move a sum."""
+        form = 'withdraw' if self.form == 'either' else self.form
+        return hop_sensitivity(
+            self.name,
+            directed=self.directed,
+            form=form,
+            max_degree=self.max_degree,
+        )
+
+    @property
+    def rows(self) -> str:
+        """Which rows may be published."""
+        return 'others' if self.name == 'node_incident' else 'all'
+
+    def mu_edge(self, mu: float) -> float | None:
+        r""":math:`\mu` of sums in one edge, if nodes are protected.
+
+        Args:
+            mu (float): of the sums in a node.
+        """
+        if self.name != 'node' or self.max_degree not in (None, 1):
+            return None
+        moved = 1.0 if self.directed else math.sqrt(2)
+        return mu * moved / self.sensitivity
+
+
+def make_relation(
+    relation: str,
+    form: str | None,
+    directed: bool,
+    max_degree: int | None,
+) -> Relation:
+    """Checks the arguments that say who is protected.
+
+    Args:
+        relation (str): one of :data:`pyg_trust.functional.RELATIONS`.
+        form (str, optional): ``'withdraw'``, which is the default of nodes,
+            or ``'replace'``, that of ``'feature'``.
+        directed (bool): whether edges are arcs.
+        max_degree (int, optional): :math:`D`.
+    """
+    check_choice('relation', relation, RELATIONS)
+    if relation == 'edge':
+        if form is not None:
+            raise ValueError(
+                "'form' is for relations of nodes: adding and removing an "
+                f'edge are the same (got {form!r})'
+            )
+        form = 'either'
+    elif form is None:
+        form = 'replace' if relation == 'feature' else 'withdraw'
+    else:
+        check_choice('form', form, FORMS)
+    made = Relation(relation, form, directed, max_degree)
+    assert made.sensitivity > 0  # checks all of it
+    return made
+
+
+@dataclass(frozen=True)
+class AggregationReport(Report):
+    r"""What was guaranteed, and under which assumptions.
+
+    All :math:`\mu` are of Gaussian differential privacy
+    (:mod:`pyg_trust.functional.private_accounting`); a part that was not used
+    has 0.
+
+    Args:
+        epsilon (float): :math:`\epsilon` of everything so far.
+        delta (float): :math:`\delta`.
+        target_epsilon (float, optional): the budget, if there is one.
+        mu (float): :math:`\mu` of everything so far.
+        mu_encoder (float): of the encoder's training.
+        mu_aggregation (float): of the noisy sums.
+        mu_head (float): of the head's training.
+        mu_edge (float, optional): of the noisy sums in one edge, where a
+            relation of nodes protects that, too.
+        relation (str): which data are neighbours.
+        form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
+        directed (bool): whether edges are arcs.
+        max_degree (int, optional): :math:`D`.
+        degree_curve (tuple): under ``'node_incident'``, degrees and the
+            :math:`\epsilon` of the sums for a node of that degree.
+        hops (int): the sums of a release.
+        releases (int): how many sums there are on the account.
+        sensitivity (float): by how much neighbours move a sum.
+        noise_stds (tuple): of the sums of the last release.
+        num_nodes (int): :math:`n`, public.
+        rows (str): which rows may be published: ``'all'``, or ``'others'``:
+            of a node, to everybody but the node itself.
+        raw_columns (bool): whether the transform's output begins with raw
+            rows, which no noise protects.
+        predictions (bool): whether there are predictions, and weights.
+        seeded (bool): whether noise comes from an explicit seed: then nothing
+            is private.
+        ledger_head (str, optional): a digest of all lines of the ledger.
+        provenance (dict): versions and arguments; no seeds.
+    """
+
+    epsilon: float
+    delta: float
+    target_epsilon: float | None
+    mu: float
+    mu_encoder: float
+    mu_aggregation: float
+    mu_head: float
+    mu_edge: float | None
+    relation: str
+    form: str
+    directed: bool
+    max_degree: int | None
+    degree_curve: tuple[tuple[int, float], ...]
+    hops: int
+    releases: int
+    sensitivity: float
+    noise_stds: tuple[float, ...]
+    num_nodes: int
+    rows: str
+    raw_columns: bool
+    predictions: bool
+    seeded: bool
+    ledger_head: str | None
+    provenance: dict[str, Any]
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        unit = _UNITS[self.relation].format(self.max_degree)
+        if self.relation == 'edge':
+            kind = 'arc' if self.directed else 'undirected edge'
+            return f'{kind}, there or not'
+        against = 'a blank' if self.form == 'withdraw' else 'any other'
+        return f'{unit}, against {against}'
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee rests on."""
+        lines = [
+            'ids, number of nodes, whether edges are directed, the train mask '
+            'and all arguments were chosen without looking at what is '
+            'protected',
+            'no column of the features was computed from edges or from other '
+            'rows (degrees, positional encodings, scaling, PCA and TF-IDF '
+            'over nodes)',
+        ]
+        if self.relation == 'feature':
+            lines = [
+                'edges and everything but features and labels are public',
+                'no row was computed from other rows',
+            ]
+        lines.append(
+            SEEDED
+            if self.seeded
+            else "noise is of the operating system's cryptographic generator, "
+            'in floating point: a defence against known attacks, not a proof'
+        )
+        if self.ledger_head is None:
+            lines.append(
+                'this object made all releases of these data: without a '
+                'ledger nothing else is counted'
+            )
+        else:
+            lines.append(
+                'the ledger is the only account of these data: no copy of it '
+                'was spent as well, and no older one was put back'
+            )
+        if self.relation != 'edge' and self.predictions:
+            lines.append(
+                'the number of steps, weights kept and anything printed while '
+                'training do not depend on private rows'
+            )
+        return tuple(lines)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What a reader could think is promised too, and is not."""
+        lines = ['ids and number of nodes', 'the train mask', 'all arguments']
+        lines.append(_OTHERS[self.relation])
+        if self.relation != 'edge' and self.predictions:
+            lines.append(
+                'a prediction for the node itself: it reads its own features '
+                'and is for that node'
+            )
+        if self.rows == 'others':
+            lines.append("a node's own row, which is for that node")
+        if self.raw_columns and self.relation != 'edge':
+            lines.append('the first columns, which are the raw rows')
+        others = [name for name in _UNITS if name != self.relation]
+        if self.mu_edge is not None:
+            others.remove('edge')
+        return (*lines, 'the relations ' + ', '.join(map(repr, others)))
+
+    def promise(self) -> str:
+        """What holds, in one sentence."""
+        hops = f'{self.hops} hop' + ('s' if self.hops > 1 else '')
+        if self.relation == 'feature':
+            hops = 'a linear propagation'
+        what = f'the noisy sums of {hops} over {self.num_nodes:,} nodes'
+        if self.predictions:
+            what += ', the weights and every prediction'
+            what += '' if self.relation == 'edge' else ' for others'
+            what += ', together, are'
+        else:
+            what += ' are'
+        lead = f'{SEEDED}; with secret noise, ' if self.seeded else ''
+        return (
+            f'{lead}{what} ({self.epsilon:.4g}, {self.delta:g})-'
+            f'differentially private in one {self.unit}'
+        )
+
+    def guarantee(self) -> Guarantee:
+        """What nobody can tell from what was released."""
+        limit = self.target_epsilon
+        fields = self.to_dict()
+        fields.pop('provenance')
+        return Guarantee(
+            procedure='private aggregation',
+            promise=self.promise(),
+            assumptions=self.assumptions,
+            not_covered=self.not_covered,
+            spent={'epsilon': self.epsilon},
+            budget={'epsilon': math.inf if limit is None else limit},
+            origin=self.provenance,
+            kind='privacy',
+            values=fields,
+        )
+
+    def explain(self) -> str:
+        """The guarantee in words."""
+        text = self.promise()
+        parts = [
+            f'{name} {value:.4g}'
+            for name, value in (
+                ('encoder', self.mu_encoder),
+                ('aggregation', self.mu_aggregation),
+                ('head', self.mu_head),
+            )
+            if value
+        ]
+        lines = [
+            f'{text[0].upper()}{text[1:]} (mu {self.mu:.4g}: '
+            f'{", ".join(parts) or "nothing yet"}).',
+            'All rows may be published.'
+            if self.rows == 'all'
+            else 'The row of a node may be shown to everybody but the node '
+            'itself and whoever sees through its eyes.',
+        ]
+        if self.mu_edge is not None:
+            kind = 'arc' if self.directed else 'undirected edge'
+            lines.append(f'In one {kind} the sums have mu {self.mu_edge:.4g}.')
+        if self.degree_curve:
+            curve = ', '.join(f'{d}: {e:.4g}' for d, e in self.degree_curve)
+            lines.append(
+                f'Epsilon of the sums by the degree of the node: {curve}.'
+            )
+        lines += [
+            'Noise was drawn once: asking again costs nothing, another graph '
+            'or other messages are another release.',
+            'This rests on:',
+            *(f'- {line}' for line in self.assumptions),
+            'Not covered:',
+            *(f'- {line}' for line in self.not_covered),
+        ]
+        return '\n'.join(lines)
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+
+def make_report(
+    relation: Relation,
+    *,
+    delta: float,
+    mu_encoder: float = 0.0,
+    mu_aggregation: float = 0.0,
+    mu_head: float = 0.0,
+    predictions: bool = False,
+    **fields: Any,
+) -> AggregationReport:
+    r"""Fills in what follows from the relation.
+
+    Args:
+        relation (Relation): who is protected.
+        delta (float): :math:`\delta`.
+        mu_encoder (float): as of :class:`AggregationReport`.
+            (default: :obj:`0.0`)
+        mu_aggregation (float): the same. (default: :obj:`0.0`)
+        mu_head (float): the same. (default: :obj:`0.0`)
+        predictions (bool): the same. (default: :obj:`False`)
+        **fields (Any): the fields that do not.
+    """
+    check_instance('relation', relation, Relation)
+    curve: tuple[tuple[int, float], ...] = ()
+    if relation.name == 'node_incident' and relation.max_degree is not None:
+        D = relation.max_degree
+        curve = tuple(
+            (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
+            for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
+        )
+    return AggregationReport(
+        delta=delta,
+        mu_encoder=mu_encoder,
+        mu_aggregation=mu_aggregation,
+        mu_head=mu_head,
+        mu_edge=relation.mu_edge(mu_aggregation),
+        relation=relation.name,
+        form=relation.form,
+        directed=relation.directed,
+        max_degree=relation.max_degree,
+        degree_curve=curve,
+        sensitivity=relation.sensitivity,
+        rows=relation.rows,
+        predictions=predictions,
+        **fields,
+    )

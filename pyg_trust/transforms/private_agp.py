@@ -1,0 +1,666 @@
+"""Noisy propagation as a dataset transform: released once, then free."""
+
+import math
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from pyg_trust import _marks, noise, rng
+from pyg_trust._checks import (
+    REAL,
+    check_choice,
+    check_finite,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_tensor,
+)
+from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust.functional.private_accounting import (
+    gaussian_epsilon,
+    gaussian_mu_for,
+)
+from pyg_trust.functional.private_propagation import (
+    BETWEEN,
+    MAX_COLUMNS,
+    columns,
+    energy_weights,
+    messages,
+    private_propagate,
+    scaled_propagate,
+)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.report import fingerprint, provenance
+from pyg_trust.transforms.aggregation_report import (
+    AggregationReport,
+    Relation,
+    make_relation,
+    make_report,
+)
+
+if TYPE_CHECKING:
+    from pyg_trust.privacy.engine import PrivacyEngine
+
+#: The propagation of ``'feature'``: one and two hops, symmetric.
+TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
+_LOCK = threading.RLock()
+_STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
+
+
+def release_graph(data: Data, relation: Relation) -> CSRGraph:
+    """The graph of private data, if a release of it can be accounted for.
+
+    Args:
+        data (Data): the graph.
+        relation (Relation): who is protected.
+
+    Raises:
+        TypeError, ValueError: on self-loops, duplicate or weighted edges, and
+            edges that are not as :obj:`directed` says.
+    """
+    check_instance('relation', relation, Relation)
+    graph = CSRGraph.from_data(data)
+    if relation.name == 'feature':
+        if graph.is_weighted:
+            raise ValueError("'data' needs edges without weights")
+        return graph
+    if graph.is_weighted:
+        raise ValueError(
+            "'data' needs edges without weights: one of weight w would move "
+            'the sums w times as much, and no bound of them is known (set '
+            'data.edge_weight to None)'
+        )
+    if graph.has_self_loops:
+        raise ValueError(
+            "'data' can't have self-loops, which send a node's own message to "
+            'itself; torch_geometric.utils.remove_self_loops takes them away'
+        )
+    if graph.num_edges and graph.is_undirected == relation.directed:
+        raise ValueError(
+            "'directed' needs to say how edges are: 'data' has every edge in "
+            'both directions, so one edge is two entries and moves two rows '
+            '(directed=False)'
+            if relation.directed
+            else "'directed' needs to say how edges are: 'data' has edges in "
+            'one direction alone. Use directed=True, or make them undirected '
+            'by torch_geometric.utils.to_undirected'
+        )
+    return graph
+
+
+def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
+    """Features that are a node's own, as far as that can be known.
+
+    Args:
+        data (Data): the graph.
+        attr (str): the attribute.
+        relation (Relation): who is protected.
+    """
+    check_instance('data', data, Data)
+    check_instance('attr', attr, str)
+    x = data.get(attr)
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"'data' needs to have a tensor '{attr}' (got {type(x).__name__})"
+        )
+    shape = (int(data.num_nodes or 0), 'num_columns')
+    if x.layout not in (torch.strided, torch.sparse_csr, torch.sparse_coo):
+        raise ValueError(f"'{attr}' can't have the layout {x.layout}")
+    check_tensor(attr, x, REAL, shape)
+    known = attr in data.get('propagated', ())
+    known = known or (x.layout == torch.strided and _marks.are_propagated(x))
+    if known:
+        raise ValueError(
+            f"'data' needs rows of '{attr}' that are a node's own: these were "
+            'propagated, so the graph is in them before any noise'
+        )
+    if relation.name != 'feature':
+        name = attr.lower()
+        if any(name.endswith(end) for end in _STRUCTURE) or _has_degrees(
+            data, x
+        ):
+            raise ValueError(
+                f"'data' needs columns of '{attr}' that don't come from the "
+                'graph: positional encodings and degrees tell of edges '
+                'without noise (degree_channel offers noisy degrees)'
+            )
+        encodings = [
+            key
+            for key, value in data.to_dict().items()
+            if any(str(key).lower().endswith(end) for end in _STRUCTURE)
+            and isinstance(value, Tensor)
+        ]
+        if encodings:
+            warnings.warn(
+                f'the data has {", ".join(map(repr, encodings))}: if columns '
+                f"of {attr!r} come from the graph, too, edges aren't private",
+                stacklevel=3,
+            )
+    return x
+
+
+def _has_degrees(data: Data, x: Tensor) -> bool:
+    # Whether a column is the degree of every node, as LocalDegreeProfile has.
+    if x.layout != torch.strided or data.get('edge_index') is None:
+        return False
+    n = x.size(0)
+    for row in data.edge_index[:2]:
+        degree = torch.bincount(row.cpu(), minlength=n).to(x)
+        if n < 3 or degree.unique().numel() < 3:
+            continue
+        found = (x[:64] == degree[:64, None]).all(0).nonzero().view(-1)
+        if found.numel() and bool(
+            (x[:, found] == degree[:, None]).all(0).any()
+        ):
+            return True
+    return False
+
+
+@functional_transform('private_agp')
+class PrivateAGP(BaseTransform):
+    r"""Releases noisy sums over neighbours, once, on an account.
+
+    .. math::
+        S_k = W\, m(S_{k-1}) + \mathcal{N}(0, s^2 I), \quad S_0 = X
+
+    for :math:`k = 1, \ldots, K` (functional name: :obj:`private_agp`), with
+    messages :math:`m` of norm at most 1
+    (:func:`~pyg_trust.functional.messages`) and weights that bound what one
+    edge or node can move
+    (:func:`~pyg_trust.functional.hop_sensitivity`; the relations and proofs
+    are in :mod:`pyg_trust.functional.private_propagation`). All else is
+    post-processing: training on the released rows, other weights, heads and
+    any number of predictions cost nothing, as long as they read no edges.
+
+    .. code-block:: python
+
+        transform = PrivateAGP(
+            hops=1, relation='edge', epsilon=2.0, delta=1e-6,
+            ledger='graph.ledger',
+        )
+        data = transform(data)
+        print(transform.report().explain())
+
+    **Which relation?** ``'edge'`` where links are the secret and features are
+    known; ``'node'`` where a person's own record is (features, label, the
+    list of those it names), at any degree; ``'node_incident'`` where a node
+    with all its edges must leave no trace, up to a degree; ``'feature'``
+    where edges are public, for private predictions by a model that was
+    trained with :class:`~pyg_trust.privacy.PrivacyEngine`.
+
+    **Once.** The same graph and features get the same rows again, without
+    cost. Other ones are another release, and need budget. Noise comes from
+    the operating system. Kept rows are in memory: a new process with the
+    ledger spends anew, or is refused.
+
+    Args:
+        hops (int): :math:`K`; of ``'feature'`` 1, the measure says how far.
+            (default: :obj:`1`)
+        relation (str): ``'edge'``, ``'node'``, ``'node_incident'`` or
+            ``'feature'``. (default: :obj:`'edge'`)
+        epsilon (float, optional): the budget of all releases. A release
+            spends all of it, unless :obj:`mu` is given.
+            (default: :obj:`None`)
+        delta (float, optional): its :math:`\delta`; below one over ten times
+            the number of edges (a public power of ten) for ``'edge'``, of
+            nodes otherwise. Needed, unless there is an :obj:`engine` with a
+            budget. (default: :obj:`None`)
+        mu (float, optional): what one release spends. (default: :obj:`None`)
+        engine (PrivacyEngine, optional): private training whose account the
+            release goes on, for ``'feature'`` in the form ``'replace'``; with
+            :obj:`mu`. (default: :obj:`None`)
+        form (str, optional): ``'withdraw'`` (a record against a blank) or
+            ``'replace'`` (against any other: twice the sensitivity). By
+            default ``'replace'`` for ``'feature'``, else ``'withdraw'``.
+            (default: :obj:`None`)
+        directed (bool): whether edges are arcs; the data have to be so.
+            (default: :obj:`False`)
+        max_degree (int, optional): :math:`D`, of ``'node_incident'``, which
+            needs it, and ``'node'`` (1 by default).
+            (default: :obj:`None`)
+        measure (Measure, optional): of ``'feature'``, any linear propagation;
+            by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
+            D^{-1/2}` and without a node's own message.
+            (default: :obj:`None`)
+        weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
+            output is then :math:`\sum_k w_k S_k`; free.
+            (default: :obj:`None`)
+        degree_channel (float): of :func:`~pyg_trust.functional.messages`.
+            (default: :obj:`0.0`)
+        between (str): whether rows are brought to norm 1
+            (:obj:`'normalize'`) or clipped (:obj:`'clip'`).
+            (default: :obj:`'normalize'`)
+        cat (bool, optional): whether the output begins with the raw rows. By
+            default so for ``'edge'`` alone, whose relation takes them as
+            known; for the others they are private. (default: :obj:`None`)
+        attr (str): the attribute, float32 or float64 with a row per node.
+            (default: :obj:`'x'`)
+        seed (int, optional): of the noise, to repeat an experiment; what
+            comes out is not private. (default: :obj:`None`)
+        ledger (str or Path, optional): a file for the account.
+            (default: :obj:`None`)
+        ledger_head (str, optional): as of
+            :class:`~pyg_trust.privacy.PrivacyEngine`.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on a wrong argument; when called, on data whose
+            release can't be accounted for. Nothing is spent then.
+        BudgetExceededError: when called, if the budget does not allow it.
+            Nothing is spent then.
+
+    Example:
+        >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> data = Data(x=torch.eye(3), edge_index=edges)
+        >>> transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
+        >>> tuple(transform(data).x.shape)
+        (3, 6)
+        >>> round(transform.report().mu, 3)
+        0.388
+    """
+
+    def __init__(
+        self,
+        hops: int = 1,
+        relation: str = 'edge',
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        mu: float | None = None,
+        engine: 'PrivacyEngine | None' = None,
+        form: str | None = None,
+        directed: bool = False,
+        max_degree: int | None = None,
+        measure: Measure | None = None,
+        weights: Sequence[float] | None = None,
+        degree_channel: float = 0.0,
+        between: str = 'normalize',
+        cat: bool | None = None,
+        attr: str = 'x',
+        seed: int | None = None,
+        ledger: str | Path | None = None,
+        ledger_head: str | None = None,
+    ) -> None:
+        self.hops = check_integer('hops', hops, 1)
+        self.relation = make_relation(relation, form, directed, max_degree)
+        check_choice('between', between, BETWEEN)
+        check_instance('attr', attr, str)
+        if cat is not None:
+            check_instance('cat', cat, bool)
+        messages(torch.zeros(1, 1), degree_channel=degree_channel)
+        self.degree_channel, self.between = float(degree_channel), between
+        self.cat = relation == 'edge' if cat is None else cat
+        self.attr = attr
+        self.weights = _check_weights(weights, self.hops)
+        self._check_measure(measure)
+        self.engine = engine
+        self._check_budget(epsilon, delta, mu, engine, ledger)
+        self.seed = None if seed is None else rng.resolve(seed)
+        if ledger is not None:
+            check_instance('ledger', ledger, str, Path)
+        if ledger_head is not None:
+            check_instance('ledger_head', ledger_head, str)
+            if ledger is None:
+                raise ValueError(
+                    "'ledger_head' needs a 'ledger' that goes on from it"
+                )
+        self.ledger, self.ledger_head = ledger, ledger_head
+        self._owner = os.getpid()
+        self._account: ReleaseAccount | None = None
+        self._kept: dict[str, list[Tensor]] = {}
+        self._num_nodes = 0
+        self._through_engine: list[float] = []
+
+    def _check_measure(self, measure: Measure | None) -> None:
+        feature = self.relation.name == 'feature'
+        if measure is not None:
+            check_instance('measure', measure, Measure)
+            if not feature:
+                raise ValueError(
+                    "'measure' is for the relation 'feature' (got "
+                    f'{self.relation.name!r}): a linear chain of sums has no '
+                    'bounded sensitivity in edges; combine the released hops '
+                    "by 'weights'"
+                )
+        if feature and self.hops != 1:
+            raise ValueError(
+                "'hops' is for sums: how far 'feature' reaches is in "
+                f"'measure' (got {self.hops})"
+            )
+        if feature and (self.degree_channel or self.between == 'clip'):
+            raise ValueError(
+                "'degree_channel' and 'between' are for sums: degrees are "
+                "public under 'feature'"
+            )
+        self.measure = measure if measure is not None else TWO_HOPS
+        self._own = measure is not None
+
+    def _check_budget(
+        self,
+        epsilon: float | None,
+        delta: float | None,
+        mu: float | None,
+        engine: Any,
+        ledger: Any,
+    ) -> None:
+        if mu is not None:
+            check_positive('mu', mu)
+        if epsilon is not None:
+            check_positive('epsilon', epsilon)
+        if engine is not None:
+            if not hasattr(engine, 'spend_gaussian'):
+                raise TypeError(
+                    "'engine' needs to be a PrivacyEngine (got "
+                    f'{type(engine).__name__})'
+                )
+            relation = self.relation
+            if (relation.name, relation.form) != ('feature', 'replace'):
+                raise ValueError(
+                    "'engine' counts for the relation 'feature' in the form "
+                    f"'replace' (got {relation.name!r}, {relation.form!r}): "
+                    'training on walks protects no edge and no presence, and '
+                    'two relations have no account together'
+                )
+            if mu is None or epsilon is not None or ledger is not None:
+                raise ValueError(
+                    "'engine' has the budget and the ledger: give 'mu', what "
+                    "the release spends, and neither 'epsilon' nor 'ledger'"
+                )
+        elif epsilon is None and mu is None:
+            raise ValueError(
+                "'epsilon' (the budget) or 'mu' (what a release spends) needs "
+                'to be given'
+            )
+        if delta is None and engine is None:
+            raise ValueError("'delta' needs to be given")
+        self.epsilon = None if epsilon is None else float(epsilon)
+        self.delta = None if delta is None else check_delta(delta)
+        self.limit: float | None = None
+        if epsilon is not None and delta is not None:
+            self.limit = gaussian_mu_for(epsilon, delta)
+        self.mu = float(mu) if mu is not None else self.limit
+        assert self.mu is not None
+        if self.limit is not None and self.mu > self.limit:
+            raise ValueError(
+                f"'mu' needs to be at most {self.limit:.6g}, which is all of "
+                f'the budget (got {mu})'
+            )
+
+    @property
+    def seeded(self) -> bool:
+        """Whether noise comes from an explicit seed."""
+        return self.seed is not None
+
+    @property
+    def noise_stds(self) -> tuple[float, ...]:
+        """The standard deviation of the noise of each hop."""
+        assert self.mu is not None
+        each = self.mu / math.sqrt(self.hops)
+        return (self.relation.sensitivity / each,) * self.hops
+
+    @property
+    def account(self) -> ReleaseAccount | None:
+        """The account, once there was a release; none with an engine."""
+        return self._account
+
+    def released(self, data: Data) -> list[Tensor]:
+        r"""The noisy sums :math:`S_1, \ldots, S_K`, float64.
+
+        Args:
+            data (Data): the graph.
+
+        Returns:
+            list[Tensor]: made now, or kept from the first time.
+        """
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                'the transform belongs to another process, whose account '
+                'would not know what is spent here: release before workers '
+                'are started'
+            )
+        graph = release_graph(data, self.relation)
+        x = check_own(data, self.attr, self.relation)
+        if x.layout != torch.strided:
+            x = x.to_dense()
+        if self.relation.name == 'feature' and graph.num_nodes > MAX_COLUMNS:
+            raise ValueError(
+                f"'data' needs to have at most {MAX_COLUMNS} nodes, as each "
+                f'column is propagated by itself (got {graph.num_nodes})'
+            )
+        if self.delta is not None and self.delta > 1 / graph.num_nodes:
+            warnings.warn(
+                f'delta={self.delta:g} is above 1 / {graph.num_nodes}: giving '
+                'one of the nodes away at random would be allowed',
+                stacklevel=2,
+            )
+        sent = messages(
+            x, between=self.between, degree_channel=self.degree_channel
+        )
+        key = fingerprint(graph.rowptr, graph.col, sent)
+        account = self._open(graph.num_nodes)
+        with _LOCK:
+            if key not in self._kept:
+                self._kept[key] = self._release(graph, x, account)
+            return list(self._kept[key])
+
+    def _release(
+        self, graph: CSRGraph, x: Tensor, account: ReleaseAccount | None
+    ) -> list[Tensor]:
+        assert self.mu is not None
+        # All or nothing: no budget goes into half of the hops.
+        if account is not None:
+            account.check(self.mu)
+            number, spend = len(account.lines), account.spend
+        else:
+            assert self.engine is not None
+            number, spend = self.engine.steps, self._through
+        each = [self.mu / math.sqrt(self.hops)] * self.hops
+        paid = PaidNoise(self._source(number), spend, each)
+        if self.relation.name == 'feature':
+            return [
+                scaled_propagate(
+                    graph,
+                    x,
+                    self.measure,
+                    self.noise_stds[0],
+                    paid,
+                    own=self._own,
+                    scales=columns(graph, self.measure),
+                )
+            ]
+        weights = None
+        if self.relation.name == 'node':
+            weights = energy_weights(graph, self.relation.max_degree or 1)
+        return private_propagate(
+            graph,
+            x,
+            self.noise_stds,
+            paid,
+            self.relation.name,
+            weights,
+            between=self.between,
+            degree_channel=self.degree_channel,
+        )
+
+    def _source(self, number: int) -> SecureNoise | SeededNoise:
+        # A seed gives other noise to every release, also after a restart.
+        if self.seed is None:
+            return noise.source()
+        return noise.source(rng.derive(self.seed, number))
+
+    def _through(self, mu: float) -> None:
+        assert self.engine is not None
+        self.engine.spend_gaussian(mu)
+        self._through_engine.append(mu)
+
+    def _open(self, num_nodes: int) -> ReleaseAccount | None:
+        if self._num_nodes and self._num_nodes != num_nodes:
+            raise ValueError(
+                f"'data' needs to have the {self._num_nodes} nodes of the "
+                f'first release (got {num_nodes}): other data need another '
+                'account'
+            )
+        if self.engine is None and self._account is None:
+            self._account = ReleaseAccount(
+                {
+                    'relation': self.relation.name,
+                    'form': self.relation.form,
+                    'directed': self.relation.directed,
+                    'max_degree': self.relation.max_degree,
+                    'delta': self.delta,
+                    'num_nodes': num_nodes,
+                    'seeded': self.seeded,
+                },
+                limit=self.limit,
+                ledger=self.ledger,
+                ledger_head=self.ledger_head,
+            )
+        self._num_nodes = num_nodes
+        return self._account
+
+    def forward(self, data: Data) -> Data:
+        """Returns the graph with released rows.
+
+        ``data.propagated`` names the attribute that holds them.
+        """
+        rows = self.released(data)
+        x = data[self.attr]
+        if x.layout != torch.strided:
+            x = x.to_dense()
+        if self.weights is not None:
+            rows = [
+                sum(
+                    (
+                        w * row
+                        for w, row in zip(self.weights, rows, strict=True)
+                    ),
+                    torch.zeros_like(rows[0]),
+                )
+            ]
+        made = [row.to(x) for row in rows]
+        out = torch.cat([x, *made] if self.cat else made, 1)
+        data[self.attr] = out
+        before = data.get('propagated', ())
+        data.propagated = tuple(dict.fromkeys((*before, self.attr)))
+        _marks.remember(x, out)
+        return data
+
+    def report(self, delta: float | None = None) -> AggregationReport:
+        r"""What is guaranteed so far, with every assumption.
+
+        Args:
+            delta (float, optional): :math:`\delta`; by default that of the
+                budget. (default: :obj:`None`)
+        """
+        if not self._num_nodes:
+            raise RuntimeError('transform data first: nothing was released')
+        if delta is None:
+            delta = self.delta
+        if delta is None and self.engine is not None:
+            delta = self.engine.target_delta
+        if delta is None:
+            raise ValueError("'delta' needs to be given if there is no target")
+        delta = check_delta(delta)
+        if self.engine is not None:
+            mu = math.hypot(*self._through_engine)
+            epsilon = self.engine.get_epsilon(delta)
+            releases = len(self._through_engine)
+            target, head = self.engine.target_epsilon, self.engine.ledger_head
+        else:
+            assert self._account is not None
+            mu, releases = self._account.mu, len(self._account.lines)
+            epsilon = gaussian_epsilon(mu, delta)
+            target, head = self.epsilon, self._account.head
+        return make_report(
+            self.relation,
+            epsilon=epsilon,
+            delta=delta,
+            target_epsilon=target,
+            mu=mu,
+            mu_aggregation=mu,
+            hops=self.hops,
+            releases=releases,
+            noise_stds=self.noise_stds,
+            num_nodes=self._num_nodes,
+            raw_columns=self.cat,
+            seeded=self.seeded
+            or (self.engine is not None and self.engine.seeded),
+            ledger_head=head,
+            provenance=provenance(
+                transform=repr(self), engine=self.engine is not None
+            ),
+        )
+
+    def __copy__(self) -> 'PrivateAGP':
+        # A copy would be a second account of one budget.
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'PrivateAGP':
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            'a PrivateAGP can not be pickled: what a copy spends would not be '
+            'on its account. Transform first, and save the data'
+        )
+
+    def __repr__(self) -> str:
+        relation = self.relation
+        arguments: dict[str, Any] = {
+            'hops': self.hops,
+            'relation': relation.name,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'mu': self.mu if self.limit != self.mu else None,
+            'form': None
+            if self.relation.name == 'edge'
+            else self.relation.form,
+            'directed': self.relation.directed or None,
+            'max_degree': self.relation.max_degree,
+            'measure': f'{self.measure} of {self.measure.key}'
+            if self.relation.name == 'feature'
+            else None,
+            'weights': self.weights,
+            'degree_channel': self.degree_channel or None,
+            'between': None if self.between == 'normalize' else self.between,
+            'cat': self.cat,
+            'attr': None if self.attr == 'x' else self.attr,
+            'seed': self.seed,
+        }
+        given = ', '.join(
+            f'{name}={value!r}'
+            for name, value in arguments.items()
+            if value is not None
+        )
+        return f'{type(self).__name__}({given})'
+
+
+def _check_weights(
+    weights: Sequence[float] | None, hops: int
+) -> tuple[float, ...] | None:
+    if weights is None:
+        return None
+    if isinstance(weights, str) or not isinstance(weights, Sequence):
+        raise TypeError(
+            "'weights' needs to be a list of numbers "
+            f'(got {type(weights).__name__})'
+        )
+    made = tuple(check_finite('weights', weight) for weight in weights)
+    if len(made) != hops:
+        raise ValueError(
+            f"'weights' needs to have {hops} numbers, one for each hop (got "
+            f'{len(made)})'
+        )
+    return made

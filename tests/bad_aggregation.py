@@ -1,0 +1,343 @@
+"""Bad inputs of noisy sums, their account, and private classification."""
+
+import math
+from typing import Any
+
+import torch
+from bad_functional import COUNT, NOT_NEGATIVE, POSITIVE, RESULT, UNIT
+from bad_ground import temporary
+from bad_inputs import (
+    FUNCTION,
+    Row,
+    choice,
+    csr,
+    data,
+    instance,
+    integer,
+    number,
+    tensor,
+    undirected,
+    values,
+)
+from bad_procedures import training
+from bad_table import EXEMPT, entry
+from torch_geometric.data import Data
+
+from pyg_trust import account, noise, privacy, transforms
+from pyg_trust.functional import sgc
+
+MU = number(0, closed='low')
+MAYBE = number(0, none=True)
+HEAD = values(3, ['a'], b'a')
+LEDGER = values(3, ['a'])
+
+# Functions ###################################################################
+
+entry('functional.gaussian_epsilon', lambda: {'mu': 1.0, 'delta': 1e-3}, mu=MU)
+entry(
+    'functional.gaussian_mu_for',
+    lambda: {'epsilon': 1.0, 'delta': 1e-3},
+    epsilon=POSITIVE,
+)
+entry(
+    'functional.gaussian_mu',
+    lambda: {'sensitivities': [1.0, 2.0], 'stds': [1.0, 1.0]},
+    sensitivities=values(3, None, 'a', [1.0], [[1.0, 2.0]], [-1.0, 1.0]),
+    stds=values(3, None, 'a', [1.0], [0.0, 1.0], [math.nan, 1.0]),
+)
+entry(
+    'functional.contraction_mu',
+    lambda: {'c': 0.5, 'hops': 2, 'ratio': 1.0},
+    c=number(0, 1, closed='low high'),
+    hops=COUNT,
+    ratio=NOT_NEGATIVE,
+)
+entry(
+    'functional.hop_sensitivity',
+    lambda: {'relation': 'node_incident', 'max_degree': 3},
+    Row('of edges', {'relation': 'edge'}, "'max_degree'"),
+    relation=choice(),
+    directed=values(3, None, 'a'),
+    form=choice(),
+    max_degree=integer(1),
+)
+entry(
+    'functional.messages',
+    lambda: {'x': torch.rand(6, 2)},
+    x=tensor(),
+    between=choice(),
+    degree_channel=number(0, 1, closed='low'),
+)
+entry(
+    'functional.energy_weights',
+    lambda: {'graph': csr()},
+    max_degree=COUNT,
+)
+entry(
+    'functional.private_propagate',
+    lambda: {
+        'graph': csr(),
+        'x': torch.rand(6, 2),
+        'stds': [1.0],
+        'noise': noise.SecureNoise(),
+        'relation': 'node',
+        'weights': torch.ones(6, dtype=torch.float64),
+    },
+    Row('weights of edges', {'relation': 'edge'}, "'weights'"),
+    x=values(3, None, torch.rand(6), torch.rand(5, 2), torch.ones(6, 2).int()),
+    stds=values(3, None, 'a', [], [0.0], ['a'], [math.nan]),
+    noise=instance(),
+    relation=choice(),
+    weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
+    between=choice(),
+    degree_channel=number(0, 1, closed='low'),
+)
+entry(
+    'functional.column_norms',
+    lambda: {'graph': csr(), 'measure': sgc(2)},
+    own=values(3, None, 'a'),
+)
+entry(
+    'functional.scaled_propagate',
+    lambda: {
+        'graph': csr(),
+        'x': torch.rand(6, 2),
+        'measure': sgc(2),
+        'std': 1.0,
+        'noise': noise.SecureNoise(),
+    },
+    x=values(3, None, torch.rand(6), torch.rand(5, 2)),
+    std=POSITIVE,
+    noise=instance(),
+    own=values(3, None, 'a'),
+    scales=values(3, 'a', (torch.ones(6),), (torch.ones(6), torch.ones(6))),
+)
+
+# The account #################################################################
+
+
+def spent() -> account.ReleaseAccount:
+    return account.ReleaseAccount({'relation': 'edge'}, limit=9.0)
+
+
+entry(
+    'account.ReleaseAccount',
+    lambda: {'about': {'relation': 'edge'}, 'ledger': temporary()},
+    Row('no ledger', {'ledger': None, 'ledger_head': 'a'}, "'ledger_head'"),
+    about=values(3, None, 'a', [1]),
+    limit=MAYBE,
+    ledger=LEDGER,
+    ledger_head=HEAD,
+)
+for name in ('check', 'spend'):
+    entry(
+        f'account.ReleaseAccount.{name}',
+        lambda: (spent(), {'mu': 0.1}),
+        Row('too much', {'mu': 10.0}, "'mu'"),
+        mu=POSITIVE,
+    )
+entry(
+    'account.PaidNoise',
+    lambda: {'source': noise.SecureNoise(), 'spend': print, 'mus': [1.0]},
+    source=instance(),
+    spend=FUNCTION,
+    mus=values(3, None, 'a', ['a'], [0.0]),
+)
+entry(
+    'account.PaidNoise.normal',
+    lambda: (
+        account.PaidNoise(noise.SecureNoise(), spent().spend, [0.1] * 20),
+        {'shape': (2,)},
+    ),
+    shape=values(3, None, 'a'),
+)
+
+
+def attached() -> privacy.PrivacyEngine:
+    engine = privacy.PrivacyEngine(seed=0)
+    engine.make_private(**training(), noise_multiplier=4.0, max_grad_norm=1.0)
+    return engine
+
+
+entry(
+    'privacy.PrivacyEngine.spend_gaussian',
+    lambda: (attached(), {'mu': 0.5}),
+    Row('no noise', {'mu': 100.0}, "'(mu|lam)'"),
+    mu=POSITIVE,
+)
+
+# The transform ###############################################################
+
+
+def plain() -> Data:
+    return Data(x=torch.rand(6, 2), edge_index=undirected())
+
+
+def changed_plain(**changes: Any) -> Data:
+    made = plain()
+    for name, value in changes.items():
+        made[name] = value
+    return made
+
+
+def transform() -> transforms.PrivateAGP:
+    return transforms.PrivateAGP(mu=1.0, delta=1e-3)
+
+
+EXEMPT['transforms.AggregationReport'] = RESULT
+entry(
+    'transforms.PrivateAGP',
+    lambda: {'epsilon': 1.0, 'delta': 1e-3},
+    Row('no budget', {'epsilon': None}, "'epsilon'"),
+    Row('no delta', {'delta': None}, "'delta'"),
+    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
+    hops=COUNT,
+    relation=choice(),
+    epsilon=POSITIVE,
+    mu=MAYBE,
+    engine=values(3, 'a', object()),
+    form=choice(none=True),
+    directed=values(3, None, 'a'),
+    max_degree=integer(1, none=True),
+    measure=instance(none=True),
+    weights=values(3, 'a', [1.0, 2.0], ['a'], [math.nan]),
+    degree_channel=number(0, 1, closed='low'),
+    between=choice(),
+    cat=values(3, 'a'),
+    attr=values(3, None),
+    ledger=LEDGER,
+    ledger_head=HEAD,
+)
+for name in ('forward', 'released'):
+    entry(
+        f'transforms.PrivateAGP.{name}',
+        lambda: (transform(), {'data': plain()}),
+        Row(
+            'weights',
+            {'data': changed_plain(edge_weight=torch.ones(10))},
+            "'data'",
+        ),
+        Row('own', {'data': changed_plain(propagated=('x',))}, "'data'"),
+        Row('no rows', {'data': changed_plain(x=None)}, "'data'"),
+        data=data(),
+    )
+
+
+def released() -> transforms.PrivateAGP:
+    made = transform()
+    made(plain())
+    return made
+
+
+entry(
+    'transforms.PrivateAGP.report',
+    lambda: (released(), {'delta': 1e-3}),
+)
+
+# The classifier ##############################################################
+
+
+def labelled() -> Data:
+    made = plain()
+    made.y = torch.tensor([0, 1, 0, 1, 0, 1])
+    made.train_mask = torch.arange(6) < 4
+    return made
+
+
+def classifier() -> privacy.PrivateNodeClassifier:
+    return privacy.PrivateNodeClassifier('node', 8.0, 1e-3, steps=2)
+
+
+def fitted() -> privacy.PrivateNodeClassifier:
+    return classifier().fit(labelled())
+
+
+entry(
+    'privacy.PrivateNodeClassifier',
+    lambda: {},
+    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
+    relation=choice(),
+    epsilon=POSITIVE,
+    hops=COUNT,
+    shares=values(
+        3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), ('a', 'b', 'c')
+    ),
+    encoder=instance(none=True),
+    head=instance(none=True),
+    ledger=LEDGER,
+    form=choice(none=True),
+    directed=values(3, None, 'a'),
+    max_degree=integer(1, none=True),
+    measure=instance(none=True),
+    steps=COUNT,
+    lr=POSITIVE,
+    epochs=COUNT,
+    num_classes=integer(1, none=True),
+    ledger_head=HEAD,
+)
+entry(
+    'privacy.PrivateNodeClassifier.fit',
+    lambda: (classifier(), {'data': labelled()}),
+    Row('no labels', {'data': plain()}, "'data'"),
+    data=data(),
+)
+ROWS = values(
+    3, 'a', torch.rand(5, 2), torch.rand(6, 3), torch.ones(6, 2).int()
+)
+entry(
+    'privacy.PrivateNodeClassifier.logits',
+    lambda: (fitted(), {'x': torch.rand(6, 2)}),
+    x=ROWS,
+)
+entry(
+    'privacy.PrivateNodeClassifier.predict',
+    lambda: (fitted(), {'index': torch.tensor([0]), 'x': torch.rand(6, 2)}),
+    index=values(3, 'a', torch.tensor([9]), torch.tensor([-1]), torch.rand(2)),
+    x=ROWS,
+)
+entry(
+    'privacy.PrivateNodeClassifier.report',
+    lambda: (fitted(), {'delta': 1e-3}),
+)
+
+
+def loaded() -> tuple[privacy.PrivateNodeClassifier, dict[str, Any]]:
+    model = fitted()
+    return model, {'state': model.state_dict()}
+
+
+entry(
+    'privacy.PrivateNodeClassifier.load_state_dict',
+    loaded,
+    state=values(3, None, 'a', {}, {'format': 1}),
+)
+
+# The audit ###################################################################
+
+EXEMPT['privacy.MuAuditReport'] = RESULT
+entry(
+    'privacy.empirical_mu',
+    lambda: {'negative': [0.0] * 9, 'positive': [1.0] * 9},
+    negative=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
+    positive=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
+    confidence=UNIT,
+    claim=MAYBE,
+)
+entry(
+    'privacy.audit_aggregation',
+    lambda: {
+        'release': transforms.PrivateAGP(mu=1.0, delta=1e-6).released,
+        'num_canaries': 40,
+        'seed': 0,
+    },
+    Row('no rows', {'release': lambda data: [data.x[:1]]}, "'release'"),
+    Row('no list', {'release': lambda data: data.x}, "'release'"),
+    release=FUNCTION,
+    relation=choice(),
+    claim_mu=MAYBE,
+    num_canaries=integer(20),
+    directed=values(3, None, 'a'),
+    form=choice(),
+    list_size=COUNT,
+    confidence=UNIT,
+)

@@ -1,0 +1,142 @@
+"""Private descent on single rows: no record moves a sum by more than C."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pyg_trust.functional.private_descent import (
+    clipped_gradients,
+    descent_noise,
+    linear_gradient,
+    private_linear,
+    row_outputs,
+    unit_rows,
+)
+
+
+class Counted:
+    def __init__(self):
+        self.drawn = []
+
+    def normal(self, shape):
+        self.drawn.append(tuple(shape))
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)
+    )
+
+
+ROWS = torch.cat(
+    [
+        torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) * 9,
+        torch.tensor([[1e18, 0, 0, 0], [0, 0, 0, 0]]),
+    ]
+)
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+
+
+@pytest.mark.parametrize('C', [0.01, 1.0])
+def test_a_record_withdrawn_moves_any_model_by_C(C):
+    net = model()
+    whole = clipped_gradients(net, ROWS, LABELS, C)
+    for v in range(len(ROWS)):
+        kept = torch.arange(len(ROWS)) != v
+        less = clipped_gradients(net, ROWS[kept], LABELS[kept], C)
+        moved = math.hypot(
+            *(float((a - b).norm()) for a, b in zip(whole, less, strict=True))
+        )
+        assert moved <= C
+
+
+def test_gradients_are_those_of_a_loop():
+    net = model()
+    expected = [torch.zeros_like(p).double() for p in net.parameters()]
+    for x, y in zip(ROWS[:6], LABELS[:6], strict=True):
+        net.zero_grad()
+        F.cross_entropy(net(x[None]), y[None]).backward()
+        grads = [p.grad.double() for p in net.parameters()]
+        norm = math.hypot(*(float(g.norm()) for g in grads))
+        for total, g in zip(expected, grads, strict=True):
+            total += g * min(1, 0.5 / norm)
+    found = clipped_gradients(net, ROWS[:6], LABELS[:6], 0.5)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_linear_model_has_the_gradients_of_any_other():
+    x = np.random.default_rng(0).standard_normal((9, 4)) * 3
+    y = np.arange(9) % 3
+    W = np.random.default_rng(1).standard_normal((5, 3))
+    net = nn.Linear(4, 3).double()
+    net.weight.data = torch.from_numpy(W[:-1].T.copy())
+    net.bias.data = torch.from_numpy(W[-1].copy())
+    logits = torch.from_numpy(x @ W[:-1] + W[-1])
+    error = logits.softmax(1).numpy() - np.eye(3)[y]
+    found = linear_gradient(x, error, 0.7)
+    weight, bias = clipped_gradients(
+        net, torch.from_numpy(x), torch.from_numpy(y), 0.7
+    )
+    assert np.allclose(found[:-1].T, weight.numpy(), rtol=1e-9)
+    assert np.allclose(found[-1], bias.numpy(), rtol=1e-9)
+
+
+def test_a_record_withdrawn_moves_a_linear_model_by_C():
+    x = np.random.default_rng(0).standard_normal((20, 6)) * 100
+    x[3] = 0
+    x[4, 2] = np.inf
+    error = np.random.default_rng(2).standard_normal((20, 3))
+    whole = linear_gradient(x, error, 1.0)
+    for v in range(20):
+        kept = np.arange(20) != v
+        less = linear_gradient(x[kept], error[kept], 1.0)
+        assert np.linalg.norm(whole - less) <= 1.0
+
+
+@pytest.mark.parametrize('layout', ['dense', 'sparse'])
+def test_rows_have_norm_one(layout):
+    x = torch.zeros(5, 300)
+    x[0, :2] = torch.tensor([3.0, 4.0])
+    x[1, 0] = math.nan
+    x[2, 7] = 1e38
+    x[3, 0], x[3, 1] = 1e-30, math.inf
+    made = unit_rows(x.to_sparse_csr() if layout == 'sparse' else x)
+    made = np.asarray(made.todense() if hasattr(made, 'todense') else made)
+    assert np.allclose(made[0, :2], [0.6, 0.8], rtol=1e-5)
+    assert np.allclose(np.linalg.norm(made, axis=1), [1, 0, 1, 0, 0])
+    assert np.linalg.norm(made, axis=1).max() <= 1
+
+
+def test_noise_is_drawn_once_a_step_and_has_its_deviation():
+    counted = Counted()
+    x = np.eye(4)
+    private_linear(x, np.arange(4) % 2, 2, counted, 3.0, steps=7)
+    assert counted.drawn == [(5, 2)] * 7
+    assert descent_noise(0.5, 16) == 8
+    assert descent_noise(0.5, 16, 'replace') == 16
+
+    class Loud:
+        def normal(self, shape):
+            return torch.ones(shape, dtype=torch.float64)
+
+    # A first step of Adam shows the sign of gradient plus z C.
+    made = private_linear(
+        x, np.arange(4) % 2, 2, Loud(), 100.0, steps=1, max_grad_norm=0.5
+    )
+    assert (made < 0).all()
+
+
+def test_rows_are_worked_on_alone():
+    class Couples(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    x = torch.randn(5, 3)
+    assert not row_outputs(Couples(), x).any()  # a mean of one row is it

@@ -1,0 +1,330 @@
+"""A classifier with private edges or nodes: free predictions, one account."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.privacy import PrivateNodeClassifier
+
+RELATIONS = [
+    {'relation': 'edge'},
+    {'relation': 'node'},
+    {'relation': 'node', 'form': 'replace', 'hops': 2},
+    {'relation': 'node_incident', 'max_degree': 4},
+    {'relation': 'feature'},
+]
+QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'epochs': 5}
+
+
+def graph(n=60, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    same = y[:, None] == y[None]
+    chance = torch.where(same, 0.3, 0.02)
+    dense = torch.rand(n, n, generator=generator) < chance
+    dense = dense.triu(1)
+    dense = dense | dense.t()
+    x = torch.randn(n, 5, generator=generator)
+    x[torch.arange(n), y] += 1
+    mask = torch.rand(n, generator=generator)
+    return Data(
+        x=x,
+        y=y,
+        edge_index=dense.nonzero().t().contiguous(),
+        train_mask=mask < 0.6,
+        val_mask=mask > 0.9,
+    )
+
+
+class Closed(Data):
+    """A graph whose edges can be looked at until they are closed."""
+
+    open = True
+
+    def __getattribute__(self, name):
+        if name in ('edge_index', 'adj_t') and not Closed.open:
+            raise AssertionError('edges were read after the release')
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize('arguments', RELATIONS)
+def test_predictions_are_free_and_read_no_edges(arguments):
+    data = graph()
+    closed = Closed(**data.to_dict())
+    model = PrivateNodeClassifier(**QUICK, **arguments).fit(closed)
+    lines, mu = len(model.account.lines), model.account.mu
+    Closed.open = False
+    try:
+        closed._store._mapping['edge_index'].zero_()
+        first = model.predict()
+        for _ in range(3):
+            assert torch.equal(model.predict(), first)
+        assert torch.equal(model.predict(x=data.x), first)
+        assert torch.equal(
+            model.predict(data.train_mask), first[data.train_mask]
+        )
+        assert torch.equal(model.logits().argmax(1), first)
+    finally:
+        Closed.open = True
+    assert len(model.account.lines) == lines
+    assert model.account.mu == mu
+    report = model.report()
+    assert report.epsilon == pytest.approx(8.0, rel=1e-9)
+    assert report.epsilon <= 8.0 + 1e-9
+    assert math.hypot(
+        report.mu_encoder, report.mu_aggregation, report.mu_head
+    ) == pytest.approx(report.mu)
+    private = arguments['relation'] != 'edge'
+    assert lines == arguments.get('hops', 1) + 2 * private
+    assert bool(report.mu_head) == private
+    assert report.rows == (
+        'others' if arguments['relation'] == 'node_incident' else 'all'
+    )
+    report.to_json()
+    assert 'Not covered' in report.explain()
+
+
+def test_the_same_data_cost_nothing_and_others_are_refused():
+    data = graph()
+    model = PrivateNodeClassifier('node', **QUICK).fit(data)
+    rows, lines = model.released[0], model.account.lines
+    model.fit(data)
+    assert torch.equal(model.released[0], rows)
+    data.y = torch.where(data.train_mask, data.y, 0)  # labels nobody reads
+    model.fit(data)
+    assert model.account.lines == lines
+    keep = torch.ones(data.num_edges, dtype=torch.bool)
+    u, v = data.edge_index[:, 0]
+    pair = (data.edge_index == u).any(0) & (data.edge_index == v).any(0)
+    data.edge_index = data.edge_index[:, keep & ~pair]
+    with pytest.raises(BudgetExceededError, match='nothing was spent'):
+        model.fit(data)
+    assert model.account.lines == lines
+    assert torch.equal(model.released[0], rows)
+
+
+@pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
+def test_labels_of_other_nodes_are_never_read(relation):
+    data = graph()
+    del data.val_mask
+    data.y[~data.train_mask] = 10**6  # would be out of range
+    model = PrivateNodeClassifier(relation, **QUICK, num_classes=3, seed=0)
+    torch.manual_seed(0)
+    first = model.fit(data).logits()
+    data.y[~data.train_mask] = 1
+    other = PrivateNodeClassifier(relation, **QUICK, num_classes=3, seed=0)
+    torch.manual_seed(0)
+    assert torch.equal(other.fit(data).logits(), first)
+    assert str(model.report()).startswith('not private')
+
+
+def test_a_ledger_that_is_spent_refuses_a_new_process(tmp_path):
+    data, file = graph(), tmp_path / 'ledger'
+    model = PrivateNodeClassifier('node', **QUICK, ledger=file).fit(data)
+    state = copy.deepcopy(model.state_dict())
+    expected = model.predict()
+    model.close()
+    again = PrivateNodeClassifier('node', **QUICK, ledger=file)
+    with pytest.raises(BudgetExceededError):
+        again.fit(data)
+    again.load_state_dict(state)
+    assert torch.equal(again.predict(x=data.x), expected)
+    assert len(again.account.lines) == 3
+    with pytest.raises(ValueError, match="'x' needs to be given"):
+        again.predict()
+    again.close()
+    other = PrivateNodeClassifier('edge', **QUICK, ledger=file)
+    with pytest.raises(ValueError, match='another mechanism'):
+        other.fit(data)
+
+
+def test_a_checkpoint_puts_what_was_spent_on_a_fresh_account():
+    data = graph()
+    model = PrivateNodeClassifier('node', **QUICK).fit(data)
+    state = model.state_dict()
+    text = repr(sorted(state))
+    assert 'seed' not in text
+    assert "'x'" not in text
+    fresh = PrivateNodeClassifier('node', **QUICK)
+    fresh.load_state_dict(state)
+    assert fresh.account.mu == pytest.approx(model.account.mu)
+    with pytest.raises(BudgetExceededError):
+        fresh.fit(data)
+    for changes in (
+        {'history': state['history'][:1] * 2},
+        {'setting': {**state['setting'], 'epsilon': 1.0}},
+        {'format': 0},
+        {'released': []},
+    ):
+        with pytest.raises(ValueError, match="'state'"):
+            model.load_state_dict({**state, **changes})
+    assert model.predict().shape == (60,)
+
+
+class Couples(nn.Module):
+    """Subtracts the mean over nodes: rows are not by themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    'part',
+    [
+        nn.BatchNorm1d(5),
+        nn.InstanceNorm1d(5, track_running_stats=True),
+        GCNConv(5, 3),
+    ],
+)
+def test_layers_over_nodes_are_refused(part):
+    with pytest.raises(ValueError, match='single rows'):
+        PrivateNodeClassifier(
+            'node', encoder=nn.Sequential(part, nn.Linear(5, 3))
+        )
+
+
+def test_any_model_on_single_rows_trains():
+    torch.manual_seed(0)
+    data = graph()
+    encoder = nn.Sequential(
+        nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    before = copy.deepcopy(encoder.state_dict())
+    for relation in ('edge', 'node'):
+        model = PrivateNodeClassifier(
+            relation, **QUICK, encoder=encoder, head=nn.Linear(6, 3)
+        ).fit(data)
+        assert model.predict().shape == (60,)
+        assert all(
+            torch.equal(a, before[k]) for k, a in encoder.state_dict().items()
+        )
+    # A model that couples rows sees one at a time: others change nothing.
+    model = PrivateNodeClassifier('node', **QUICK, encoder=Couples()).fit(data)
+    x = data.x.clone()
+    x[1:] = 7.0
+    assert torch.equal(model.logits(x=x)[0], model.logits()[0])
+    with pytest.raises(ValueError, match='3 logits'):
+        PrivateNodeClassifier('node', **QUICK, encoder=nn.Linear(5, 4)).fit(
+            data
+        )
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        ({'shares': (0.5, 0.5, 0.5)}, "'shares'"),
+        ({'shares': (0.5, 0.5, 0.0)}, "'shares'"),
+        ({'relation': 'edge', 'shares': (0.4, 0.5, 0.1)}, "'shares'"),
+        ({'hops': 0}, "'hops'"),
+        ({'relation': 'feature', 'hops': 2}, "'hops'"),
+        ({'delta': 1.0}, "'delta'"),
+        ({'epsilon': 0.0}, "'epsilon'"),
+        ({'relation': 'node_incident'}, "'max_degree' is needed"),
+        ({'ledger_head': 'a'}, "'ledger_head'"),
+    ],
+)
+def test_bad_arguments(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        PrivateNodeClassifier(**{**QUICK, **arguments})
+
+
+def test_bad_data_spend_nothing():
+    model = PrivateNodeClassifier('node', **QUICK)
+    for name, value in (
+        ('train_mask', torch.zeros(60, dtype=torch.bool)),
+        ('train_mask', None),
+        ('y', torch.full((60,), -1)),
+        ('edge_index', graph().edge_index[:, ::3]),
+        ('edge_weight', torch.ones(graph().num_edges)),
+    ):
+        data = graph()
+        data[name] = value
+        with pytest.raises(ValueError, match='need'):
+            model.fit(data)
+        assert model.account is None
+    with pytest.raises(TypeError, match='pickled'):
+        pickle.dumps(model)
+    assert copy.deepcopy(model) is model
+
+
+def test_blank_rows_one_class_and_no_edges_are_fine():
+    data = graph()
+    data.x[:5] = math.nan
+    data.x[5:9] = 0
+    data.edge_index = data.edge_index[:, :0]
+    data.y = torch.zeros(60, dtype=torch.int64)
+    for arguments in RELATIONS:
+        model = PrivateNodeClassifier(**QUICK, **arguments).fit(data)
+        assert bool(model.logits().isfinite().all())
+
+
+def test_sparse_features_are_those_of_dense_ones():
+    data = graph()
+    data.x = data.x * (torch.rand(60, 5) < 0.05)
+    other = data.clone()
+    other.x = data.x.to_sparse_csr()
+    made = [
+        PrivateNodeClassifier('node', **QUICK, seed=3).fit(each).logits()
+        for each in (data, other)
+    ]
+    assert torch.allclose(*made)
+
+
+def test_the_account_is_one_closed_form():
+    model = PrivateNodeClassifier('node', **QUICK, hops=2)
+    encoder, sums, head = model.mus
+    each = model.relation.sensitivity / model.noise_stds[0]
+    mu = math.sqrt(encoder**2 + 2 * each**2 + head**2)
+    assert gaussian_epsilon(mu, 1e-4) == pytest.approx(8.0)
+    assert sums == pytest.approx(math.sqrt(2) * each)
+
+
+def test_facebook(shared):
+    """The figures of the documentation, less their spread."""
+    import numpy as np
+    from torch_geometric.utils import remove_self_loops, to_undirected
+
+    found = np.load(shared / 'data/MUSAE/facebook.npz')
+    y = torch.from_numpy(found['y'].astype(np.int64))
+    n, edges = len(y), torch.from_numpy(found['edges'].astype(np.int64))
+    edges = edges if edges.size(0) == 2 else edges.t()
+    row = np.repeat(np.arange(n), np.diff(found['x_indptr']))
+    at = np.stack([row, found['x_indices']]).astype(np.int64)
+    x = torch.sparse_coo_tensor(
+        torch.from_numpy(at),
+        torch.ones(at.shape[1]),
+        (n, int(found['num_features'])),
+        check_invariants=True,
+    )
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    train = torch.zeros(n, dtype=torch.bool)
+    train[order[: int(0.75 * n)]] = True
+    test = order[int(0.85 * n) :]
+    data = Data(
+        x=x.coalesce(),
+        y=y,
+        train_mask=train,
+        edge_index=to_undirected(remove_self_loops(edges)[0], num_nodes=n),
+    )
+    for relation, form, epsilon, least in (
+        ('node', None, 4.0, 0.875),
+        ('node', None, 8.0, 0.900),
+        ('node', None, 16.0, 0.920),
+        ('feature', 'replace', 8.0, 0.885),
+    ):
+        model = PrivateNodeClassifier(relation, epsilon, 1e-5, form=form)
+        right = model.fit(data).predict(test) == y[test]
+        # One split has a deviation of half a point.
+        assert float(right.float().mean()) > least - 0.01

@@ -1,0 +1,121 @@
+"""The audit of releases: right ones pass, planted faults are caught."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_trust.privacy import audit_aggregation, empirical_mu
+from pyg_trust.transforms import PrivateAGP
+
+ROOT = math.sqrt(2)
+
+
+def right(hops=1, **arguments):
+    transform = PrivateAGP(hops, mu=2.0, delta=1e-6, seed=1, **arguments)
+    return transform.released
+
+
+def faulty(std, hops=1, normalize=True):
+    """Plain sums with noise of a deviation, whoever is protected."""
+
+    def release(data):
+        n, rows, x = data.num_nodes, [], data.x
+        generator = torch.Generator().manual_seed(0)
+        into = torch.sparse_coo_tensor(
+            data.edge_index.flip(0),
+            torch.ones(data.num_edges, dtype=torch.float64),
+            (n, n),
+        )
+        for _ in range(hops):
+            norm = x.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            noise = torch.randn(x.shape, generator=generator).double()
+            x = into @ (x / norm if normalize else x) + std * noise
+            rows.append(x)
+        return rows
+
+    return release
+
+
+@pytest.mark.parametrize('hops', [1, 2])
+def test_edges(hops):
+    std = ROOT * math.sqrt(hops) / 2  # of mu = 2
+    assert not audit_aggregation(right(hops), 'edge', 2.0, seed=0).violated
+    faults = {
+        'half the noise': faulty(std / 2, hops),
+        'an edge counted once': faulty(std / ROOT, hops),
+        'no normalisation': faulty(std, hops, normalize=False),
+    }
+    if hops == 2:
+        faults['an unpaid hop'] = faulty(ROOT / 2, hops)
+    for name, release in faults.items():
+        report = audit_aggregation(release, 'edge', 2.0, seed=0)
+        assert report.violated, name
+    # Bounds are near to the truth: the test has power.
+    report = audit_aggregation(faulty(std, hops), 'edge', 2.0, seed=0)
+    assert 1.5 < report.mu_lower <= 2.0
+
+
+def test_arcs():
+    release = right(directed=True)
+    report = audit_aggregation(release, 'edge', 2.0, directed=True, seed=0)
+    assert 1.5 < report.mu_lower <= 2.0
+    # The noise of an arc on undirected edges.
+    assert audit_aggregation(faulty(0.5), 'edge', 2.0, seed=0).violated
+
+
+@pytest.mark.parametrize('size', [1, 10, 100])
+def test_records_of_any_degree(size):
+    canaries = 4000 if size < 100 else 600
+    arguments = {'list_size': size, 'seed': 0}
+    release = right(relation='node', directed=True)
+    report = audit_aggregation(release, 'node', 2.0, canaries, **arguments)
+    assert 1.2 < report.mu_lower <= 2.0
+    # Sums without weights, accounted as if they had them.
+    report = audit_aggregation(faulty(0.5), 'node', 2.0, canaries, **arguments)
+    assert report.violated == (size > 1)
+    # A record against a blank, where any other was claimed.
+    report = audit_aggregation(
+        right(relation='node', directed=True),
+        *('node', 2.0, canaries),
+        form='replace',
+        **arguments,
+    )
+    assert report.violated
+    report = audit_aggregation(
+        right(relation='node', directed=True, form='replace'),
+        *('node', 2.0, canaries),
+        form='replace',
+        **arguments,
+    )
+    assert not report.violated
+
+
+def test_features_over_public_edges():
+    for form in ('withdraw', 'replace'):
+        release = right(relation='feature', form=form)
+        report = audit_aggregation(
+            release, 'feature', 2.0, 4000, form=form, seed=0
+        )
+        assert 1.2 < report.mu_lower <= 2.0
+    release = right(relation='feature', form='withdraw')
+    report = audit_aggregation(
+        release, 'feature', 2.0, 4000, form='replace', seed=0
+    )
+    assert report.violated
+
+
+def test_bounds_are_those_of_two_gaussians():
+    generator = np.random.default_rng(0)
+    above = 0
+    for _ in range(200):
+        negative = generator.standard_normal(1000)
+        positive = generator.standard_normal(1000) + 1.5
+        report = empirical_mu(negative, positive, claim=1.5)
+        above += report.violated
+        assert report.mu_lower > 0.9
+    # At most 5 % each; more than 25 of 200 by chance once in 1e5.
+    assert above <= 25
+    same = empirical_mu(np.zeros(50), np.zeros(50))
+    assert same.mu_lower == 0

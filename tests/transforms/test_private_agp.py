@@ -1,0 +1,356 @@
+"""PrivateAGP: once, on an account, and nothing that has no bound."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCNConv
+
+from pyg_trust import noise
+from pyg_trust.functional import (
+    gaussian_epsilon,
+    gaussian_mu_for,
+    messages,
+    sgc,
+    wor_epsilon,
+)
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.transforms import AGP, PrivateAGP
+
+RELATIONS = [
+    {'relation': 'edge'},
+    {'relation': 'node'},
+    {'relation': 'node', 'form': 'replace'},
+    {'relation': 'node_incident', 'max_degree': 3},
+    {'relation': 'feature'},
+]
+
+
+def path(n=12, columns=3):
+    row = torch.arange(n - 1)
+    edges = torch.stack([row, row + 1])
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.randn(n, columns, generator=generator),
+        y=torch.arange(n) % 2,
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+    )
+
+
+def lines(transform):
+    return len(transform.account.lines)
+
+
+@pytest.mark.parametrize('arguments', RELATIONS)
+def test_the_same_data_get_the_same_rows_and_another_edge_pays(arguments):
+    data = path()
+    transform = PrivateAGP(epsilon=1.0, delta=1e-3, **arguments)
+    before = copy.deepcopy(data)
+    first = transform(data)
+    assert torch.equal(data.x, before.x)
+    assert torch.equal(data.edge_index, before.edge_index)
+    order = torch.randperm(data.num_edges)
+    shuffled = Data(x=data.x, edge_index=data.edge_index[:, order])
+    assert torch.equal(transform(shuffled).x, first.x)
+    assert lines(transform) == 1
+    assert transform.report().epsilon <= 1.0
+    other = Data(x=data.x, edge_index=data.edge_index[:, 1:-1])
+    keep = ~((data.edge_index == 0).any(0))
+    other = Data(x=data.x, edge_index=data.edge_index[:, keep])
+    with pytest.raises(BudgetExceededError, match='nothing was spent'):
+        transform(other)
+    assert lines(transform) == 1
+    # What was released is still there, and still free.
+    assert torch.equal(transform(data).x, first.x)
+
+
+def test_with_a_price_another_graph_is_another_line():
+    data, mu = path(), gaussian_mu_for(1.0, 1e-3)
+    transform = PrivateAGP(epsilon=1.0, delta=1e-3, mu=0.7 * mu)
+    first = transform(data).x
+    data.x = data.x.flip(0)
+    second = transform(data).x
+    assert lines(transform) == 2
+    assert transform.report().epsilon == pytest.approx(
+        gaussian_epsilon(math.sqrt(2) * 0.7 * mu, 1e-3)
+    )
+    assert not torch.equal(first[:, 3:], second[:, 3:])
+    data.x = data.x * 1.5  # the same messages: nothing new to be told
+    transform(data)
+    assert lines(transform) == 2
+    data.x = data.x + 1
+    with pytest.raises(BudgetExceededError):
+        transform(data)
+
+
+def test_a_fresh_process_draws_other_noise_or_none(tmp_path):
+    data, file = path(), tmp_path / 'ledger'
+    arguments = {'mu': 0.5, 'delta': 1e-3, 'ledger': file, 'seed': 1}
+    transform = PrivateAGP(**arguments)
+    first = transform(data).x
+    transform.account.close()
+    again = PrivateAGP(**arguments)
+    second = again(data).x
+    assert lines(again) == 2
+    assert not torch.equal(first, second), 'the same seed, but not the noise'
+    again.account.close()
+    spent = PrivateAGP(epsilon=0.1, delta=1e-3, ledger=file, seed=1)
+    with pytest.raises(BudgetExceededError):
+        spent(data)
+    spent.account.close()
+    other = PrivateAGP(relation='node', mu=0.5, delta=1e-3, ledger=file)
+    with pytest.raises(ValueError, match='another mechanism'):
+        other(data)
+
+
+def test_what_is_released_is_the_sum_and_noise_of_its_deviation():
+    data = path(3000, 4)
+    for arguments in RELATIONS[:4]:
+        transform = PrivateAGP(2, mu=2.0, delta=1e-5, cat=False, **arguments)
+        rows = transform.released(data)
+        n = data.num_nodes
+        A = torch.sparse_coo_tensor(
+            data.edge_index.flip(0),
+            torch.ones(data.num_edges).double(),
+            (n, n),
+        )
+        sent = messages(data.x)
+        for row, std in zip(rows, transform.noise_stds, strict=True):
+            if arguments['relation'] == 'node':
+                degree = torch.bincount(data.edge_index[0], minlength=n)
+                sent = sent / degree.double().sqrt()[:, None]
+            drawn = (row - A @ sent) / std
+            assert noise.p_value(drawn) > noise.LEAST_P_VALUE
+            sent = messages(row)
+        # mu of both hops together, by what neighbours move.
+        each = transform.relation.sensitivity / transform.noise_stds[0]
+        assert math.sqrt(2) * each == pytest.approx(2.0)
+        assert transform.report().mu == pytest.approx(2.0)
+
+
+def test_removing_an_edge_keeps_all_shapes():
+    data = path(3)
+    whole = PrivateAGP(2, mu=1.0, delta=1e-3)(data).x
+    data.edge_index = data.edge_index[:, [0, 2]]  # node 2 is isolated
+    assert PrivateAGP(2, mu=1.0, delta=1e-3)(data).x.shape == whole.shape
+    data.edge_index = data.edge_index[:, :0]
+    assert PrivateAGP(2, mu=1.0, delta=1e-3)(data).x.shape == whole.shape
+
+
+def test_rows_without_numbers_count_as_zero():
+    data = path()
+    data.x[3] = math.nan
+    data.x[5, 0] = math.inf
+    made = PrivateAGP(mu=1.0, delta=1e-3, cat=False)(data).x
+    assert bool(made.isfinite().all())
+
+
+@pytest.mark.parametrize('arguments', RELATIONS)
+def test_raw_rows_are_in_the_output_where_they_are_known(arguments):
+    made = PrivateAGP(mu=1.0, delta=1e-3, **arguments)(path()).x
+    wide = arguments['relation'] == 'edge'
+    assert made.shape == (12, 6 if wide else 3)
+    transform = PrivateAGP(mu=1.0, delta=1e-3, cat=True, **arguments)
+    transform(path())
+    said = ' '.join(transform.report().not_covered)
+    assert ('raw rows' in said) == (not wide)
+
+
+def bad_graphs():
+    edges = path().edge_index
+    loop = torch.tensor([[3], [3]])
+    yield 'directed', {'edge_index': edges[:, :5]}, {}
+    yield 'directed', {}, {'directed': True}
+    yield 'self-loops', {'edge_index': torch.cat([edges, loop], 1)}, {}
+    yield 'duplicate', {'edge_index': torch.cat([edges, edges], 1)}, {}
+    yield 'weight', {'edge_weight': torch.ones(22)}, {}
+    yield 'own', {'propagated': ('x',)}, {}
+
+
+@pytest.mark.parametrize('relation', ['edge', 'node'])
+@pytest.mark.parametrize('case', bad_graphs(), ids=lambda c: c[0])
+def test_what_can_not_be_accounted_for_spends_nothing(relation, case):
+    said, changes, arguments = case
+    data = path()
+    for name, value in changes.items():
+        data[name] = value
+    transform = PrivateAGP(relation=relation, mu=1.0, delta=1e-3, **arguments)
+    with pytest.raises(ValueError, match=said):
+        transform(data)
+    assert transform.account is None
+
+
+def test_columns_of_the_graph_are_refused():
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.rand(30, 30, generator=generator) < 0.2
+    dense = (dense | dense.t()) & ~torch.eye(30, dtype=torch.bool)
+    data = Data(
+        x=torch.randn(30, 2), edge_index=dense.nonzero().t().contiguous()
+    )
+    transform = PrivateAGP(mu=1.0, delta=1e-3)
+    with pytest.raises(ValueError, match='come from the graph'):
+        transform(T.LocalDegreeProfile()(data))
+    with pytest.raises(ValueError, match='own'):
+        transform(AGP('sgc')(data))
+    # Also of a new object that doesn't say so.
+    with pytest.raises(ValueError, match='own'):
+        transform(Data(x=AGP('sgc')(data).x, edge_index=data.edge_index))
+    with pytest.warns(UserWarning, match='random_walk_pe'):
+        transform(T.AddRandomWalkPE(3, attr_name='random_walk_pe')(data))
+    with pytest.raises(ValueError, match='come from the graph'):
+        PrivateAGP(mu=1.0, delta=1e-3, attr='random_walk_pe')(
+            T.AddRandomWalkPE(3, attr_name='random_walk_pe')(data)
+        )
+    # Its own output, too: a release of a release would read edges again.
+    with pytest.raises(ValueError, match='own'):
+        transform(transform(data))
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        ({'relation': 'node_incident'}, "'max_degree' is needed"),
+        ({'measure': sgc(2)}, "'measure' is for the relation 'feature'"),
+        ({'relation': 'feature', 'hops': 2}, "'hops'"),
+        ({'hops': 0}, "'hops'"),
+        ({'form': 'replace'}, "'form'"),
+        ({'delta': 1.0}, "'delta'"),
+        ({'epsilon': -1.0}, "'epsilon'"),
+        ({'weights': [1.0, 2.0]}, "'weights'"),
+        ({'degree_channel': 1.0}, "'degree_channel'"),
+        ({'mu': 50.0, 'epsilon': 1.0}, "'mu'"),
+        ({'ledger_head': 'a'}, "'ledger_head'"),
+    ],
+)
+def test_bad_arguments(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        PrivateAGP(**{'mu': 1.0, 'delta': 1e-3, **arguments})
+
+
+def test_other_data_and_copies():
+    transform = PrivateAGP(mu=1.0, delta=1e-3)
+    with pytest.raises(TypeError, match='homogeneous'):
+        transform(HeteroData())
+    transform(path())
+    with pytest.raises(ValueError, match='12 nodes'):
+        transform(path(13))
+    assert copy.deepcopy(transform) is transform
+    with pytest.raises(TypeError, match='pickled'):
+        pickle.dumps(transform)
+    transform._owner += 1  # as a worker that was forked finds it
+    with pytest.raises(RuntimeError, match='another process'):
+        transform(path())
+
+
+def test_a_large_delta_warns():
+    with pytest.warns(UserWarning, match='above 1 / 12'):
+        PrivateAGP(mu=1.0, delta=0.1)(path())
+
+
+def test_weights_and_compose_and_repr():
+    torch.manual_seed(0)
+    transform = PrivateAGP(
+        2, mu=1.0, delta=1e-3, weights=[0.5, 2.0], cat=False, seed=1
+    )
+    made = T.Compose([transform])(path()).x
+    one, two = transform.released(path())
+    assert torch.allclose(made, (0.5 * one + 2 * two).float())
+    assert 'weights=(0.5, 2.0)' in str(transform)
+    assert transform.report().guarantee().promise.startswith('not private')
+
+
+def test_reports_say_what_holds():
+    transform = PrivateAGP(relation='node', epsilon=8.0, delta=1e-5)
+    transform(path())
+    report = transform.report()
+    assert report.epsilon == pytest.approx(8.0, rel=1e-9)
+    assert report.mu_edge == pytest.approx(math.sqrt(2) * report.mu)
+    assert 'All rows may be published' in report.explain()
+    for said in ('ids', 'train mask', "'feature'", 'others name'):
+        assert any(said in line for line in report.not_covered)
+    assert report.guarantee().kind == 'privacy'
+    report.to_json()
+    incident = PrivateAGP(
+        relation='node_incident', max_degree=16, epsilon=4.0, delta=1e-5
+    )
+    incident(path())
+    report = incident.report()
+    assert report.rows == 'others'
+    curve = dict(report.degree_curve)
+    # Of the specification, by another program.
+    for degree, epsilon in ((4, 1.83), (32, 5.99), (64, 9.08), (128, 14.0)):
+        assert curve[degree] == pytest.approx(epsilon, abs=0.01)
+
+
+def trained(ledger=None, **target):
+    torch.manual_seed(0)
+    net, data = GCNConv(3, 2), path(60)
+    engine = PrivacyEngine(ledger=ledger)
+    model, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DisjointWalkLoader(data, 4, 1, num_steps=3, seed=0),
+        noise_multiplier=8.0,
+        max_grad_norm=1.0,
+        **target,
+    )
+
+    def epoch():
+        for batch in loader:
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            cross_entropy(out, batch.y[: batch.batch_size]).backward()
+            optimizer.step()
+
+    return engine, data, epoch, loader
+
+
+def test_walks_and_a_release_have_one_account(tmp_path):
+    engine, data, epoch, loader = trained(tmp_path / 'ledger')
+    epoch()
+    transform = PrivateAGP(relation='feature', mu=0.5, engine=engine)
+    first = transform(data).x
+    assert torch.equal(transform(data).x, first)
+    rate = loader.sample_rate_at(0)
+    joint = wor_epsilon([(4.0, rate, 3), (2.0, 1.0, 1)], 1e-3)
+    apart = wor_epsilon([(4.0, rate, 3)], 1e-3) + gaussian_epsilon(0.5, 1e-3)
+    assert engine.get_epsilon(1e-3) == pytest.approx(joint)
+    assert transform.report(1e-3).epsilon == pytest.approx(joint)
+    assert joint < apart
+    epoch()  # and training goes on
+    assert engine.steps == 7
+    engine.close()
+    again, *_ = trained(tmp_path / 'ledger')
+    assert again.get_epsilon(1e-3) > joint
+    again.close()
+
+
+def test_a_release_does_not_exceed_the_budget_of_training():
+    engine, data, epoch, loader = trained(
+        target_epsilon=1.0, target_delta=1e-3
+    )
+    epoch()
+    steps = engine.steps
+    with pytest.raises(BudgetExceededError, match='nothing was spent'):
+        PrivateAGP(relation='feature', mu=0.5, engine=engine)(data)
+    assert engine.steps == steps
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match='step was not taken'):
+        PrivateAGP(relation='feature', mu=0.01, engine=engine)(data)
+
+
+def test_edges_and_walks_have_no_account_together():
+    engine, *_ = trained()
+    for relation in RELATIONS[:4]:
+        with pytest.raises(ValueError, match='two relations'):
+            PrivateAGP(mu=0.5, engine=engine, **relation)
+    with pytest.raises(TypeError, match='PrivacyEngine'):
+        PrivateAGP(relation='feature', mu=0.5, engine=nn.Linear(1, 1))
