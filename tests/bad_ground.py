@@ -894,6 +894,12 @@ entry(
     parts=values([object()], [[1]], [{}]),
 )
 entry(
+    'report.fingerprint_data',
+    lambda: {'data': Data(x=torch.ones(2, 1)), 'names': ['x']},
+    data=values(3, None, 'a', [3]),
+    names=values(3, [3]),
+)
+entry(
     'report.TrustReport.save',
     lambda: (trust_report(), {'path': temporary('trust.json')}),
     path=PATH,
@@ -921,7 +927,7 @@ entry(
     data=values(3, 1.5, ['a']),
 )
 entry(
-    'check.fingerprint_model',
+    'report.fingerprint_model',
     lambda: {'state': {'a': torch.ones(2)}},
     state=values(3, None, 'a', [3]),
 )

@@ -20,13 +20,14 @@ from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
     create_accountant,
+    empirical_mu,
     empirical_epsilon,
     propose,
     search,
 )
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
-from pyg_trust.transforms import AGP
+from pyg_trust.transforms import AGP, PrivateAGP
 from pyg_trust.unlearning import (
     ShardedSubject,
     ShardedUnlearner,
@@ -186,7 +187,15 @@ def audited(folder):
     ), {}
 
 
+def aggregated(folder):
+    data = cycle(20)
+    transform = PrivateAGP(epsilon=1.0, delta=1e-3, seed=1)
+    transform(data)
+    return transform.report(), {}
+
+
 MADE = {
+    'AggregationReport': aggregated,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),
     'AGP, cut': lambda folder: propagated(folder, level_tol=0.125, half=True),
@@ -241,6 +250,9 @@ OTHERS = {
     'AuditRow': lambda: audited(None)[0].rows[0],
     'privacy.AuditReport': lambda: empirical_epsilon(
         torch.arange(200.0), torch.arange(150.0, 350.0), 1e-3, claim=1.0
+    ),
+    'MuAuditReport': lambda: empirical_mu(
+        torch.arange(200.0), torch.arange(150.0, 350.0), claim=9.0
     ),
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
     'LocalCluster': lambda: local_cluster(cycle(30), 3),

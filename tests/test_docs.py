@@ -19,7 +19,9 @@ def capabilities():
     """The table of docs/conf.py, without sphinx."""
     tree = ast.parse((ROOT / 'docs' / 'conf.py').read_text())
     for node in tree.body:
-        if isinstance(node, ast.Assign) and node.targets[0].id == 'CAPABILITIES':
+        if not isinstance(node, ast.Assign):
+            continue
+        if ast.unparse(node.targets[0]) == 'CAPABILITIES':
             return ast.literal_eval(node.value)
     raise AssertionError('docs/conf.py has no CAPABILITIES')
 
@@ -62,7 +64,7 @@ README = (ROOT / 'README.md').read_text()
 
 
 def test_the_readme_is_short_and_has_five_snippets():
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 140
     assert len(snippets(README)) == 5
 
 

@@ -119,7 +119,8 @@ def test_numbers_in_a_promise_are_fields(made, name):
     guarantee, _ = made(name)
     fields = [guarantee.values, guarantee.spent, guarantee.budget]
     text = re.sub(r'\^\([^)]*\)', '', guarantee.promise)  # exponents
-    missing = set(re.findall(NUMBER, text)) - said(fields)
+    missing = {found.replace(',', '') for found in re.findall(NUMBER, text)}
+    missing -= said(fields)
     assert not missing, (missing, guarantee.promise)
 
 
@@ -156,7 +157,7 @@ def test_an_auditor_finds_nothing_wrong(made, name, tmp_path):
         assert all(each.status == HOLDS for each in texts)
 
 
-WITH_MODEL = [name for name in MADE if name[:3] not in ('AGP', 'Aud')]
+WITH_MODEL = [name for name in MADE if name[:3] not in ('AGP', 'Agg', 'Aud')]
 
 
 @pytest.mark.parametrize('name', WITH_MODEL)

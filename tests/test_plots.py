@@ -58,7 +58,8 @@ def on_the_figure(ax):
     width, height = figure.canvas.get_width_height()
     texts = [ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label]
     low, high = sorted(ax.get_ylim())
-    ticks = [t for t in ax.get_yticklabels() if low <= t.get_position()[1] <= high]
+    ticks = ax.get_yticklabels()
+    ticks = [t for t in ticks if low <= t.get_position()[1] <= high]
     texts += [*ax.texts, *ticks]
     for text in texts:
         if not text.get_text() or not text.get_visible():

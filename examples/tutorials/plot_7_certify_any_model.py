@@ -19,14 +19,15 @@ from network import accuracy, social_network
 from torch_geometric.nn import SAGEConv
 
 from pyg_trust.certificates import BitFlips, SmoothedClassifier
+from pyg_trust.transforms import FlipBits
 
 torch.manual_seed(0)
 data = social_network(seed=0)
-noise = BitFlips(edges=(0.0, 0.6))
+noise, flip = BitFlips(edges=(0.0, 0.6)), FlipBits(edges=(0.0, 0.6))
 model = SAGEConv(data.num_features, 10)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 for _ in range(60):
-    noisy = noise.transform()(data)
+    noisy = flip(data)
     optimizer.zero_grad()
     out = model(noisy.x, noisy.edge_index)[data.train_mask]
     F.cross_entropy(out, data.y[data.train_mask]).backward()
