@@ -20,7 +20,9 @@ from pyg_trust.transforms import AGP
 
 def with_edge_index():
     data = cycle(40)
-    data.edge_index = EdgeIndex(data.edge_index, sparse_size=(40, 40))
+    data.edge_index = EdgeIndex(
+        data.edge_index.contiguous(), sparse_size=(40, 40)
+    )
     return data
 
 
@@ -91,15 +93,28 @@ def test_adj_t__private_training():
         walks(with_adj_t())
 
 
+def test_adj_t__certificates():
+    """The same certificate."""
+    assert torch.equal(robust(with_adj_t()), robust(cycle(40)))
+
+
+def test_adj_t__unlearning():
+    """The same model; shards refuse it: they need an edge_index."""
+    one = node_classifier().fit(with_adj_t())
+    assert torch.equal(one.weight, node_classifier().fit(cycle(40)).weight)
+    with pytest.raises(ValueError, match='edge_index'):
+        unlearner().fit(with_adj_t())
+
+
 def test_hetero_data__propagation():
-    """Refused by name."""
-    with pytest.raises(TypeError, match='HeteroData'):
+    """Refused by name, with what to do."""
+    with pytest.raises(TypeError, match=r'HeteroData.*to_homogeneous'):
         propagated(hetero())
 
 
 def test_hetero_data__private_training():
-    """Refused by name."""
-    with pytest.raises(TypeError, match='HeteroData'):
+    """Refused by name, with what to do."""
+    with pytest.raises(TypeError, match=r'HeteroData.*to_homogeneous'):
         walks(hetero())
 
 

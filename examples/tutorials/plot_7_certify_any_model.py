@@ -41,8 +41,9 @@ with torch.no_grad():
 # -------
 # One run serves all numbers of changes. What is certified is the *smoothed*
 # model: deploy that one.
-test = (~data.train_mask).nonzero().view(-1)[:200]
-deployed = SmoothedClassifier(model, noise, num_samples=1000, targets=test)
+test = (~data.train_mask).nonzero().view(-1)[:100]
+options = {'num_samples': 500, 'num_selection': 100, 'targets': test}
+deployed = SmoothedClassifier(model, noise, **options)
 report = deployed.certify(data)
 print(report)
 
