@@ -166,14 +166,14 @@ CHANCE = 0.1  # ten digits
 BLUE, GREY, RED = '#1f6feb', '#8c959f', '#cf222e'
 
 
-def line_at(axis: Axes, height: float, text: str) -> None:
+def line_at(axis: Axes, height: float, text: str, place: float = 0.5) -> None:
     """A dashed line across, with its name."""
     axis.axhline(height, color=GREY, linestyle='--', linewidth=1)
     axis.annotate(
         text,
-        (0.98, height + 0.01),
+        (place, height + 0.01),
         xycoords=axis.get_yaxis_transform(),
-        ha='right',
+        ha='center',
         va='bottom',
         fontsize='small',
         color='#57606a',
@@ -206,7 +206,7 @@ def draw(
 
     last = list(private.values())[-1]
     axes[1].plot(list(private), list(private.values()), 'o-', color=BLUE)
-    line_at(axes[1], open_accuracy, 'without privacy')
+    line_at(axes[1], open_accuracy, 'without privacy', 0.2)
     line_at(axes[1], CHANCE, 'chance')
     axes[1].axvline(budget, color=RED, linestyle='--', linewidth=1)
     axes[1].text(budget, 0.5, ' budget', color=RED, rotation=90, va='center')
@@ -219,7 +219,7 @@ def draw(
     ratios = {k: report.certified_ratio for k, report in certified.items()}
     axes[2].plot([0, *ratios], [1, *ratios.values()], 'o-', color=BLUE)
     for friends, ratio in ratios.items():
-        axes[2].text(friends, ratio + 0.02, f'{ratio:.0%}', ha='center')
+        axes[2].text(friends + 0.08, ratio + 0.04, f'{ratio:.0%}')
     axes[2].set(
         xlabel='friends that anyone may lose',
         xticks=[0, *ratios],

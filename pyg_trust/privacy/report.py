@@ -105,9 +105,7 @@ class PrivacyReport(Report):
     def chart(self) -> Chart:
         """How epsilon grew with the steps."""
         last = max(len(self.history) - 1, 1)
-        steps = [
-            -(-self.steps * i // last) for i in range(len(self.history))
-        ]
+        steps = [-(-self.steps * i // last) for i in range(len(self.history))]
         limit = self.target_epsilon
         of = '' if limit is None else f' of {limit:.4g}'
         return Chart(

@@ -189,8 +189,8 @@ class Report:
         for name, amounts in promise.history.items():
             spent, limit = promise.spent[name], promise.budget[name]
             return Chart(
-                f'{promise.procedure}: {short(spent)} of {short(limit)} '
-                f'{name} is spent',
+                f'{promise.procedure}: {spent:.3g} of {limit:.3g} {name} '
+                'is spent',
                 lines={name: (range(len(amounts)), amounts)},
                 xlabel='releases',
                 ylabel=name,
@@ -199,8 +199,8 @@ class Report:
         for name, spent in promise.spent.items():
             limit = promise.budget[name]
             return Chart(
-                f'{promise.procedure}: {short(spent)} of {short(limit)} '
-                f'{name} is spent',
+                f'{promise.procedure}: {spent:.3g} of {limit:.3g} {name} '
+                'is spent',
                 bars={name: spent},
                 limit=limit,
             )

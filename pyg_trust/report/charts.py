@@ -118,6 +118,8 @@ def _lines(chart: Chart, ax: Any) -> None:
     if len(chart.lines) > 1:
         ax.legend(fontsize='small', frameon=False)
     ax.margins(y=0.12)
+    ax.yaxis.set_major_formatter('{x:.3g}')
+    ax.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _bars(chart: Chart, ax: Any) -> None:
