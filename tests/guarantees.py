@@ -20,8 +20,8 @@ from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
     create_accountant,
-    empirical_mu,
     empirical_epsilon,
+    empirical_mu,
     propose,
     search,
 )

@@ -11,8 +11,8 @@ what was promised.
 # Two files
 # ---------
 # ``people.csv`` has a row for everybody: an id, a label (empty where it is not
-# known) and numbers. ``knows.csv`` has a pair of ids in each row. Here both are
-# made up; put yours in their place.
+# known) and numbers. ``knows.csv`` has a pair of ids in each row. Here both
+# are made up; put yours in their place.
 import csv
 from pathlib import Path
 from tempfile import mkdtemp
