@@ -893,11 +893,23 @@ entry(
     lambda: (Spread(), {'parts': ['a', 1.0, None, torch.ones(2)]}),
     parts=values([object()], [[1]], [{}]),
 )
+
+
+def promise_with_budget() -> Guarantee:
+    return Guarantee('a', 'b', (), spent={'e': 1.0}, budget={'e': 2.0})
+
+
 entry(
     'report.fingerprint_data',
-    lambda: {'data': Data(x=torch.ones(2, 1)), 'names': ['x']},
+    lambda: {'data': Data(x=torch.ones(2, 1)), 'fields': ['x']},
     data=values(3, None, 'a', [3]),
-    names=values(3, [3]),
+    fields=values(3, [3]),
+)
+entry(
+    'report.Report.plot',
+    lambda: (promise_with_budget(), {'ax': None}),
+    needs='matplotlib',
+    ax=values(3, 'a'),
 )
 entry(
     'report.TrustReport.save',

@@ -88,7 +88,7 @@ DATA_FIELDS = (
 
 
 def fingerprint_data(
-    data: Data | Sequence[Data], names: Sequence[str] = DATA_FIELDS
+    data: Data | Sequence[Data], fields: Sequence[str] = DATA_FIELDS
 ) -> str:
     """A SHA-256 of a graph, or of several, that anybody can recompute.
 
@@ -96,16 +96,17 @@ def fingerprint_data(
 
     Args:
         data (Data or list[Data]): the graphs.
-        names (sequence of str): what to take of each, in this order; what is
+        fields (sequence of str): what to take of each, in this order; what is
             not there counts as such. (default: :obj:`DATA_FIELDS`)
     """
     check_instance('data', data, Data, list, tuple)
+    check_instance('fields', fields, list, tuple)
     graphs = [data] if isinstance(data, Data) else data
     parts: list[Tensor | str | int | None] = []
     for graph in graphs:
         check_instance('data', graph, Data)
-        for name in names:
-            check_instance('names', name, str)
+        for name in fields:
+            check_instance('fields', name, str)
             found = graph.num_nodes if name == 'num_nodes' else graph.get(name)
             parts += [name, *_pieces(found)]
     return fingerprint(*parts)
