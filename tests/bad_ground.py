@@ -940,6 +940,24 @@ entry(
     lambda: (Spread(), {'parts': ['a', 1.0, None, torch.ones(2)]}),
     parts=values([object()], [[1]], [{}]),
 )
+
+
+def promise_with_budget() -> Guarantee:
+    return Guarantee('a', 'b', (), spent={'e': 1.0}, budget={'e': 2.0})
+
+
+entry(
+    'report.fingerprint_data',
+    lambda: {'data': Data(x=torch.ones(2, 1)), 'fields': ['x']},
+    data=values(3, None, 'a', [3]),
+    fields=values(3, [3]),
+)
+entry(
+    'report.Report.plot',
+    lambda: (promise_with_budget(), {'ax': None}),
+    needs='matplotlib',
+    ax=values(3, 'a'),
+)
 entry(
     'report.TrustReport.save',
     lambda: (trust_report(), {'path': temporary('trust.json')}),
@@ -968,7 +986,7 @@ entry(
     data=values(3, 1.5, ['a']),
 )
 entry(
-    'check.fingerprint_model',
+    'report.fingerprint_model',
     lambda: {'state': {'a': torch.ones(2)}},
     state=values(3, None, 'a', [3]),
 )

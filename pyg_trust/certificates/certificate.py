@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_integer, check_tensor
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
@@ -80,6 +81,10 @@ class Certificate(Report):
     assumptions: tuple[str, ...]
     """What has to be true of the model."""
     provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the model's weights, if there is a model that has some."""
+    data: str = ''
+    """SHA-256 of the graph that was handed in, if one was."""
 
     @property
     def margins(self) -> Tensor:
@@ -175,8 +180,32 @@ class Certificate(Report):
                 'changes of features or of labels',
                 'several nodes at once: each is certified by itself',
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                **self.numbers(),
+                'targets': self.targets.numel(),
+                'max_local_budget': int(self.local_budget.max()),
+                'data_fields': list(DATA_FIELDS) if self.data else None,
+            },
+            model=self.weights,
+        )
+
+    def chart(self) -> Chart:
+        """The proven margin of every node, and that of the best attack."""
+        total = self.targets.numel()
+        return Chart(
+            f'{self.num_robust} of {total} predictions are proven to stay, '
+            f'{self.num_broken} can be broken',
+            lines={
+                'proven': (range(total), self.lower.sort()[0].tolist()),
+                'best attack': (range(total), self.upper.sort()[0].tolist()),
+            },
+            xlabel='nodes, from the weakest on',
+            ylabel='worst-case margin',
+            limit=0.0,
+            limit_label='the prediction changes below',
         )
 
     def witness(self, node: int) -> Tensor:

@@ -28,7 +28,8 @@ from pyg_trust.functional.collective import (
     receptive_field,
 )
 from pyg_trust.functional.smoothing import check_radius
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 DEGREES = ('source', 'target')
 _PROBES = 20
@@ -54,6 +55,8 @@ class CollectiveCertificate(Report):
         confidence (float): of all at once.
         fingerprint (str): of model and data.
         provenance (dict): versions and arguments of the run.
+        weights (str): SHA-256 of the model's weights.
+        data (str): SHA-256 of the graph that was handed in.
     """
 
     num_targets: int
@@ -70,11 +73,27 @@ class CollectiveCertificate(Report):
     confidence: float
     fingerprint: str
     provenance: dict[str, Any]
+    weights: str = ''
+    data: str = ''
 
     @property
     def ratio(self) -> float:
         """The share of all targets that is guaranteed."""
         return self.guaranteed / self.num_targets
+
+    def chart(self) -> Chart:
+        """How many stay: by themselves, together, and of how many."""
+        return Chart(
+            f'{self.guaranteed} of {self.num_targets} predictions stay at '
+            f'once; {self.one_by_one} by certificates of their own',
+            bars={
+                'all predictions': self.num_targets,
+                'that count': self.counted,
+                'guaranteed together': self.guaranteed,
+                'guaranteed one by one': self.one_by_one,
+            },
+            xlabel='predictions',
+        )
 
     def guarantee(self) -> Guarantee:
         """That so many predictions stay at once, with confidence."""
@@ -101,17 +120,11 @@ class CollectiveCertificate(Report):
                 'which of the predictions stay',
                 'new nodes, and changes of the training data',
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
             kind='robustness',
-            values={
-                'targets': self.num_targets,
-                'guaranteed': self.guaranteed,
-                'edges': list(self.edges),
-                'features': list(self.features),
-                'attackers': self.attackers,
-                'confidence': self.confidence,
-            },
+            values={**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            model=self.weights,
         )
 
 
@@ -319,6 +332,8 @@ def certify_collective(
         confidence=report.confidence,
         fingerprint=report.fingerprint,
         provenance=report.provenance,
+        weights=report.weights,
+        data=report.data,
     )
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust._checks import (
@@ -41,7 +43,12 @@ from pyg_trust.functional.search import (
     count_sets,
     greedy_attacks,
 )
-from pyg_trust.report import fingerprint, provenance
+from pyg_trust.report import (
+    fingerprint,
+    fingerprint_data,
+    fingerprint_model,
+    provenance,
+)
 
 METHODS = ('auto', 'dual', 'lp', 'exact')
 COSTS = ('best', 'pagerank', 'visits')
@@ -178,6 +185,12 @@ def certify_pagerank(
             'refine': refine,
             'tolerance': tolerance,
         },
+        {
+            'weights': fingerprint_model(model.state_dict())
+            if isinstance(model, Module)
+            else '',
+            'data': fingerprint_data(data) if isinstance(data, Data) else '',
+        },
     )
 
 
@@ -186,6 +199,7 @@ def _report(
     used: str,
     predicted: Tensor,
     arguments: dict[str, Any],
+    hashes: dict[str, str],
 ) -> Certificate:
     threat, deployed = problem.threat, problem.deployed
     made = problem.perturbations
@@ -250,6 +264,7 @@ def _report(
         flips_of=problem.witness_of,
         assumptions=deployed.assumptions,
         provenance=provenance(**arguments),
+        **hashes,
     )
 
 

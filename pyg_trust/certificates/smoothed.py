@@ -37,7 +37,16 @@ from pyg_trust.functional.smoothing import (
     regions_at,
 )
 from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
-from pyg_trust.report import Guarantee, Report, fingerprint, provenance
+from pyg_trust.report import (
+    DATA_FIELDS,
+    Guarantee,
+    Report,
+    fingerprint,
+    fingerprint_data,
+    fingerprint_model,
+    provenance,
+)
+from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
@@ -98,6 +107,10 @@ class SmoothedCertificate(Report):
     """SHA-256 of the model's weights and of the data."""
     num_abstained: int
     provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the model's weights."""
+    data: str = ''
+    """SHA-256 of the graphs that were handed in."""
 
     def certified(
         self,
@@ -280,17 +293,36 @@ class SmoothedCertificate(Report):
                     if kind not in self.noise.noisy
                 ),
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
             kind='robustness',
             values={
+                **self.numbers(),
+                'noise': repr(self.noise),
                 'targets': total,
-                'abstained': self.num_abstained,
-                'confidence': self.confidence,
-                'per': self.per,
-                'num_samples': self.num_samples,
                 'certified': counts,
+                'data_fields': list(DATA_FIELDS),
             },
+            model=self.weights,
+        )
+
+    def chart(self) -> Chart:
+        """The share of targets that stays, by the number of changes."""
+        radii, lines = range(_SHOWN[-1] + 1), {}
+        for kind in self.noise.noisy:
+            for side, place in (('added', 0), ('deleted', 1)):
+                pairs = [(r, 0) if place == 0 else (0, r) for r in radii]
+                shares = [self.certified_ratio(**{kind: p}) for p in pairs]
+                lines[f'{side} {kind}'] = (radii, shares)
+        best = max(lines, key=lambda name: sum(lines[name][1]))
+        return Chart(
+            f'{lines[best][1][1]:.0%} of {self.targets.numel()} '
+            f'{self.task} stay after 1 change ({best}), with confidence '
+            f'{self.confidence:g}',
+            lines=lines,
+            xlabel='changes',
+            ylabel='share that is certified',
+            steps=True,
         )
 
     def __str__(self) -> str:
@@ -627,6 +659,8 @@ def _report(
         note=run.note,
         advice=_EXACT if isinstance(pipe.model, _LINEAR) else '',
         fingerprint=digest(pipe.model, run.graphs),
+        weights=fingerprint_model(pipe.model.state_dict()),
+        data=fingerprint_data(run.graphs),
         num_abstained=int((~sure).sum()),
         provenance=provenance(
             noise=repr(noise),

@@ -27,9 +27,11 @@ from pyg_trust.privacy.accountant import (
     POISSON,
     WORAccountant,
     create_accountant,
+    epsilon_over_time,
 )
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.report import Guarantee, Report, fingerprint_model
+from pyg_trust.report.charts import Chart
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
@@ -60,6 +62,23 @@ class Proposal(Report):
     delta: float
     mechanism: str
     noise_per_step: float
+
+    def chart(self) -> Chart:
+        """How epsilon would grow with the steps."""
+        history = epsilon_over_time(self.accountant(), self.delta)
+        last = max(len(history) - 1, 1)
+        return Chart(
+            f'{self.steps} steps of {self.batch_size} subgraphs would spend '
+            f'epsilon {self.epsilon:.4g}, at delta {self.delta:g}',
+            lines={
+                'epsilon': (
+                    [-(-self.steps * i // last) for i in range(len(history))],
+                    history,
+                )
+            },
+            xlabel='steps',
+            ylabel='epsilon',
+        )
 
     def accountant(self) -> WORAccountant:
         """An account on which all steps were taken, as for :func:`search`."""
@@ -284,6 +303,7 @@ class SearchReport(Report):
         mechanism (str): the accountant of a run.
         assumptions (tuple): what the guarantee rests on.
         data (str): a fingerprint of what is public of the data.
+        weights (str): SHA-256 of the weights of the best run.
     """
 
     epsilon: float
@@ -296,6 +316,7 @@ class SearchReport(Report):
     mechanism: str
     assumptions: tuple[str, ...]
     data: str
+    weights: str = ''
 
     def guarantee(self) -> Guarantee:
         """What nobody can tell from the weights of the best run."""
@@ -313,14 +334,8 @@ class SearchReport(Report):
             budget={'epsilon': math.inf},
             data=self.data,
             kind='privacy',
-            values={
-                'epsilon': self.epsilon,
-                'delta': self.delta,
-                'mean_runs': self.mean_runs,
-                'shape': self.shape,
-                'mechanism': self.mechanism,
-                'seeded': self.seeded,
-            },
+            values={**self.numbers(), 'candidate': str(self.candidate)},
+            model=self.weights,
         )
 
     def __str__(self) -> str:
@@ -457,5 +472,6 @@ def search(
             *best[3],
         ),
         data=data.pop() if len(data) == 1 else '',
+        weights=fingerprint_model(best[1].state_dict()),
     )
     return best[1], report

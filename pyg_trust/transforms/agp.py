@@ -26,7 +26,12 @@ from pyg_trust.functional.propagation import (
     propagate,
 )
 from pyg_trust.graph import CSRGraph
-from pyg_trust.report import Guarantee, fingerprint, provenance
+from pyg_trust.report import (
+    DATA_FIELDS,
+    Guarantee,
+    fingerprint_data,
+    provenance,
+)
 
 
 class MeasureTransform(BaseTransform):
@@ -277,12 +282,23 @@ class AGP(MeasureTransform):
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         what = f'{self.out!r} is {measure} of {self.attr!r}'
+        values: dict[str, Any] = {
+            **self._options(),
+            'measure': str(measure),
+            'levels': measure.levels,
+            'eps': self.eps,
+            'seed': self.seed,
+        }
+        names = list(dict.fromkeys((self.attr, *DATA_FIELDS)))
+        values['data_fields'] = names
         if self.eps == 0:
             promise = f'{what}, up to rounding'
             if self.half:
+                values['bits'] = 16
                 promise += ' (levels in float16)'
             if self.level_tol:
                 bound = chebyshev(measure, self.level_tol).bound
+                values['level_bound'] = bound
                 promise += (
                     f' and to within {bound:.3g} times the sum of the weights '
                     f'times the norm of {self.attr!r}, |D^(a-1/2) .|_F, as '
@@ -291,9 +307,10 @@ class AGP(MeasureTransform):
             assumptions: tuple[str, ...] = ()
         else:
             variance = variance_bound(graph, x, measure, self.eps)
+            values['standard_deviation'] = float(variance.max().sqrt())
             promise = (
                 f'{what}, estimated without bias; no entry has a standard '
-                f'deviation above {float(variance.max().sqrt()):.3g}'
+                f'deviation above {values["standard_deviation"]:.3g}'
             )
             assumptions = ('the seed does not depend on graph and features',)
         return Guarantee(
@@ -303,8 +320,10 @@ class AGP(MeasureTransform):
             not_covered=(
                 f'what the measure leaves out after {measure.levels} levels',
             ),
-            data=fingerprint(x, graph.rowptr, graph.col),
+            data=fingerprint_data(data, names),
             origin=provenance(transform=repr(self), seed=self.seed),
+            kind='accuracy',
+            values=values,
         )
 
     def _options(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from pyg_trust.ledger import (
 )
 from pyg_trust.noise import LEAST_P_VALUE, p_value, source
 from pyg_trust.removal import MODES, RemovalRequest
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding, GraphScattering
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.scattering_reports import (
@@ -863,6 +863,8 @@ class ScatteringClassifier:
                 num_classes=self.num_classes,
                 tol=self.tol,
             ),
+            weights=fingerprint_model({'weight': model.released}),
+            history=tuple(line.spent for line in lines),
         )
 
     def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> _Model:
