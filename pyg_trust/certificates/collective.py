@@ -18,6 +18,11 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+)
 from pyg_trust.certificates.sampling import evaluating
 from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
 from pyg_trust.functional.collective import (
@@ -35,7 +40,7 @@ _PROBES = 20
 
 
 @dataclass(frozen=True)
-class CollectiveCertificate(Report):
+class CollectiveCertificate(SpeaksOf, Report):
     """How many predictions stay, in one perturbed graph for all.
 
     Args:
@@ -52,6 +57,7 @@ class CollectiveCertificate(Report):
         exact (bool): whether the integer program was solved.
         confidence (float): of all at once.
         fingerprint (str): of model and data.
+        model_digest (str): of the model: tensors, attributes and code.
         provenance (dict): versions and arguments of the run.
     """
 
@@ -67,6 +73,7 @@ class CollectiveCertificate(Report):
     exact: bool
     confidence: float
     fingerprint: str
+    model_digest: str
     provenance: dict[str, Any]
 
     @property
@@ -92,6 +99,7 @@ class CollectiveCertificate(Report):
             ),
             not_covered=(
                 'the model without smoothing',
+                *UNSEEN,
                 'which of the predictions stay',
                 'added edges, and changes of the training data',
             ),
@@ -206,10 +214,11 @@ def certify_collective(
             "'edges' can't be added by the attacker in a collective "
             f'certificate (got {edges})'
         )
+    check_process()
     if digest(model, [data]) != report.fingerprint:
         raise ValueError(
             "'model' and 'data' need to be those of the report (got other "
-            'weights or another graph)'
+            'weights, attributes or code, or another graph)'
         )
     called = report.provenance['arguments']
     if called['transform'] is not None:
@@ -294,6 +303,7 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
+        model_digest=report.model_digest,
         provenance=report.provenance,
     )
 

@@ -237,6 +237,7 @@ def _report(
             problem.targets,
             made.graph.num_edges,
         ),
+        model_digest=deployed.digest,
         targets=problem.targets,
         reference=problem.reference,
         predicted=predicted,
