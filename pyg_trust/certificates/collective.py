@@ -22,6 +22,7 @@ from pyg_trust.certificates.identity import (
     UNSEEN,
     SpeaksOf,
     check_process,
+    identity,
 )
 from pyg_trust.certificates.sampling import evaluating
 from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
@@ -303,7 +304,7 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
-        model_digest=report.model_digest,
+        model_digest=identity(model, None, forward),
         provenance=report.provenance,
     )
 

@@ -104,7 +104,8 @@ def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
     walk = _Walk()
     walk.take('model', model)
     for number, call in enumerate(calls):
-        walk.take(f'call {number}', call)
+        if call is not None:
+            walk.take(f'call {number}', call)
     return fingerprint(*walk.parts)
 
 
