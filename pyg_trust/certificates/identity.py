@@ -123,7 +123,10 @@ class SpeaksOf:
     model_digest: str
 
     def speaks_of(
-        self, model: Module, *calls: Callable[..., Any] | None
+        self,
+        model: Module,
+        transform: Callable[..., Any] | None = None,
+        forward: Callable[..., Any] | None = None,
     ) -> bool:
         """Whether a model is the one that was certified.
 
@@ -132,19 +135,26 @@ class SpeaksOf:
 
         Args:
             model (Module): the model.
-            *calls (callable, optional): the ``transform`` and the
-                ``forward`` that were given, in this order.
+            transform (callable, optional): that was given, if one was.
+                (default: :obj:`None`)
+            forward (callable, optional): that was given, if one was.
+                (default: :obj:`None`)
 
         Raises:
+            TypeError: on a wrong type.
             ValueError: if logits were certified, and no model; or if there
                 are hooks on all modules of the process.
         """
+        check_instance('model', model, Module)
+        for name, call in (('transform', transform), ('forward', forward)):
+            if call is not None:
+                check_callable(name, call)
         if not self.model_digest:
             raise ValueError(
                 'this certificate is of logits: it has seen no model'
             )
         check_process()
-        return identity(model, *calls) == self.model_digest
+        return identity(model, transform, forward) == self.model_digest
 
 
 class _Walk:

@@ -98,6 +98,24 @@ def test_more_than_sixty_percent_of_what_is_robust_is_certified():
     assert found['by default'] / total >= 0.99
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_programs_and_refined_bounds_price_an_edge_once(seed):
+    # They allowed 2B directed flips, and proved less than the default.
+    adj, logits, fragile = problem(seed)
+    _, exact = worst(adj, logits, fragile, 2)
+    pairs = fragile.nonzero().t()
+    threat = ThreatModel(csr(adj), pairs, global_budget=2, undirected=True)
+    dual = certify(logits, threat, method='dual')
+    others = [certify(logits, threat, method='dual', refine=1)]
+    try:
+        others.append(certify(logits, threat, method='lp'))
+    except ValueError as error:
+        assert 'keeps an edge' in str(error)
+    for made in others:
+        assert bool((made.lower <= exact + 1e-12).all())
+        assert bool((made.lower >= dual.lower - 1e-9).all())
+
+
 @pytest.mark.parametrize('local', [None, 1, 2])
 @pytest.mark.parametrize('seed', range(10, 16))
 def test_bounds_hold_and_witnesses_are_admissible(seed, local):
