@@ -181,6 +181,18 @@ class Certificate(SpeaksOf, Report):
             ),
             data=self.fingerprint,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                'targets': self.targets.numel(),
+                'robust': self.num_robust,
+                'broken': self.num_broken,
+                'unknown': self.num_unknown,
+                'global_budget': self.global_budget,
+                'undirected': self.undirected,
+                'alpha': self.alpha,
+                'K': self.K,
+                'dtype': self.dtype,
+            },
         )
 
     def witness(self, node: int) -> Tensor:
