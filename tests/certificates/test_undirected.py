@@ -98,19 +98,15 @@ def test_more_than_sixty_percent_of_what_is_robust_is_certified():
     assert found['by default'] / total >= 0.99
 
 
-@pytest.mark.parametrize('seed', range(3))
-def test_programs_and_refined_bounds_price_an_edge_once(seed):
+def test_programs_and_refined_bounds_price_an_edge_once():
     # They allowed 2B directed flips, and proved less than the default.
-    adj, logits, fragile = problem(seed)
+    adj, logits, fragile = problem(10, n=6)
     _, exact = worst(adj, logits, fragile, 2)
-    pairs = fragile.nonzero().t()
+    pairs = torch.triu(fragile, 1).nonzero().t()
     threat = ThreatModel(csr(adj), pairs, global_budget=2, undirected=True)
     dual = certify(logits, threat, method='dual')
-    others = [certify(logits, threat, method='dual', refine=1)]
-    # The program needs a graph in which every node keeps an edge.
-    with contextlib.suppress(ValueError):
-        others.append(certify(logits, threat, method='lp'))
-    for made in others:
+    for given in ({'method': 'dual', 'refine': 1}, {'method': 'lp'}):
+        made = certify(logits, threat, **given)
         assert bool((made.lower <= exact + 1e-12).all())
         assert bool((made.lower >= dual.lower - 1e-9).all())
 
