@@ -22,6 +22,7 @@ and hooks of the whole process that are registered later
 
 import enum
 import functools
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,9 +38,6 @@ from pyg_trust.report import fingerprint
 
 _LIBRARIES = frozenset(
     [
-        'builtins',
-        'collections',
-        'functools',
         'numpy',
         'pyg_trust',
         'scipy',
@@ -177,7 +175,9 @@ class _Walk:
         if known is not None:
             self.parts.append(f'again {known[0]}')
             return
-        self.seen[id(value)] = (len(self.seen), value)
+        # Which constants are one object is up to the interpreter.
+        if not isinstance(value, tuple | frozenset):
+            self.seen[id(value)] = (len(self.seen), value)
         self.parts.append(_named(type(value)))
         self._take(value)
 
@@ -250,6 +250,9 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         kind = type(value)
+        if callable(value):
+            # One that is written in C has a name alone.
+            self.parts.append(_named(value))
         self._class(kind)
         held = dict(getattr(value, '__dict__', None) or {})
         for part in kind.__mro__:
@@ -268,6 +271,10 @@ class _Walk:
             if name in _NOT_OF_IT:
                 continue
             item = held[name]
+            if name.endswith('_hooks') and isinstance(item, Mapping):
+                # Handles of hooks are numbered by the process.
+                self.take(name, list(item.values()))
+                continue
             own = isinstance(item, types.FunctionType | types.MethodType)
             if library and name.startswith('_') and not own:
                 continue
@@ -280,16 +287,7 @@ class _Walk:
                 continue
             self.parts.append(f'class {part.__qualname__}')
             for name, item in sorted(vars(part).items()):
-                ours = isinstance(
-                    item,
-                    types.FunctionType
-                    | staticmethod
-                    | classmethod
-                    | property
-                    | Tensor
-                    | _Plain,
-                )
-                if ours and name not in ('__doc__', '__module__'):
+                if isinstance(item, _OF_CLASS) and name not in _NO_CODE:
                     self.take(name, item)
 
     def _function(self, value: types.FunctionType) -> None:
@@ -319,6 +317,26 @@ class _Walk:
 
 
 _MISSING = object()
+_NO_CODE = (
+    '__annotations__',
+    '__doc__',
+    '__firstlineno__',
+    '__module__',
+    '__static_attributes__',
+)
+_OF_CLASS = (
+    *_PLAIN,
+    types.FunctionType,
+    staticmethod,
+    classmethod,
+    property,
+    Tensor,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+)
 _READ = (
     *_PLAIN,
     types.FunctionType,
@@ -329,7 +347,6 @@ _READ = (
     dict,
     set,
 )
-_Plain = str | int | float | complex | bool | bytes | None
 
 
 def _names(code: types.CodeType) -> list[str]:
@@ -343,7 +360,8 @@ def _names(code: types.CodeType) -> list[str]:
 
 def _library(what: Any) -> bool:
     name = getattr(what, '__module__', None) or 'builtins'
-    return name.split('.')[0] in _LIBRARIES
+    root = name.split('.')[0]
+    return root in _LIBRARIES or root in sys.stdlib_module_names - {'__main__'}
 
 
 def _named(what: Any) -> str:

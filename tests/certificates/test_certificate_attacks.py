@@ -283,12 +283,13 @@ class Switch(torch.nn.Module):
         super().__init__()
         self.net = GCN(3, 4, 1, 2)
         self.flag, self._hidden = False, {'scale': [1.0]}
-        self.act = lambda out: out
+        self.act, self.wrap = (lambda out: out), torch.abs
         self.register_buffer('sign', torch.ones(2), persistent=False)
 
     def forward(self, x, edge_index, batch=None):
         out = self.net(x, edge_index) * self._hidden['scale'][0] * FACTOR
         out = out * self.sign * self.limits[0]
+        out = out + 0 * self.wrap(out)
         return self.act(-out if self.flag else out)
 
 
@@ -302,6 +303,10 @@ def hidden(model):
 
 def function(model):
     model.act = lambda out: -out
+
+
+def builtin(model):
+    model.wrap = torch.neg
 
 
 def closure(model):
@@ -345,6 +350,7 @@ SWITCHES = [
     flag,
     hidden,
     function,
+    builtin,
     closure,
     buffer,
     layer,
