@@ -87,7 +87,7 @@ class Deployed:
         predicted (Tensor, optional): the classes it returns in the clean
             graph: int64, ``[num_nodes]``.
         name (str): of the model.
-        digest (str): its :func:`~.identity.identity`.
+        digest (str): its ``identity``.
     """
 
     logits: Tensor

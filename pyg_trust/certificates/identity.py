@@ -3,7 +3,7 @@ r"""Which model a certificate speaks of: more than its weights.
 A model is its tensors, its Python attributes and its code. A flag that is
 switched after the certificate was made, ``model.flag = True``, leaves
 ``state_dict()`` as it was and can make another function of it. So a
-certificate holds a fingerprint of all that :func:`identity` can see.
+certificate holds a fingerprint of all that ``identity`` can see.
 
 **What it covers.** Of a module and all modules in it: parameters, buffers
 (the persistent ones and others), hooks, and the attributes in ``__dict__``:
@@ -17,7 +17,7 @@ others are caches).
 networks, clocks and environment variables that the code reads, attributes of
 modules that it imports, the versions of libraries (they are in the origin),
 and hooks of the whole process that are registered later
-(:func:`check_process` refuses what is there).
+(``check_process`` refuses what is there).
 """
 
 import enum
@@ -128,7 +128,7 @@ class SpeaksOf:
     ) -> bool:
         """Whether a model is the one that was certified.
 
-        By its tensors, attributes and code (:func:`.identity`, which says
+        By its tensors, attributes and code (``identity``, which says
         what it can't see). Ask before deploying it.
 
         Args:

@@ -663,7 +663,7 @@ def _named(call: Callable | None) -> str | None:
 
 
 def digest(model: Module, graphs: Sequence[Data]) -> str:
-    """SHA-256 of a model (:func:`.identity`) and of graphs.
+    """SHA-256 of a model (``identity``) and of graphs.
 
     Args:
         model (Module): the model.
