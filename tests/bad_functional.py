@@ -402,6 +402,7 @@ entry(
     },
     names={'targets': "'(targets|upper)'"},
     **{k: v for k, v in BUDGET.items() if k not in ('reward', 'cost')},
+    undirected=FLAG,
     tol=POSITIVE,
 )
 entry(

@@ -564,6 +564,11 @@ entry(
     action=choice(),
 )
 entry(
+    'ledger.RemovalLedger.has',
+    lambda: (removal_ledger(), {'head': 'a'}),
+    head=values(3, None, b'a'),
+)
+entry(
     'ledger.RemovalLedger.record',
     lambda: (
         removal_ledger(),
@@ -764,9 +769,11 @@ entry(
     place=PATH,
     reading=FLAG,
 )
-entry(
-    'commit.synchronized', lambda: {'method': str}, method=values(3, None, 'a')
-)
+for name in ('synchronized', 'editing'):
+    entry(
+        f'commit.{name}', lambda: {'method': str}, method=values(3, None, 'a')
+    )
+entry('commit.check_one_name', lambda: {'path': temporary()}, path=PATH)
 
 entry('rng.resolve', lambda: {'seed': 3})
 

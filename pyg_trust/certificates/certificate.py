@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_integer, check_tensor
+from pyg_trust.certificates.identity import UNSEEN, SpeaksOf
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.charts import Chart
 
@@ -14,7 +15,7 @@ ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
 
 @dataclass(frozen=True)
-class Certificate(Report):
+class Certificate(SpeaksOf, Report):
     r"""What is known about the worst-case margins of some nodes.
 
     The worst-case margin of a node is the smallest margin of its reference
@@ -54,7 +55,9 @@ class Certificate(Report):
     """How far margins of the deployed model may be off at most: in the
     bounds already."""
     fingerprint: str
-    """SHA-256 of the model, the graph, the threat and the targets."""
+    """SHA-256 of the logits, the graph, the threat and the targets."""
+    model_digest: str
+    """SHA-256 of the model: tensors, attributes and code; '' with logits."""
     targets: Tensor
     """The nodes: int64, ``[num_targets]``."""
     reference: Tensor
@@ -179,6 +182,7 @@ class Certificate(Report):
             not_covered=(
                 'changes of features or of labels',
                 'several nodes at once: each is certified by itself',
+                *(UNSEEN if self.model_digest else ()),
             ),
             data=self.data or self.fingerprint,
             origin=self.provenance,

@@ -18,6 +18,12 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+    identity,
+)
 from pyg_trust.certificates.sampling import evaluating
 from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
 from pyg_trust.functional.collective import (
@@ -36,7 +42,7 @@ _PROBES = 20
 
 
 @dataclass(frozen=True)
-class CollectiveCertificate(Report):
+class CollectiveCertificate(SpeaksOf, Report):
     """How many predictions stay, in one perturbed graph for all.
 
     Args:
@@ -54,6 +60,7 @@ class CollectiveCertificate(Report):
         exact (bool): whether the integer program was solved.
         confidence (float): of all at once.
         fingerprint (str): of model and data.
+        model_digest (str): of the model: tensors, attributes and code.
         provenance (dict): versions and arguments of the run.
         weights (str): SHA-256 of the model's weights.
         data (str): SHA-256 of the graph that was handed in.
@@ -72,6 +79,7 @@ class CollectiveCertificate(Report):
     exact: bool
     confidence: float
     fingerprint: str
+    model_digest: str
     provenance: dict[str, Any]
     weights: str = ''
     data: str = ''
@@ -117,6 +125,7 @@ class CollectiveCertificate(Report):
             ),
             not_covered=(
                 'the model without smoothing',
+                *UNSEEN,
                 'which of the predictions stay',
                 'new nodes, and changes of the training data',
             ),
@@ -235,10 +244,11 @@ def certify_collective(
             "'report' needs to have noise that adds no edges, on undirected "
             f'graphs: every node would see everything (got {report.noise})'
         )
+    check_process()
     if digest(model, [data]) != report.fingerprint:
         raise ValueError(
             "'model' and 'data' need to be those of the report (got other "
-            'weights or another graph)'
+            'weights, attributes or code, or another graph)'
         )
     called = report.provenance['arguments']
     if called['transform'] is not None:
@@ -331,6 +341,7 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
+        model_digest=identity(model, None, forward),
         provenance=report.provenance,
         weights=report.weights,
         data=report.data,

@@ -17,6 +17,12 @@ from pyg_trust._checks import (
     check_number,
     check_tensor,
 )
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+    identity,
+)
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.functional.voting import certified_mean, certified_votes
 from pyg_trust.report import (
@@ -61,7 +67,7 @@ _OPEN = {
 
 
 @dataclass(frozen=True)
-class VoteCertificate(Report):
+class VoteCertificate(SpeaksOf, Report):
     """Classes by vote over views, and how many elements may change."""
 
     targets: Tensor
@@ -80,6 +86,8 @@ class VoteCertificate(Report):
     baseline: float | None
     """The accuracy of a model that sees nothing that can be attacked."""
     fingerprint: str
+    model_digest: str
+    """SHA-256 of the model: tensors, attributes and code."""
     provenance: dict[str, Any]
     weights: str = ''
     """SHA-256 of the model's weights."""
@@ -176,6 +184,7 @@ class VoteCertificate(Report):
             ),
             not_covered=(
                 'the model without division',
+                *UNSEEN,
                 'changes of the training data',
                 *_OPEN[self.by],
             ),
@@ -291,6 +300,7 @@ class Divided(Module):
             raise ValueError(
                 f"'baseline' needs to be in [0, 1] (got {baseline})"
             )
+        check_process()
         # A layer may have been told to keep its graph since.
         check_uncached(self.model)
         if isinstance(data, Batch):
@@ -337,9 +347,8 @@ class Divided(Module):
             'vote': self.vote,
             'seed': self.division.seed,
         }
-        parts: list[Any] = []
-        for name, value in sorted(self.model.state_dict().items()):
-            parts += [name, value]
+        found = identity(self.model, self.transform)
+        parts: list[Any] = [found]
         for graph in graphs:
             parts += [graph.x, graph.edge_index, graph.get('n_id')]
         return VoteCertificate(
@@ -350,6 +359,7 @@ class Divided(Module):
             task=task,
             baseline=baseline,
             fingerprint=fingerprint(*parts),
+            model_digest=found,
             weights=fingerprint_model(self.model.state_dict()),
             data=fingerprint_data(graphs),
             provenance=provenance(**settings),

@@ -251,6 +251,7 @@ def _report(
             problem.targets,
             made.graph.num_edges,
         ),
+        model_digest=deployed.digest,
         targets=problem.targets,
         reference=problem.reference,
         predicted=predicted,
@@ -615,14 +616,20 @@ class _Problem:
                 self.perturbations,
                 self.targets[which],
                 bounds,
-                self.budget * (1 + self.undirected),
+                self.budget * (1 + (self.undirected and not self.is_priced)),
                 self.alpha,
+                undirected=self.is_priced,
                 progress_bar=self.progress_bar,
             )
             open_ = open_ & self.open_pairs()
             self.try_columns(
                 which, open_, bounds, method, 'pagerank', sign_only
             )
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether an undirected edge has one price for both directions."""
+        return self.undirected and not self.perturbations.all_pairs
 
     def is_local(self, which: Tensor) -> bool:
         """Whether a region around each target is cheaper than the graph."""
@@ -751,17 +758,22 @@ class _Columns:
             zip(held.tolist(), self.against.tolist(), strict=True)
         ):
             start[i] = problem.local[pair]
-        priced = problem.undirected and not problem.perturbations.all_pairs
-        if method != 'lp':
+        priced, upper = problem.is_priced, self.upper
+        if method == 'lp' and priced:
+            # The program charges visits, and an edge is priced by PageRank.
+            upper = pagerank_bounds(
+                problem.perturbations, problem.targets, alpha
+            )[self.k]
+        if method != 'lp' or priced:
             found = dual_bound(
                 problem.perturbations,
                 self.signal,
                 self.targets,
-                self.upper,
+                upper,
                 # Without a price per edge an undirected flip is two.
                 budget * (1 + (problem.undirected and not priced)),
                 alpha,
-                cost=cost,
+                cost='pagerank' if priced else cost,
                 K=problem.horizon.K,
                 normalization=problem.horizon.normalization,
                 undirected=priced,
@@ -770,9 +782,12 @@ class _Columns:
                 clean=problem.clean(self.k, self.against),
             )
             made, multiplier = found.bound, found.multiplier
+        if method != 'lp':
             bar.update(self.k.numel())
-        else:
-            made, multiplier = self.programs(start, bar)
+        if method == 'lp':
+            program, multiplier = self.programs(start, bar)
+            # Its price is per direction: that of an edge may prove more.
+            made = program.minimum(made) if priced else program
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)

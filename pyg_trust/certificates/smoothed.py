@@ -23,6 +23,12 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.certificates.certify import certifies
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+    identity,
+)
 from pyg_trust.certificates.sampling import (
     Pipeline,
     Sampler,
@@ -61,7 +67,7 @@ _EXACT = (
 
 
 @dataclass(frozen=True)
-class SmoothedCertificate(Report):
+class SmoothedCertificate(SpeaksOf, Report):
     r"""How likely every class is under noise, and what follows from it.
 
     It speaks of the *smoothed* classifier, the likeliest class of the model
@@ -104,7 +110,9 @@ class SmoothedCertificate(Report):
     advice: str
     """Another certificate that fits the model better, or nothing."""
     fingerprint: str
-    """SHA-256 of the model's weights and of the data."""
+    """SHA-256 of the model and of the data."""
+    model_digest: str
+    """SHA-256 of the model: tensors, attributes and code."""
     num_abstained: int
     provenance: dict[str, Any]
     weights: str = ''
@@ -285,6 +293,7 @@ class SmoothedCertificate(Report):
             ),
             not_covered=(
                 'the model without smoothing',
+                *UNSEEN,
                 'changes of the training data',
                 'new nodes, and changes of attributes of edges',
                 *(
@@ -456,6 +465,7 @@ def certify_smoothed(
     looks, alpha = options
     graphs, task = _graphs(data)
     _check_model(model, sparse_x, sparse_adj, transform, forward)
+    check_process()
     for graph in graphs:
         check_graph(graph, threat)
         if transform is None and forward is None:
@@ -659,6 +669,7 @@ def _report(
         note=run.note,
         advice=_EXACT if isinstance(pipe.model, _LINEAR) else '',
         fingerprint=digest(pipe.model, run.graphs),
+        model_digest=identity(pipe.model, pipe.transform, pipe.forward),
         weights=fingerprint_model(pipe.model.state_dict()),
         data=fingerprint_data(run.graphs),
         num_abstained=int((~sure).sum()),
@@ -686,15 +697,13 @@ def _named(call: Callable | None) -> str | None:
 
 
 def digest(model: Module, graphs: Sequence[Data]) -> str:
-    """SHA-256 of a model's weights and of graphs.
+    """SHA-256 of a model (``identity``) and of graphs.
 
     Args:
         model (Module): the model.
         graphs (list[Data]): the graphs.
     """
-    parts: list[Any] = []
-    for name, value in sorted(model.state_dict().items()):
-        parts += [name, value if isinstance(value, Tensor) else str(value)]
+    parts: list[Any] = [identity(model)]
     for graph in graphs:
         parts += [graph.get('x'), graph.edge_index, graph.get('edge_weight')]
         parts.append(int(graph.num_nodes or 0))

@@ -263,7 +263,8 @@ def assumptions(
         'stay as they were then',
         'the loss reads private data by the batch and the outputs alone, and '
         'carries nothing private from step to step: what it does with them '
-        'is followed at every step, and refused if subgraphs meet',
+        'is followed at every step, and refused if subgraphs meet; it reads '
+        'no memory that it did not write (torch.empty), nor by its address',
         'released are weights, optimizer state and this report; training '
         'losses, clipping rates, batches, seeds and stops that depend on '
         'private data are not covered',

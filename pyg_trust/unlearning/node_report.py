@@ -19,6 +19,10 @@ NOT_COVERED = (
     'the ledger, timings and residuals, which are functions of the removed '
     'data: keep them private',
     'copies of what was removed in other nodes',
+    'releases of copies and forks of the classifier, and of others that went '
+    'on from the same state: each counts its own alone',
+    'a later fit, or a state that somebody puts back from a copy, with what '
+    'was removed in it',
 )
 
 OUTPUT = (

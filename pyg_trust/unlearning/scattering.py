@@ -119,7 +119,7 @@ class ScatteringClassifier:
     which is measured. So the release is :math:`(\varepsilon,
     \delta)`-indistinguishable from that of exact training without what was
     removed, with the exact profile of the Gaussian mechanism at :math:`m =
-    \Delta / s`, for any :math:`\varepsilon > 0`. All releases since the fit
+    \Delta / s`, for any :math:`\varepsilon > 0`. Its releases since the fit
     compose to :math:`\sqrt{\sum_j m_j^2}`, also if requests were chosen by
     looking at earlier releases. The report states both. :attr:`weight` and
     all predictions are of the present release; asking again costs nothing.

@@ -204,6 +204,10 @@ NOT_COVERED = (
     'reports, ledgers and the time that a removal takes: they are functions '
     'of what was removed',
     'settings that were chosen with what was removed',
+    'releases of copies and forks of the classifier, and of others that went '
+    'on from the same state: each counts its own alone',
+    'a later fit, or a state that somebody puts back from a copy, with what '
+    'was removed in it',
 )
 
 ASSUMPTIONS = {

@@ -139,11 +139,17 @@ class ShardRemovalReport(Report):
             promise=(
                 ('' if self.secrets == FROM_SYSTEM else self.secrets + '; ')
                 + 'models and aggregator equal, bit for bit, those trained '
-                'from scratch without what was removed: ' + self.exactness
+                'from scratch without what was removed'
+                + ('' if self.exact else ', but for the partition')
+                + f': {self.exactness}'
             ),
             assumptions=self.assumptions,
             not_covered=(
                 'what earlier releases of the model have revealed',
+                'the names of what was removed, which stay in ledger and '
+                'reports',
+                'copies, backups and snapshots of the state, a later fit, or '
+                'a state that somebody puts back from a copy',
                 *([HISTORY] if self.keeps_history else []),
                 *([_waiting(self)] if self.queued else []),
             ),
