@@ -273,7 +273,8 @@ class SmoothedCertificate(Report):
             not_covered=(
                 'the model without smoothing',
                 'changes of the training data',
-                'new nodes, and changes of attributes of edges',
+                'new nodes, self-loops and parallel edges, and changes of '
+                'attributes of edges',
                 *(
                     f'changes of the {kind}'
                     for kind in KINDS
