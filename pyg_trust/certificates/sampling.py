@@ -374,7 +374,8 @@ class Sampler:
             one_hot = vote.t().cpu()
             total.scatter_add_(1, one_hot, torch.ones_like(one_hot))
             bar.update(number)
-        assert total is not None and early is not None
+        assert total is not None
+        assert early is not None
         if _differ(early, self.logits(last, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call, however "
