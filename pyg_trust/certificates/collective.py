@@ -1,7 +1,7 @@
 """How many smoothed predictions stay at once under one budget."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from pyg_trust.certificates.identity import (
     check_process,
     identity,
 )
-from pyg_trust.certificates.sampling import evaluating
+from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
 from pyg_trust.functional.collective import (
     Matrix,
@@ -39,6 +39,8 @@ from pyg_trust.report.charts import Chart
 
 DEGREES = ('source', 'target')
 _PROBES = 20
+# Of these, probes of many changes at once, anywhere outside.
+_WIDE = 6
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class CollectiveCertificate(SpeaksOf, Report):
         bound (float): of how many can break together.
         edges (tuple[int, int]): the budget: additions and deletions.
         features (tuple[int, int]): that of entries of the features.
+        local_budget (int, optional): the most changes of a kind in one row
+            of the features.
         attackers (int, optional): the most nodes whose features change.
         hops (int): the rounds of messages.
         degrees (str): whose degrees weigh messages.
@@ -73,6 +77,7 @@ class CollectiveCertificate(SpeaksOf, Report):
     bound: float
     edges: tuple[int, int]
     features: tuple[int, int]
+    local_budget: int | None
     attackers: int | None
     hops: int
     degrees: str
@@ -108,6 +113,8 @@ class CollectiveCertificate(SpeaksOf, Report):
         at_most = ''
         if self.attackers is not None:
             at_most = f' of at most {self.attackers} nodes'
+        if self.local_budget is not None:
+            at_most += f', at most {self.local_budget} of a kind in one row,'
         return Guarantee(
             procedure='collective certificate by smoothing',
             promise=(
@@ -127,7 +134,8 @@ class CollectiveCertificate(SpeaksOf, Report):
                 'the model without smoothing',
                 *UNSEEN,
                 'which of the predictions stay',
-                'new nodes, and changes of the training data',
+                'new nodes, self-loops and parallel edges, and changes of the '
+                'training data',
             ),
             data=self.data or self.fingerprint,
             origin=self.provenance,
@@ -261,14 +269,23 @@ def certify_collective(
             "'forward' needs to be that of the report: "
             f'{called["forward"]} (got {forward})'
         )
+    # A layer may have been told to keep its graph since.
+    check_uncached(model)
     fields = _Fields(data, hops, degrees)
+
+    def call(graph: Data) -> Tensor:
+        if forward is not None:
+            return forward(graph)
+        weight = graph.get('edge_weight')
+        weights = [] if weight is None else [weight]
+        return model(graph.x, graph.edge_index, *weights)
+
     with evaluating(model):
         fields.probe(
-            (lambda graph: model(graph.x, graph.edge_index))
-            if forward is None
-            else forward,
+            call,
             features=budgets['features'] != (0, 0),
             edges=budgets['edges'] != (0, 0),
+            additions=budgets['edges'][0] > 0,
         )
     rows = report.targets.numpy()
     axes: list[tuple[str, int]] = []
@@ -335,6 +352,7 @@ def certify_collective(
         bound=bound,
         edges=budgets['edges'],
         features=budgets['features'],
+        local_budget=local_budget,
         attackers=attackers,
         hops=hops,
         degrees=degrees,
@@ -366,59 +384,97 @@ class _Fields:
         self._wider = receptive_field(self.edge_index, n, hops + 2)
 
     def probe(
-        self, call: Callable[[Data], Tensor], *, features: bool, edges: bool
+        self,
+        call: Callable[[Data], Tensor],
+        *,
+        features: bool,
+        edges: bool,
+        additions: bool = False,
     ) -> None:
-        """Changes what is right outside of some fields, and compares bits."""
+        """Changes what is outside of some fields, and compares bits.
+
+        Most probes change what is right outside, which rounds of messages
+        beyond :obj:`hops` would see; the others all (or half) that is
+        outside, which layers see that mix all nodes, whether or not there is
+        a path. Edges that are added have no end in the field.
+        """
+        draw = np.random.default_rng(0)
+        ends = edge_field(self._wider, self.pairs)
         with torch.no_grad():
             clean = call(self.data)
             for field, wider, change, wanted in (
-                (self.nodes, self._wider, self._flip_row, features),
-                (
-                    self.edges,
-                    edge_field(self._wider, self.pairs),
-                    self._drop,
-                    edges,
-                ),
+                (self.nodes, self._wider, self._flip_rows, features),
+                (self.edges, ends, self._drop, edges),
+                (self.near, self._wider, self._join, additions),
             ):
-                if wanted:
-                    self._compare(call, clean, field, wider, change)
+                if not wanted:
+                    continue
+                for row, items in _outside(field, wider, draw):
+                    moved = call(change(items, draw))
+                    _compare(row, moved, clean)
 
-    def _compare(
-        self,
-        call: Callable[[Data], Tensor],
-        clean: Tensor,
-        field: Matrix,
-        wider: Matrix,
-        change: Callable[[int], Data],
-    ) -> None:
-        outside = Matrix(wider - field).tocoo()
-        keep = outside.data > 0
-        node, item = outside.coords[0][keep], outside.coords[1][keep]
-        if node.size == 0:
-            return
-        order = np.random.default_rng(0).permutation(node.size)
-        for at in order[:_PROBES]:
-            moved = call(change(int(item[at])))
-            row = int(node[at])
-            same = (moved[row] == clean[row]) | clean[row].isnan()
-            if not bool(same.all()):
-                raise ValueError(
-                    "'hops' or 'degrees' need to cover all that a node sees "
-                    f'(got another output for node {row} after a change '
-                    'outside of its field)'
-                )
-
-    def _flip_row(self, node: int) -> Data:
+    def _flip_rows(self, nodes: np.ndarray, draw: np.random.Generator) -> Data:
         bad = self.data.clone()
-        bad.x[node] = 1 - bad.x[node]
+        rows = torch.from_numpy(nodes).to(bad.x.device)
+        # All entries of a row, or some: sums of them may stay as they are.
+        some = draw.random((nodes.size, bad.x.size(1))) < draw.choice([0.5, 1])
+        flip = torch.from_numpy(some).to(bad.x.device)
+        bad.x[rows] = torch.where(flip, 1 - bad.x[rows], bad.x[rows])
         return bad
 
-    def _drop(self, item: int) -> Data:
-        u, v = self.pairs[:, item].tolist()
+    def _drop(self, items: np.ndarray, draw: np.random.Generator) -> Data:
+        n = int(self.data.num_nodes or 0)
+        u, v = self.pairs[:, torch.from_numpy(items)]
         row, col = self.edge_index
-        gone = ((row == u) & (col == v)) | ((row == v) & (col == u))
-        bad = self.data.clone()
-        bad.edge_index = self.edge_index[:, ~gone].to(
-            self.data.edge_index.device
+        low, high = torch.minimum(row, col), torch.maximum(row, col)
+        return self._with(
+            self.edge_index[:, ~torch.isin(low * n + high, u * n + v)]
         )
+
+    def _join(self, ends: np.ndarray, draw: np.random.Generator) -> Data:
+        n = int(self.data.num_nodes or 0)
+        u = torch.from_numpy(draw.permutation(ends))
+        v = u.roll(1)
+        row, col = self.edge_index
+        low, high = torch.minimum(u, v), torch.maximum(u, v)
+        new = (low != high) & ~torch.isin(low * n + high, row * n + col)
+        low, high = torch.stack([low, high])[:, new].unique(dim=1)
+        both = torch.stack([torch.cat([low, high]), torch.cat([high, low])])
+        return self._with(torch.cat([self.edge_index, both], dim=1))
+
+    def _with(self, edge_index: Tensor) -> Data:
+        bad = self.data.clone()
+        bad.edge_index = edge_index.to(self.data.edge_index.device)
         return bad
+
+
+def _outside(
+    field: Matrix, wider: Matrix, draw: np.random.Generator
+) -> Iterator[tuple[int, np.ndarray]]:
+    # Some nodes, and what is outside of the field of each.
+    rows, items = field.shape
+    everything = np.arange(items)
+    close = Matrix(wider - field).tocoo()
+    keep = close.data > 0
+    node, item = close.coords[0][keep], close.coords[1][keep]
+    for at in draw.permutation(node.size)[: _PROBES - _WIDE]:
+        row = int(node[at])
+        rest = np.setdiff1d(everything, field[[row]].indices)
+        # With another one, to be joined to.
+        yield row, np.array([item[at], draw.choice(rest)])
+    for number, row in enumerate(draw.permutation(rows)[:_WIDE]):
+        rest = np.setdiff1d(everything, field[[int(row)]].indices)
+        if number % 2:
+            rest = rest[draw.random(rest.size) < 0.5]
+        if rest.size:
+            yield int(row), rest
+
+
+def _compare(row: int, moved: Tensor, clean: Tensor) -> None:
+    same = (moved[row] == clean[row]) | clean[row].isnan()
+    if not bool(same.all()):
+        raise ValueError(
+            "'hops' or 'degrees' need to cover all that a node sees "
+            f'(got another output for node {row} after a change '
+            'outside of its field)'
+        )

@@ -1,5 +1,6 @@
 """Votes of a model over noisy copies of a graph."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -76,6 +77,18 @@ def check_uncached(model: Module) -> None:
             )
 
 
+def fresh_copy(model: Module) -> Module | None:
+    """A copy that no call has changed yet, nothing if there can be none.
+
+    Args:
+        model (Module): the model.
+    """
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError):
+        return None
+
+
 class Sampler:
     """The logits of noisy copies of one graph.
 
@@ -133,7 +146,10 @@ class Sampler:
 
     def _general(self, first: int, count: int) -> Tensor:
         # PyG's own batches: anything may be in the data.
-        pipe, n = self.pipeline, self.copies.num_nodes
+        return self._called(self._drawn(first, count))
+
+    def _drawn(self, first: int, count: int) -> list[Data]:
+        n = self.copies.num_nodes
         edges = features = None
         if self.copies.edges is not None:
             edges = self.copies.draw_edges(self.seed, first, count)
@@ -141,22 +157,50 @@ class Sampler:
             features = self.copies.draw_features(self.seed, first, count)
         made = []
         for s in range(count):
-            copy = self.data.clone()
-            copy.num_nodes = n
+            noisy = self.data.clone()
+            noisy.num_nodes = n
             if edges is not None:
                 ptr, col = _rows(*edges, s * n, n)
-                copy.edge_index = edge_index_of(ptr, col - s * n)
+                noisy.edge_index = edge_index_of(ptr, col - s * n)
             if features is not None:
                 ptr, col = _rows(*features, s * n, n)
-                copy.x = _dense(ptr, col, self.data.x)
-            made.append(
-                copy if pipe.transform is None else pipe.transform(copy)
-            )
-        batch = Batch.from_data_list(made).to(self.device)
+                noisy.x = _dense(ptr, col, self.data.x)
+            made.append(noisy)
+        return made
+
+    def _called(self, graphs: list[Data]) -> Tensor:
+        pipe = self.pipeline
+        if pipe.transform is not None:
+            graphs = [pipe.transform(graph) for graph in graphs]
+        batch = Batch.from_data_list(graphs).to(self.device)
         if pipe.forward is not None:
             return pipe.forward(batch)
-        graph = (batch.batch,) if pipe.graphs else ()
-        return pipe.model(batch.x, batch.edge_index, *graph)
+        inputs = [batch.x, batch.edge_index]
+        if batch.get('edge_weight') is not None:
+            inputs.append(batch.edge_weight)
+        if pipe.graphs:
+            inputs.append(batch.batch)
+        return pipe.model(*inputs)
+
+    def _strangers(self) -> list[Data]:
+        # As unlike the copies as can be: other bits everywhere, and either
+        # half of the edges.
+        made = []
+        for part in (0, 1):
+            wild = self.data.clone()
+            wild.num_nodes = n = self.copies.num_nodes
+            if self.copies.features is not None:
+                wild.x = 1 - wild.x
+            if self.copies.edges is not None:
+                u, v = wild.edge_index
+                edges = wild.edge_index[:, (u + v) % 2 == part]
+                if self.copies.noise.edges[0] > 0 and n > 1:
+                    node = torch.arange(n, device=edges.device)
+                    ring = torch.stack([node, (node + 1) % n])
+                    edges = torch.cat([edges, ring, ring.flip(0)], dim=1)
+                wild.edge_index = edges
+            made.append(wild)
+        return made
 
     def _direct(self, first: int, count: int, plain: bool) -> Tensor:
         pipe, n = self.pipeline, self.copies.num_nodes
@@ -262,8 +306,10 @@ class Sampler:
         """Why copies can't go through the model together, or nothing.
 
         Raises:
-            ValueError: if the model is random in evaluation mode.
+            ValueError: if the model is random in evaluation mode, or what it
+                says depends on what it was called with before.
         """
+        fresh = fresh_copy(self.pipeline.model)
         alone = [self.logits(s, 1, True)[0] for s in range(together)]
         again = self.logits(0, 1, True)[0]
         if _differ(alone[0], again):
@@ -271,8 +317,21 @@ class Sampler:
                 "'model' needs to be the same function at every call (got "
                 'another output for the same copy in evaluation mode)'
             )
+        if fresh is not None and self.pipeline.forward is None:
+            other = copy.copy(self)
+            other.pipeline = self.pipeline._replace(model=fresh)
+            if _differ(alone[-1], other.logits(together - 1, 1, True)[0]):
+                raise ValueError(
+                    "'model' needs to be the same function at every call (got "
+                    'another output for the same copy after other ones: it '
+                    'keeps something of what it is called with)'
+                )
         batch = self.logits(0, together)
-        if any(map(_differ, alone, batch)):
+        # Copies are alike, so that what is mixed up among them may not show.
+        before, after = self._strangers()
+        mixed = self._called([before, *self._drawn(0, together), after])
+        apart = mixed.view(together + 2, self.rows, -1)[1:-1]
+        if any(map(_differ, alone, batch)) or any(map(_differ, alone, apart)):
             return (
                 'one copy at a time, without sparse matrices: outputs of '
                 'the model depend on what else is in its batch'
@@ -290,13 +349,20 @@ class Sampler:
         """How many copies vote for each class: ``[rows, C + 1]``.
 
         The last column has the votes of outputs that are not finite.
+
+        Raises:
+            ValueError: if a copy has another output alone, and after all
+                others, than it had in its batch.
         """
         total: Tensor | None = None
+        early: Tensor | None = None
+        last = first + min(batch_size, count) - 1
         for start in range(first, first + count, batch_size):
             number = min(batch_size, first + count - start)
             logits = self.logits(start, number, plain)
             classes = logits.size(2)
             if total is None:
+                early = logits[-1].clone()
                 total = torch.zeros(self.rows, classes + 1).long()
             if total.size(1) != classes + 1:
                 raise ValueError(
@@ -309,6 +375,13 @@ class Sampler:
             total.scatter_add_(1, one_hot, torch.ones_like(one_hot))
             bar.update(number)
         assert total is not None
+        assert early is not None
+        if _differ(early, self.logits(last, 1, True)[0]):
+            raise ValueError(
+                "'model' needs to be the same function at every call, however "
+                f'many copies there are (got another output for copy {last} '
+                f'alone than among {last - first + 1}): try batch_size=1'
+            )
         return total
 
 

@@ -295,7 +295,8 @@ class SmoothedCertificate(SpeaksOf, Report):
                 'the model without smoothing',
                 *UNSEEN,
                 'changes of the training data',
-                'new nodes, and changes of attributes of edges',
+                'new nodes, self-loops and parallel edges, and changes of '
+                'attributes of edges',
                 *(
                     f'changes of the {kind}'
                     for kind in KINDS

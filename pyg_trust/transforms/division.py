@@ -99,7 +99,9 @@ class Division(BaseTransform):
             _keep_edges(made, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
-            made.x = data.x * held[:, None].to(data.x.dtype)
+            # Not a product: an infinity would show in all views.
+            keep = held[:, None].to(data.x.device)
+            made.x = torch.where(keep, data.x, 0)
         if self.by == 'entries':
             made.x = self._entries(data, second)
         return made

@@ -239,8 +239,17 @@ def check_graph(data: Any, noise: BitFlips) -> None:
         data.edge_index.cpu(), data.num_nodes, duplicates='keep'
     )
     if 'edges' in noise.noisy:
-        for name in ('edge_weight', 'edge_attr', 'adj_t'):
-            if data.get(name) is not None:
+        size = (int(data.num_nodes), data.edge_index.size(1))
+        for name, value in data.to_dict().items():
+            if name == 'edge_index' or value is None:
+                continue
+            if name in ('edge_weight', 'edge_attr', 'adj_t') or (
+                # What has a row for each edge, and none for each node.
+                name.startswith('edge_')
+                and isinstance(value, Tensor)
+                and value.dim() > 0
+                and value.size(0) == size[1] != size[0]
+            ):
                 raise ValueError(
                     f"'data' can't have an '{name}' under noise on the "
                     'edges: it would stay that of the clean graph'
