@@ -1066,6 +1066,29 @@ def test_a_walk_through_all_nodes_is_a_random_order(host, n):
     assert abs(float(after[0]) - trials / 2) < 4.5 * math.sqrt(trials / 4)
 
 
+def test_rows_that_are_read_give_every_open_entry_alike(host):
+    # 60 to 10 of 599 entries are open: the tries often fail, and a thread of
+    # the team then finds more than one. The rank of the one that is chosen
+    # among those left is uniform.
+    n, tail, trials = 600, 60, 600
+    col = torch.arange(n).repeat(n, 1)
+    col = col[~torch.eye(n, dtype=torch.bool)].int()
+    rowptr = torch.arange(n + 1) * (n - 1)
+    left = tail - torch.arange(tail - 10)
+    later = torch.ones(tail, tail, dtype=torch.bool).triu(1)
+    ranks = []
+    for seed in range(trials):
+        _, node, _ = host.disjoint_walks(
+            *(SHUFFLED, rowptr, col, torch.tensor([0]), n - 1, 1, seed)
+        )
+        last = node[-tail:]
+        below = ((last < last[:, None]) & later).sum(1)[: tail - 10]
+        ranks.append((below + 0.5) / left)
+    ranks = torch.stack(ranks).double()
+    error = abs(ranks.mean().item() - 0.5)
+    assert error < 4.5 / math.sqrt(12 * ranks.numel())
+
+
 @pytest.mark.parametrize(
     ('degree', 'most'), [(1, 5), (16, 5), (32, 5), (33, 5), (3000, 5)]
 )
