@@ -775,6 +775,13 @@ entry(
 )
 entry('noise.source', lambda: {'seed': 3})
 entry(
+    'noise.coins',
+    lambda: {'source': noise.SeededNoise(0), 'count': 3, 'rate': 0.5},
+    source=instance(),
+    count=integer(0),
+    rate=number(0, 1, closed='low high'),
+)
+entry(
     'noise.p_value',
     lambda: {'drawn': torch.ones((2, 3), dtype=torch.float64)},
     drawn=tensor(rows=False),
