@@ -44,6 +44,7 @@ from torch_geometric.data import Data
 from pyg_trust import (
     files,
     ledger,
+    noise,
     report,
     rng,
 )
