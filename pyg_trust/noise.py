@@ -191,6 +191,7 @@ def coins(
     Returns:
         ndarray: int64, increasing.
     """
+    check_instance('source', source, SecureNoise, SeededNoise)
     check_integer('count', count, 0)
     if not 0 <= check_number('rate', rate) <= 1:
         raise ValueError(f"'rate' needs to be in [0, 1] (got {rate})")

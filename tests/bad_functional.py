@@ -569,6 +569,7 @@ entry(
     q=Q,
     steps=COUNT,
     form=choice(),
+    tol=POSITIVE,
 )
 for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
     entry(

@@ -44,6 +44,7 @@ from torch_geometric.data import Data
 from pyg_trust import (
     files,
     ledger,
+    noise,
     report,
     rng,
 )
@@ -828,6 +829,13 @@ entry(
     items=values(['a'], [0.5], [True], [-1], [None]),
 )
 entry('noise.source', lambda: {'seed': 3})
+entry(
+    'noise.coins',
+    lambda: {'source': noise.SeededNoise(0), 'count': 3, 'rate': 0.5},
+    source=instance(),
+    count=integer(0),
+    rate=number(0, 1, closed='low high'),
+)
 entry(
     'noise.p_value',
     lambda: {'drawn': torch.ones((2, 3), dtype=torch.float64)},
