@@ -320,7 +320,8 @@ def headers(env: Environment) -> None:
 def find_version(env: Environment, wanted: str) -> str | None:
     """The version that pip would choose, without its build number."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [env.python, '-m', 'pip', 'install', '--dry-run', '--quiet']
+        command = [str(env.python), '-m', 'pip', 'install', '--dry-run']
+        command += ['--quiet']
         command += ['--ignore-installed', '--target', folder, '--report', '-']
         run = subprocess.run(
             [*command, *WHEELS, wanted], capture_output=True, text=True
@@ -333,7 +334,7 @@ def find_version(env: Environment, wanted: str) -> str | None:
 def fetch_headers(env: Environment, version: str, cache: Path) -> bool:
     """Keeps the headers of one version as cache/version/torch/..."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [env.python, '-m', 'pip', 'download', '--quiet', '-d']
+        command = [str(env.python), '-m', 'pip', 'download', '--quiet', '-d']
         done = subprocess.run(
             [*command, folder, *WHEELS, f'torch=={version}'],
             capture_output=True,
@@ -363,7 +364,14 @@ def fetch_headers(env: Environment, version: str, cache: Path) -> bool:
 LOAD = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
-for op in ('propagate', 'push', 'push_sparse', 'disjoint_walks'):
+for op in (
+    'propagate',
+    'propagate_entries',
+    'push',
+    'push_sparse',
+    'disjoint_walks',
+    'flip_bits',
+):
     if not torch._C._dispatch_has_kernel_for_dispatch_key(
         f'pyg_trust::{op}', 'CUDA'
     ):

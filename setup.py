@@ -8,6 +8,7 @@ compilers that run side by side.
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / 'csrc'
 DEFINES = ['-DTORCH_TARGET_VERSION=0x020a000000000000']
 CUDA_ARCHS = '8.0;9.0+PTX'
+NEWER_ARCHS = '8.0;9.0;10.0;12.0+PTX'  # what nvcc knows from 12.8 on
 
 
 def version() -> str:
@@ -50,6 +52,18 @@ def cuda_home(sources: list[str]) -> str | None:
     return home
 
 
+def cuda_archs(home: str) -> str:
+    """The architectures to build for: Blackwell where nvcc knows it."""
+    command = [str(Path(home) / 'bin' / 'nvcc'), '--version']
+    try:
+        said = subprocess.run(command, capture_output=True, text=True).stdout
+    except OSError:
+        said = ''
+    found = re.search(r'release (\d+)\.(\d+)', said)
+    new = found is not None and tuple(map(int, found.groups())) >= (12, 8)
+    return NEWER_ARCHS if new else CUDA_ARCHS
+
+
 def prefix_maps() -> list[str]:
     """Keeps the folders of this machine out of what checks print."""
     import torch
@@ -80,7 +94,7 @@ def build() -> dict[str, Any]:
     cuda_sources = relative('cuda/*.cu')
     home = cuda_home(cuda_sources)
     if home is not None:
-        os.environ.setdefault('TORCH_CUDA_ARCH_LIST', CUDA_ARCHS)
+        os.environ.setdefault('TORCH_CUDA_ARCH_LIST', cuda_archs(home))
         sources += cuda_sources
         flags['nvcc'] = [
             *DEFINES,
@@ -93,6 +107,8 @@ def build() -> dict[str, Any]:
             # sample the same.
             '--fmad=false',
             '-Xcompiler=-Wall',
+            # The statics of CUB and of the runtime stay this library's own.
+            '-Xcompiler=-fvisibility=hidden,-fno-gnu-unique',
         ]
         options['include_dirs'].append(str(Path(home) / 'include'))
         options['library_dirs'] = [str(Path(home) / 'lib64')]

@@ -62,8 +62,14 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 
 
 def clock() -> float:
-    """CPU seconds for one thread, whatever else runs; else wall seconds."""
-    if torch.get_num_threads() == 1:
+    """CPU seconds for one thread, whatever else runs; else wall seconds.
+
+    Where a GPU is in use, the processor's time says nothing of it: wall
+    seconds, when all that was started is done.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    elif torch.get_num_threads() == 1:
         return time.process_time()
     return time.perf_counter()
 

@@ -1,5 +1,6 @@
 """Sphinx: guides, tutorials made from scripts, and the API pages."""
 
+import ast
 import importlib
 import inspect
 import os
@@ -77,7 +78,8 @@ CAPABILITIES = {
         'functional.queries',
         'functional.clustering',
         'functional.incremental',
-        'functional.levels',
+        'functional.out_of_core',
+        'functional.halo',
         'utils',
     ),
     'Private training': (
@@ -93,7 +95,6 @@ CAPABILITIES = {
         'functional.poisson',
         'functional.pld',
         'functional.mechanisms',
-        'functional.dp',
         'functional.search',
         'functional.walks',
         'functional.private',
@@ -168,7 +169,12 @@ def object_page(source: str, name: str, value: Any) -> tuple[str, str, str]:
     lines += [f'``from {source} import {name}``', '']
     lines += [f'.. currentmodule:: {home}', '', f'.. {kind}:: {name}']
     if kind == 'autoclass':
-        lines += ['   :members:', '   :show-inheritance:']
+        lines += ['   :members:']
+        # What a class inherits from a private one is its own.
+        private = any('._' in base.__module__ for base in value.__bases__)
+        lines += [
+            '   :inherited-members:' if private else '   :show-inheritance:'
+        ]
     return home, '\n'.join([*lines, '']), first_sentence(value)
 
 
@@ -241,10 +247,39 @@ def write_pages(app: Any) -> None:
     for file in API.glob('*.rst'):
         if file.stem not in pages:
             file.unlink()
+    (API / 'works_with.inc').write_text(works_with_table())
     for name, text in pages.items():
         file = API / f'{name}.rst'
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
+
+
+def works_with_table() -> str:
+    """What works with what, from the names and docstrings of the tests."""
+    tests = HERE.parent / 'tests' / 'test_works_with.py'
+    cells: dict[str, dict[str, str]] = {}
+    for node in ast.parse(tests.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and '__' in node.name:
+            row, _, column = node.name.removeprefix('test_').partition('__')
+            cells.setdefault(row, {})[column] = ast.get_docstring(node) or ''
+    columns = list(dict.fromkeys(c for row in cells.values() for c in row))
+    lines = ['.. list-table::', '   :header-rows: 1', '', '   * -']
+    lines += [f'     - {column.replace("_", " ")}' for column in columns]
+    for row, found in cells.items():
+        lines.append(f'   * - {NAMES.get(row, row)}')
+        lines += [f'     - {found.get(column, "")}' for column in columns]
+    return '\n'.join([*lines, ''])
+
+
+NAMES = {
+    'edge_index': '``EdgeIndex``',
+    'adj_t': '``adj_t``',
+    'hetero_data': '``HeteroData``',
+    'workers': 'workers of a ``DataLoader``',
+    'torch_compile': '``torch.compile``',
+    'lightning': 'Lightning',
+    'graphgym': 'GraphGym',
+}
 
 
 def draw_figures(app: Any) -> None:

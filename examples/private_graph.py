@@ -54,6 +54,7 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import SecureNoise
 from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.transforms import BoundedDegree
 
 matplotlib.use('Agg')
 from matplotlib import pyplot
@@ -183,10 +184,18 @@ def gap(
             paid = SecureNoise(), descent_noise(each, STEPS)
         return MLP(x, classes).train(data, paid)
 
+    weights, limit = None, None
+    if private:
+        # The authors' default: 100 of the own list at random.
+        graph = CSRGraph.from_data(BoundedDegree(100)(data.clone()))
+        weights, limit = torch.ones(graph.num_nodes).double(), 100
+
     def sums(rows: Tensor, count: int) -> list[Tensor]:
-        std = hop_sensitivity(relation) / each
+        std = hop_sensitivity(relation, max_degree=limit) / each
         noise = PaidNoise(SecureNoise(), account.spend, [each] * count)
-        made = private_propagate(graph, rows, [std] * count, noise, relation)
+        made = private_propagate(
+            graph, rows, [std] * count, noise, relation, weights
+        )
         return [row.float() for row in made]
 
     hidden, logits = fit(data.x)
@@ -295,9 +304,10 @@ def main() -> None:
     parser.add_argument('--root', default='data')
     parser.add_argument('--out', default='figures')
     parser.add_argument('--seeds', type=int, default=1)
-    numbers = {'type': float, 'nargs': '*'}
-    parser.add_argument('--edge-epsilons', default=[1.0, 2.0, 4.0], **numbers)
-    parser.add_argument('--node-epsilons', default=[4.0, 8.0, 16.0], **numbers)
+    for level, default in (('edge', [1.0, 2.0, 4.0]), ('node', [4, 8, 16])):
+        parser.add_argument(
+            f'--{level}-epsilons', type=float, nargs='*', default=default
+        )
     parser.add_argument('--only', nargs='*', help='methods')
     args = parser.parse_args()
     out = Path(args.out)

@@ -11,19 +11,24 @@ that are handed in.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import files
 from pyg_trust._checks import check_instance
 from pyg_trust.functional import wor_epsilon
-from pyg_trust.report import Guarantee, TrustReport, fingerprint
+from pyg_trust.report import (
+    Guarantee,
+    TrustReport,
+    fingerprint_data,
+    fingerprint_model,
+)
 from pyg_trust.unlearning.leftovers import named_leftovers
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
@@ -47,21 +52,6 @@ class Finding:
         return f'{self.status:<11}  {self.text}'
 
 
-def fingerprint_model(state: Mapping[str, Any]) -> str:
-    """A SHA-256 of the tensors of a ``state_dict``, in the order of names.
-
-    Args:
-        state (dict): of a module's ``state_dict()``; what is no tensor is
-            left out.
-    """
-    check_instance('state', state, Mapping)
-    parts: list[Tensor | str] = []
-    for name in sorted(state):
-        if isinstance(state[name], Tensor):
-            parts += [name, state[name]]
-    return fingerprint(*parts)
-
-
 def check_report(
     path: str | Path,
     *,
@@ -73,14 +63,18 @@ def check_report(
 
     Args:
         path (str or Path): of the report in JSON.
-        ledger (str or Path, optional): of the privacy ledger.
+        ledger (str or Path, optional): of the privacy ledger, or of
+            ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
             (default: :obj:`None`)
         model (str or Path, optional): of the weights, as ``torch.save`` wrote
-            the ``state_dict()``. (default: :obj:`None`)
-        data (str or Path, optional): of the remaining data, as ``torch.save``
-            wrote a dictionary of tensors (``Data.to_dict()``), or a
-            dictionary of these by the names that requests use, or a list of
-            these by position. (default: :obj:`None`)
+            the ``state_dict()``: ``{'weight': classifier.weight}`` of a
+            classifier that unlearns, a dictionary of all ``shard_state(i)``
+            of shards. (default: :obj:`None`)
+        data (str or Path, optional): of the data, the remaining ones after
+            a removal, as ``torch.save`` wrote a dictionary of tensors
+            (``Data.to_dict()``), or a dictionary of these by the names that
+            requests use, or a list of these by position.
+            (default: :obj:`None`)
 
     Raises:
         ValueError: if a file is not what it should be.
@@ -99,7 +93,11 @@ def check_report(
             for status, text in _check_guarantee(each)
         ]
     if ledger is not None:
-        found += _of_file(_check_ledger, report, _read_ledger(ledger))
+        if _is_removals(ledger):
+            removals = _read_removals(ledger)
+            found += _of_file(_check_removals, report, removals)
+        else:
+            found += _of_file(_check_ledger, report, _read_ledger(ledger))
     if model is not None:
         state = files.load(model)
         found += _of_file(_check_model, report, fingerprint_model(state))
@@ -134,6 +132,27 @@ def _check_guarantee(each: Guarantee) -> Said:
         yield FAILS, 'the noise comes from a seed: nothing is private'
     if each.kind == 'privacy':
         yield from _check_epsilon(each)
+    for name, amounts in each.history.items():
+        if amounts and not math.isclose(
+            amounts[-1], each.spent[name], rel_tol=_ROUNDING, abs_tol=1e-12
+        ):
+            yield (
+                FAILS,
+                f'{name}: its history ends at {amounts[-1]:.6g}, and '
+                f'{each.spent[name]:.6g} is said to be spent',
+            )
+    for name in ('targets', 'num_targets'):
+        total = each.values.get(name)
+        for count in _counts(each) if isinstance(total, int) else ():
+            if not 0 <= count <= total:
+                yield FAILS, f'{count} of {total} {name} are certified'
+
+
+def _counts(each: Guarantee) -> list[Any]:
+    certified = each.values.get('certified')
+    made = list(certified.values()) if isinstance(certified, dict) else []
+    names = ('num_robust', 'num_broken', 'num_unknown', 'guaranteed')
+    return made + [each.values[n] for n in names if n in each.values]
 
 
 def _history(each: Guarantee) -> list[tuple[float, float, int]] | None:
@@ -261,6 +280,69 @@ def _check_paid(each: Guarantee, ledger: dict[str, Any]) -> Said:
     )
 
 
+def _is_removals(path: str | Path) -> bool:
+    # One JSON of the lines, not a line each.
+    try:
+        return 'entries' in json.loads(Path(path).read_bytes())
+    except ValueError:
+        return False
+
+
+def _read_removals(path: str | Path) -> dict[str, Any]:
+    # Without the package's own reader.
+    link, broken = '', []
+    content = json.loads(Path(path).read_bytes())
+    fields = ('action', 'spent', 'request', 'data', 'link')
+    for number, line in enumerate(content['entries'], 1):
+        if not isinstance(line, dict) or set(line) != set(fields):
+            raise ValueError(
+                f"'ledger' needs to hold {fields} in every line: line "
+                f'{number} of {path} does not'
+            )
+        link = _hash_of_line(link, line)
+        if link != line['link']:
+            broken.append(number)
+        link = line['link']
+    return {**content, 'broken': broken}
+
+
+def _hash_of_line(before: str, line: dict[str, Any]) -> str:
+    body = [line[name] for name in ('action', 'spent', 'request', 'data')]
+    text = json.dumps([before, *body], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_removals(each: Guarantee, ledger: dict[str, Any]) -> Said:
+    request = each.values.get('request')
+    if each.kind != 'removal' or request is None or not each.data:
+        return
+    broken = ledger['broken']
+    yield (
+        FAILS if broken else HOLDS,
+        f'ledger: line {broken[0]} was changed'
+        if broken
+        else 'ledger: the chain of its lines is unbroken',
+    )
+    entries = ledger['entries']
+    paid = [line for line in entries if line['spent'] <= ledger['budget']]
+    yield (
+        HOLDS if len(paid) == len(entries) else FAILS,
+        f'ledger: {len(paid)} of {len(entries)} lines are within the budget',
+    )
+    found = [
+        number
+        for number, line in enumerate(entries, 1)
+        if line['request'] in (request, request.get('0'))
+        and line['data'] == each.data
+    ]
+    yield (
+        HOLDS if found else FAILS,
+        f'ledger: line {found[-1]} has this removal, and seals the same data'
+        if found
+        else 'ledger: no line has this removal and seals the same data',
+    )
+
+
 def _check_model(each: Guarantee, found: str) -> Said:
     if each.model:
         same = each.model == found
@@ -296,6 +378,15 @@ def _read_data(path: str | Path) -> dict[str, Data]:
 
 def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
     request = each.values.get('request')
+    fields = each.values.get('data_fields')
+    if each.data and isinstance(fields, list):
+        same = fingerprint_data(list(graphs.values()), fields) == each.data
+        yield (
+            HOLDS if same else FAILS,
+            'data: the graphs are '
+            + ('those' if same else 'not those')
+            + ' that the promise is about',
+        )
     if each.kind != 'removal' or not isinstance(request, Mapping):
         return
     left = [

@@ -26,8 +26,8 @@ links) is refused. A *copy* is another place: whoever copies a file or folder
 can go on from the copy, and whoever puts an older copy in the place of a newer
 state brings back what was removed in between, for all who load it from then
 on. An object that has the newer state in memory puts it back at its next
-change. For the others, note :attr:`.RemovalLedger.head` elsewhere, and ask a
-loaded one whether it has it (:meth:`.RemovalLedger.has`).
+change. For the others, note ``RemovalLedger.head`` elsewhere, and ask a
+loaded one whether it has it (``RemovalLedger.has``).
 """
 
 import contextlib

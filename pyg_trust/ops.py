@@ -345,8 +345,9 @@ def push(
     block :math:`k` draws from the stream of :obj:`(seed, first + k)`, and what
     it does depends on no other. Memory beside the result: two buffers of a
     cache line a node for each block in flight, at most four or one per thread;
-    on CUDA 14 to 32 bytes (19 to 40 for float64) for every entry of :obj:`x`,
-    for at most :math:`2^{26}` of them at a time, or one block.
+    on CUDA 15 to 52 bytes (22 to 60 for float64) for every entry of :obj:`x`,
+    and a byte per edge and block, for at most :math:`2^{26}` entries at a
+    time, or one block.
 
     On CUDA the same seed samples the same edges as on the CPU, so that results
     agree up to the rounding of sums in another order (relative to the largest
@@ -508,9 +509,9 @@ def push_sparse(
     :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside
     the result: 16 (float64: 32) bytes a node and thread, which are kept for
     the next call, up to 1 GiB each, and cleared where they were used. On CUDA:
-    53 bytes (65 for float64) per node and signal, for as many signals at a
-    time as have :math:`2^{24}` of these (or one); results agree with those of
-    the CPU as in :func:`push`.
+    53 bytes (65 for float64) per node and signal and half a byte per edge and
+    signal, for as many signals at a time as have :math:`2^{24}` nodes together
+    (or one); results agree with those of the CPU as in :func:`push`.
 
     Args:
         graph (PushGraph): as in :func:`push`.

@@ -15,7 +15,6 @@ from bad_inputs import (
     instance,
     integer,
     number,
-    tensor,
     undirected,
     values,
 )
@@ -64,7 +63,7 @@ entry(
 entry(
     'functional.messages',
     lambda: {'x': torch.rand(6, 2)},
-    x=tensor(),
+    x=values(3, None, torch.rand(6), torch.ones(6, 2).int()),
     between=choice(),
     degree_channel=number(0, 1, closed='low'),
 )
@@ -232,6 +231,7 @@ def released() -> transforms.PrivateAGP:
 entry(
     'transforms.PrivateAGP.report',
     lambda: (released(), {'delta': 1e-3}),
+    delta=number(0, 1, none=True),
 )
 
 # The classifier ##############################################################
@@ -298,6 +298,7 @@ entry(
 entry(
     'privacy.PrivateNodeClassifier.report',
     lambda: (fitted(), {'delta': 1e-3}),
+    delta=number(0, 1, none=True),
 )
 
 

@@ -24,6 +24,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_trust import certificates, transforms, unlearning
 from pyg_trust import functional as F
+from pyg_trust.nn import PPNP
 
 N = 6
 NOISE = values(
@@ -470,6 +471,20 @@ def divided() -> Any:
 
 
 @functools.cache
+def exact() -> Any:
+    net = PPNP(torch.nn.Linear(data().x.size(1), 2), K=2)
+    threat = certificates.ThreatModel(data(), local_budget=1)
+    return certificates.certify(net, data(), threat)
+
+
+@functools.cache
+def field() -> Any:
+    return certificates.certify_collective(
+        for_all(), model(), data(), hops=2, features=(1, 0)
+    )
+
+
+@functools.cache
 def voted() -> Any:
     return divided().certify(data())
 
@@ -527,6 +542,21 @@ entry(
     label=values(3, ['a']),
     ax=values(3, 'x'),
 )
+
+CALLABLE = values(3, 'x', [1])
+for name, made in (
+    ('Certificate', exact),
+    ('SmoothedCertificate', smoothed),
+    ('CollectiveCertificate', field),
+    ('VoteCertificate', voted),
+):
+    entry(
+        f'certificates.{name}.speaks_of',
+        lambda made=made: (made(), {'model': model()}),
+        model=instance(),
+        transform=CALLABLE,
+        forward=CALLABLE,
+    )
 
 # Shards ######################################################################
 

@@ -20,7 +20,7 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_table import EXEMPT, entry
+from bad_table import EXEMPT, FOLDER, entry
 
 from pyg_trust import functional as F
 from pyg_trust.graph import CSRGraph
@@ -402,6 +402,7 @@ entry(
     },
     names={'targets': "'(targets|upper)'"},
     **{k: v for k, v in BUDGET.items() if k not in ('reward', 'cost')},
+    undirected=FLAG,
     tol=POSITIVE,
 )
 entry(
@@ -507,6 +508,7 @@ entry(
     lambda: {'norms': rand(4), 'max_grad_norm': 1.0},
     norms=tensor(rows=False, finite=False),
     max_grad_norm=number(0, math.inf, closed='high'),
+    clipping=choice(),
 )
 entry(
     'functional.lam_from_opacus',
@@ -533,6 +535,40 @@ entry(
     lambda: {'orders': [2.0, 3.0], 'lam': 2.0},
     orders=ORDERS,
     lam=LAM,
+)
+MULTIPLIER = number(0)
+entry(
+    'functional.poisson_profile',
+    lambda: {'epsilon': 1.0, 'q': 0.1, 'noise_multiplier': 2.0},
+    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
+    epsilon=number(),
+    q=Q,
+    noise_multiplier=MULTIPLIER,
+    form=choice(),
+)
+entry(
+    'functional.rdp_poisson',
+    lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'noise_multiplier': 2.0},
+    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
+    orders=ORDERS,
+    q=Q,
+    noise_multiplier=MULTIPLIER,
+    form=choice(),
+)
+entry(
+    'functional.poisson_epsilon',
+    lambda: {'history': [(2.0, 0.1, 3)], 'delta': 1e-5},
+    names=HISTORY_NAMES,
+    history=HISTORY,
+    form=choice(),
+)
+entry(
+    'functional.calibrate_poisson',
+    lambda: {'epsilon': 1.0, 'delta': 1e-5, 'q': 0.1, 'steps': 3, 'tol': 0.1},
+    epsilon=POSITIVE,
+    q=Q,
+    steps=COUNT,
+    form=choice(),
 )
 for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
     entry(
@@ -994,6 +1030,72 @@ EPS = NOT_NEGATIVE
 PROPAGATE = (
     Row('weighted', {'graph': weighted()}, "'graph'"),
     Row('directed', {'graph': directed(), 'measure': F.sgc(2)}, "'graph'"),
+)
+entry(
+    'functional.plan_memory',
+    lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
+    Row('too little', {'memory': 10}, "'memory'"),
+    Row('too many', {'memory': 10, 'columns': 2}, "'columns'"),
+    num_nodes=integer(1),
+    num_edges=integer(0),
+    num_columns=integer(0),
+    memory=values(0, -1, 2.5, 'lots', True),
+    half=FLAG,
+    itemsize=values(0, 2, 4.0, 'four', None),
+    columns=integer(1, none=True),
+    directed=FLAG,
+)
+EXEMPT['functional.MemoryPlan'] = 'what plan_memory returns'
+EXEMPT['functional.HaloGraph'] = 'checked where it is used'
+entry(
+    'functional.propagate_halo',
+    lambda: {
+        'graph': F.HaloGraph(csr().rowptr, csr().col, 0, N),
+        'x': rand(N, 2),
+        'measure': F.ppr(0.2),
+    },
+    Row(
+        'a part alone',
+        {'graph': F.HaloGraph(csr().rowptr, csr().col, 0, N + 1)},
+        "'graph'",
+    ),
+    x=values(
+        3,
+        None,
+        torch.ones(N),
+        torch.ones(3, 2),
+        torch.ones(N, 2).long(),
+        torch.full((N, 2), torch.nan),
+    ),
+)
+entry(
+    'functional.propagate_to',
+    lambda: {
+        'out': f'{FOLDER}/z.npy',
+        'graph': csr(),
+        'x': rand(N, 2),
+        'measure': F.ppr(0.2),
+    },
+    Row('no .npy', {'out': f'{FOLDER}/z.txt'}, "'out'"),
+    Row('tol, directed', {'tol': 0.1, 'graph': directed()}, "'tol'"),
+    Row('half', {'half': True, 'x': rand(N, 2).double()}, "'half'"),
+    out=values(3, None),
+    graph=instance(),
+    x=values(
+        3,
+        None,
+        torch.ones(N),
+        torch.ones(3, 2),
+        torch.ones(N, 2).long(),
+        torch.full((N, 2), torch.nan),
+        torch.ones(N, 2).to_sparse_coo(),
+    ),
+    half=FLAG,
+    tol=EPS,
+    columns=values(0, -1, 2.5, None, 'all', True),
+    memory=values(0, -1, 2.5, 'lots', True),
+    over_ranks=FLAG,
+    progress_bar=FLAG,
 )
 entry(
     'functional.propagate',

@@ -334,6 +334,53 @@ entry(
     weight=tensor(none=True),
     perm=tensor(none=True),
 )
+
+
+def saved_graph() -> str:
+    place = f'{FOLDER}/graph'
+    csr().save(place)
+    return place
+
+
+entry(
+    'graph.CSRGraph.save',
+    lambda: (csr(), {'folder': f'{FOLDER}/graph'}),
+    folder=values(3, None),
+)
+entry(
+    'graph.CSRGraph.load',
+    lambda: {'folder': saved_graph()},
+    folder=values(3, None),
+    mmap=FLAG,
+    verify=FLAG,
+)
+entry(
+    'graph.CSRGraph.from_edges',
+    lambda: {'source': undirected(), 'num_nodes': N},
+    Row('twice', {'source': undirected()[:, [0] * 14]}, "'source'"),
+    Row('little', {'memory': 1000}, "'memory'"),
+    source=values(3, None, torch.ones(3), torch.ones(2, 3), undirected() + N),
+    num_nodes=integer(N),
+    folder=values(3, 2.5),
+    memory=values(0, -1, 2.5, 'lots', None, True),
+    duplicates=choice(),
+    undirected=FLAG,
+    names={'num_nodes': "'(num_nodes|source)'"},
+)
+entry('distributed.own_items', lambda: {'count': 3}, count=integer(0))
+entry(
+    'distributed.run_over_ranks',
+    lambda: {'items': [1, 2], 'work': str},
+    items=values(3, None),
+    work=values(3, None),
+)
+entry(
+    'distributed.from_first',
+    lambda: {'work': int},
+    work=values(3, None),
+    size=integer(1, none=True),
+    after=FLAG,
+)
 EDGE_WEIGHT = tensor(none=True)
 NUM_NODES = integer(N, none=True)
 entry(
@@ -515,6 +562,11 @@ entry(
     'ledger.RemovalLedger.count',
     lambda: (removal_ledger(), {'action': 'fit'}),
     action=choice(),
+)
+entry(
+    'ledger.RemovalLedger.has',
+    lambda: (removal_ledger(), {'head': 'a'}),
+    head=values(3, None, b'a'),
 )
 entry(
     'ledger.RemovalLedger.record',
@@ -717,9 +769,11 @@ entry(
     place=PATH,
     reading=FLAG,
 )
-entry(
-    'commit.synchronized', lambda: {'method': str}, method=values(3, None, 'a')
-)
+for name in ('synchronized', 'editing'):
+    entry(
+        f'commit.{name}', lambda: {'method': str}, method=values(3, None, 'a')
+    )
+entry('commit.check_one_name', lambda: {'path': temporary()}, path=PATH)
 
 entry('rng.resolve', lambda: {'seed': 3})
 
@@ -893,6 +947,24 @@ entry(
     lambda: (Spread(), {'parts': ['a', 1.0, None, torch.ones(2)]}),
     parts=values([object()], [[1]], [{}]),
 )
+
+
+def promise_with_budget() -> Guarantee:
+    return Guarantee('a', 'b', (), spent={'e': 1.0}, budget={'e': 2.0})
+
+
+entry(
+    'report.fingerprint_data',
+    lambda: {'data': Data(x=torch.ones(2, 1)), 'fields': ['x']},
+    data=values(3, None, 'a', [3]),
+    fields=values(3, [3]),
+)
+entry(
+    'report.Report.plot',
+    lambda: (promise_with_budget(), {'ax': None}),
+    needs='matplotlib',
+    ax=values(3, 'a'),
+)
 entry(
     'report.TrustReport.save',
     lambda: (trust_report(), {'path': temporary('trust.json')}),
@@ -921,7 +993,7 @@ entry(
     data=values(3, 1.5, ['a']),
 )
 entry(
-    'check.fingerprint_model',
+    'report.fingerprint_model',
     lambda: {'state': {'a': torch.ones(2)}},
     state=values(3, None, 'a', [3]),
 )

@@ -413,11 +413,17 @@ entry(
     lambda: {'measure': 'appnp', 'alpha': 0.2},
     *MEASURE_ROWS,
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
+    Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
+    Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
     force_push=FLAG,
     half=FLAG,
     level_tol=EPS,
     attr=NAME,
     out=MAYBE_NAME,
+    columns=values(0, -1, 2.5, None, 'all', True),
+    memory=values(0, -1, 2.5, 'lots', True),
+    over_ranks=FLAG,
+    progress_bar=FLAG,
     **MEASURE,
 )
 
@@ -732,6 +738,7 @@ entry(
     restarts=COUNT,
     resample_every=integer(1, none=True),
     contiguous=WHETHER,
+    sampling=choice(),
     **OPTIONS,
 )
 
@@ -773,11 +780,35 @@ entry(
     lambda: {'data': [plain_data(), plain_data()], 'batch_size': 2},
     OWN,
     Row('no node', {'data': [plain_data(), Data(num_nodes=0)]}, "'data'"),
+    Row('no coins', {'relation': 'add_remove'}, "'relation'"),
+    Row(
+        'no rate',
+        {'relation': 'add_remove', 'sampling': 'poisson'},
+        "'sample_rate'",
+    ),
+    Row(
+        'a rate above one',
+        {
+            'relation': 'add_remove',
+            'sampling': 'poisson',
+            'sample_rate': 1.5,
+        },
+        "'sample_rate'",
+    ),
     names={'data': "'data", 'batch_size': "'batch_size'"},
     data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
     batch_size=integer(1, 2),
     num_steps=integer(1, none=True),
+    sampling=choice(),
+    relation=choice(),
+    sample_rate=values('a', True, 0.5),
 )
+entry(
+    'loader.GraphLoader.sample_rate_at',
+    lambda: (graph_loader(), {'step': 0}),
+    step=integer(0),
+)
+EXEMPT['loader.StepLoader.most_at'] = 'called by check_batch alone'
 STEP = integer(0)
 for name, make in (
     ('DisjointWalk', walk_loader),

@@ -124,6 +124,37 @@ entry(
     state_dict=damaged,
 )
 entry(
+    'privacy.PoissonAccountant',
+    lambda: {},
+    form=choice(),
+)
+entry(
+    'privacy.PoissonAccountant.remaining_steps',
+    lambda: (
+        privacy.PoissonAccountant(),
+        {**BUDGETED, 'noise_multiplier': 2.0, 'sample_rate': 0.1},
+    ),
+    names=NOISE_NAMES,
+    epsilon=number(0, closed='low'),
+    noise_multiplier=number(0),
+    sample_rate=SHARE,
+)
+entry(
+    'privacy.PoissonAccountant.noise_multiplier_for',
+    lambda: (
+        privacy.PoissonAccountant(),
+        {**BUDGETED, 'sample_rate': 0.1, 'steps': 2},
+    ),
+    epsilon=POSITIVE,
+    sample_rate=SHARE,
+    steps=COUNT,
+)
+entry(
+    'privacy.PoissonAccountant.state_dict',
+    lambda: (privacy.PoissonAccountant(), {}),
+    destination=DESTINATION,
+)
+entry(
     'privacy.FDPAccountant',
     lambda: {'num_nodes': 100, 'batch_size': 10, 'terms': 3},
     names={'batch_size': "'(batch_size|m)'", 'num_nodes': "'(num_nodes|m)'"},
@@ -215,6 +246,64 @@ entry(
     mean_runs=RUNS,
     shape=SHAPE,
 )
+entry(
+    'privacy.compare_samplings',
+    lambda: {
+        'sample_rate': 0.1,
+        'noise_multiplier': 2.0,
+        'steps': 3,
+        'delta': 1e-3,
+    },
+    names=NOISE_NAMES,
+    sample_rate=SHARE,
+    noise_multiplier=number(0),
+    steps=COUNT,
+)
+entry(
+    'privacy.AdaptiveNorm',
+    lambda: {},
+    Row('outside', {'initial': 1e9}, "'initial'"),
+    initial=POSITIVE,
+    quantile=UNIT,
+    rate=POSITIVE,
+    noise_std=number(0, none=True),
+    bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
+)
+for name in ('count_std', 'gradient_multiplier'):
+    EXEMPT[f'privacy.AdaptiveNorm.{name}'] = 'called by the engine alone'
+EXEMPT['privacy.AdaptiveNorm.next'] = 'called by the engine alone'
+
+
+def release(data: Any) -> Any:
+    return torch.zeros(data.num_features)
+
+
+def labelled() -> Any:
+    return changed_data(y=torch.zeros(N, dtype=torch.int64))
+
+
+entry(
+    'privacy.audit',
+    lambda: {
+        'train': release,
+        'data': labelled(),
+        'num_canaries': 16,
+        'seed': 0,
+    },
+    Row('no labels', {'data': changed_data(y=None)}, "'data'"),
+    Row('nothing', {'train': lambda data: 3}, "'train'"),
+    train=FUNCTION,
+    data=instance(),
+    claim=number(0, closed='low', none=True),
+    claim_mu=number(0, none=True),
+    form=choice(),
+    num_canaries=integer(16),
+    scale=POSITIVE,
+    label=integer(0),
+    runs=COUNT,
+    confidence=UNIT,
+)
+EXEMPT['privacy.SamplingReport'] = RESULT
 EXEMPT['privacy.Proposal'] = RESULT
 EXEMPT['privacy.SearchReport'] = RESULT
 SCORES = either(
@@ -365,6 +454,7 @@ entry(
     criterion=instance(none=True),
     trust_loss=values(3, 'a', None),
     public=values(3, 'a', ['nothing']),
+    clipping=choice(),
     **PARTS,
 )
 entry(

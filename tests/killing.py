@@ -17,12 +17,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import files
+from pyg_trust._columns import ColumnFile
+from pyg_trust.functional import appnp, propagate, propagate_to
+from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
@@ -187,7 +191,72 @@ class Shards:
         assert verified.ok, verified
 
 
-PROCEDURES = {'removal': Removal, 'training': Training, 'shards': Shards}
+class Columns:
+    """Propagation from disk to disk: a column that is finished stays."""
+
+    NUM_NODES, NUM_COLUMNS = 400, 24
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.finished = 0
+        self.there = set()
+
+    def start(self):
+        generator = torch.Generator().manual_seed(0)
+        pairs = torch.randint(self.NUM_NODES, (2, 1500), generator=generator)
+        pairs = torch.cat([pairs, pairs.flip(0)], 1)
+        graph = CSRGraph.from_edge_index(pairs, 400, duplicates='merge')
+        graph.save(self.folder / 'graph')
+        x = torch.randn(self.NUM_NODES, self.NUM_COLUMNS, generator=generator)
+        np.save(self.folder / 'x.npy', x.numpy())
+        self.wanted = propagate(graph, x, appnp(0.1))
+
+    def work(self, acknowledge):
+        graph = CSRGraph.load(self.folder / 'graph', mmap=True)
+        write = ColumnFile.write
+
+        def told(file, first, block):
+            write(file, first, block)
+            acknowledge(first)
+
+        ColumnFile.write = told
+        propagate_to(
+            self.folder / 'z.npy',
+            graph,
+            self.folder / 'x.npy',
+            appnp(0.1),
+            columns=2,
+        )
+        while True:
+            time.sleep(1)
+
+    def check(self, acknowledged):
+        result = self.folder / 'z.npy'
+        markers = {
+            int(path.name.split('-')[1])
+            for path in self.folder.glob('z.npy.part.done-*')
+        }
+        if result.exists():
+            # The whole of it, whenever there is any.
+            assert np.array_equal(np.load(result), self.wanted.numpy())
+            result.unlink()
+            for path in self.folder.glob('z.npy.part*'):
+                path.unlink()
+            self.finished += 1
+            self.there = set()
+            return
+        assert not self.there & set(acknowledged), 'was computed twice'
+        self.there |= set(acknowledged)
+        assert self.there <= markers, 'a finished column is lost'
+        self.there = markers
+
+
+PROCEDURES = {
+    'removal': Removal,
+    'training': Training,
+    'shards': Shards,
+    'columns': Columns,
+}
 
 
 def child(procedure, pipe):

@@ -77,3 +77,43 @@ def test_packages_are_there_after_one_import():
         'assert not hasattr(pyg_trust, "nothing")'
     )
     subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True)
+
+
+SLOW = (
+    'cvxpy',
+    'dp_accounting',
+    'highspy',
+    'matplotlib',
+    'scipy.optimize',
+    'scipy.signal',
+    'scipy.stats',
+    'sklearn',
+)
+
+
+@pytest.mark.parametrize(
+    ('imports', 'slow'),
+    [
+        ('pyg_trust', (*SLOW, 'opacus', 'scipy.sparse')),
+        (
+            'pyg_trust.certificates, pyg_trust.functional, pyg_trust.loader, '
+            'pyg_trust.nn, pyg_trust.report, pyg_trust.sampler, '
+            'pyg_trust.transforms, pyg_trust.unlearning',
+            (*SLOW, 'opacus'),
+        ),
+    ],
+)
+def test_what_is_slow_is_imported_by_whoever_needs_it(imports, slow):
+    # Beyond what PyG itself imports, which differs from version to version.
+    code = (
+        'import sys, torch_geometric; before = set(sys.modules); '
+        f'import {imports}; '
+        f'print(*[m for m in {slow} if m in set(sys.modules) - before])'
+    )
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', code],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == []

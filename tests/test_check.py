@@ -11,11 +11,11 @@ import torch_geometric
 from procedures import cycle, dataset
 from torch_geometric.data import Data
 
-from pyg_trust.check import FAILS, HOLDS, check_report, fingerprint_model
+from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import Guarantee, TrustReport
+from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (
     NodeClassifier,

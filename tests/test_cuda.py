@@ -142,6 +142,76 @@ def test_propagate(kind, name, columns):
     assert close(got[0], wanted, 1e-2 if half else TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('columns', [1, 5, 64, 200])
+@pytest.mark.parametrize('name', ['random', 'directed', 'big'])
+def test_propagate_some_rows_sparse_features_and_a_kept_order(
+    name, columns, half
+):
+    measure = F.appnp(0.3, levels=3)
+    graph = graph_of(name)
+    n = graph.num_nodes
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(n, columns, generator=generator)
+    x = torch.where(x > 0.8, x, 0.0)
+    rows = torch.randint(0, n, (n // 3,), generator=generator)
+    rows[::5] = 0
+    wanted = F.propagate(graph, x, measure, half=half)
+    on = graph.to(GPU)
+    whole = F.propagate(on, x.to(GPU), measure, half=half)
+    assert close(whole, wanted, 1e-2 if half else 1e-5)
+    for given in (x, x.to_sparse_csr()):
+        given = given.to(GPU)
+        for some in (None, rows.to(GPU), rows[:0].to(GPU)):
+            got = F.propagate(on, given, measure, half=half, rows=some)
+            assert torch.equal(got, whole if some is None else whole[some])
+
+
+def test_propagate_in_a_kept_order():
+    graph = graph_of('big').reorder()
+    rowptr, col, order, rank = graph.ordered_receivers()
+    x = torch.rand(graph.num_nodes, 40)
+    power = graph.degree_power(-0.5, torch.float32)
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    there = [t.to(GPU) for t in (x, power, power)]
+    plain = [t.to(GPU) for t in graph.receivers()]
+    wanted = ops.propagate(*plain, *there, weights)
+    kept = [t.to(GPU) for t in (rowptr, col)]
+    got = ops.propagate(*kept, *there, weights, order=order.to(GPU))
+    assert torch.equal(got, wanted)
+    rows = torch.tensor([5, 0, 5])
+    got = ops.propagate(
+        *(*kept, *there, weights), rows=rank[rows].to(GPU), order=order.to(GPU)
+    )
+    assert torch.equal(got, wanted[rows.to(GPU)])
+
+
+@pytest.mark.parametrize('noise', [(0.001, 0.3), (0.0, 0.6), (0.4, 0.0)])
+@pytest.mark.parametrize('cells', ops.CELLS)
+def test_flip_bits_are_those_of_the_cpu(cells, noise):
+    rowptr, col = make_graph('random').receivers()
+    n = rowptr.numel() - 1
+    args = (n, *noise, cells, 3, 1, 5)
+    wanted = ops.flip_bits(rowptr, col, *args)
+    got = ops.flip_bits(rowptr.to(GPU), col.to(GPU), *args)
+    assert all(
+        torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True)
+    )
+
+
+def test_dense_propagation_can_be_captured():
+    args = to_gpu(arguments('big', F.appnp(0.3, levels=3), DTYPES[0], 20, 0.1))
+    wanted, _ = ops.push(**args, seed=3)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        got, _ = ops.push(**args, seed=3)
+    for _ in range(2):
+        captured.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize('above', [math.inf, 1.0, 0.0])
 @pytest.mark.parametrize('columns', [1, 3, 40])
 @pytest.mark.parametrize('eps', [1e-3, 0.03, 1.0])
@@ -243,7 +313,8 @@ def opcheck_cases():
         yield 'push', tensors, (3, 0, 0.25, True), ('ratio', 'keep')
         weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
         tensors = (*args['receivers'], args['x'], args['recv'], args['send'])
-        yield 'propagate', (*tensors, weights), (False,), ('weights',)
+        numbers = (False, None, False, None, None)
+        yield 'propagate', (*tensors, weights), numbers, ('weights',)
     rowptr, col = make_graph('random').receivers()
     yield 'disjoint_walks', (rowptr, col, torch.arange(40)), (2, 1, 3), ()
 

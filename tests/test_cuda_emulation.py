@@ -1041,32 +1041,29 @@ def test_the_sequential_law_is_that_of_the_oracle(shared):
         assert distance(law, wanted) < 1e-12
 
 
-@pytest.mark.parametrize('degree', [1, 7, 32, 33, 400])
-@pytest.mark.parametrize('open_', [1, 3])
-def test_a_step_from_a_full_row_is_uniform(host, degree, open_):
-    # 0 - 1 - leaves, of which all but a few are claimed by being walked to
-    # before: their roots come first as they are alone in the graph.
-    if open_ > degree:
-        pytest.skip('no more than there are')
-    # A root with one neighbour, which has `degree` others: the walk of two
-    # steps ends at each of them alike.
-    edges = [(0, 1), *((1, v) for v in range(2, degree + 2))]
-    rows = [[] for _ in range(degree + 2)]
-    for u, v in edges:
-        rows[u].append(v)
-        rows[v].append(u)
-    col = torch.tensor([v for row in rows for v in row], dtype=torch.int32)
-    rowptr = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    count = torch.zeros(degree + 2)
-    trials = max(1000, 10 * degree)
+@pytest.mark.parametrize('n', [20, 33, 34, 60, 200])
+def test_a_walk_through_all_nodes_is_a_random_order(host, n):
+    # In a complete graph every step is uniform among the nodes that are left.
+    # Rows of more than 32 entries are tried, and read where the tries fail:
+    # at the end nearly always.
+    col = torch.tensor([v for u in range(n) for v in range(n) if v != u])
+    rowptr = torch.arange(n + 1) * (n - 1)
+    trials = 40 * n
+    place = torch.zeros(5, n)  # who comes at the last five places
+    after = torch.zeros(2)  # whether 1 comes before 2
     for seed in range(trials):
-        _, node, _ = host.disjoint_walks(
-            SHUFFLED, rowptr, col, torch.tensor([0]), 2, 1, seed
+        ptr, node, _ = host.disjoint_walks(
+            *(SHUFFLED, rowptr, col.int(), torch.tensor([0]), n - 1, 1, seed)
         )
-        count[node[2]] += 1
-    wanted = trials / degree
-    chi2 = float(((count[2:] - wanted) ** 2 / wanted).sum())
-    assert chi2 < stats.chi2.isf(1e-4, max(degree - 1, 1))
+        assert ptr.tolist() == [0, n]
+        place[torch.arange(5), node[-5:]] += 1
+        order = node.argsort()
+        after[int(order[1] < order[2])] += 1
+    wanted = trials / (n - 1)
+    for count in place:
+        chi2 = float(((count[1:] - wanted) ** 2 / wanted).sum())
+        assert chi2 < stats.chi2.isf(1e-5, n - 2)
+    assert abs(float(after[0]) - trials / 2) < 4.5 * math.sqrt(trials / 4)
 
 
 @pytest.mark.parametrize(

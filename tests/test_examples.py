@@ -224,6 +224,26 @@ def test_unlearn_nodes(shared, tmp_path):
     assert (tmp_path / 'unlearn_nodes.png').exists()
 
 
+def test_private_graph(tmp_path):
+    output = run(
+        *('private_graph.py', '--out', tmp_path, '--only', 'ours', 'no graph'),
+        *('--edge-epsilons', '4', '--node-epsilons', '8'),
+    )
+    for level, epsilon in (('edge', 4), ('node', 8)):
+        found = {
+            method: float(
+                re.search(
+                    rf'{level} epsilon {epsilon} {method}\s+(\S+)', output
+                ).group(1)
+            )
+            for method in ('no graph', 'ours')
+        }
+        # Communities tell more than the words of their nodes.
+        assert found['ours'] > found['no graph'] + 0.05
+    assert 'differentially private in one' in output
+    assert (tmp_path / 'private_generated.png').exists()
+
+
 def test_the_verdicts_of_the_docs_are_those_of_the_example():
     sys.path.insert(0, str(EXAMPLES.parent / 'docs'))
     try:

@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 70 if os.environ.get('FULL_TEST') == '1' else 10
+FULL = os.environ.get('FULL_TEST') == '1'
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
-@pytest.mark.parametrize('procedure', ['removal', 'training', 'shards'])
+@pytest.mark.parametrize(
+    'procedure', ['removal', 'training', 'shards', 'columns']
+)
 def test_killing(procedure, tmp_path):
+    kills = 70 if FULL else 20 if procedure == 'columns' else 10
     script = Path(__file__).with_name('killing.py')
     done = subprocess.run(
-        [sys.executable, script, procedure, tmp_path, str(KILLS), '0'],
+        [sys.executable, script, procedure, tmp_path, str(kills), '0'],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     found = re.search(r'(\d+) kills, (\d+) acknowledged', done.stdout)
-    assert int(found.group(1)) == KILLS
+    assert int(found.group(1)) == kills
     assert int(found.group(2)) > 0

@@ -235,8 +235,13 @@ def test_the_plot_shows_the_share_of_each_budget():
     report = TrustReport.of(
         promise(), promise(spent={'e': 3.0}, budget={'e': 4.0}, history={})
     )
-    (axis,) = report.plot().axes
+    axis = report.plot()
     assert [bar.get_width() for bar in axis.patches] == [0.25, 0.75]
+    assert axis.get_title('left') == 'Every budget is kept'
+    over = TrustReport.of(
+        promise(spent={'e': 5.0}, budget={'e': 4.0}, history={})
+    )
+    assert over.plot().get_title('left').startswith('Over its budget: 1.')
     with pytest.raises(ValueError, match="'plot' needs a finite budget"):
         TrustReport.of(promise(spent={}, budget={}, history={})).plot()
 

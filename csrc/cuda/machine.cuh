@@ -93,6 +93,7 @@ __device__ inline T exchange(unsigned mask, const T& mine, int offset) {
   constexpr int count = sizeof(T) / sizeof(unsigned);
   unsigned words[count];
   memcpy(words, &mine, sizeof(T));
+#pragma unroll
   for (int i = 0; i < count; ++i)
     words[i] = __shfl_xor_sync(mask, words[i], offset);
   T other;

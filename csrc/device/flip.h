@@ -88,13 +88,15 @@ Bits flip_with(Machine& machine, const Flips& p, int64_t gaps, bool& enough) {
   };
 
   // Zeros that become ones.
-  machine.run(samples, gaps, [=] PYG_TRUST_RUN(int64_t s, int64_t k) {
+  machine.run(samples * gaps, 1, [=] PYG_TRUST_RUN(int64_t at, int64_t) {
+    const int64_t s = at / gaps, k = at % gaps;
     const uint64_t stream = derive(derive(seed, first + s), 0);
-    end[s * gaps + k] = 1 + law.gap(stream, k, cells);
+    end[at] = 1 + law.gap(stream, k, cells);
   });
   machine.sum_before(end, samples * gaps + 1);
-  machine.run(samples, gaps, [=] PYG_TRUST_RUN(int64_t s, int64_t k) {
-    const int64_t cell = end[s * gaps + k + 1] - end[s * gaps] - 1;
+  machine.run(samples * gaps, 1, [=] PYG_TRUST_RUN(int64_t at, int64_t) {
+    const int64_t s = at / gaps, k = at % gaps;
+    const int64_t cell = end[at + 1] - end[s * gaps] - 1;
     if (cell >= cells)
       return;
     if (k == gaps - 1 && cell < cells - 1)
@@ -114,7 +116,8 @@ Bits flip_with(Machine& machine, const Flips& p, int64_t gaps, bool& enough) {
     row[e] = static_cast<int32_t>(last_at_most(
         n, e, [&](int64_t other) { return x.rowptr[other]; }));
   });
-  machine.run(samples, entries, [=] PYG_TRUST_RUN(int64_t s, int64_t e) {
+  machine.run(samples * entries, 1, [=] PYG_TRUST_RUN(int64_t at, int64_t) {
+    const int64_t s = at / entries, e = at % entries;
     const int64_t i = row[e], j = x.col[e];
     const bool loop = x.cells != kAll && i == j;
     if (x.cells == kUndirected && j < i)

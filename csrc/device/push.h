@@ -234,6 +234,7 @@ void push_blocks(Machine& machine,
                            ? 16 / static_cast<int>(sizeof(scalar_t))
                            : width;
   constexpr int lanes = width / wide;
+  static_assert(width % wide == 0 && kTeam % lanes == 0);
   using Some = Pack<scalar_t, wide>;
   const int64_t n = p.num_nodes, blocks = end - begin;
   const int64_t stride = blocks * width, columns = p.columns;

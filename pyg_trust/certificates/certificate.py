@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_integer, check_tensor
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.certificates.identity import UNSEEN, SpeaksOf
+from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
 
 @dataclass(frozen=True)
-class Certificate(Report):
+class Certificate(SpeaksOf, Report):
     r"""What is known about the worst-case margins of some nodes.
 
     The worst-case margin of a node is the smallest margin of its reference
@@ -53,7 +55,9 @@ class Certificate(Report):
     """How far margins of the deployed model may be off at most: in the
     bounds already."""
     fingerprint: str
-    """SHA-256 of the model, the graph, the threat and the targets."""
+    """SHA-256 of the logits, the graph, the threat and the targets."""
+    model_digest: str
+    """SHA-256 of the model: tensors, attributes and code; '' with logits."""
     targets: Tensor
     """The nodes: int64, ``[num_targets]``."""
     reference: Tensor
@@ -80,6 +84,10 @@ class Certificate(Report):
     assumptions: tuple[str, ...]
     """What has to be true of the model."""
     provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the model's weights, if there is a model that has some."""
+    data: str = ''
+    """SHA-256 of the graph that was handed in, if one was."""
 
     @property
     def margins(self) -> Tensor:
@@ -174,9 +182,34 @@ class Certificate(Report):
             not_covered=(
                 'changes of features or of labels',
                 'several nodes at once: each is certified by itself',
+                *(UNSEEN if self.model_digest else ()),
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
+            kind='robustness',
+            values={
+                **self.numbers(),
+                'targets': self.targets.numel(),
+                'max_local_budget': int(self.local_budget.max()),
+                'data_fields': list(DATA_FIELDS) if self.data else None,
+            },
+            model=self.weights,
+        )
+
+    def chart(self) -> Chart:
+        """The proven margin of every node, and that of the best attack."""
+        total = self.targets.numel()
+        return Chart(
+            f'{self.num_robust} of {total} predictions are proven to stay, '
+            f'{self.num_broken} can be broken',
+            lines={
+                'proven': (range(total), self.lower.sort()[0].tolist()),
+                'best attack': (range(total), self.upper.sort()[0].tolist()),
+            },
+            xlabel='nodes, from the weakest on',
+            ylabel='worst-case margin',
+            limit=0.0,
+            limit_label='the prediction changes below',
         )
 
     def witness(self, node: int) -> Tensor:

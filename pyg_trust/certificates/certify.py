@@ -47,16 +47,16 @@ def certify(
 ) -> Any:
     r"""Certifies what a model predicts against a threat.
 
+    A certificate is of the model as it is now: ``report.speaks_of(model)``
+    tells whether another one, or this one later, is the same by its tensors,
+    attributes and code (``pyg_trust.certificates.identity``).
+
     The threat decides how:
 
     * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
       that are linear in personalized PageRank, see :func:`certify_pagerank`;
       what is certified is the deployed model, with its :obj:`alpha`,
       :obj:`K`, normalization, self-loops and dtype;
-    * :class:`BitFlips` (random flips of edges and features): by smoothing,
-      for any model, see :func:`certify_smoothed`; certified is the smoothed
-      classifier.
-
     * :class:`BitFlips` (noise on edges and binary features): **any** model of
       nodes or graphs, with confidence, by smoothing, see
       :func:`certify_smoothed`; what is certified is the smoothed classifier,

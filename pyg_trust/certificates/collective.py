@@ -18,6 +18,12 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+    identity,
+)
 from pyg_trust.certificates.sampling import evaluating
 from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
 from pyg_trust.functional.collective import (
@@ -28,14 +34,15 @@ from pyg_trust.functional.collective import (
     receptive_field,
 )
 from pyg_trust.functional.smoothing import check_radius
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 DEGREES = ('source', 'target')
 _PROBES = 20
 
 
 @dataclass(frozen=True)
-class CollectiveCertificate(Report):
+class CollectiveCertificate(SpeaksOf, Report):
     """How many predictions stay, in one perturbed graph for all.
 
     Args:
@@ -53,7 +60,10 @@ class CollectiveCertificate(Report):
         exact (bool): whether the integer program was solved.
         confidence (float): of all at once.
         fingerprint (str): of model and data.
+        model_digest (str): of the model: tensors, attributes and code.
         provenance (dict): versions and arguments of the run.
+        weights (str): SHA-256 of the model's weights.
+        data (str): SHA-256 of the graph that was handed in.
     """
 
     num_targets: int
@@ -69,12 +79,29 @@ class CollectiveCertificate(Report):
     exact: bool
     confidence: float
     fingerprint: str
+    model_digest: str
     provenance: dict[str, Any]
+    weights: str = ''
+    data: str = ''
 
     @property
     def ratio(self) -> float:
         """The share of all targets that is guaranteed."""
         return self.guaranteed / self.num_targets
+
+    def chart(self) -> Chart:
+        """How many stay: by themselves, together, and of how many."""
+        return Chart(
+            f'{self.guaranteed} of {self.num_targets} predictions stay at '
+            f'once; {self.one_by_one} by certificates of their own',
+            bars={
+                'all predictions': self.num_targets,
+                'that count': self.counted,
+                'guaranteed together': self.guaranteed,
+                'guaranteed one by one': self.one_by_one,
+            },
+            xlabel='predictions',
+        )
 
     def guarantee(self) -> Guarantee:
         """That so many predictions stay at once, with confidence."""
@@ -98,20 +125,15 @@ class CollectiveCertificate(Report):
             ),
             not_covered=(
                 'the model without smoothing',
+                *UNSEEN,
                 'which of the predictions stay',
                 'new nodes, and changes of the training data',
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
             kind='robustness',
-            values={
-                'targets': self.num_targets,
-                'guaranteed': self.guaranteed,
-                'edges': list(self.edges),
-                'features': list(self.features),
-                'attackers': self.attackers,
-                'confidence': self.confidence,
-            },
+            values={**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            model=self.weights,
         )
 
 
@@ -222,10 +244,11 @@ def certify_collective(
             "'report' needs to have noise that adds no edges, on undirected "
             f'graphs: every node would see everything (got {report.noise})'
         )
+    check_process()
     if digest(model, [data]) != report.fingerprint:
         raise ValueError(
             "'model' and 'data' need to be those of the report (got other "
-            'weights or another graph)'
+            'weights, attributes or code, or another graph)'
         )
     called = report.provenance['arguments']
     if called['transform'] is not None:
@@ -318,7 +341,10 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
+        model_digest=identity(model, None, forward),
         provenance=report.provenance,
+        weights=report.weights,
+        data=report.data,
     )
 
 

@@ -39,6 +39,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_trust._checks import check_instance
+from pyg_trust.certificates.identity import check_process, identity
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.diffusion import (
     check_alpha,
@@ -86,6 +87,7 @@ class Deployed:
         predicted (Tensor, optional): the classes it returns in the clean
             graph: int64, ``[num_nodes]``.
         name (str): of the model.
+        digest (str): its ``identity``.
     """
 
     logits: Tensor
@@ -96,6 +98,7 @@ class Deployed:
     dtype: torch.dtype | None = None
     predicted: Tensor | None = None
     name: str = 'logits'
+    digest: str = ''
 
     def error(self, degree: int) -> Tensor:
         """How far computed scores may be from exact ones, by class.
@@ -222,6 +225,7 @@ class Deployed:
                 the threat is about another graph.
         """
         _check_model(model)
+        check_process()
         check_instance('data', data, Data)
         found = CSRGraph.convert(data).to('cpu')
         weight = found.weight
@@ -256,6 +260,7 @@ class Deployed:
             logits.dtype,
             scores.argmax(1).cpu(),
             type(model).__name__,
+            identity(model),
         )
         _check_scores(made, scores.cpu().double(), graph)
         return made

@@ -17,9 +17,24 @@ from pyg_trust._checks import (
     check_number,
     check_tensor,
 )
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+    identity,
+)
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.functional.voting import certified_mean, certified_votes
-from pyg_trust.report import Guarantee, Report, fingerprint, provenance
+from pyg_trust.report import (
+    DATA_FIELDS,
+    Guarantee,
+    Report,
+    fingerprint,
+    fingerprint_data,
+    fingerprint_model,
+    provenance,
+)
+from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.division import (
     DIVISIONS,
     Division,
@@ -52,7 +67,7 @@ _OPEN = {
 
 
 @dataclass(frozen=True)
-class VoteCertificate(Report):
+class VoteCertificate(SpeaksOf, Report):
     """Classes by vote over views, and how many elements may change."""
 
     targets: Tensor
@@ -71,7 +86,13 @@ class VoteCertificate(Report):
     baseline: float | None
     """The accuracy of a model that sees nothing that can be attacked."""
     fingerprint: str
+    model_digest: str
+    """SHA-256 of the model: tensors, attributes and code."""
     provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the model's weights."""
+    data: str = ''
+    """SHA-256 of the graphs that were handed in."""
 
     def certified(self, changes: int, rows: int = 0) -> Tensor:
         """Whose class stays for sure: bool, ``[num_targets]``.
@@ -126,6 +147,20 @@ class VoteCertificate(Report):
         right = labels[self.targets] == self.predicted
         return float((self.certified(changes, rows) & right).double().mean())
 
+    def chart(self) -> Chart:
+        """The share of targets that stays, by the number of changes."""
+        most = max(int(self.radius.max()), 0) + 1
+        shares = [self.certified_ratio(k) for k in range(most + 1)]
+        return Chart(
+            f'{shares[1]:.0%} of {self.targets.numel()} predictions stay '
+            f'after 1 change of {self.by}, {shares[-2]:.0%} after '
+            f'{most - 1}',
+            lines={'certified': (range(most + 1), shares)},
+            xlabel=f'changes of {self.by}',
+            ylabel='share that is certified',
+            steps=True,
+        )
+
     def guarantee(self) -> Guarantee:
         """That voted classes stay, for certain."""
         total = self.targets.numel()
@@ -149,20 +184,25 @@ class VoteCertificate(Report):
             ),
             not_covered=(
                 'the model without division',
+                *UNSEEN,
                 'changes of the training data',
                 *_OPEN[self.by],
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
             kind='robustness',
             values={
+                **self.numbers(),
                 'targets': total,
                 'views': self.votes.size(0),
-                'by': self.by,
+                'changed_elements': 1,
+                'changed_views': 1,
                 'certified': {
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },
+                'data_fields': list(DATA_FIELDS),
             },
+            model=self.weights,
         )
 
 
@@ -260,6 +300,7 @@ class Divided(Module):
             raise ValueError(
                 f"'baseline' needs to be in [0, 1] (got {baseline})"
             )
+        check_process()
         # A layer may have been told to keep its graph since.
         check_uncached(self.model)
         if isinstance(data, Batch):
@@ -306,9 +347,8 @@ class Divided(Module):
             'vote': self.vote,
             'seed': self.division.seed,
         }
-        parts: list[Any] = []
-        for name, value in sorted(self.model.state_dict().items()):
-            parts += [name, value]
+        found = identity(self.model, self.transform)
+        parts: list[Any] = [found]
         for graph in graphs:
             parts += [graph.x, graph.edge_index, graph.get('n_id')]
         return VoteCertificate(
@@ -319,6 +359,9 @@ class Divided(Module):
             task=task,
             baseline=baseline,
             fingerprint=fingerprint(*parts),
+            model_digest=found,
+            weights=fingerprint_model(self.model.state_dict()),
+            data=fingerprint_data(graphs),
             provenance=provenance(**settings),
             **settings,  # type: ignore[arg-type]
         )

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust._checks import (
@@ -41,7 +43,12 @@ from pyg_trust.functional.search import (
     count_sets,
     greedy_attacks,
 )
-from pyg_trust.report import fingerprint, provenance
+from pyg_trust.report import (
+    fingerprint,
+    fingerprint_data,
+    fingerprint_model,
+    provenance,
+)
 
 METHODS = ('auto', 'dual', 'lp', 'exact')
 COSTS = ('best', 'pagerank', 'visits')
@@ -178,6 +185,12 @@ def certify_pagerank(
             'refine': refine,
             'tolerance': tolerance,
         },
+        {
+            'weights': fingerprint_model(model.state_dict())
+            if isinstance(model, Module)
+            else '',
+            'data': fingerprint_data(data) if isinstance(data, Data) else '',
+        },
     )
 
 
@@ -186,6 +199,7 @@ def _report(
     used: str,
     predicted: Tensor,
     arguments: dict[str, Any],
+    hashes: dict[str, str],
 ) -> Certificate:
     threat, deployed = problem.threat, problem.deployed
     made = problem.perturbations
@@ -237,6 +251,7 @@ def _report(
             problem.targets,
             made.graph.num_edges,
         ),
+        model_digest=deployed.digest,
         targets=problem.targets,
         reference=problem.reference,
         predicted=predicted,
@@ -250,6 +265,7 @@ def _report(
         flips_of=problem.witness_of,
         assumptions=deployed.assumptions,
         provenance=provenance(**arguments),
+        **hashes,
     )
 
 
@@ -600,14 +616,20 @@ class _Problem:
                 self.perturbations,
                 self.targets[which],
                 bounds,
-                self.budget * (1 + self.undirected),
+                self.budget * (1 + (self.undirected and not self.is_priced)),
                 self.alpha,
+                undirected=self.is_priced,
                 progress_bar=self.progress_bar,
             )
             open_ = open_ & self.open_pairs()
             self.try_columns(
                 which, open_, bounds, method, 'pagerank', sign_only
             )
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether an undirected edge has one price for both directions."""
+        return self.undirected and not self.perturbations.all_pairs
 
     def is_local(self, which: Tensor) -> bool:
         """Whether a region around each target is cheaper than the graph."""
@@ -736,17 +758,22 @@ class _Columns:
             zip(held.tolist(), self.against.tolist(), strict=True)
         ):
             start[i] = problem.local[pair]
-        priced = problem.undirected and not problem.perturbations.all_pairs
-        if method != 'lp':
+        priced, upper = problem.is_priced, self.upper
+        if method == 'lp' and priced:
+            # The program charges visits, and an edge is priced by PageRank.
+            upper = pagerank_bounds(
+                problem.perturbations, problem.targets, alpha
+            )[self.k]
+        if method != 'lp' or priced:
             found = dual_bound(
                 problem.perturbations,
                 self.signal,
                 self.targets,
-                self.upper,
+                upper,
                 # Without a price per edge an undirected flip is two.
                 budget * (1 + (problem.undirected and not priced)),
                 alpha,
-                cost=cost,
+                cost='pagerank' if priced else cost,
                 K=problem.horizon.K,
                 normalization=problem.horizon.normalization,
                 undirected=priced,
@@ -755,9 +782,12 @@ class _Columns:
                 clean=problem.clean(self.k, self.against),
             )
             made, multiplier = found.bound, found.multiplier
+        if method != 'lp':
             bar.update(self.k.numel())
-        else:
-            made, multiplier = self.programs(start, bar)
+        if method == 'lp':
+            program, multiplier = self.programs(start, bar)
+            # Its price is per direction: that of an edge may prove more.
+            made = program.minimum(made) if priced else program
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)

@@ -13,6 +13,7 @@ from pyg_trust.certificates.certificate import Certificate
 from pyg_trust.certificates.divided import VoteCertificate
 from pyg_trust.certificates.smoothed import SmoothedCertificate
 from pyg_trust.graph import CSRGraph
+from pyg_trust.report.charts import axes
 
 
 def neighborhood_purity(
@@ -90,7 +91,7 @@ def plot_certified_ratio(
             f"'budgets' and 'certificates' need to have the same length "
             f'(got {len(budgets)} and {len(certificates)})'
         )
-    ax = _axes(ax)
+    ax = axes(ax)
     ratios = [certificate.certified_ratio for certificate in certificates]
     ax.plot(budgets, ratios, marker='.', label=label)
     ax.set_xlabel('budget')
@@ -121,7 +122,7 @@ def plot_purity(
     _check_drawing(label, ax)
     size = (certificate.local_budget.numel(),)
     check_tensor('purity', purity, torch.float64, size)
-    ax = _axes(ax)
+    ax = axes(ax)
     ax.scatter(
         purity[certificate.targets],
         certificate.lower,
@@ -161,7 +162,7 @@ def plot_certified_grid(
     most = max(int(reached.max()), 0)
     steps = torch.arange(most + 1)
     share = (reached[..., None] >= steps).double().mean(0)
-    ax = _axes(ax)
+    ax = axes(ax)
     image = ax.imshow(
         share.numpy(), origin='lower', vmin=0, vmax=1, aspect='auto'
     )
@@ -198,7 +199,7 @@ def plot_certified_votes(
     shares = [
         certificate.certified_accuracy(labels, k) for k in range(most + 1)
     ]
-    ax = _axes(ax)
+    ax = axes(ax)
     ax.step(range(most + 1), shares, where='mid', label=label)
     if certificate.baseline is not None:
         ax.axhline(certificate.baseline, color='gray', linestyle=':')
@@ -214,15 +215,3 @@ def _check_drawing(label: str | None, ax: Any) -> None:
         raise TypeError(
             f"'ax' needs to be matplotlib's axes (got {type(ax).__name__})"
         )
-
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(
-            "plots need 'matplotlib': install it with 'pip install matplotlib'"
-        ) from error
-    return pyplot.subplots()[1]

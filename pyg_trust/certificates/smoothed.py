@@ -23,6 +23,12 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.certificates.certify import certifies
+from pyg_trust.certificates.identity import (
+    UNSEEN,
+    SpeaksOf,
+    check_process,
+    identity,
+)
 from pyg_trust.certificates.sampling import (
     Pipeline,
     Sampler,
@@ -37,7 +43,16 @@ from pyg_trust.functional.smoothing import (
     regions_at,
 )
 from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
-from pyg_trust.report import Guarantee, Report, fingerprint, provenance
+from pyg_trust.report import (
+    DATA_FIELDS,
+    Guarantee,
+    Report,
+    fingerprint,
+    fingerprint_data,
+    fingerprint_model,
+    provenance,
+)
+from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
@@ -52,7 +67,7 @@ _EXACT = (
 
 
 @dataclass(frozen=True)
-class SmoothedCertificate(Report):
+class SmoothedCertificate(SpeaksOf, Report):
     r"""How likely every class is under noise, and what follows from it.
 
     It speaks of the *smoothed* classifier, the likeliest class of the model
@@ -95,9 +110,15 @@ class SmoothedCertificate(Report):
     advice: str
     """Another certificate that fits the model better, or nothing."""
     fingerprint: str
-    """SHA-256 of the model's weights and of the data."""
+    """SHA-256 of the model and of the data."""
+    model_digest: str
+    """SHA-256 of the model: tensors, attributes and code."""
     num_abstained: int
     provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the model's weights."""
+    data: str = ''
+    """SHA-256 of the graphs that were handed in."""
 
     def certified(
         self,
@@ -272,6 +293,7 @@ class SmoothedCertificate(Report):
             ),
             not_covered=(
                 'the model without smoothing',
+                *UNSEEN,
                 'changes of the training data',
                 'new nodes, and changes of attributes of edges',
                 *(
@@ -280,17 +302,36 @@ class SmoothedCertificate(Report):
                     if kind not in self.noise.noisy
                 ),
             ),
-            data=self.fingerprint,
+            data=self.data or self.fingerprint,
             origin=self.provenance,
             kind='robustness',
             values={
+                **self.numbers(),
+                'noise': repr(self.noise),
                 'targets': total,
-                'abstained': self.num_abstained,
-                'confidence': self.confidence,
-                'per': self.per,
-                'num_samples': self.num_samples,
                 'certified': counts,
+                'data_fields': list(DATA_FIELDS),
             },
+            model=self.weights,
+        )
+
+    def chart(self) -> Chart:
+        """The share of targets that stays, by the number of changes."""
+        radii, lines = range(_SHOWN[-1] + 1), {}
+        for kind in self.noise.noisy:
+            for side, place in (('added', 0), ('deleted', 1)):
+                pairs = [(r, 0) if place == 0 else (0, r) for r in radii]
+                shares = [self.certified_ratio(**{kind: p}) for p in pairs]
+                lines[f'{side} {kind}'] = (radii, shares)
+        best = max(lines, key=lambda name: sum(lines[name][1]))
+        return Chart(
+            f'{lines[best][1][1]:.0%} of {self.targets.numel()} '
+            f'{self.task} stay after 1 change ({best}), with confidence '
+            f'{self.confidence:g}',
+            lines=lines,
+            xlabel='changes',
+            ylabel='share that is certified',
+            steps=True,
         )
 
     def __str__(self) -> str:
@@ -424,6 +465,7 @@ def certify_smoothed(
     looks, alpha = options
     graphs, task = _graphs(data)
     _check_model(model, sparse_x, sparse_adj, transform, forward)
+    check_process()
     for graph in graphs:
         check_graph(graph, threat)
         if transform is None and forward is None:
@@ -627,6 +669,9 @@ def _report(
         note=run.note,
         advice=_EXACT if isinstance(pipe.model, _LINEAR) else '',
         fingerprint=digest(pipe.model, run.graphs),
+        model_digest=identity(pipe.model, pipe.transform, pipe.forward),
+        weights=fingerprint_model(pipe.model.state_dict()),
+        data=fingerprint_data(run.graphs),
         num_abstained=int((~sure).sum()),
         provenance=provenance(
             noise=repr(noise),
@@ -652,15 +697,13 @@ def _named(call: Callable | None) -> str | None:
 
 
 def digest(model: Module, graphs: Sequence[Data]) -> str:
-    """SHA-256 of a model's weights and of graphs.
+    """SHA-256 of a model (``identity``) and of graphs.
 
     Args:
         model (Module): the model.
         graphs (list[Data]): the graphs.
     """
-    parts: list[Any] = []
-    for name, value in sorted(model.state_dict().items()):
-        parts += [name, value if isinstance(value, Tensor) else str(value)]
+    parts: list[Any] = [identity(model)]
     for graph in graphs:
         parts += [graph.get('x'), graph.edge_index, graph.get('edge_weight')]
         parts.append(int(graph.num_nodes or 0))

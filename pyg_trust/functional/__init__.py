@@ -60,6 +60,7 @@ from pyg_trust.functional.flips import (
     budget_attacks,
     single_flip_margins,
 )
+from pyg_trust.functional.halo import HaloGraph, propagate_halo
 from pyg_trust.functional.measures import (
     Measure,
     appnp,
@@ -211,6 +212,7 @@ __all__ = [
     'CollectiveVotes',
     'DisjointWalks',
     'FlipRegions',
+    'HaloGraph',
     'Measure',
     'MemoryPlan',
     'Optimum',
@@ -312,6 +314,7 @@ __all__ = [
     'private_propagate',
     'private_quantile',
     'propagate',
+    'propagate_halo',
     'propagate_median',
     'propagate_to',
     'prune_bound',

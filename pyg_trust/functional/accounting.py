@@ -31,6 +31,7 @@ from pyg_trust.functional.mechanisms import (
     rdp_wor,
     unamplify,
 )
+from pyg_trust.functional.private_accounting import gaussian_epsilon
 
 METHODS = ('pld_wor', 'rdp_wor')
 _check_int = partial(check_integer, numpy=True)
@@ -151,6 +152,9 @@ def wor_epsilon(
 ) -> float:
     r""":math:`\epsilon` of a history by either method.
 
+    Where every step is of rate 1, ``'pld_wor'`` is the closed form
+    :func:`~pyg_trust.functional.gaussian_epsilon`, and no grid.
+
     Args:
         history (iterable): of :obj:`(lam, q, steps)`.
         delta (float): in :math:`(0, 1)`.
@@ -166,8 +170,13 @@ def wor_epsilon(
         True
     """
     check_choice('method', method, METHODS)
-    find = wor_epsilon_pld if method == 'pld_wor' else wor_epsilon_rdp
-    return find(history, delta)
+    if method == 'rdp_wor':
+        return wor_epsilon_rdp(history, delta)
+    phases = check_history(history)
+    if check_delta(delta) >= pld.MIN_DELTA and all(q == 1 for _, q in phases):
+        mu = math.hypot(*(math.sqrt(n) / k for (k, _), n in phases.items()))
+        return gaussian_epsilon(mu, delta)
+    return wor_epsilon_pld([(*key, n) for key, n in phases.items()], delta)
 
 
 def calibrate_lam(

@@ -311,6 +311,7 @@ def refine_pagerank_bounds(
     global_budget: int,
     alpha: float,
     *,
+    undirected: bool = False,
     tol: float = 1e-4,
     progress_bar: bool = False,
 ) -> Tensor:
@@ -340,6 +341,8 @@ def refine_pagerank_bounds(
             as :func:`pagerank_bounds` or this function makes them.
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
+        undirected (bool): as in :func:`dual_bound`: :math:`B` counts
+            undirected edges, each with one price. (default: :obj:`False`)
         tol (float): stop within this of the relaxation's optimum; what is
             smaller stays as it is. (default: :obj:`1e-4`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
@@ -380,6 +383,7 @@ def refine_pagerank_bounds(
                 upper[k].expand(some.numel(), n),
                 global_budget,
                 alpha,
+                undirected=undirected,
                 start=start[some],
                 clean=clean[k, row[some]],
                 tol=tol,

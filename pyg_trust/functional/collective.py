@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import scipy.optimize
 import scipy.sparse
 from torch import Tensor
 
@@ -272,6 +271,8 @@ class _Program:
 
     def bound(self, exact: bool, time_limit: float) -> float:
         """A bound from above of the most it can be worth."""
+        from scipy import optimize  # slow to import
+
         matrix = scipy.sparse.csr_array(
             scipy.sparse.block_array(
                 [
@@ -287,19 +288,17 @@ class _Program:
         upper = np.concatenate(list(self.upper.values()))
         gain = np.concatenate(self.gain)
         if exact:
-            solved = scipy.optimize.milp(
+            solved = optimize.milp(
                 -gain,
                 integrality=np.ones(gain.size),
-                bounds=scipy.optimize.Bounds(0, upper),
-                constraints=scipy.optimize.LinearConstraint(
-                    matrix, -np.inf, right
-                ),
+                bounds=optimize.Bounds(0, upper),
+                constraints=optimize.LinearConstraint(matrix, -np.inf, right),
                 options={'time_limit': time_limit},
             )
             dual = getattr(solved, 'mip_dual_bound', None)
             if dual is not None and np.isfinite(dual):
                 return float(-dual)
-        solved = scipy.optimize.linprog(
+        solved = optimize.linprog(
             -gain,
             A_ub=matrix,
             b_ub=right,

@@ -53,6 +53,8 @@ from pyg_trust._checks import (
 from pyg_trust.graph import CSRGraph
 
 TOL = 1e-4
+#: The most levels of a measure: beyond, a closed form is the better way.
+MAX_LEVELS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -285,8 +287,7 @@ def katz(
         levels = _katz_levels(beta, graph, tol)
     shrink = 1 / radius if radius > 0 else 1.0
     weights = tuple(
-        (beta / shrink) ** i
-        for i in range(check_integer('levels', levels, 0, numpy=True) + 1)
+        (beta / shrink) ** i for i in range(_check_levels(levels) + 1)
     )
     if weights[-1] < sys.float_info.min and not graph.is_undirected:
         raise ValueError(
@@ -428,8 +429,23 @@ def _check_tol(tol: float) -> None:
         raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
 
 
+def _check_levels(levels: int) -> int:
+    return check_integer('levels', levels, 0, MAX_LEVELS, numpy=True)
+
+
+def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
+    # Before anything of that size is made.
+    if needed > MAX_LEVELS:
+        raise ValueError(
+            f"'{name}' = {value:g} needs about {needed:.3g} levels for tol = "
+            f'{tol:g}, more than {MAX_LEVELS:g}: choose '
+            + ('a larger' if name == 'alpha' else 'a smaller')
+            + f" '{name}' or a larger 'tol', or give 'levels'"
+        )
+
+
 def _last(levels: int) -> tuple[float, ...]:
-    return (0.0,) * check_integer('levels', levels, 0, numpy=True) + (1.0,)
+    return (0.0,) * _check_levels(levels) + (1.0,)
 
 
 def _geometric(
@@ -440,18 +456,28 @@ def _geometric(
     if levels is None:
         _check_tol(tol)
         # The tail after level L is (1 - alpha)^(L + 1).
-        levels = (
-            0
-            if alpha == 1
-            else max(0, math.ceil(math.log(tol) / math.log1p(-alpha)) - 1)
-        )
-    levels = check_integer('levels', levels, 0, numpy=True)
+        needed = 0.0 if alpha == 1 else _terms(tol, math.log1p(-alpha))
+        _check_needed('alpha', alpha, needed, tol)
+        levels = max(0, math.ceil(needed) - 1)
+    levels = _check_levels(levels)
     follow = 1 - alpha
     weights = [alpha * follow**i for i in range(levels)]
     return (*weights, follow**levels)
 
 
+def _terms(tol: float, log: float) -> float:
+    # How often a factor of this logarithm makes it so small.
+    try:
+        return math.log(tol) / log
+    except (OverflowError, ZeroDivisionError):
+        return math.inf
+
+
 def _katz_levels(beta: float, graph: CSRGraph, tol: float) -> int:
+    # No power has a smaller norm than its spectral radius.
+    rate = beta * graph.spectral_radius
+    needed = _terms(tol, math.log(rate)) if rate > 0 else 0.0
+    _check_needed('beta', beta, needed, tol)
     adj = graph.to_scipy()
     power = np.ones(graph.num_nodes)
     norms = [1.0]
@@ -460,6 +486,7 @@ def _katz_levels(beta: float, graph: CSRGraph, tol: float) -> int:
     while True:
         power = beta * (adj @ power)
         norms.append(float(power.max()))
+        _check_needed('beta', beta, len(norms) - 1, tol)
         if total is None and norms[-1] <= 0.5:
             total = sum(norms[:-1]) / (1 - norms[-1])
         while total is not None and level + 1 < len(norms):
@@ -471,11 +498,16 @@ def _katz_levels(beta: float, graph: CSRGraph, tol: float) -> int:
 def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     if not 0 < check_number('t', t) < math.inf:
         raise ValueError(f"'t' needs to be positive and finite (got {t})")
+    if levels is None:
+        _check_tol(tol)
+    else:
+        _check_levels(levels)
+    _check_needed('t', t, t, tol)
     # Far enough that nothing is left beyond; in log space, as e^-t
     # underflows; the tail summed from its small end, as 1 - sum cancels.
     end = int(t + 50 * math.sqrt(t) + 100)
     if levels is not None:
-        end = max(end, check_integer('levels', levels, 0, numpy=True) + 1)
+        end = max(end, levels + 1)
     index = np.arange(end + 1)
     logs = (
         -t
@@ -485,6 +517,5 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     weights = np.exp(logs)
     tail = weights[::-1].cumsum()[::-1]  # tail[i] = sum over k >= i
     if levels is None:
-        _check_tol(tol)
         levels = int(np.argmax(np.append(tail[1:], 0.0) <= tol))
     return (*weights[:levels].tolist(), float(tail[levels]))

@@ -138,7 +138,7 @@ def plan_memory(
     fit = min(fit, max(c, 1))
     if columns is None and fit < c:
         # Whole cache lines, or a power of two: what vectors hold anyway.
-        line = _LINE * 4 // itemsize
+        line = _LINE * 4 // itemsize * (2 if half else 1)
         if fit >= line:
             fit -= fit % line
         else:
@@ -287,7 +287,7 @@ def _torch(dtype: np.dtype) -> torch.dtype:
 
 def _in_blocks(
     made: on_disk.ColumnFile | None,
-    arguments: tuple,
+    arguments: tuple[Path, tuple[int, int], np.dtype, str],
     matrix: Any,
     job: _Job,
     turned: bool,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 from scipy.special import logsumexp
 
 from pyg_trust.functional.mechanisms import check_delta
@@ -108,6 +107,8 @@ def epsilon(
     # point k, D_(k-1) = e^-h D_k + (1 - e^-h) A_(k-1). Nothing cancels.
     above = np.cumsum(mass[::-1])[:-1]
     decay = math.exp(-step)
+    from scipy.signal import lfilter  # slow to import
+
     profile = lfilter([-math.expm1(-step)], [1, -decay], above)
     profile = infinite + np.concatenate([[0.0], profile])[::-1]
     if not profile[-1] <= delta:

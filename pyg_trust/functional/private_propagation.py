@@ -10,12 +10,9 @@ afterwards. Dividing by a degree *before* the noise takes the signal of a row
 of degree :math:`d` from :math:`d` to 1 and leaves the sensitivity where it
 was.
 
-The relations
--------------
-
-Public in all of them are the nodes' ids, whether edges are directed, which
-nodes train, and all arguments. The record of :math:`v` is its features, its
-label and its own list :math:`L_v` of the nodes that it sends to.
+**The relations.** Public in all of them are the nodes' ids, whether edges are
+directed, which nodes train, and all arguments. The record of :math:`v` is its
+features, its label and its own list :math:`L_v` of the nodes that it sends to.
 
 ``'edge'``
     One edge differs. Removing an arc :math:`(u, w)` moves row :math:`w` by
@@ -91,6 +88,7 @@ from pyg_trust._checks import (
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
 
+#: Who may be protected.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 FORMS = ('withdraw', 'replace')
 BETWEEN = ('normalize', 'clip')
@@ -280,11 +278,7 @@ def private_propagate(
             "'graph' needs to be unweighted and without duplicate edges: a "
             'weight moves the sums by as much'
         )
-    if not hasattr(noise, 'normal'):
-        raise TypeError(
-            "'noise' needs to be a source of noise, as pyg_trust.noise has "
-            f'(got {type(noise).__name__})'
-        )
+    _check_noise(noise)
     if isinstance(stds, str) or not isinstance(stds, Sequence) or not stds:
         raise TypeError(
             f"'stds' needs to be a list of at least one number (got {stds!r})"
@@ -402,6 +396,7 @@ def scaled_propagate(
     check_instance('graph', graph, CSRGraph)
     check_tensor('x', x, REAL, (graph.num_nodes, 'num_columns'))
     check_instance('own', own, bool)
+    _check_noise(noise)
     std = check_positive('std', std)
     operator = _operator(graph, measure)
     if scales is None:
@@ -419,6 +414,14 @@ def scaled_propagate(
     if not own:
         total = total - diagonal[:, None] * sent
     return total + std * noise.normal(tuple(total.shape))
+
+
+def _check_noise(noise: Noise) -> None:
+    if not hasattr(noise, 'normal'):
+        raise TypeError(
+            "'noise' needs to be a source of noise, as pyg_trust.noise has "
+            f'(got {type(noise).__name__})'
+        )
 
 
 def _incoming(graph: CSRGraph) -> scipy.sparse.csr_array:

@@ -25,7 +25,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import brentq
 
 from pyg_trust._checks import check_non_negative, check_number
 from pyg_trust.functional.mechanisms import Orders, check_orders, numbers
@@ -173,6 +172,8 @@ def _gamma(mean: float, shape: float) -> float:
     # The mean falls from infinity to 1 as gamma goes to 1.
     if shape == 1:
         return 1 / mean
+    from scipy.optimize import brentq  # slow to import
+
     log = brentq(
         lambda x: math.log(_mean(math.exp(x), shape)) - math.log(mean),
         -60.0 / (1 + shape),

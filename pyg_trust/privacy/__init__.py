@@ -22,13 +22,15 @@ from pyg_trust.privacy.auditing import (
     canary_graph,
     empirical_epsilon,
 )
-from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
+from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
-from pyg_trust.privacy.loading import PrivateLoader
+from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
     Proposal,
+    SamplingReport,
     SearchReport,
+    compare_samplings,
     propose,
     search,
     search_epsilon,
@@ -53,6 +55,7 @@ __all__ = [
     'PrivateTraining',
     'Proposal',
     'RDPAccountant',
+    'SamplingReport',
     'SearchReport',
     'SubgraphGradients',
     'Tape',
@@ -61,6 +64,7 @@ __all__ = [
     'audit_aggregation',
     'audit_training',
     'canary_graph',
+    'compare_samplings',
     'create_accountant',
     'empirical_epsilon',
     'empirical_mu',

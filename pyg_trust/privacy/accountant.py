@@ -1,5 +1,6 @@
 """Opacus accountants of sampling without replacement, and by coins."""
 
+import copy
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -627,3 +628,31 @@ def _continues(
         and longer[last][:2] == shorter[last][:2]
         and longer[last][2] >= shorter[last][2]
     )
+
+
+def epsilon_over_time(
+    accountant: WORAccountant, delta: float, points: int = 8
+) -> tuple[float, ...]:
+    r"""How :math:`\epsilon` grew, from nothing to all steps so far.
+
+    Args:
+        accountant (WORAccountant): what was counted; releases beside the
+            steps count from the first on.
+        delta (float): in :math:`(0, 1)`.
+        points (int): at how many numbers of steps, evenly spaced, at
+            most as many as there are.
+            (default: :obj:`8`)
+    """
+    total = sum(count for _, _, count in accountant.history)
+    points = min(points, total)
+    part = copy.copy(accountant)
+    found = [0.0]
+    for i in range(1, points + 1):
+        at = -(-total * i // points)
+        part.history, left = [], at
+        for noise, rate, count in accountant.history:
+            if left > 0:
+                part.history.append((noise, rate, min(count, left)))
+                left -= count
+        found.append(part.get_epsilon(delta))
+    return tuple(found)

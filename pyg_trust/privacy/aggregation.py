@@ -304,23 +304,28 @@ class PrivateNodeClassifier:
                 if self.seed is None
                 else rng.derive(self.seed, len(account.lines))
             )
-            self._fitted = ''
-            encoder = self._train(
-                self._model('encoder', x.size(1), classes),
-                *(x, y, train, val, classes, mus[0], source, False),
-            )
-            own = posteriors(outputs(encoder, x, self._private))
-            self._released = self._release(
-                graph, mean_free(y, own, train), source
-            )
-            read = self._columns(own)
-            self._head = self._train(
-                self._model('head', read.size(1), classes),
-                *(read, y, train, val, classes, mus[2], source, True),
-            )
-            self._encoder, self._x = encoder, x
-            self._num_nodes, self.num_classes = graph.num_nodes, classes
-            self._fitted = key
+            before = self._released
+            try:
+                encoder = self._train(
+                    self._model('encoder', x.size(1), classes),
+                    *(x, y, train, val, classes, mus[0], source, False),
+                )
+                own = posteriors(outputs(encoder, x, self._private))
+                self._released = self._release(
+                    graph, mean_free(y, own, train), source
+                )
+                read = self._columns(own)
+                self._head = self._train(
+                    self._model('head', read.size(1), classes),
+                    *(read, y, train, val, classes, mus[2], source, True),
+                )
+                self._encoder, self._x = encoder, x
+                self._num_nodes, self.num_classes = graph.num_nodes, classes
+                self._fitted = key
+            except BaseException:
+                # What was paid stays paid; predictions stay those before.
+                self._released = before
+                raise
         return self
 
     def logits(self, x: Tensor | None = None) -> Tensor:

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import beta
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
@@ -39,8 +38,10 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy.engine import PrivacyEngine, PrivateTraining
+from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.report import Report, provenance
+from pyg_trust.report.charts import Chart
 
 Attach = Callable[
     [nn.Module, torch.optim.Optimizer, DisjointWalkLoader],
@@ -84,6 +85,22 @@ class AuditReport(Report):
     provenance: dict[str, Any]
     mu_lower: float = 0.0
     mu_claimed: float | None = None
+
+    def chart(self) -> Chart:
+        """What was measured, beside what was claimed."""
+        claim = self.epsilon_claimed
+        bars = {'measured, at least': self.epsilon_lower}
+        if claim is not None:
+            bars['claimed, at most'] = claim
+        return Chart(
+            f'The claim is disproved, with confidence {self.confidence:g}'
+            if self.violated
+            else 'The attack does not disprove the claim'
+            if claim is not None
+            else f'epsilon is at least {self.epsilon_lower:.4g}',
+            bars=bars,
+            xlabel='epsilon',
+        )
 
     @property
     def violated(self) -> bool:
@@ -196,6 +213,8 @@ def _rates(
     true: np.ndarray, n1: int, false: np.ndarray, n0: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
     # Clopper-Pearson: at least the first, at most the second.
+    from scipy.stats import beta  # slow to import
+
     low = np.where(
         true > 0, beta.ppf(error, np.maximum(true, 1), n1 - true + 1), 0.0
     )

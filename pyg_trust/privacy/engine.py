@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,8 @@ from pyg_trust.privacy.attaching import (
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
-from pyg_trust.privacy.loading import PrivateLoader
-from pyg_trust.privacy.norms import AdaptiveNorm, estimate
+from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
+from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.report import PrivacyReport, describe
 from pyg_trust.privacy.spending import Spending
@@ -56,20 +56,6 @@ from pyg_trust.privacy.wrappers import (
     PrivateOptimizer,
     PrivateStep,
 )
-
-
-class PrivateTraining(NamedTuple):
-    """What :meth:`PrivacyEngine.make_private` returns.
-
-    Args:
-        model (PrivateModule): call it as the model.
-        optimizer (PrivateOptimizer): use it as the optimizer.
-        loader (PrivateLoader): iterate over it as over the loader.
-    """
-
-    model: PrivateModule
-    optimizer: PrivateOptimizer
-    loader: PrivateLoader
 
 
 class PrivacyEngine(Spending):
@@ -479,6 +465,7 @@ class PrivacyEngine(Spending):
         self._noise_multiplier = float(noise_multiplier)
         self._adaptive, self._key = adaptive, key
         self._max_grad_norm = step.max_grad_norm
+        step.counts = adaptive is not None
         self._loss_reduction = step.loss_reduction
         batches = data_loader.batch_sampler
         batches.choose = self._choose
@@ -562,7 +549,7 @@ class PrivacyEngine(Spending):
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
         self._group.of_first(lambda: check_totals(totals, found, drawn))
-        if self._group.first:
+        if self._group.adds_noise:
             std = self._gradient_multiplier * norm
             totals = [
                 total + std * self._noise.normal(total.shape).to(total)
@@ -648,68 +635,6 @@ class PrivacyEngine(Spending):
         self._leaks.append(
             f'one of the steps is no step of training but a noisy release of '
             f'mu {mu:.4g} (PrivateAGP), whose rows are covered as well'
-        )
-
-    def estimate_max_grad_norm(
-        self,
-        *,
-        module: nn.Module,
-        data_loader: StepLoader,
-        criterion: Criterion,
-        percentile: float = 50.0,
-        epsilon: float | None = None,
-        bounds: tuple[float, float] = (1e-3, 1e3),
-        public: bool = False,
-        insist: bool = False,
-        forward: Forward | None = None,
-        progress_bar: bool = False,
-    ) -> float:
-        r"""A clipping norm from a percentile of the gradients' norms.
-
-        The percentile itself is a function of private data and must not be
-        used. Say which of these holds:
-
-        - ``epsilon``: a private estimate
-          (:func:`pyg_trust.functional.private_quantile`) that spends it, on
-          top of training; it is on the account before it is returned.
-        - ``public``: the loader has public data. Nothing is spent.
-        - ``insist``: the percentile as it is, with a warning; the report then
-          says that its :math:`\epsilon` leaves this release out.
-
-        Args:
-            module (torch.nn.Module): the model, at weights that were not
-                trained on private data without noise.
-            data_loader (StepLoader): the loader; all units of its first
-                partition are looked at.
-            criterion (callable): ``criterion(output, target)``, a mean of one
-                term per row.
-            percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): what to spend. (default: :obj:`None`)
-            bounds (tuple): the least and the greatest answer.
-                (default: :obj:`(1e-3, 1e3)`)
-            public (bool): as above. (default: :obj:`False`)
-            insist (bool): as above. (default: :obj:`False`)
-            forward (callable, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
-
-        Raises:
-            ValueError: unless exactly one of the three is given, or a number
-                is out of range.
-        """
-        return estimate(
-            self,
-            module,
-            data_loader,
-            criterion,
-            percentile,
-            epsilon,
-            bounds,
-            public,
-            insist,
-            forward,
-            progress_bar,
         )
 
     def _attached(self) -> PrivateTraining:

@@ -20,7 +20,14 @@ constant; the square root of one is not, since its gradient has the sum in it.
 
 A value that would leave for Python (``item``, ``bool``, ``numpy``) while the
 loss is being computed can't be followed further, and is refused until
-``loss.backward()`` is done.
+``loss.backward()`` is done. So is an operation of somebody's own
+(``torch.library.custom_op``), whose code sees plain tensors.
+
+**What is not seen.** Memory that was freed may hold private numbers, and
+``torch.empty`` hands it out again: no operation on a followed tensor tells of
+it, and what a call took is not known before it is read. Memory read by its
+address, other processes, and frames of this module that are looked into are
+not seen either. The report says so among its assumptions.
 """
 
 import copy
@@ -120,6 +127,8 @@ class Followed(Tensor):
             layout=value.layout,
             device=value.device,
         )
+        # Who asks C for the memory gets an error, and not an address of none.
+        torch._C._set_throw_on_mutable_data_ptr(self)
         self._value = value
         self._owner = owner
         self._watch = watch
@@ -236,6 +245,18 @@ class Followed(Tensor):
 
 
 _LATER = 'to be read after loss.backward()'
+# Compiled operations, which do nothing but return and write.
+_KNOWN = (
+    'aten',
+    'prim',
+    'prims',
+    'pyg',
+    'pyg_trust',
+    'torch_cluster',
+    'torch_scatter',
+    'torch_sparse',
+    'torch_spline_conv',
+)
 _EMPTY = ('empty_like', 'new_empty', 'new_empty_strided')
 # They see memory in another way, that the tensor does not know of.
 _MEMORY = ('set', 'resize', 'resize_as')
@@ -423,6 +444,11 @@ def _check_stays(
     if all(t._is_name for t in given) and base_name(func) not in _MEMORY:
         return
     name = base_name(func)
+    if func.namespace not in _KNOWN:
+        _refuse(
+            f"'{func.namespace}::{name}' is an operation whose code is not "
+            'known, and may do more with their values than it returns'
+        )
     if name in _MEMORY:
         _refuse(f"'{name}_' exchanges their memory")
     if name in _RANDOM:

@@ -52,7 +52,12 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this process draws noise and writes the account."""
+        """Whether this process keeps the account's file."""
+        return self.rank == 0
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether this process draws the noise, which is added once."""
         return self.rank == 0
 
     def check(self) -> None:

@@ -1,14 +1,19 @@
 """A loader whose batches are those of private steps, in their order."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust.loader.step_batches import Choice
 from pyg_trust.privacy.group import Group
-from pyg_trust.privacy.wrappers import PrivateStep, Single
+from pyg_trust.privacy.wrappers import (
+    PrivateModule,
+    PrivateOptimizer,
+    PrivateStep,
+    Single,
+)
 
 
 class PrivateLoader(Single):
@@ -110,3 +115,17 @@ class PrivateLoader(Single):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.loader})'
+
+
+class PrivateTraining(NamedTuple):
+    """What :meth:`PrivacyEngine.make_private` returns.
+
+    Args:
+        model (PrivateModule): call it as the model.
+        optimizer (PrivateOptimizer): use it as the optimizer.
+        loader (PrivateLoader): iterate over it as over the loader.
+    """
+
+    model: PrivateModule
+    optimizer: PrivateOptimizer
+    loader: PrivateLoader

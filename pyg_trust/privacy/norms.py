@@ -74,8 +74,8 @@ class AdaptiveNorm:
 
     Example:
         >>> norm = AdaptiveNorm(initial=1.0)
-        >>> norm.gradient_multiplier(2.0, 400)
-        2.0101...
+        >>> round(norm.gradient_multiplier(2.0, 400), 4)
+        2.0025
         >>> norm.next(1.0, 0.9) < 1.0 < norm.next(1.0, 0.1)
         True
     """

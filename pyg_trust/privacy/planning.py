@@ -23,9 +23,15 @@ from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
-from pyg_trust.privacy.accountant import WORAccountant, create_accountant
+from pyg_trust.privacy.accountant import (
+    POISSON,
+    WORAccountant,
+    create_accountant,
+    epsilon_over_time,
+)
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.report import Guarantee, Report
+from pyg_trust.report import Guarantee, Report, fingerprint_model
+from pyg_trust.report.charts import Chart
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
@@ -56,6 +62,23 @@ class Proposal(Report):
     delta: float
     mechanism: str
     noise_per_step: float
+
+    def chart(self) -> Chart:
+        """How epsilon would grow with the steps."""
+        history = epsilon_over_time(self.accountant(), self.delta)
+        last = max(len(history) - 1, 1)
+        return Chart(
+            f'{self.steps} steps of {self.batch_size} subgraphs would spend '
+            f'epsilon {self.epsilon:.4g}, at delta {self.delta:g}',
+            lines={
+                'epsilon': (
+                    [-(-self.steps * i // last) for i in range(len(history))],
+                    history,
+                )
+            },
+            xlabel='steps',
+            ylabel='epsilon',
+        )
 
     def accountant(self) -> WORAccountant:
         """An account on which all steps were taken, as for :func:`search`."""
@@ -99,7 +122,8 @@ def propose(
         delta (float): in :math:`(0, 1)`.
         steps (int): how many steps are planned. (default: :obj:`60`)
         slack (float): as above. (default: :obj:`0.1`)
-        accountant (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
+        accountant (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'` or, for loaders
+            with ``sampling='poisson'``, :obj:`'pld_poisson'`.
             (default: :obj:`'pld_wor'`)
 
     Raises:
@@ -116,7 +140,7 @@ def propose(
     check_delta(delta)
     check_integer('steps', steps, 1)
     check_positive('slack', slack)
-    check_choice('accountant', accountant, METHODS)
+    check_choice('accountant', accountant, (*METHODS, POISSON))
     account = create_accountant(accountant)
 
     def multiplier(size: int) -> float:
@@ -147,6 +171,90 @@ def propose(
         delta=float(delta),
         mechanism=accountant,
         noise_per_step=found / size,
+    )
+
+
+@dataclass(frozen=True)
+class SamplingReport(Report):
+    r"""What the same steps cost by either law of batches.
+
+    Args:
+        sample_rate (float): :math:`q`.
+        noise_multiplier (float): Opacus' :math:`\sigma / C`.
+        steps (int): how many.
+        delta (float): :math:`\delta`.
+        without_replacement (float): :math:`\epsilon` of :math:`m = q M` units
+            drawn without replacement; a bound that is tight at large rates.
+        poisson (float): :math:`\epsilon` of units drawn by coins; exact.
+    """
+
+    sample_rate: float
+    noise_multiplier: float
+    steps: int
+    delta: float
+    without_replacement: float
+    poisson: float
+
+    @property
+    def better(self) -> str:
+        """The value of a loader's ``sampling`` that costs less."""
+        if self.poisson < self.without_replacement:
+            return 'poisson'
+        return 'without_replacement'
+
+    def explain(self) -> str:
+        """Which of the two to take, in words."""
+        low = min(self.poisson, self.without_replacement)
+        high = max(self.poisson, self.without_replacement)
+        share = 1 - low / high if high > 0 else 0.0
+        return (
+            f"sampling='{self.better}' costs less: {self.steps} steps at a "
+            f'rate of {self.sample_rate:.4g} with the noise multiplier '
+            f'{self.noise_multiplier:.4g} spend epsilon {self.poisson:.4g} '
+            f'by Poisson sampling and {self.without_replacement:.4g} without '
+            f'replacement (delta {self.delta:g}), which is {share:.0%} less. '
+            'Batches have one size without replacement, and any by Poisson '
+            'sampling.'
+        )
+
+
+def compare_samplings(
+    sample_rate: float, noise_multiplier: float, steps: int, delta: float
+) -> SamplingReport:
+    r"""Tells which law of batches costs less, before anything is trained.
+
+    For neighbours of which one has a row, or a graph, replaced.
+
+    Args:
+        sample_rate (float): :math:`q = m / M`.
+        noise_multiplier (float): Opacus' :math:`\sigma / C`.
+        steps (int): how many.
+        delta (float): in :math:`(0, 1)`.
+
+    Example:
+        >>> report = compare_samplings(0.05, 2.0, 100, 1e-5)
+        >>> report.better
+        'poisson'
+        >>> report.poisson < 0.55 * report.without_replacement
+        True
+    """
+    check_integer('steps', steps, 1)
+    check_delta(delta)
+    found = []
+    for mechanism in ('pld_wor', 'pld_poisson'):
+        account = create_accountant(mechanism)
+        account.step(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate
+        )
+        account.history = [(*account.history[0][:2], steps)]
+        found.append(account.get_epsilon(delta))
+    return SamplingReport(
+        sample_rate=float(sample_rate),
+        noise_multiplier=float(noise_multiplier),
+        steps=steps,
+        delta=float(delta),
+        without_replacement=found[0],
+        poisson=found[1],
     )
 
 
@@ -195,6 +303,7 @@ class SearchReport(Report):
         mechanism (str): the accountant of a run.
         assumptions (tuple): what the guarantee rests on.
         data (str): a fingerprint of what is public of the data.
+        weights (str): SHA-256 of the weights of the best run.
     """
 
     epsilon: float
@@ -207,6 +316,7 @@ class SearchReport(Report):
     mechanism: str
     assumptions: tuple[str, ...]
     data: str
+    weights: str = ''
 
     def guarantee(self) -> Guarantee:
         """What nobody can tell from the weights of the best run."""
@@ -224,14 +334,8 @@ class SearchReport(Report):
             budget={'epsilon': math.inf},
             data=self.data,
             kind='privacy',
-            values={
-                'epsilon': self.epsilon,
-                'delta': self.delta,
-                'mean_runs': self.mean_runs,
-                'shape': self.shape,
-                'mechanism': self.mechanism,
-                'seeded': self.seeded,
-            },
+            values={**self.numbers(), 'candidate': str(self.candidate)},
+            model=self.weights,
         )
 
     def __str__(self) -> str:
@@ -368,5 +472,6 @@ def search(
             *best[3],
         ),
         data=data.pop() if len(data) == 1 else '',
+        weights=fingerprint_model(best[1].state_dict()),
     )
     return best[1], report

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.noise import SEEDED
+from pyg_trust.privacy.accountant import epsilon_over_time
 from pyg_trust.privacy.state import public_fingerprint
-from pyg_trust.report import Guarantee, Report, provenance
+from pyg_trust.report import (
+    Guarantee,
+    Report,
+    fingerprint_model,
+    provenance,
+)
+from pyg_trust.report.charts import Chart
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,9 @@ class PrivacyReport(Report):
         assumptions (tuple): what the guarantee rests on and does not cover.
         data (str): a fingerprint of what is public of the data.
         provenance (dict): versions and arguments; no seeds, which are secret.
+        weights (str): SHA-256 of the weights that are released.
+        history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
+            to everything so far.
     """
 
     epsilon: float
@@ -66,6 +76,8 @@ class PrivacyReport(Report):
     assumptions: tuple[str, ...]
     data: str
     provenance: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
 
     def guarantee(self) -> Guarantee:
         """What nobody can tell from the weights."""
@@ -85,30 +97,24 @@ class PrivacyReport(Report):
             data=self.data,
             origin=self.provenance,
             kind='privacy',
-            values={
-                name: getattr(self, name)
-                for name in (
-                    'seeded',
-                    'epsilon',
-                    'delta',
-                    'steps',
-                    'relation',
-                    'sampling',
-                    'mechanism',
-                    'unit',
-                    'batch_size',
-                    'max_grad_norm',
-                    'units_per_row',
-                    'sensitivity',
-                    'noise_multiplier',
-                    'lam',
-                    'sample_rates',
-                    'noise_std',
-                    'clipping',
-                    'processes',
-                    'ledger_head',
-                )
-            },
+            values=self.numbers(),
+            history={'epsilon': list(self.history)},
+            model=self.weights,
+        )
+
+    def chart(self) -> Chart:
+        """How epsilon grew with the steps."""
+        last = max(len(self.history) - 1, 1)
+        steps = [-(-self.steps * i // last) for i in range(len(self.history))]
+        limit = self.target_epsilon
+        of = '' if limit is None else f' of {limit:.4g}'
+        return Chart(
+            f'epsilon {self.epsilon:.4g}{of} is spent after {self.steps} '
+            f'steps, at delta {self.delta:g}',
+            lines={'epsilon': (steps, self.history)},
+            xlabel='steps',
+            ylabel='epsilon',
+            limit=math.inf if limit is None else limit,
         )
 
     def _protected(self) -> str:
@@ -178,7 +184,7 @@ class PrivacyReport(Report):
 
 def describe(engine: Any, delta: float | None) -> PrivacyReport:
     """See :meth:`PrivacyEngine.report`."""
-    engine._attached()
+    model = engine._attached().model.module
     if delta is None:
         delta = engine.target_delta
     if delta is None:
@@ -227,6 +233,8 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             sampler=loader.setting(),
             ledger=engine._ledger_path is not None,
         ),
+        weights=fingerprint_model(model.state_dict()),
+        history=epsilon_over_time(engine.accountant, delta),
     )
 
 
@@ -255,7 +263,8 @@ def assumptions(
         'stay as they were then',
         'the loss reads private data by the batch and the outputs alone, and '
         'carries nothing private from step to step: what it does with them '
-        'is followed at every step, and refused if subgraphs meet',
+        'is followed at every step, and refused if subgraphs meet; it reads '
+        'no memory that it did not write (torch.empty), nor by its address',
         'released are weights, optimizer state and this report; training '
         'losses, clipping rates, batches, seeds and stops that depend on '
         'private data are not covered',

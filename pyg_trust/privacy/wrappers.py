@@ -85,6 +85,7 @@ class PrivateStep:
         self.ignored = False
         self.states_loaded = 0
         self.by_unit = False
+        self.counts = False
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -293,7 +294,8 @@ class PrivateStep:
         norm = self.max_grad_norm * (1 - _MARGIN)
         assert isinstance(self._tape, Tape)
         clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)
-        below = int((clipped.norms <= norm).sum())
+        # Is released with noise by a norm that adapts, and by nothing else.
+        below = int((clipped.norms <= norm).sum()) if self.counts else 0
         self._add(
             [clipped.sums[name].double() for name in self._names], count, below
         )

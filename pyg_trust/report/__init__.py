@@ -1,21 +1,27 @@
 """Reports: what a procedure promises its user, and how to run it again."""
 
 from pyg_trust.report.base import (
+    DATA_FIELDS,
     KINDS,
     Guarantee,
     Report,
     fingerprint,
+    fingerprint_data,
+    fingerprint_model,
     provenance,
 )
 from pyg_trust.report.trust import SCHEMA_VERSION, TrustReport, schema
 
 __all__ = [
+    'DATA_FIELDS',
     'KINDS',
     'SCHEMA_VERSION',
     'Guarantee',
     'Report',
     'TrustReport',
     'fingerprint',
+    'fingerprint_data',
+    'fingerprint_model',
     'provenance',
     'schema',
 ]

@@ -10,16 +10,20 @@ What it promises is a :class:`Guarantee`, in the same words for all; a
 import dataclasses
 import hashlib
 import json
+import math
 import platform
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch_geometric
 from torch import Tensor
+from torch_geometric.data import Data
 
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
+from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
 #: was removed; about changed inputs; about numerical error; any other.
@@ -70,9 +74,104 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
     return digest.hexdigest()
 
 
+#: What a fingerprint of data takes, of what is there.
+DATA_FIELDS = (
+    'x',
+    'edge_index',
+    'adj_t',
+    'edge_weight',
+    'edge_attr',
+    'y',
+    'n_id',
+    'num_nodes',
+)
+
+
+def fingerprint_data(
+    data: Data | Sequence[Data], fields: Sequence[str] = DATA_FIELDS
+) -> str:
+    """A SHA-256 of a graph, or of several, that anybody can recompute.
+
+    It takes what is handed in as it is: an order of edges is part of it.
+
+    Args:
+        data (Data or list[Data]): the graphs.
+        fields (sequence of str): what to take of each, in this order; what is
+            not there counts as such. (default: :obj:`DATA_FIELDS`)
+    """
+    check_instance('data', data, Data, list, tuple)
+    check_instance('fields', fields, list, tuple)
+    graphs = [data] if isinstance(data, Data) else data
+    parts: list[Tensor | str | int | None] = []
+    for graph in graphs:
+        check_instance('data', graph, Data)
+        for name in fields:
+            check_instance('fields', name, str)
+            found = graph.num_nodes if name == 'num_nodes' else graph.get(name)
+            parts += [name, *_pieces(found)]
+    return fingerprint(*parts)
+
+
+def fingerprint_model(state: Mapping[Any, Any]) -> str:
+    """A SHA-256 of the tensors of a ``state_dict``, in the order of names.
+
+    Args:
+        state (dict): of a module's ``state_dict()``, or a dictionary of
+            these, as of shards; what is no tensor is left out.
+
+    Returns:
+        str: 64 hexadecimal digits; nothing if there is no tensor.
+    """
+    check_instance('state', state, Mapping)
+    flat = dict(_flat('', state))
+    parts = [part for name in sorted(flat) for part in (name, flat[name])]
+    return fingerprint(*parts) if parts else ''
+
+
+def _flat(above: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            yield f'{above}{name}', value
+        elif isinstance(value, Mapping):
+            yield from _flat(f'{above}{name}.', value)
+
+
+def _pieces(value: Any) -> list[Tensor | str | int | None]:
+    # Sparse matrices by what they are made of.
+    if hasattr(value, 'csr'):
+        return ['sparse', *value.sizes(), *value.csr()]
+    if not isinstance(value, Tensor) or value.layout == torch.strided:
+        return [value]
+    if value.layout == torch.sparse_coo:
+        value = value.coalesce()
+        inside = [value.indices(), value.values()]
+    elif value.layout == torch.sparse_csc:
+        inside = [value.ccol_indices(), value.row_indices(), value.values()]
+    else:
+        inside = [value.crow_indices(), value.col_indices(), value.values()]
+    return [str(value.layout), *value.shape, *inside]
+
+
+# What a guarantee has a place of its own for.
+_ELSEWHERE = ('assumptions', 'data', 'origin', 'provenance', 'weights')
+
+
 @dataclass(frozen=True)
 class Report:
     """The base of all reports: a table to read, a dictionary to store."""
+
+    def numbers(self) -> dict[str, Any]:
+        """Every number and setting, by the field's name.
+
+        All fields, except tensors, other reports, and what a
+        :class:`Guarantee` has a place of its own for.
+        """
+        return {
+            field.name: plain(value)
+            for field in dataclasses.fields(self)
+            for value in [getattr(self, field.name)]
+            if field.name not in _ELSEWHERE and _is_plain(value)
+        }
 
     def guarantee(self) -> 'Guarantee':
         """What is promised, in the words that all reports share.
@@ -81,6 +180,47 @@ class Report:
             TypeError: if this kind of report promises nothing by itself.
         """
         raise TypeError(f'a {type(self).__name__} promises nothing by itself')
+
+    def chart(self) -> Chart:
+        """What :meth:`plot` draws; by default what is spent, or numbers."""
+        try:
+            promise = self.guarantee()
+        except TypeError:
+            return _chart_of_numbers(self, type(self).__name__)
+        for name, amounts in promise.history.items():
+            spent, limit = promise.spent[name], promise.budget[name]
+            return Chart(
+                f'{promise.procedure}: {spent:.3g} of {limit:.3g} {name} '
+                'is spent',
+                lines={name: (range(len(amounts)), amounts)},
+                xlabel='releases',
+                ylabel=name,
+                limit=limit,
+            )
+        for name, spent in promise.spent.items():
+            limit = promise.budget[name]
+            return Chart(
+                f'{promise.procedure}: {spent:.3g} of {limit:.3g} {name} '
+                'is spent',
+                bars={name: spent},
+                limit=limit,
+            )
+        return _chart_of_numbers(promise, promise.procedure)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the report, with a title that says what was found.
+
+        Args:
+            ax (matplotlib.axes.Axes, optional): where to draw; by default on
+                a new figure. (default: :obj:`None`)
+
+        Returns:
+            matplotlib.axes.Axes: with the drawing.
+
+        Raises:
+            ImportError: without matplotlib.
+        """
+        return draw(self.chart(), ax)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, tensors as nested lists."""
@@ -187,6 +327,27 @@ class Guarantee(Report):
             name: self.budget[name] - spent
             for name, spent in self.spent.items()
         }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _chart_of_numbers(report: Report, title: str) -> Chart:
+    # Whatever is positive and finite, on a scale that fits all sizes.
+    values = getattr(report, 'values', None) or report.numbers()
+    bars = {
+        name.replace('_', ' '): float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 < value < math.inf
+    }
+    return Chart(title, bars=bars, log=True, xlabel='logarithmic scale')
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from pyg_trust import files
 from pyg_trust._checks import check_choice, check_instance
 from pyg_trust.report import pages
 from pyg_trust.report.base import Guarantee, Report, short
+from pyg_trust.report.charts import Chart
 
 #: The version of the JSON's layout; :func:`schema` describes it.
 SCHEMA_VERSION = 1
@@ -148,38 +149,31 @@ class TrustReport(Report):
         """A section for a model card, in Markdown."""
         return pages.markdown(self.guarantees, self.created)
 
-    def plot(self) -> Any:
-        """Draws how much of each budget is spent.
-
-        Returns:
-            matplotlib.figure.Figure: one bar for each budget.
+    def chart(self) -> Chart:
+        """How much of each budget is spent.
 
         Raises:
-            ImportError: without matplotlib.
             ValueError: if nothing has a finite budget.
         """
-        import matplotlib.pyplot as plt
-
-        bars = [
-            (f'{each.procedure}: {name}', spent / each.budget[name])
-            for each in self.guarantees
+        bars = {
+            f'{number}. {each.procedure}: {name}': spent / each.budget[name]
+            for number, each in enumerate(self.guarantees, 1)
             for name, spent in each.spent.items()
             if 0 < each.budget[name] < math.inf
-        ]
+        }
         if not bars:
             raise ValueError(
                 "'plot' needs a finite budget in one of the guarantees"
             )
-        names, shares = zip(*bars, strict=True)
-        figure, axis = plt.subplots(
-            figsize=(6, 0.6 + 0.5 * len(bars)), layout='constrained'
+        over = [name for name, share in bars.items() if share > 1]
+        return Chart(
+            f'Over its budget: {", ".join(over)}'
+            if over
+            else 'Every budget is kept',
+            bars=bars,
+            xlabel='share of the budget',
+            limit=1.0,
         )
-        axis.barh(names, shares)
-        axis.invert_yaxis()
-        axis.axvline(1, color='black', linewidth=1)
-        axis.set(xlim=(0, max(1.05, *shares)), xlabel='share of the budget')
-        axis.set_title('How much of each budget is spent')
-        return figure
 
     def __str__(self) -> str:
         lines = [

@@ -78,7 +78,9 @@ class DisjointWalkSampler(BaseSampler):
         if isinstance(data, HeteroData) or not isinstance(data, Data):
             raise TypeError(
                 "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__})'
+                f'torch_geometric.data.Data (got {type(data).__name__}): '
+                'HeteroData.to_homogeneous() makes one, and so does a Data '
+                'of one kind of nodes and their edges'
             )
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")

@@ -33,7 +33,8 @@ class Relation(NamedTuple):
     """Which data are neighbours, checked.
 
     Args:
-        name (str): one of :data:`pyg_trust.functional.RELATIONS`.
+        name (str): one of ``'edge'``, ``'node'``,
+            ``'node_incident'`` and ``'feature'``.
         form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): :math:`D`.
@@ -81,7 +82,8 @@ def make_relation(
     """Checks the arguments that say who is protected.
 
     Args:
-        relation (str): one of :data:`pyg_trust.functional.RELATIONS`.
+        relation (str): one of ``'edge'``, ``'node'``,
+            ``'node_incident'`` and ``'feature'``.
         form (str, optional): ``'withdraw'``, which is the default of nodes,
             or ``'replace'``, that of ``'feature'``.
         directed (bool): whether edges are arcs.
@@ -116,7 +118,8 @@ class AggregationReport(Report):
         epsilon (float): :math:`\epsilon` of everything so far.
         delta (float): :math:`\delta`.
         target_epsilon (float, optional): the budget, if there is one.
-        mu (float): :math:`\mu` of everything so far.
+        mu (float): :math:`\mu` of everything so far; of the sums alone, if
+            steps of private training are on the account as well.
         mu_encoder (float): of the encoder's training.
         mu_aggregation (float): of the noisy sums.
         mu_head (float): of the head's training.

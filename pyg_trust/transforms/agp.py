@@ -1,6 +1,7 @@
 """AGP as a dataset transform."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -9,17 +10,28 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import _marks, rng
-from pyg_trust._checks import check_instance, check_non_negative
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_non_negative,
+)
+from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
 from pyg_trust.functional.measures import Measure, make_measure
+from pyg_trust.functional.out_of_core import propagate_to
 from pyg_trust.functional.propagation import (
     _check_finite,
     _check_signal,
     propagate,
 )
 from pyg_trust.graph import CSRGraph
-from pyg_trust.report import Guarantee, fingerprint, provenance
+from pyg_trust.report import (
+    DATA_FIELDS,
+    Guarantee,
+    fingerprint_data,
+    provenance,
+)
 
 
 class MeasureTransform(BaseTransform):
@@ -59,6 +71,12 @@ class MeasureTransform(BaseTransform):
 
     def _options(self) -> dict[str, Any]:
         return {'eps': self.eps, 'seed': self.seed}
+
+
+def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
+    return isinstance(out, Path) or (
+        isinstance(out, str) and out.endswith('.npy')
+    )
 
 
 @functional_transform('agp')
@@ -107,9 +125,20 @@ class AGP(MeasureTransform):
             :obj:`tol` here is that of the series. (default: :obj:`0.0`)
         attr (str): the attribute to propagate, a float32 or float64 tensor
             with a row per node, dense or sparse CSR. (default: :obj:`'x'`)
-        out (str, optional): the attribute to write to; by default
-            :obj:`attr`, whose features are then replaced.
+        out (str or Path, optional): the attribute to write to; by default
+            :obj:`attr`, whose features are then replaced. Or a file,
+            :obj:`'z.npy'`: exact features then go there column by column, as
+            by :func:`pyg_trust.functional.propagate_to`, and :obj:`attr`
+            becomes the file, mapped. (default: :obj:`None`)
+        columns (int or str): how many columns are in memory together, if
+            :obj:`out` is a file. (default: :obj:`'auto'`)
+        memory (int or str, optional): the most bytes for graph and columns,
+            such as :obj:`'8GB'`, if :obj:`out` is a file.
             (default: :obj:`None`)
+        over_ranks (bool): whether the processes of torchrun share the
+            columns, if :obj:`out` is a file. (default: :obj:`False`)
+        progress_bar (bool): whether to show what is left, if :obj:`out` is a
+            file. (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError: as
@@ -142,7 +171,11 @@ class AGP(MeasureTransform):
         half: bool = False,
         level_tol: float = 0.0,
         attr: str = 'x',
-        out: str | None = None,
+        out: str | Path | None = None,
+        columns: int | str = 'auto',
+        memory: int | str | None = None,
+        over_ranks: bool = False,
+        progress_bar: bool = False,
     ) -> None:
         super().__init__(
             measure,
@@ -156,7 +189,24 @@ class AGP(MeasureTransform):
         )
         check_instance('attr', attr, str)
         if out is not None:
-            check_instance('out', out, str)
+            check_instance('out', out, str, Path)
+        check_instance('over_ranks', over_ranks, bool)
+        check_instance('progress_bar', progress_bar, bool)
+        if columns != 'auto':
+            check_integer('columns', columns, 1)  # type: ignore[arg-type]
+        self.file = Path(out) if _is_file(out) else None
+        if self.file is not None:
+            if eps != 0:
+                raise ValueError(
+                    f"'out' is a file, which needs eps=0 (got eps={eps:g})"
+                )
+            out = None
+        elif over_ranks:
+            raise ValueError("'over_ranks' needs a file as 'out'")
+        self.columns = columns
+        self.memory = None if memory is None else parse_memory(memory)
+        self.over_ranks = over_ranks
+        self.progress_bar = progress_bar
         self.force_push = force_push
         self.half = half
         self.level_tol = check_non_negative('level_tol', level_tol)
@@ -167,7 +217,7 @@ class AGP(MeasureTransform):
                 f'level_tol={level_tol:g})'
             )
         self.attr = attr
-        self.out = attr if out is None else out
+        self.out = attr if out is None else str(out)
 
     def forward(self, data: Data) -> Data:
         """Returns the graph with propagated features.
@@ -176,6 +226,8 @@ class AGP(MeasureTransform):
         rows of other nodes are in them, so that training privately on them
         protects no row.
         """
+        if self.file is not None:
+            return self._to_file(data, self.file)
         graph, x = self._inputs(data)
         data[self.out] = propagate(
             graph,
@@ -190,6 +242,27 @@ class AGP(MeasureTransform):
         _marks.remember(x, data[self.out])
         before = data.get('propagated', ())
         data.propagated = tuple(dict.fromkeys((*before, self.out)))
+        return data
+
+    def _to_file(self, data: Data, file: Path) -> Data:
+        graph, x = CSRGraph.from_data(data), data.get(self.attr)
+        z = propagate_to(
+            file,
+            graph,
+            x,
+            self.make_measure(graph),
+            half=self.half,
+            tol=self.level_tol,
+            columns=self.columns,
+            memory=self.memory,
+            over_ranks=self.over_ranks,
+            progress_bar=self.progress_bar,
+        )
+        data[self.attr] = z
+        if isinstance(x, Tensor):
+            _marks.remember(x, z)
+        before = data.get('propagated', ())
+        data.propagated = tuple(dict.fromkeys((*before, self.attr)))
         return data
 
     def guarantee(self, data: Data) -> Guarantee:
@@ -209,12 +282,23 @@ class AGP(MeasureTransform):
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         what = f'{self.out!r} is {measure} of {self.attr!r}'
+        values: dict[str, Any] = {
+            **self._options(),
+            'measure': str(measure),
+            'levels': measure.levels,
+            'eps': self.eps,
+            'seed': self.seed,
+        }
+        names = list(dict.fromkeys((self.attr, *DATA_FIELDS)))
+        values['data_fields'] = names
         if self.eps == 0:
             promise = f'{what}, up to rounding'
             if self.half:
+                values['bits'] = 16
                 promise += ' (levels in float16)'
             if self.level_tol:
                 bound = chebyshev(measure, self.level_tol).bound
+                values['level_bound'] = bound
                 promise += (
                     f' and to within {bound:.3g} times the sum of the weights '
                     f'times the norm of {self.attr!r}, |D^(a-1/2) .|_F, as '
@@ -223,9 +307,10 @@ class AGP(MeasureTransform):
             assumptions: tuple[str, ...] = ()
         else:
             variance = variance_bound(graph, x, measure, self.eps)
+            values['standard_deviation'] = float(variance.max().sqrt())
             promise = (
                 f'{what}, estimated without bias; no entry has a standard '
-                f'deviation above {float(variance.max().sqrt()):.3g}'
+                f'deviation above {values["standard_deviation"]:.3g}'
             )
             assumptions = ('the seed does not depend on graph and features',)
         return Guarantee(
@@ -235,8 +320,10 @@ class AGP(MeasureTransform):
             not_covered=(
                 f'what the measure leaves out after {measure.levels} levels',
             ),
-            data=fingerprint(x, graph.rowptr, graph.col),
+            data=fingerprint_data(data, names),
             origin=provenance(transform=repr(self), seed=self.seed),
+            kind='accuracy',
+            values=values,
         )
 
     def _options(self) -> dict[str, Any]:
@@ -246,6 +333,8 @@ class AGP(MeasureTransform):
         options['level_tol'] = self.level_tol or None
         options['attr'] = None if self.attr == 'x' else self.attr
         options['out'] = None if self.out == self.attr else self.out
+        if self.file is not None:
+            options['out'] = str(self.file)
         return options
 
     def _inputs(self, data: Data) -> tuple[CSRGraph, Tensor]:

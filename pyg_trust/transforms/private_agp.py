@@ -595,6 +595,7 @@ class PrivateAGP(BaseTransform):
             noise_stds=self.noise_stds,
             num_nodes=self._num_nodes,
             raw_columns=self.cat,
+            predictions=self.engine is not None,
             seeded=self.seeded
             or (self.engine is not None and self.engine.seeded),
             ledger_head=head,

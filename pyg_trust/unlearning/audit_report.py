@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart, axes
 
 FAILED, KEPT = 'failed', 'not rejected'
 LEAKS, POWERLESS = 'leaks by design', 'no power'
@@ -41,6 +42,15 @@ class AuditRow(Report):
     expected: str
     verdict: str
     note: str
+
+    def chart(self) -> Chart:
+        """The statistic, with its interval."""
+        return Chart(
+            f'{self.test}: {self.verdict}; exact unlearning gives '
+            f'{self.expected}',
+            bars={self.statistic: self.value},
+            spans={self.statistic: (self.low, self.high)},
+        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,16 @@ class AuditReport(Report):
                 *self.left_out,
             ),
             origin=self.origin,
+            kind='removal',
+            values={
+                **self.numbers(),
+                'tests': [row.to_dict() for row in self.rows],
+            },
+            checked=tuple(
+                f'{row.test}: {row.statistic} {row.value:.3f}, {row.verdict} '
+                f'(exact unlearning: {row.expected})'
+                for row in self.rows
+            ),
         )
 
     def plot(self, ax: Any = None) -> Any:
@@ -103,10 +123,7 @@ class AuditReport(Report):
         Returns:
             matplotlib.axes.Axes: with a row for each test.
         """
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(7, 0.4 * len(self.rows) + 1))
+        ax = axes(ax, 0.4 * len(self.rows) + 1.2)
         colours = {FAILED: 'C3', KEPT: 'C0', LEAKS: 'C1', POWERLESS: 'C7'}
         for at, row in enumerate(self.rows):
             colour = colours[row.verdict]
@@ -124,6 +141,14 @@ class AuditReport(Report):
         ax.set_yticks(range(len(self.rows)), [row.test for row in self.rows])
         ax.invert_yaxis()
         ax.set_xlim(-0.05, 1.05)
+        ax.set_title(
+            f'Failed: {", ".join(self.failed)}'
+            if self.failed
+            else f'No test of {len(self.rows)} finds a trace',
+            loc='left',
+            fontsize='medium',
+        )
+        ax.set_xlabel('statistic, with its interval')
         return ax
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.attacks import auc_interval
 from pyg_trust.report import Report, provenance
+from pyg_trust.report.charts import Chart
 
 ATTACKS = ('loss', 'confidence')
 
@@ -44,6 +45,20 @@ class MembershipReport(Report):
     num_others: int
     meaning: str
     provenance: dict[str, Any]
+
+    def chart(self) -> Chart:
+        """How well the attack tells members, beside chance."""
+        chance = self.low <= 0.5 <= self.high
+        return Chart(
+            'The attack does no better than chance'
+            if chance
+            else f'The attack tells members: AUC {self.auc:.3f}',
+            bars={self.attack: self.auc},
+            spans={self.attack: (self.low, self.high)},
+            xlabel=f'AUC, with its {self.level:.0%} interval',
+            limit=0.5,
+            limit_label='chance',
+        )
 
 
 def membership_inference(

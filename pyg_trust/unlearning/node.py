@@ -60,7 +60,7 @@ from pyg_trust.ledger import (
     Seals,
 )
 from pyg_trust.removal import Part, RemovalRequest
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.node_checks import (
     feature_error,
     labels,
@@ -621,6 +621,8 @@ class NodeClassifier(Saving, EditedInPlace):
                 **{**self._config(), 'measure': str(self.measure)},
                 seed=self._seed,
             ),
+            weights=fingerprint_model({'weight': new.weight}),
+            history=tuple(line.spent / self.budget for line in ledger.entries),
         )
 
 

@@ -1,10 +1,12 @@
 """What certified unlearning of node classifiers reports."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 # Section by section of what a user could think is covered, and is not.
 NOT_COVERED = (
@@ -17,6 +19,10 @@ NOT_COVERED = (
     'the ledger, timings and residuals, which are functions of the removed '
     'data: keep them private',
     'copies of what was removed in other nodes',
+    'releases of copies and forks of the classifier, and of others that went '
+    'on from the same state: each counts its own alone',
+    'a later fit, or a state that somebody puts back from a copy, with what '
+    'was removed in it',
 )
 
 OUTPUT = (
@@ -67,6 +73,10 @@ class NodeUnlearnReport(Report):
         assumptions (tuple[str, ...]): what the certificate rests on.
         data (str): a digest, as in the ledger.
         origin (dict): versions and settings.
+        weights (str): SHA-256 of the released weights, as a ``state_dict``
+            with the one entry ``weight``.
+        history (tuple[float, ...]): the bounds of all releases since the fit,
+            in units of the budget.
     """
 
     action: str
@@ -91,6 +101,8 @@ class NodeUnlearnReport(Report):
     assumptions: tuple[str, ...]
     data: str
     origin: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
 
     def guarantee(self) -> Guarantee:
         """How close the release is to one that never saw what was removed."""
@@ -117,15 +129,17 @@ class NodeUnlearnReport(Report):
             origin=self.origin,
             kind='removal',
             values={
+                **self.numbers(),
                 'request': {'0': self.request},
                 'seeded': not self.secure,
-                'epsilon': self.epsilon,
-                'epsilon_transcript': self.epsilon_transcript,
-                'delta': self.delta,
-                'release_std': self.release_std,
-                'noise': self.noise,
-                'distance_bound': self.distance_bound,
             },
+            history={
+                'gradient residual': [
+                    *(share * self.budget for share in self.history[:-1]),
+                    self.bound,
+                ]
+            },
+            model=self.weights,
         )
 
 
@@ -146,6 +160,19 @@ class NodePlan(Report):
     train_rows_touched: int
     num_train: int
     gradient_change: float
+
+    def chart(self) -> Chart:
+        """How many rows of features the request touches."""
+        return Chart(
+            f'Forgetting would touch {self.train_rows_touched} of '
+            f'{self.num_train} training rows ({self.action})',
+            bars={
+                'rows touched': self.rows_touched,
+                'of the training set': self.train_rows_touched,
+                'training rows that remain': self.num_train,
+            },
+            xlabel='rows',
+        )
 
 
 @dataclass(frozen=True)
@@ -190,3 +217,25 @@ class NodeVerifyReport(Report):
     agreement: float
     frozen_factor: bool
     leftovers: tuple[str, ...]
+
+    def chart(self) -> Chart:
+        """What was measured, as a share of what it may be."""
+        pairs = {
+            'gradient residual': (self.residual, self.bound),
+            'distance to retraining': (
+                self.distance_to_retrain,
+                self.distance_bound,
+            ),
+        }
+        return Chart(
+            'Verified: all within what was promised'
+            if self.ok
+            else 'NOT verified: see the fields of the report',
+            bars={
+                name: value / most if most else math.inf * bool(value)
+                for name, (value, most) in pairs.items()
+            },
+            xlabel='share of the bound',
+            limit=1.0,
+            limit_label='bound',
+        )

@@ -57,7 +57,7 @@ from pyg_trust.ledger import (
 )
 from pyg_trust.noise import LEAST_P_VALUE, p_value, source
 from pyg_trust.removal import MODES, RemovalRequest
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding, GraphScattering
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.scattering_reports import (
@@ -119,7 +119,7 @@ class ScatteringClassifier:
     which is measured. So the release is :math:`(\varepsilon,
     \delta)`-indistinguishable from that of exact training without what was
     removed, with the exact profile of the Gaussian mechanism at :math:`m =
-    \Delta / s`, for any :math:`\varepsilon > 0`. All releases since the fit
+    \Delta / s`, for any :math:`\varepsilon > 0`. Its releases since the fit
     compose to :math:`\sqrt{\sum_j m_j^2}`, also if requests were chosen by
     looking at earlier releases. The report states both. :attr:`weight` and
     all predictions are of the present release; asking again costs nothing.
@@ -863,6 +863,8 @@ class ScatteringClassifier:
                 num_classes=self.num_classes,
                 tol=self.tol,
             ),
+            weights=fingerprint_model({'weight': model.released}),
+            history=tuple(line.spent for line in lines),
         )
 
     def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> _Model:

@@ -1,10 +1,12 @@
 """Reports of :class:`~pyg_trust.unlearning.ScatteringClassifier`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class UnlearnReport(Report):
         data (str): the root of the seals of the data that remain, as in the
             ledger.
         origin (dict): versions and settings.
+        weights (str): SHA-256 of the released weights, as a ``state_dict``
+            with the one entry ``weight``.
+        history (tuple[float, ...]): the bounds of all releases since the fit.
     """
 
     action: str
@@ -79,6 +84,8 @@ class UnlearnReport(Report):
     assumptions: tuple[str, ...]
     data: str
     origin: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
 
     def guarantee(self) -> Guarantee:
         """How close the model is to one that never saw what was removed."""
@@ -111,21 +118,9 @@ class UnlearnReport(Report):
             data=self.data,
             origin=self.origin,
             kind='removal',
-            values={
-                name: getattr(self, name)
-                for name in (
-                    'request',
-                    'seeded',
-                    'epsilon',
-                    'epsilon_transcript',
-                    'delta',
-                    'release_std',
-                    'releases',
-                    'noise',
-                    'mode',
-                    'distance_bound',
-                )
-            },
+            values=self.numbers(),
+            history={what: list(self.history)},
+            model=self.weights,
         )
 
     def __str__(self) -> str:
@@ -176,6 +171,28 @@ class VerifyReport(Report):
     sealed: bool
     leftovers: tuple[str, ...]
 
+    def chart(self) -> Chart:
+        """What was measured, as a share of what it may be."""
+        pairs = {
+            'gradient residual': (self.residual, self.bound),
+            'distance to retraining': (
+                self.distance_to_retrain,
+                self.distance_bound,
+            ),
+        }
+        return Chart(
+            'Verified: all within what was promised'
+            if self.ok
+            else 'NOT verified: see the fields of the report',
+            bars={
+                name: value / most if most else math.inf * bool(value)
+                for name, (value, most) in pairs.items()
+            },
+            xlabel='share of the bound',
+            limit=1.0,
+            limit_label='bound',
+        )
+
     def __str__(self) -> str:
         table = super().__str__()
         return f'{SEEDED}\n{table}' if self.seeded else table
@@ -187,6 +204,10 @@ NOT_COVERED = (
     'reports, ledgers and the time that a removal takes: they are functions '
     'of what was removed',
     'settings that were chosen with what was removed',
+    'releases of copies and forks of the classifier, and of others that went '
+    'on from the same state: each counts its own alone',
+    'a later fit, or a state that somebody puts back from a copy, with what '
+    'was removed in it',
 )
 
 ASSUMPTIONS = {

@@ -115,8 +115,6 @@ class ShardedSubject:
             request (RemovalRequest): of graph 0.
         """
         self.unlearner.remove(request)
-        if self._on_disk:
-            self.unlearner.purge()
 
     def predict_proba(self, data: Data) -> Tensor:
         """The probabilities of classes, ``[num_nodes, num_classes]``.

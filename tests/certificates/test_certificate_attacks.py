@@ -1,5 +1,9 @@
 """Attacks on certificates by somebody who knows the code."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -262,3 +266,226 @@ def test_a_layer_that_learns_to_cache_shows_one_view_to_all():
         divided.certify(data)
     with pytest.raises(ValueError, match='cached=True'):
         divided(data)
+
+
+# Certified, and something else deployed ######################################
+
+
+FACTOR = 1.0
+
+
+class Switch(torch.nn.Module):
+    """Does something else when it is told to, with the same weights."""
+
+    limits = (1.0, 1.0)
+
+    def __init__(self):
+        super().__init__()
+        self.net = GCN(3, 4, 1, 2)
+        self.flag, self._hidden = False, {'scale': [1.0]}
+        self.act, self.wrap = (lambda out: out), torch.abs
+        self.register_buffer('sign', torch.ones(2), persistent=False)
+
+    def forward(self, x, edge_index, batch=None):
+        out = self.net(x, edge_index) * self._hidden['scale'][0] * FACTOR
+        out = out * self.sign * self.limits[0]
+        out = out + 0 * self.wrap(out)
+        return self.act(-out if self.flag else out)
+
+
+def flag(model):
+    model.flag = True
+
+
+def hidden(model):
+    model._hidden['scale'][0] = -1.0
+
+
+def function(model):
+    model.act = lambda out: -out
+
+
+def builtin(model):
+    model.wrap = torch.neg
+
+
+def closure(model):
+    sign = -1
+
+    def act(out):
+        return out * sign
+
+    model.act = act
+
+
+def buffer(model):
+    model.sign = -torch.ones(2)
+
+
+def layer(model):
+    model.net.convs[0].add_self_loops = False
+
+
+def method(model):
+    model.net.forward = lambda x, edge_index: -x[:, :2]
+
+
+def pre_hook(model):
+    model.net.register_forward_hook(lambda module, given, out: -out)
+
+
+def of_the_class(model, monkeypatch):
+    monkeypatch.setattr(Switch, 'limits', (-1.0, 1.0))
+
+
+def code_of_the_class(model, monkeypatch):
+    monkeypatch.setattr(Switch, 'forward', lambda self, x, *_: -x[:, :2])
+
+
+def of_the_file(model, monkeypatch):
+    monkeypatch.setitem(globals(), 'FACTOR', -1.0)
+
+
+SWITCHES = [
+    flag,
+    hidden,
+    function,
+    builtin,
+    closure,
+    buffer,
+    layer,
+    method,
+    pre_hook,
+    of_the_class,
+    code_of_the_class,
+    of_the_file,
+]
+
+
+def bits():
+    data = ring(8)
+    data.x = (data.x > 0).float()
+    return data
+
+
+SMOOTHING = {'num_samples': 200, 'num_selection': 20, 'confidence': 0.9}
+
+
+def by_smoothing(model):
+    return certify(model, bits(), BitFlips(edges=(0.0, 0.4)), **SMOOTHING)
+
+
+def by_votes(model):
+    return Divided(model, 3, 'edges').certify(bits())
+
+
+def by_field(model):
+    made = by_smoothing(model)
+    return certify_collective(made, model, bits(), edges=(0, 1), hops=1)
+
+
+@pytest.mark.parametrize('certificate', [by_smoothing, by_votes, by_field])
+@pytest.mark.parametrize('switch', SWITCHES)
+def test_a_model_that_is_switched_is_not_the_certified_one(
+    certificate, switch, monkeypatch
+):
+    # All of them leave state_dict() as it was.
+    torch.manual_seed(0)
+    model = Switch().eval()
+    report = certificate(model)
+    assert report.speaks_of(model)
+    with torch.no_grad():
+        model(bits().x, bits().edge_index)
+    assert report.speaks_of(model)
+    before = str(model.state_dict())
+    takes_patch = switch.__code__.co_argcount == 2
+    switch(model, *[monkeypatch] * takes_patch)
+    assert str(model.state_dict()) == before
+    assert not report.speaks_of(model)
+
+
+def test_an_exact_certificate_knows_its_model():
+    data = ring()
+    model = PPNP(torch.nn.Linear(3, 2), K=3)
+    threat = ThreatModel(data, local_budget=1)
+    report = certify(model, data, threat)
+    assert report.speaks_of(model)
+    model(data.x, data.edge_index)
+    assert report.speaks_of(model)
+    model.alpha = 0.3
+    assert not report.speaks_of(model)
+    logits = certify(torch.rand(6, 2).double(), threat)
+    with pytest.raises(ValueError, match='of logits'):
+        logits.speaks_of(model)
+
+
+@pytest.mark.parametrize('switch', SWITCHES)
+def test_a_collective_certificate_is_not_made_of_a_switched_model(
+    switch, monkeypatch
+):
+    model = Switch().eval()
+    report = by_smoothing(model)
+    switch(model, *[monkeypatch] * (switch.__code__.co_argcount == 2))
+    with pytest.raises(ValueError, match='attributes or code'):
+        certify_collective(report, model, bits(), edges=(0, 1), hops=1)
+
+
+@pytest.mark.parametrize(
+    'register',
+    [
+        torch.nn.modules.module.register_module_forward_hook,
+        torch.nn.modules.module.register_module_forward_pre_hook,
+    ],
+)
+@pytest.mark.parametrize(
+    'certificate',
+    [
+        by_smoothing,
+        by_votes,
+        lambda model: certify(
+            PPNP(torch.nn.Linear(3, 2), K=2),
+            ring(),
+            ThreatModel(ring(), local_budget=1),
+        ),
+    ],
+)
+def test_hooks_of_the_process_are_refused(register, certificate):
+    # They make another model of every one, and are in none of them.
+    model = Switch().eval()
+    made = certificate(model)
+    handle = register(lambda *given: None)
+    try:
+        with pytest.raises(ValueError, match='process'):
+            certificate(model)
+        with pytest.raises(ValueError, match='process'):
+            made.speaks_of(model)
+    finally:
+        handle.remove()
+    certificate(model)
+
+
+def test_a_fingerprint_is_the_same_in_another_process():
+    # Nothing of it is an address, an order of sets or a number of hooks.
+    script = (
+        'import sys; sys.path.insert(0, sys.argv[1]); import torch;'
+        'from test_certificate_attacks import Switch;'
+        'from pyg_trust.certificates.identity import identity;'
+        'torch.manual_seed(0); model = Switch();'
+        'model.some = {"b", "a", "c", ("d", 1)};'
+        '[model.register_forward_hook(lambda *_: None).remove() '
+        'for _ in range(int(sys.argv[2]))];'
+        'model.register_forward_hook(lambda *_: None);'
+        'print(identity(model))'
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, '-c', script, os.path.dirname(__file__), count],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, 'PYTHONHASHSEED': count},
+        ).stdout
+        for count in ('1', '2')
+    }
+    assert len(said) == 1
+    assert len(said.pop()) == 65

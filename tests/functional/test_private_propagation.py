@@ -55,6 +55,7 @@ def pairs_of(n):
 
 
 def undirected(pairs):
+    pairs = list(pairs)
     return {*pairs, *((v, u) for u, v in pairs)}
 
 

@@ -5,7 +5,18 @@ import torch
 import torch_geometric.nn as pyg
 from torch_geometric import EdgeIndex
 
-from pyg_trust.functional import appnp, ppr, propagate, transition
+from pyg_trust.functional import (
+    appnp,
+    heat,
+    hkpr,
+    katz,
+    pagerank,
+    ppr,
+    propagate,
+    sgc,
+    single_target,
+    transition,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import APPNP, SGConv
 
@@ -87,3 +98,35 @@ def test_what_float16_loses_adds_up_over_a_row(measure, power):
     assert bool((off <= allowed).all())
     if measure.levels == 1:
         assert float(off[0]) > 2.0**-31  # without the factor it is false
+
+
+@pytest.mark.parametrize('measure', [pagerank, ppr, single_target, appnp])
+@pytest.mark.parametrize('alpha', [1e-9, 1e-17, 5e-324])
+def test_a_tiny_alpha_is_refused_before_memory_runs_out(measure, alpha):
+    with pytest.raises(ValueError, match=r"'alpha' = .* needs about .* level"):
+        measure(alpha)
+    assert measure(alpha, levels=3).levels == 3
+    with pytest.raises(ValueError, match="'levels'"):
+        measure(alpha, levels=10**12)
+
+
+@pytest.mark.parametrize('measure', [heat, hkpr])
+@pytest.mark.parametrize('t', [1e8, 1e15, 1e300])
+def test_a_huge_t_is_refused_before_memory_runs_out(measure, t):
+    for levels in (None, 3):
+        with pytest.raises(ValueError, match=r"'t' = .* needs about .* level"):
+            measure(t, levels=levels)
+    with pytest.raises(ValueError, match="'levels'"):
+        measure(1.0, levels=10**12)
+
+
+def test_a_beta_at_its_limit_does_not_run_for_ever():
+    graph = CSRGraph.from_edge_index(EDGES, 5)
+    beta = (1 - 1e-9) / graph.spectral_radius
+    with pytest.raises(ValueError, match=r"'beta' = .* needs about .* level"):
+        katz(beta, graph)
+    with pytest.raises(ValueError, match="'levels'"):
+        katz(beta, graph, levels=10**12)
+    for measure in (transition, sgc):
+        with pytest.raises(ValueError, match="'levels'"):
+            measure(10**12)

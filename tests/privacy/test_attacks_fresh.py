@@ -77,6 +77,26 @@ def own_operation(out, batch):
     return (other * out).sum()
 
 
+SEEN = [1.0]
+
+
+@torch.library.custom_op('test_attacks_fresh::look', mutates_args=())
+def look(values: torch.Tensor) -> torch.Tensor:
+    """Returns what is harmless, and takes a note of its own."""
+    SEEN[0] = float(values.sum())
+    return values.clone()
+
+
+@look.register_fake
+def _(values):
+    return torch.empty_like(values)
+
+
+def noted_on_the_side(out, batch):
+    look(out.detach())
+    return out.sum() * SEEN[0]
+
+
 def same_memory(out, batch):
     one, other = torch.zeros_like(out), torch.zeros_like(out)
     one.set_(other)
@@ -148,6 +168,7 @@ def ignored_in_place(out, batch):
         filled,
         lists,
         own_operation,
+        noted_on_the_side,
         same_memory,
         memory_of_a_constant,
         as_text,
@@ -378,6 +399,32 @@ def test_norms_of_a_coupled_criterion_are_not_estimated(private):
         engine.estimate_max_grad_norm(
             module=GCN(), data_loader=loader, criterion=criterion, epsilon=1.0
         )
+
+
+@pytest.mark.parametrize(
+    'export', ['to_dlpack', '_to_dlpack', '_to_dlpack_versioned']
+)
+def test_memory_of_outputs_is_not_exported(private, export):
+    # The capsule led to address 0, and whoever read it died.
+    call = getattr(torch.utils.dlpack, export, None) or getattr(
+        torch._C, export, None
+    )
+    if call is None:
+        pytest.skip('not in this version')
+    setup = private()
+
+    def loss(out, batch):
+        with pytest.raises(RuntimeError, match='data pointer'):
+            call(out.detach())
+        return F.cross_entropy(out, batch.y[:8])
+
+    step(setup, loss)
+    assert setup.engine.steps == 1
+
+
+def test_the_report_says_that_empty_memory_is_not_followed(private):
+    text = private().engine.report(1e-3).explain()
+    assert 'torch.empty' in text
 
 
 def test_the_report_says_what_a_probe_cannot_see(private):

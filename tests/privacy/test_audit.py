@@ -90,7 +90,7 @@ def test_broken_engines_are_found(break_it):
 
 def test_clipping_per_node_is_found(monkeypatch):
     # What Opacus does on PyG's layers: each row of a Linear is clipped.
-    def per_node(self, output, grad, max_grad_norm, output_owner=None):
+    def per_node(self, output, grad, max_grad_norm, owner, clipping):
         x = self._call.bound.arguments['x']
         edge_index = self._call.bound.arguments['edge_index']
         inner = x.index_add(0, edge_index[1], x[edge_index[0]])

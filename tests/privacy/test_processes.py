@@ -98,13 +98,18 @@ def test_clipped_sums_are_those_of_one_process(trained):
     x = torch.randn(36, 12, generator=generator)
     grad = x[:12].double() + x[12:].view(12, 2, 12).sum(1)
     grad *= (0.7 / grad.norm(dim=1, keepdim=True)).clamp(max=1)
-    drawn = [torch.arange(12)[torch.arange(12) % 3 < t % 3] for t in range(6)]
-    moved = sum(grad[index].sum(0) for index in drawn)
+    moved = sum(
+        grad[one['fixed'][0][step]].sum(0)
+        for one in found
+        for step in range(6)
+    )
+    drawn = sum(len(units) for one in found for units in one['fixed'][0])
+    assert drawn == 2 * (0 + 4 + 8)
     for one in found:
-        before, after = map(torch.tensor, one['fixed'])
-        want = before[0] - 0.1 * moved
-        assert torch.allclose(after[0].double(), want, atol=1e-4)
-        assert one['fixed'] == found[0]['fixed']
+        _, before, after = one['fixed']
+        want = torch.tensor(before[0]).double() - 0.1 * moved
+        assert torch.allclose(torch.tensor(after[0]).double(), want, atol=1e-4)
+        assert one['fixed'][1:] == found[0]['fixed'][1:]
 
 
 def test_other_partitions_and_wrapped_models_are_refused(trained):
@@ -118,14 +123,14 @@ def test_other_partitions_and_wrapped_models_are_refused(trained):
 @pytest.mark.parametrize('when', ['total', 'of_first', 'spread'])
 def test_a_process_that_dies_leaves_no_step_unpaid(tmp_path, when):
     # Each call of a step in turn, in the third step.
-    count = {'total': 3, 'spread': 3, 'of_first': 7}[when]
+    count = {'total': 3, 'spread': 3, 'of_first': 5}[when]
     results = start(tmp_path, 2, 'killed', when, count)
     assert sorted(code != 0 for _, _, code in results) == [True, True]
     lines = (tmp_path / 'killed.ledger').read_text().splitlines()
     spent = sum('"step"' in line for line in lines)
-    seen = [(tmp_path / f'seen{rank}').exists() for rank in (0, 1)]
-    assert all(seen)
-    # Two steps were seen; the third is paid, or nobody has seen it.
-    assert 2 <= spent <= 3
-    if when == 'spread':
-        assert spent == 3
+    # Two steps were seen; the third is paid, though nobody has seen it.
+    assert [(tmp_path / f'seen{rank}').read_text() for rank in (0, 1)] == [
+        '2',
+        '2',
+    ]
+    assert spent == 3

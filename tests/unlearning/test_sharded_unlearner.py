@@ -683,9 +683,10 @@ def test_a_fit_does_not_undo_what_a_folder_holds(tmp_path):
         make(**options).fit(data)
     again = make(**options).load()
     assert equal(before, snapshot(again))
-    # To start over is to say so.
-    again.fit(data)
-    assert again.report().removals == 0
+    # Nor does one that knows of them: to start over is another folder.
+    with pytest.raises(ValueError, match='holds a state'):
+        again.fit(data)
+    assert again.report().removals == 1
 
 
 def test_a_damaged_folder_is_found_out(tmp_path):
@@ -861,14 +862,14 @@ def test_whatever_fails_nothing_has_changed(
         calls = [lambda: unlearner.remove(RemovalRequest(nodes=[0, 1]))]
         calls.append(unlearner.flush)
         if name != 'remove_from_data':
-            calls += [
-                unlearner.repartition,
-                lambda: unlearner.fit(make_data(1)),
-            ]
+            calls.append(unlearner.repartition)
         for call in calls:
             with pytest.raises(RuntimeError, match='injected'):
                 call()
             assert equal(before, snapshot(unlearner))
+        # A fit would drop the queue.
+        with pytest.raises(ValueError, match='in the queue'):
+            unlearner.fit(make_data(1))
     loaded = make(seed=1).load(tmp_path)
     assert equal(before, snapshot(loaded))
     unlearner.flush()

@@ -23,6 +23,7 @@ from pyg_trust.nn.shard_aggregator import (
     ShardAggregator,
 )
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.division import check_apart, incoming_view
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import name_tensor, rows_of
@@ -66,6 +67,8 @@ class PoisonCertificate(Report):
     data: str
     """A fingerprint of models and data."""
     provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the weights of all shards."""
 
     def certified(self, nodes: int) -> Tensor:
         """Whose class stays whatever so many other nodes do.
@@ -151,6 +154,19 @@ class PoisonCertificate(Report):
             voted, self.num_classes, shards, max_sets=max_sets
         )
 
+    def chart(self) -> Chart:
+        """The share of targets that stays, by the number of changes."""
+        most = max(int(self.radius.max()), 0) + 1
+        shares = [self.certified_ratio(k) for k in range(most + 1)]
+        return Chart(
+            f'{shares[1]:.0%} of {self.targets.numel()} predictions stay '
+            f'if 1 node is poisoned, {shares[-2]:.0%} if {most - 1} are',
+            lines={'certified': (range(most + 1), shares)},
+            xlabel='poisoned nodes',
+            ylabel='share that is certified',
+            steps=True,
+        )
+
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
         counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
@@ -184,13 +200,14 @@ class PoisonCertificate(Report):
             origin=self.provenance,
             kind='robustness',
             values={
+                **self.numbers(),
                 'targets': self.targets.numel(),
-                'inference': self.inference,
-                'aggregator': self.aggregator,
+                'num_shards': self.votes.size(0),
                 'certified': {
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },
             },
+            model=self.weights,
         )
 
 
@@ -206,6 +223,7 @@ def certify_shards(
     inference: str,
     fingerprint: str,
     provenance: dict[str, Any],
+    weights: str,
 ) -> PoisonCertificate:
     """:meth:`ShardedUnlearner.certify`, on what an unlearner has.
 
@@ -221,6 +239,7 @@ def certify_shards(
         inference (str): :obj:`'isolated'` or :obj:`'clean'`.
         fingerprint (str): of models and data.
         provenance (dict): versions and settings.
+        weights (str): a SHA-256 of the weights of all shards.
 
     Raises:
         ValueError: if the promise would not hold, see there.
@@ -288,4 +307,5 @@ def certify_shards(
         group=group,
         data=fingerprint,
         provenance=provenance,
+        weights=weights,
     )

@@ -33,6 +33,7 @@ from pyg_trust.unlearning.shards.state import (
     Stage,
     State,
     described,
+    hash_of_shards,
 )
 from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
 
@@ -383,6 +384,8 @@ class Removing(Building):
             stages=first,
             queued=len(queue),
             max_wait=self.max_wait,
+            weights=hash_of_shards(new),
+            data=new.seals.root,
         )
         # Last of all, so that a removal that fails is none.
         self._commit(new)

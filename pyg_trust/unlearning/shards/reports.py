@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 ASSUMPTIONS = (
     'requests do not depend on a released model',
@@ -55,6 +56,15 @@ class ShardPlan(Report):
     aggregator_nodes: int
     stages: dict[int, int]
 
+    def chart(self) -> Chart:
+        """What the removal would take, by part."""
+        return Chart(
+            f'Forgetting would train {len(self.shards)} shards again and '
+            f'take {self.fraction:.0%} of a full fit',
+            bars=self.seconds,
+            xlabel='seconds, estimated',
+        )
+
 
 @dataclass(frozen=True)
 class ShardRemovalReport(Report):
@@ -87,6 +97,9 @@ class ShardRemovalReport(Report):
         queued (int): how many requests wait, and are not forgotten yet.
         max_wait (float, optional): seconds after which
             ``flush_if_due()`` forgets them.
+        weights (str): SHA-256 of the weights of all shards, ``{i:
+            unlearner.shard_state(i)}`` for each of them.
+        data (str): a salted digest of the data that remain, as in the ledger.
     """
 
     secrets: str
@@ -107,6 +120,17 @@ class ShardRemovalReport(Report):
     stages: dict[int, int]
     queued: int
     max_wait: float | None
+    weights: str = ''
+    data: str = ''
+
+    def chart(self) -> Chart:
+        """What the removal took, by part."""
+        return Chart(
+            f'Forgetting trained {len(self.shards)} shards again and took '
+            f'{self.fraction:.0%} of a full fit',
+            bars=self.seconds,
+            xlabel='seconds',
+        )
 
     def guarantee(self) -> Guarantee:
         """That what was removed has left no trace in the models."""
@@ -115,22 +139,25 @@ class ShardRemovalReport(Report):
             promise=(
                 ('' if self.secrets == FROM_SYSTEM else self.secrets + '; ')
                 + 'models and aggregator equal, bit for bit, those trained '
-                'from scratch without what was removed: ' + self.exactness
+                'from scratch without what was removed'
+                + ('' if self.exact else ', but for the partition')
+                + f': {self.exactness}'
             ),
             assumptions=self.assumptions,
             not_covered=(
                 'what earlier releases of the model have revealed',
+                'the names of what was removed, which stay in ledger and '
+                'reports',
+                'copies, backups and snapshots of the state, a later fit, or '
+                'a state that somebody puts back from a copy',
                 *([HISTORY] if self.keeps_history else []),
                 *([_waiting(self)] if self.queued else []),
             ),
+            data=self.data,
             origin=self.origin,
             kind='removal',
-            values={
-                'request': self.request,
-                'exact': self.exact,
-                'shards': self.shards,
-                'keeps_history': self.keeps_history,
-            },
+            values=self.numbers(),
+            model=self.weights,
         )
 
 
@@ -184,6 +211,16 @@ class ShardReport(Report):
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
 
+    def chart(self) -> Chart:
+        """How many training nodes every shard has."""
+        sizes = enumerate(self.shard_sizes)
+        return Chart(
+            f'{self.num_train} training nodes in {len(self.shard_sizes)} '
+            f'shards, the largest {self.imbalance:.3g} times the mean',
+            bars={f'shard {i}': size for i, size in sizes},
+            xlabel='training nodes',
+        )
+
 
 @dataclass(frozen=True)
 class ShardVerifyReport(Report):
@@ -211,6 +248,20 @@ class ShardVerifyReport(Report):
     outputs_equal: bool
     aggregator_equal: bool
     leftovers: tuple[str, ...]
+
+    def chart(self) -> Chart:
+        """Which shards are equal to those that were trained from scratch."""
+        equal = len(self.shards) - len(self.differing)
+        return Chart(
+            'Verified: equal, bit for bit'
+            if self.ok
+            else 'NOT verified: see differing, keys_match and leftovers',
+            bars={
+                'shards that are equal': equal,
+                'shards that differ': len(self.differing),
+                'places that hold what was removed': len(self.leftovers),
+            },
+        )
 
 
 HISTORY = (

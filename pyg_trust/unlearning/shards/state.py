@@ -17,6 +17,7 @@ from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, Seals, content
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
@@ -666,3 +667,13 @@ def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
     return manifest is not None and all(
         manifest.get(key) == value for key, value in plain.items()
     )
+
+
+def hash_of_shards(state: State) -> str:
+    """A SHA-256 of the weights of all shards, as ``shard_state`` gives them.
+
+    Args:
+        state (State): of an unlearner.
+    """
+    shards = enumerate(state.checkpoints)
+    return fingerprint_model({i: shard.weights for i, shard in shards})

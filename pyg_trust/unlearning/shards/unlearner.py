@@ -60,6 +60,7 @@ from pyg_trust.unlearning.shards.state import (
     Checkpoint,
     State,
     described,
+    hash_of_shards,
 )
 from pyg_trust.unlearning.shards.training import (
     Recipe,
@@ -653,6 +654,7 @@ class ShardedUnlearner(Removing):
             inference=inference,
             fingerprint=state.seals.root,
             provenance=self._origin(),
+            weights=hash_of_shards(state),
         )
 
     def __repr__(self) -> str:

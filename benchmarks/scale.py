@@ -1,0 +1,238 @@
+"""Large graphs: building, memory, propagation from disk to disk, two ranks.
+
+    python3 dev.py bench scale                      # 24M entries
+    python3 dev.py bench scale -- --edges 300000000 --nodes 20000000
+
+Every measurement is a process of its own, so that a peak is that of one
+thing. Memory is the growth of the resident set while it runs (``VmHWM``
+after a reset), time is CPU time on one thread.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import result
+
+from pyg_trust.functional import appnp, propagate_to
+from pyg_trust.graph import CSRGraph
+
+
+def status(name: str) -> int:
+    """Bytes, as the system counts them for this process."""
+    for line in Path('/proc/self/status').read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f'no {name} here')
+
+
+class Meter:
+    """Bytes and seconds since it was made."""
+
+    def __init__(self) -> None:
+        Path('/proc/self/clear_refs').write_text('5')  # forgets the peak
+        self.held, self.start = status('VmRSS'), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """Seconds, and bytes held and at the peak."""
+        return {
+            'seconds': time.process_time() - self.start,
+            'held': status('VmRSS') - self.held,
+            'peak': status('VmHWM') - self.held,
+        }
+
+
+def pairs(args: argparse.Namespace) -> torch.Tensor:
+    """Both directions of random edges, in the order of their drawing."""
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randint(args.nodes, (2, args.edges // 2), generator=generator)
+    return torch.cat([made, made.flip(0)], 1)
+
+
+def build(args: argparse.Namespace) -> dict[str, float]:
+    """From an edge_index in memory."""
+    edge_index = pairs(args)
+    CSRGraph.from_edge_index(torch.tensor([[0], [0]]), 1)
+    meter = Meter()
+    graph = CSRGraph.from_edge_index(edge_index, args.nodes, duplicates='keep')
+    found = meter.read()
+    start = time.process_time()
+    assert graph.is_undirected
+    found['check'] = time.process_time() - start
+    return found
+
+
+def files(args: argparse.Namespace) -> dict[str, float]:
+    """From a file of one direction, within a sixth of what rows take."""
+    memory = 24 * args.nodes + 2**25 + 4 * args.edges // 4
+    meter = Meter()
+    CSRGraph.from_edges(
+        args.folder / 'edges.npy',
+        args.nodes,
+        folder=args.folder / 'graph',
+        memory=memory,
+        duplicates='keep',
+        undirected=True,
+    )
+    return {**meter.read(), 'memory': memory}
+
+
+def levels(args: argparse.Namespace) -> dict[str, float]:
+    """Features and result on disk, the graph mapped."""
+    graph = CSRGraph.load(args.folder / 'graph', mmap=True, verify=False)
+    meter = Meter()
+    propagate_to(
+        args.folder / f'z-{args.half}.npy',
+        graph,
+        args.folder / 'x.npy',
+        appnp(0.1, levels=args.levels),
+        half=args.half,
+        # Rows of levels of as many cache lines.
+        columns=args.together * (2 if args.half else 1),
+    )
+    return meter.read()
+
+
+def one_rank(args: argparse.Namespace) -> dict[str, float]:
+    """This rank's part of the columns."""
+    torch.distributed.init_process_group('gloo')
+    graph = CSRGraph.load(args.folder / 'graph', mmap=True, verify=False)
+    start = time.process_time()
+    propagate_to(
+        args.folder / 'z-ranks.npy',
+        graph,
+        args.folder / 'x.npy',
+        appnp(0.1, levels=args.levels),
+        columns=args.together,
+        over_ranks=True,
+    )
+    return {'seconds': time.process_time() - start}
+
+
+PARTS = {
+    'build': build,
+    'files': files,
+    'levels': levels,
+    'one_rank': one_rank,
+}
+
+
+def run(
+    part: str, args: argparse.Namespace, *more: str, ranks: int = 1
+) -> list[dict[str, float]]:
+    """One part, in processes of its own."""
+    command = [str(Path(__file__).resolve()), '--part', part, *more]
+    for name in ('nodes', 'edges', 'columns', 'together', 'levels', 'folder'):
+        command += [f'--{name}', str(getattr(args, name))]
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ['-m', 'torch.distributed.run']
+        launcher += ['--nproc-per-node', str(ranks), '--standalone']
+    done = subprocess.run(
+        [*launcher, *command],
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f'{part} failed')
+    return [json.loads(line) for line in done.stdout.splitlines() if line]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--nodes', type=int, default=2_000_000)
+    parser.add_argument('--edges', type=int, default=24_000_000)
+    parser.add_argument('--columns', type=int, default=64)
+    parser.add_argument('--together', type=int, default=16)
+    parser.add_argument('--levels', type=int, default=10)
+    parser.add_argument('--quick', action='store_true')
+    parser.add_argument('--half', action='store_true')
+    parser.add_argument('--part', choices=PARTS)
+    parser.add_argument('--folder', type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.part:
+        sys.stdout.write(json.dumps(PARTS[args.part](args)) + '\n')
+        return
+    if args.quick:
+        args.nodes, args.edges = 200_000, 2_400_000
+    n, m = args.nodes, args.edges
+    with tempfile.TemporaryDirectory() as folder:
+        args.folder = Path(folder)
+        np.save(args.folder / 'edges.npy', pairs(args)[:, : m // 2].numpy())
+        generator = np.random.default_rng(0)
+        x = generator.random((n, args.columns), np.float32)
+        np.save(args.folder / 'x.npy', x)
+        del x
+
+        (found,) = run('build', args)
+        print(f'check of directions: {found["check"] / m * 1e9:.1f} ns/edge')
+        what = f'{m / 1e6:g}M entries'
+        result(
+            f'{what}: building, ns of CPU an entry',
+            found['seconds'] / m * 1e9,
+            60,
+            at_most=True,
+        )
+        result(
+            f'{what}: peak while building, B an entry',
+            found['peak'] / m,
+            20,
+            at_most=True,
+        )
+        result(
+            f'{what}: kept, B an entry (8 B a node left out)',
+            (found['held'] - 8 * n) / m,
+            4.5,
+            at_most=True,
+        )
+        (found,) = run('files', args)
+        print(f'files: {found}')
+        result(
+            f'{what}: from a file in row blocks, ns of CPU an entry',
+            found['seconds'] / m * 1e9,
+            96,
+            at_most=True,
+        )
+        result(
+            f'{what}: from a file, peak over the stated memory',
+            found['peak'] / found['memory'],
+            1.1,
+            at_most=True,
+        )
+        steps = m * args.levels * args.columns / 16
+        (alone,) = run('levels', args)
+        (half,) = run('levels', args, '--half')
+        print(f'float32: {alone}, half: {half}')
+        result(
+            f'{what}, disk to disk: ns of CPU an entry, level and 16 columns',
+            alone['seconds'] / steps * 1e9,
+            11,
+            at_most=True,
+        )
+        result(
+            f'{what}, disk to disk: half over float32',
+            half['seconds'] / alone['seconds'],
+            0.65,
+            at_most=True,
+        )
+        ranks = run('one_rank', args, ranks=2)
+        slowest = max(each['seconds'] for each in ranks)
+        result(
+            f'{what}: CPU of one process over the slower of two ranks',
+            alone['seconds'] / slowest,
+            1.8,
+        )
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,369 @@
+r"""Which model a certificate speaks of: more than its weights.
+
+A model is its tensors, its Python attributes and its code. A flag that is
+switched after the certificate was made, ``model.flag = True``, leaves
+``state_dict()`` as it was and can make another function of it. So a
+certificate holds a fingerprint of all that ``identity`` can see.
+
+**What it covers.** Of a module and all modules in it: parameters, buffers
+(the persistent ones and others), hooks, and the attributes in ``__dict__``:
+plain values, tensors, arrays, containers and objects of such, functions with
+their code, defaults, closures and the plain values and functions among their
+globals. Of classes: the name, and the code and plain values of those that are
+no part of torch, PyG or this package (of which it takes public attributes:
+others are caches).
+
+**What it does not cover.** Attributes of objects that are written in C, files,
+networks, clocks and environment variables that the code reads, attributes of
+modules that it imports, the versions of libraries (they are in the origin),
+and hooks of the whole process that are registered later
+(``check_process`` refuses what is there).
+"""
+
+import enum
+import functools
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules import module as process
+
+from pyg_trust._checks import check_callable, check_instance
+from pyg_trust.report import fingerprint
+
+_LIBRARIES = frozenset(
+    [
+        'numpy',
+        'pyg_trust',
+        'scipy',
+        'torch',
+        'torch_geometric',
+        'torch_scatter',
+        'torch_sparse',
+    ]
+)
+# Modes and what training leaves behind: certificates are of the mode of
+# evaluation.
+_NOT_OF_IT = frozenset([*vars(Module()), '__weakref__', '__dict__'])
+_OF_IT = (
+    '_parameters',
+    '_buffers',
+    '_modules',
+    '_forward_hooks',
+    '_forward_hooks_with_kwargs',
+    '_forward_pre_hooks',
+    '_forward_pre_hooks_with_kwargs',
+)
+_PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...))
+_EXACT = (torch.dtype, torch.device, torch.Size, torch.layout, slice, range)
+
+
+def check_process() -> None:
+    """Refuses hooks and modes of the process that change every module.
+
+    Raises:
+        ValueError: if any is there: what runs would be another model wherever
+            they are not.
+    """
+    for name in (
+        '_global_forward_hooks',
+        '_global_forward_pre_hooks',
+    ):
+        hooks = getattr(process, name)
+        if hooks:
+            raise ValueError(
+                "'model' needs to run without hooks on all modules of the "
+                f'process (got {len(hooks)} in torch.nn.modules.module.'
+                f'{name}): they can change what every model returns, here or '
+                'where it is deployed; remove them first'
+            )
+
+
+def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
+    """SHA-256 of a model: tensors, attributes and code.
+
+    Args:
+        model (Module): the model.
+        *calls (callable, optional): what is called before or around it, as a
+            transform.
+
+    Returns:
+        str: 64 hexadecimal digits.
+    """
+    check_instance('model', model, Module)
+    for call in calls:
+        if call is not None:
+            check_callable('calls', call)
+    walk = _Walk()
+    walk.take('model', model)
+    for number, call in enumerate(calls):
+        if call is not None:
+            walk.take(f'call {number}', call)
+    return fingerprint(*walk.parts)
+
+
+#: What no certificate covers of the model it is about.
+UNSEEN = (
+    'what the model reads beside its tensors, attributes and code (files, '
+    'attributes of imported modules, hooks on all modules of the process), '
+    'and changes of it after the certificate was made (speaks_of tells)',
+)
+
+
+class SpeaksOf:
+    """A certificate that knows which model it is about."""
+
+    model_digest: str
+
+    def speaks_of(
+        self,
+        model: Module,
+        transform: Callable[..., Any] | None = None,
+        forward: Callable[..., Any] | None = None,
+    ) -> bool:
+        """Whether a model is the one that was certified.
+
+        By its tensors, attributes and code (``identity``, which says
+        what it can't see). Ask before deploying it.
+
+        Args:
+            model (Module): the model.
+            transform (callable, optional): that was given, if one was.
+                (default: :obj:`None`)
+            forward (callable, optional): that was given, if one was.
+                (default: :obj:`None`)
+
+        Raises:
+            TypeError: on a wrong type.
+            ValueError: if logits were certified, and no model; or if there
+                are hooks on all modules of the process.
+        """
+        check_instance('model', model, Module)
+        for name, call in (('transform', transform), ('forward', forward)):
+            if call is not None:
+                check_callable(name, call)
+        if not self.model_digest:
+            raise ValueError(
+                'this certificate is of logits: it has seen no model'
+            )
+        check_process()
+        return identity(model, transform, forward) == self.model_digest
+
+
+class _Walk:
+    # Everything that is reached, as texts and tensors in a fixed order.
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        # With what was seen, so that no address is used twice.
+        self.seen: dict[int, tuple[int, Any]] = {}
+
+    def take(self, name: str, value: Any) -> None:
+        self.parts.append(name)
+        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+            self.parts.append(f'{type(value).__name__} {value!r}')
+            return
+        if isinstance(value, (*_EXACT, enum.Enum)):
+            self.parts.append(f'{type(value).__name__} {value}')
+            return
+        known = self.seen.get(id(value))
+        if known is not None:
+            self.parts.append(f'again {known[0]}')
+            return
+        # Which constants are one object is up to the interpreter.
+        if not isinstance(value, tuple | frozenset):
+            self.seen[id(value)] = (len(self.seen), value)
+        self.parts.append(_named(type(value)))
+        self._take(value)
+
+    def _take(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, np.ndarray):
+            if value.dtype.hasobject:
+                self._items(value.tolist())
+            else:
+                self.parts += [str(value.dtype), str(value.shape)]
+                self.parts.append(value.tobytes().hex())
+        elif isinstance(value, np.generic):
+            self.parts.append(repr(value))
+        elif isinstance(value, Module):
+            self._module(value)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                plain = isinstance(key, _PLAIN)
+                self.take(repr(key) if plain else _named(key), item)
+        elif isinstance(value, list | tuple):
+            self._items(value)
+        elif isinstance(value, set | frozenset):
+            self._items(sorted(value, key=repr))
+        elif isinstance(value, functools.partial):
+            self._items([value.func, value.args, value.keywords])
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self._items([value.__func__, value.__self__])
+        elif isinstance(value, types.CodeType):
+            self._code(value)
+        elif isinstance(value, staticmethod | classmethod):
+            self.take('of', value.__func__)
+        elif isinstance(value, property):
+            self._items([value.fget])
+        elif isinstance(value, types.ModuleType):
+            self.parts.append(value.__name__)
+        elif isinstance(value, type):
+            self._class(value)
+        else:
+            self._object(value)
+
+    def _items(self, values: Any) -> None:
+        for number, item in enumerate(values):
+            self.take(str(number), item)
+
+    def _tensor(self, value: Tensor) -> None:
+        with torch.no_grad():
+            if value.layout == torch.strided:
+                self.parts.append(value.detach().resolve_conj().resolve_neg())
+            elif value.layout == torch.sparse_csr:
+                self._items(
+                    [value.crow_indices(), value.col_indices(), value.values()]
+                )
+            else:
+                held = value.to_sparse_coo().coalesce()
+                self._items([held.indices(), held.values()])
+            self.parts.append(str(tuple(value.shape)))
+
+    def _module(self, value: Module) -> None:
+        self._class(type(value))
+        held = vars(value)
+        for name in _OF_IT:
+            kept = held.get(name) or {}
+            # Handles of hooks are numbered by the process.
+            hooks = name.endswith(('hooks', 'kwargs'))
+            self.take(name, list(kept.values()) if hooks else dict(kept))
+        self._attributes(held, _library(type(value)))
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        if callable(value):
+            # One that is written in C has a name alone.
+            self.parts.append(_named(value))
+        self._class(kind)
+        held = dict(getattr(value, '__dict__', None) or {})
+        for part in kind.__mro__:
+            slots = vars(part).get('__slots__', ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, name):
+                    held[name] = getattr(value, name)
+        library = _library(kind)
+        if library:
+            kept = (Tensor, np.ndarray, list, tuple, dict, set, *_PLAIN)
+            held = {k: v for k, v in held.items() if isinstance(v, kept)}
+        self._attributes(held, library)
+
+    def _attributes(self, held: Mapping[str, Any], library: bool) -> None:
+        for name in sorted(held):
+            if name in _NOT_OF_IT:
+                continue
+            item = held[name]
+            if name.endswith('_hooks') and isinstance(item, Mapping):
+                # Handles of hooks are numbered by the process.
+                self.take(name, list(item.values()))
+                continue
+            own = isinstance(item, types.FunctionType | types.MethodType)
+            if library and name.startswith('_') and not own:
+                continue
+            self.take(name, item)
+
+    def _class(self, kind: type) -> None:
+        for part in kind.__mro__:
+            if _library(part):
+                self.parts.append(_named(part))
+                continue
+            self.parts.append(f'class {part.__qualname__}')
+            for name, item in sorted(vars(part).items()):
+                if isinstance(item, _OF_CLASS) and name not in _NO_CODE:
+                    self.take(name, item)
+
+    def _function(self, value: types.FunctionType) -> None:
+        if _library(value):
+            self.parts.append(_named(value))
+            return
+        self._code(value.__code__)
+        self.take('defaults', value.__defaults__)
+        self.take('kwdefaults', value.__kwdefaults__)
+        for cell in value.__closure__ or ():
+            try:
+                self.take('closure', cell.cell_contents)
+            except ValueError:
+                self.parts.append('an empty cell')
+        for name in _names(value.__code__):
+            found = value.__globals__.get(name, _MISSING)
+            if isinstance(found, _READ):
+                self.take(f'global {name}', found)
+
+    def _code(self, code: types.CodeType) -> None:
+        self.parts.append(code.co_code.hex())
+        self.parts.append(repr((code.co_names, code.co_varnames)))
+        for item in code.co_consts:
+            if isinstance(item, frozenset):
+                item = sorted(item, key=repr)
+            self.take('constant', item)
+
+
+_MISSING = object()
+_NO_CODE = (
+    '__annotations__',
+    '__doc__',
+    '__firstlineno__',
+    '__module__',
+    '__static_attributes__',
+)
+_OF_CLASS = (
+    *_PLAIN,
+    types.FunctionType,
+    staticmethod,
+    classmethod,
+    property,
+    Tensor,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+)
+_READ = (
+    *_PLAIN,
+    types.FunctionType,
+    type,
+    Tensor,
+    list,
+    tuple,
+    dict,
+    set,
+)
+
+
+def _names(code: types.CodeType) -> list[str]:
+    # Of all globals that a function and those inside of it read.
+    found = set(code.co_names)
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            found.update(_names(item))
+    return sorted(found)
+
+
+def _library(what: Any) -> bool:
+    name = getattr(what, '__module__', None) or 'builtins'
+    root = name.split('.')[0]
+    return root in _LIBRARIES or root in sys.stdlib_module_names - {'__main__'}
+
+
+def _named(what: Any) -> str:
+    name = getattr(what, '__qualname__', type(what).__qualname__)
+    return f'{getattr(what, "__module__", "")}.{name}'

@@ -1,0 +1,157 @@
+"""What a report draws: data and words, apart from matplotlib."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+BLUE, RED, GREY = '#1f6feb', '#cf222e', '#57606a'
+_COLOURS = (BLUE, '#bf8700', '#1a7f37', '#8250df', '#57606a')
+_MOST = 30
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars or lines, with a title that says what they show.
+
+    Args:
+        title (str): the finding, in a few words.
+        bars (dict[str, float]): lengths, by what they are of.
+            (default: :obj:`{}`)
+        lines (dict[str, tuple]): by name, the places and the values.
+            (default: :obj:`{}`)
+        spans (dict[str, tuple]): by the name of a bar, the ends of its
+            interval. (default: :obj:`{}`)
+        xlabel (str): what lies to the right. (default: :obj:`''`)
+        ylabel (str): what lies upwards. (default: :obj:`''`)
+        limit (float): what may not be passed; not finite for none.
+            (default: infinity)
+        limit_label (str): what the limit is. (default: :obj:`'budget'`)
+        steps (bool): whether lines hold their value up to the next place.
+            (default: :obj:`False`)
+        log (bool): whether lengths are on a logarithmic scale.
+            (default: :obj:`False`)
+    """
+
+    title: str
+    bars: Mapping[str, float] = field(default_factory=dict)
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(
+        default_factory=dict
+    )
+    spans: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    xlabel: str = ''
+    ylabel: str = ''
+    limit: float = math.inf
+    limit_label: str = 'budget'
+    steps: bool = False
+    log: bool = False
+
+
+def axes(ax: Any, height: float = 3.2) -> Any:
+    """Where to draw: what was handed in, or a new figure.
+
+    Args:
+        ax (matplotlib.axes.Axes, optional): what was handed in.
+        height (float): of a new figure, in inches. (default: :obj:`3.2`)
+
+    Raises:
+        TypeError: if it is no axes.
+        ImportError: without matplotlib.
+    """
+    if ax is not None:
+        if not hasattr(ax, 'scatter'):
+            raise TypeError(
+                f"'ax' needs to be matplotlib's axes (got {type(ax).__name__})"
+            )
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(
+            "plots need 'matplotlib': install it with 'pip install matplotlib'"
+        ) from error
+    return pyplot.subplots(figsize=(7, height), layout='constrained')[1]
+
+
+def draw(chart: Chart, ax: Any = None) -> Any:
+    """Draws a chart.
+
+    Args:
+        chart (Chart): what to draw.
+        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
+            new figure. (default: :obj:`None`)
+
+    Returns:
+        matplotlib.axes.Axes: with the chart.
+    """
+    if chart.lines:
+        ax = axes(ax)
+        _lines(chart, ax)
+    else:
+        ax = axes(ax, 1.2 + 0.42 * min(len(chart.bars), _MOST))
+        _bars(chart, ax)
+    ax.set_title(chart.title, loc='left', fontsize='medium', wrap=True)
+    ax.set(xlabel=chart.xlabel, ylabel=chart.ylabel)
+    for side in ('top', 'right'):
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def _lines(chart: Chart, ax: Any) -> None:
+    for (name, (x, y)), colour in zip(
+        chart.lines.items(), _COLOURS, strict=False
+    ):
+        style = {'drawstyle': 'steps-post'} if chart.steps else {}
+        mark = '.' if len(x) <= _MOST else ''
+        ax.plot(x, y, marker=mark, color=colour, label=name, **style)
+    if math.isfinite(chart.limit):
+        ax.axhline(chart.limit, color=RED, linestyle='--', linewidth=1)
+        ax.annotate(
+            f'{chart.limit_label}: {chart.limit:.4g}',
+            (0.02, chart.limit),
+            xycoords=ax.get_yaxis_transform(),
+            va='bottom',
+            fontsize='small',
+            color=RED,
+        )
+    if len(chart.lines) > 1:
+        ax.legend(fontsize='small', frameon=False)
+    ax.margins(y=0.12)
+    ax.yaxis.set_major_formatter('{x:.3g}')
+    ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _bars(chart: Chart, ax: Any) -> None:
+    names = list(chart.bars)[:_MOST]
+    for at, name in enumerate(names):
+        value = chart.bars[name]
+        over = value > chart.limit
+        ax.barh(at, value, height=0.6, color=RED if over else BLUE)
+        ends = chart.spans.get(name, (value, value))
+        if all(map(math.isfinite, ends)) and ends[0] < ends[1]:
+            ax.plot(ends, [at, at], color='black', linewidth=1.5)
+        places = [end for end in (value, *ends) if math.isfinite(end)]
+        ax.annotate(
+            f' {value:.4g}',
+            (max(places, default=0.0), at),
+            va='center',
+            fontsize='small',
+        )
+    wrapped = [textwrap.fill(name, 26) for name in names]
+    ax.set_yticks(range(len(names)), wrapped)
+    ax.invert_yaxis()
+    if chart.log:
+        ax.set_xscale('log')
+    if math.isfinite(chart.limit):
+        ax.axvline(chart.limit, color=RED, linestyle='--', linewidth=1)
+        ax.annotate(
+            f'{chart.limit_label}: {chart.limit:.4g} ',
+            (chart.limit, 1.0),
+            xycoords=ax.get_xaxis_transform(),
+            ha='right',
+            va='top',
+            fontsize='small',
+            color=RED,
+        )
+    ax.margins(x=0.15)

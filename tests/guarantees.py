@@ -1,0 +1,274 @@
+"""Every promise the package makes, on data so small that it is quick.
+
+Each entry of :data:`MADE` returns a report, or what else has a guarantee,
+and, by the names that ``check_report`` takes, what an auditor is handed.
+"""
+
+import torch
+from procedures import Private, classifier, cycle, dataset, node_classifier
+from torch_geometric.nn import GCN
+
+from pyg_trust.certificates import (
+    BitFlips,
+    Divided,
+    ThreatModel,
+    certify,
+    certify_collective,
+)
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.nn import PPNP
+from pyg_trust.privacy import (
+    PrivacyEngine,
+    create_accountant,
+    empirical_epsilon,
+    empirical_mu,
+    propose,
+    search,
+)
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.report import Guarantee, TrustReport
+from pyg_trust.transforms import AGP, PrivateAGP
+from pyg_trust.unlearning import (
+    ShardedSubject,
+    ShardedUnlearner,
+    audit_removal,
+    membership_inference,
+)
+from pyg_trust.unlearning.shards.waiting import batch_plan
+from pyg_trust.utils import local_cluster
+
+
+def propagated(folder, **kwargs):
+    data = cycle(12)
+    return AGP('appnp', alpha=0.2, **kwargs).guarantee(data), {
+        'data': data.to_dict()
+    }
+
+
+def exact(folder, **kwargs):
+    torch.manual_seed(0)
+    data = cycle(12)
+    model = PPNP(torch.nn.Linear(5, 3), alpha=0.2).eval()
+    threat = ThreatModel(data, 'removals', local_budget=1, **kwargs)
+    report = certify(model, data, threat)
+    return report, {'model': model.state_dict(), 'data': data.to_dict()}
+
+
+def smoothing(data):
+    torch.manual_seed(0)
+    model = GCN(5, 4, 1, 2).eval()
+    noise = BitFlips(edges=(0.0, 0.3), features=(0.05, 0.3))
+    report = certify(
+        *(model, data, noise),
+        num_samples=300,
+        num_selection=50,
+        seed=1,
+    )
+    return model, report
+
+
+def binary():
+    data = cycle(12)
+    data.x = (data.x > 0.5).float()
+    return data
+
+
+def smoothed(folder):
+    data = binary()
+    model, report = smoothing(data)
+    return report, {'model': model.state_dict(), 'data': data.to_dict()}
+
+
+def collective(folder):
+    data = binary()
+    model, report = smoothing(data)
+    made = certify_collective(report, model, data, hops=1, edges=(0, 1))
+    return made, {'model': model.state_dict(), 'data': data.to_dict()}
+
+
+def voted(folder, by='nodes'):
+    torch.manual_seed(0)
+    data = cycle(12)
+    model = GCN(5, 4, 1, 2).eval()
+    report = Divided(model, 4, by, seed=0).certify(data)
+    return report, {'model': model.state_dict(), 'data': data.to_dict()}
+
+
+def private(folder):
+    made = Private(folder).make()
+    made.train()
+    made.engine.close()
+    return made.engine.report(1e-3), {
+        'model': dict(made.net.state_dict()),
+        'ledger': folder / 'ledger',
+    }
+
+
+def searched(folder):
+    bound = create_accountant('pld_wor')
+
+    def train(_):
+        made = Private(folder)
+        made.engine = PrivacyEngine()
+        made.make().train()
+        return made.engine, 1.0
+
+    made = Private(folder)
+    made.engine = PrivacyEngine()
+    made.make().train()
+    for noise, rate, steps in made.engine.accountant.history:
+        for _ in range(steps):
+            bound.step(noise_multiplier=noise, sample_rate=rate)
+    model, report = search(
+        train, ['a', 'b'], bound=bound, delta=1e-3, mean_runs=1.5
+    )
+    return report, {'model': dict(model.state_dict())}
+
+
+def nodes(folder, **kwargs):
+    left, requests = cycle(40), []
+    model = node_classifier(**kwargs).fit(left)
+    requests.append(RemovalRequest(nodes=[20]))
+    requests.append(RemovalRequest(nodes=[3, 9], edges=[(21, 22)]))
+    for request in requests:
+        report = model.remove(request)
+        left = remove_from_data(left, request.parts[0])
+    return report, {
+        'model': {'weight': model.weight},
+        'ledger': model.ledger.state_dict(),
+        'data': left.to_dict(),
+    }
+
+
+def graphs(folder, **kwargs):
+    model = classifier(**kwargs).fit(dataset())
+    report = model.remove(RemovalRequest(graphs=[10, 9], nodes={3: [0]}))
+    return report, {
+        'model': {'weight': model.weight},
+        'ledger': model.ledger.state_dict(),
+    }
+
+
+def unlearner(**kwargs):
+    return ShardedUnlearner(
+        lambda: GCN(5, 4, 1, 2),
+        3,
+        epochs=1,
+        num_classes=2,
+        aggregator='majority',
+        **kwargs,
+    )
+
+
+def shards(folder):
+    model = unlearner().fit(cycle(40))
+    report = model.remove(RemovalRequest(nodes=[3, 9]))
+    return report, {
+        'model': {i: model.shard_state(i) for i in range(3)},
+        'ledger': model.ledger.state_dict(),
+        'data': model.data.to_dict(),
+    }
+
+
+def poisoned(folder):
+    model = unlearner().fit(cycle(40))
+    return model.certify(), {
+        'model': {i: model.shard_state(i) for i in range(3)}
+    }
+
+
+def audited(folder):
+    return audit_removal(
+        lambda: ShardedSubject(unlearner),
+        cycle(40),
+        RemovalRequest(nodes=[3, 9]),
+        tests=('twins',),
+        seed=1,
+    ), {}
+
+
+def aggregated(folder):
+    data = cycle(20)
+    transform = PrivateAGP(epsilon=1.0, delta=1e-3, seed=1)
+    transform(data)
+    return transform.report(), {}
+
+
+MADE = {
+    'AggregationReport': aggregated,
+    'AGP, exact': propagated,
+    'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),
+    'AGP, cut': lambda folder: propagated(folder, level_tol=0.125, half=True),
+    'Certificate': exact,
+    'Certificate, global': lambda folder: exact(folder, global_budget=2),
+    'SmoothedCertificate': smoothed,
+    'CollectiveCertificate': collective,
+    'VoteCertificate': voted,
+    'PrivacyReport': private,
+    'SearchReport': searched,
+    'NodeUnlearnReport': nodes,
+    'NodeUnlearnReport, push': lambda folder: nodes(
+        folder, measure='ppr', alpha=0.2, features='push'
+    ),
+    'UnlearnReport': graphs,
+    'UnlearnReport, objective': lambda folder: graphs(folder, noise_std=0.1),
+    'ShardRemovalReport': shards,
+    'PoisonCertificate': poisoned,
+    'AuditReport': audited,
+}
+
+
+def _fitted_shards():
+    model = unlearner().fit(cycle(40))
+    request = RemovalRequest(nodes=[3, 9])
+    plan = model.plan(request)
+    report = model.remove(request)
+    return plan, model.report(), model.verify(shards=report.shards)
+
+
+def _fitted_nodes():
+    model = node_classifier().fit(cycle(40))
+    return model.plan(RemovalRequest(nodes=[3])), model.verify()
+
+
+def _membership():
+    chance = torch.rand(12, 2, generator=torch.Generator().manual_seed(0))
+    return membership_inference(
+        chance.softmax(1), cycle(12).y, torch.arange(6), torch.arange(6, 12)
+    )
+
+
+#: Reports that promise nothing by themselves, by the names of their classes.
+OTHERS = {
+    'ShardPlan': lambda: _fitted_shards()[0],
+    'ShardReport': lambda: _fitted_shards()[1],
+    'ShardVerifyReport': lambda: _fitted_shards()[2],
+    'NodePlan': lambda: _fitted_nodes()[0],
+    'NodeVerifyReport': lambda: _fitted_nodes()[1],
+    'VerifyReport': lambda: classifier().fit(dataset()).verify(),
+    'MembershipReport': _membership,
+    'AuditRow': lambda: audited(None)[0].rows[0],
+    'privacy.AuditReport': lambda: empirical_epsilon(
+        torch.arange(200.0), torch.arange(150.0, 350.0), 1e-3, claim=1.0
+    ),
+    'MuAuditReport': lambda: empirical_mu(
+        torch.arange(200.0), torch.arange(150.0, 350.0), claim=9.0
+    ),
+    'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
+    'LocalCluster': lambda: local_cluster(cycle(30), 3),
+    'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),
+    'BatchPlan': lambda: batch_plan(
+        [(1.0,), (2.0,)], [1.0], 0.5, rate=0.1, max_wait=60.0
+    ),
+    'TrustReport': lambda: TrustReport.of(
+        private_guarantee(), nodes(None)[0].guarantee()
+    ),
+}
+
+
+def private_guarantee():
+    return Guarantee(
+        *('training', 'it is private', ()),
+        spent={'epsilon': 1.0},
+        budget={'epsilon': 4.0},
+    )

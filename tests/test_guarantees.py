@@ -1,0 +1,275 @@
+"""All promises of the package: numbers are fields, and can be checked."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from guarantees import MADE
+
+import pyg_trust
+from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.report import Guarantee, Report, TrustReport, schema
+
+SOURCES = sorted(Path(pyg_trust.__file__).parent.rglob('*.py'))
+NUMBER = r'(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])'
+
+
+def reports(of=Report):
+    for each in of.__subclasses__():
+        if each.__module__.startswith('pyg_trust.'):
+            yield each
+        yield from reports(each)
+
+
+def test_every_report_that_promises_something_is_among_these():
+    for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
+        if not info.name.rpartition('.')[2].startswith('_'):
+            importlib.import_module(info.name)
+    promising = {
+        each.__name__
+        for each in reports()
+        if 'guarantee' in vars(each) and each is not Guarantee
+    }
+    made = {name.partition(',')[0] for name in MADE}
+    missing = promising - made
+    assert not missing, f'give {missing} an entry in tests/guarantees.py'
+
+
+def test_every_guarantee_of_the_package_states_kind_and_values():
+    calls = [
+        (path.name, call)
+        for path in SOURCES
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == 'Guarantee'
+        and path.parent.name != 'report'
+    ]
+    assert len(calls) > 8
+    for name, call in calls:
+        given = {each.arg for each in call.keywords}
+        assert given >= {'kind', 'values', 'origin'} or name == 'planning.py'
+        assert given >= {'kind', 'values'}, f'in {name}, line {call.lineno}'
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    """The guarantees, and what an auditor is handed; each made once."""
+    kept = {}
+
+    def make(name):
+        if name not in kept:
+            folder = tmp_path_factory.mktemp('made')
+            report, files = MADE[name](folder)
+            kept[name] = report.guarantee(), files
+        return kept[name]
+
+    return make
+
+
+def written(folder, files):
+    """The files of an auditor."""
+    paths = {}
+    for name, content in files.items():
+        paths[name] = path = folder / f'{name}.file'
+        if name != 'ledger':
+            torch.save(content, path)
+        elif isinstance(content, dict):
+            path.write_text(json.dumps(content))
+        else:
+            path.write_bytes(content.read_bytes())
+    return paths
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(str(key))
+            yield from leaves(item)
+    elif isinstance(value, list | tuple):
+        yield len(value)
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def said(fields):
+    """All ways in which prose can say the numbers of some fields."""
+    ways = set()
+    for leaf in leaves(fields):
+        if isinstance(leaf, str):
+            ways |= set(re.findall(NUMBER, leaf))
+            # Names that end in a number, as of a budget.
+            ways |= set(re.findall(r'(?<=_)\d+', leaf))
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            ways |= {f'{leaf:.{k}g}' for k in (3, 4, 6)} | {str(leaf)}
+    return ways
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_numbers_in_a_promise_are_fields(made, name):
+    guarantee, _ = made(name)
+    fields = [guarantee.values, guarantee.spent, guarantee.budget]
+    text = re.sub(r'\^\([^)]*\)', '', guarantee.promise)  # exponents
+    missing = {found.replace(',', '') for found in re.findall(NUMBER, text)}
+    missing -= said(fields)
+    assert not missing, (missing, guarantee.promise)
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_a_promise_is_of_a_kind_and_fits_the_schema(made, name, tmp_path):
+    guarantee, _ = made(name)
+    assert guarantee.kind != 'other'
+    assert guarantee.values
+    report = TrustReport.of(guarantee)
+    report.save(tmp_path / 'trust.json')
+    read = json.loads((tmp_path / 'trust.json').read_text())
+    jsonschema.validate(read, schema())
+    again = TrustReport.load(tmp_path / 'trust.json')
+    assert again.to_json() == report.to_json()
+    for name, amounts in guarantee.history.items():
+        assert amounts[-1] == pytest.approx(guarantee.spent[name])
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_an_auditor_finds_nothing_wrong(made, name, tmp_path):
+    guarantee, files = made(name)
+    path = tmp_path / 'trust.json'
+    TrustReport.of(guarantee).save(path)
+    paths = written(tmp_path, files)
+    found = check_report(path, **paths)
+    bad = [each.text for each in found if each.status == FAILS]
+    if guarantee.values.get('seeded'):
+        # Tests are seeded, and a checker says that nothing is private then.
+        bad = [text for text in bad if 'comes from a seed' not in text]
+    assert not bad
+    for file in paths:
+        texts = [each for each in found if f': {file}: ' in each.text]
+        assert texts, f'nothing was found out about {file}'
+        assert all(each.status == HOLDS for each in texts)
+
+
+WITH_MODEL = [name for name in MADE if name[:3] not in ('AGP', 'Agg', 'Aud')]
+
+
+@pytest.mark.parametrize('name', WITH_MODEL)
+def test_weights_that_differ_in_one_bit_are_found_out(made, name, tmp_path):
+    guarantee, files = made(name)
+    state = files['model']
+    key = next(iter(state))
+    if isinstance(state[key], dict):
+        state = {**state, key: dict(state[key])}
+        inner = state[key]
+        key = next(iter(inner))
+    else:
+        inner = state = dict(state)
+    changed = inner[key].clone()
+    flat = changed.view(-1)
+    flat[0] = torch.nextafter(flat[0], flat[0] + 1)
+    inner[key] = changed
+    path = tmp_path / 'trust.json'
+    TrustReport.of(guarantee).save(path)
+    paths = written(tmp_path, {'model': state})
+    found = check_report(path, **paths)
+    assert any(
+        each.status == FAILS and 'not those' in each.text for each in found
+    )
+
+
+@pytest.mark.parametrize(
+    'name', ['AGP, exact', 'Certificate', 'SmoothedCertificate']
+)
+def test_a_graph_with_an_edge_less_is_found_out(made, name, tmp_path):
+    guarantee, files = made(name)
+    data = {**files['data'], 'edge_index': files['data']['edge_index'][:, 1:]}
+    path = tmp_path / 'trust.json'
+    TrustReport.of(guarantee).save(path)
+    found = check_report(path, **written(tmp_path, {'data': data}))
+    assert any(each.status == FAILS for each in found)
+
+
+def without_line(ledger):
+    del ledger['entries'][0]
+
+
+def other_name(ledger):
+    for line in ledger['entries']:
+        if line['request']:
+            line['request'] = {'0': {'nodes': [0]}}
+
+
+def relinked(ledger):
+    # Somebody who knows how lines are hashed leaves a removal out.
+    from pyg_trust.ledger import _hash
+
+    del ledger['entries'][-1]
+    before = ''
+    for line in ledger['entries']:
+        body = [line[k] for k in ('action', 'spent', 'request', 'data')]
+        before = line['link'] = _hash([before, *body])
+
+
+def overspent(ledger):
+    from pyg_trust.ledger import _hash
+
+    before = ''
+    for line in ledger['entries']:
+        line['spent'] = ledger['budget'] + 1.0
+        body = [line[k] for k in ('action', 'spent', 'request', 'data')]
+        before = line['link'] = _hash([before, *body])
+
+
+@pytest.mark.parametrize(
+    'damage', [without_line, other_name, relinked, overspent]
+)
+@pytest.mark.parametrize('name', ['NodeUnlearnReport', 'UnlearnReport'])
+def test_a_ledger_of_removals_that_lies_is_found_out(
+    made, name, damage, tmp_path
+):
+    guarantee, files = made(name)
+    ledger = json.loads(json.dumps(files['ledger']))
+    damage(ledger)
+    path = tmp_path / 'trust.json'
+    TrustReport.of(guarantee).save(path)
+    found = check_report(path, **written(tmp_path, {'ledger': ledger}))
+    assert any(
+        each.status == FAILS and ': ledger: ' in each.text for each in found
+    )
+
+
+@pytest.mark.parametrize('name', ['NodeUnlearnReport', 'ShardRemovalReport'])
+def test_data_that_still_have_what_was_removed_fail(made, name, tmp_path):
+    guarantee, files = made(name)
+    data = dict(files['data'])
+    names = data['n_id'].clone()
+    names[0] = 9  # as if it had come back
+    path = tmp_path / 'trust.json'
+    TrustReport.of(guarantee).save(path)
+    data['n_id'] = names
+    found = check_report(path, **written(tmp_path, {'data': data}))
+    assert any('node 9 of graph 0 is still' in each.text for each in found)
+
+
+def test_a_history_that_ends_elsewhere_and_impossible_counts_fail(
+    made, tmp_path
+):
+    path = tmp_path / 'trust.json'
+    guarantee, _ = made('PrivacyReport')
+    (name,) = guarantee.history
+    lie = dataclasses.replace(guarantee, history={name: [0.0, 0.1]})
+    TrustReport.of(lie).save(path)
+    texts = [e.text for e in check_report(path) if e.status == FAILS]
+    assert any('its history ends at' in text for text in texts)
+    guarantee, _ = made('Certificate')
+    lie = {**guarantee.values, 'num_robust': 13}
+    TrustReport.of(dataclasses.replace(guarantee, values=lie)).save(path)
+    texts = [e.text for e in check_report(path) if e.status == FAILS]
+    assert any('13 of 12' in text for text in texts)
