@@ -192,7 +192,7 @@ def graphs(count=24, n=8):
     one = torch.cat([one, one.flip(0)], 1)
     edges = torch.cat([one + n * i for i in range(count)], 1)
     batch = torch.arange(count).repeat_interleave(n)
-    x = torch.rand(count * n, 2) + 0.5 * label[batch][:, None]
+    x = 0.5 * torch.rand(count * n, 2) + 0.4 * label[batch][:, None]
     train = batch < count - 4
     return Data(
         x=x, edge_index=edges, y=label[batch], batch=batch, train_mask=train
@@ -234,18 +234,13 @@ def test_graphs_that_go_as_a_whole():
 
 
 def test_an_audit_of_graphs():
-    data, request = graphs(), whole(1, 4, 9)
-    tests = ('twins', 'worlds', 'poison')
-    fine = audit(
-        lambda: ScatteringSubject(scattering),
-        tests,
-        data=data,
-        request=request,
-    )
+    given = {'data': graphs(), 'request': whole(1, 4, 9), 'worlds': 10}
+    tests = ('twins', 'poison')
+    fine = audit(lambda: ScatteringSubject(scattering), tests, **given)
     assert fine.failed == ()
     verdicts = {row.test: row.verdict for row in fine.rows}
     assert verdicts['twins: features'] == 'not rejected'
-    faulty = audit(OldScattering, tests, data=data, request=request)
+    faulty = audit(OldScattering, tests, **given)
     assert {'twins: features', 'poison'} <= set(faulty.failed)
 
 
