@@ -38,7 +38,7 @@ nitpicky = True
 suppress_warnings = ['ref.python']  # types of one name in signatures
 # Where these are documented is another project's business.
 nitpick_ignore_regex = [
-    (r'py:.*', r'(os|torch\w*|opacus|numpy|scipy|matplotlib)\b.*'),
+    (r'py:.*', r'(os|time|torch\w*|opacus|numpy|scipy|matplotlib)\b.*'),
     (r'py:obj', r'(?s).*'),  # as in PyG's docstrings: any piece of code
     (r'py:class', r'[^.]+'),  # types in PyG's short form: Tensor, optional
     (r'py:class', r'.*'),  # and types in signatures
