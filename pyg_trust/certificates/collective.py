@@ -269,6 +269,12 @@ def certify_collective(
             "'forward' needs to be that of the report: "
             f'{called["forward"]} (got {forward})'
         )
+    found = identity(model, None, forward)
+    if found != report.model_digest:
+        raise ValueError(
+            "'forward' needs to be that of the report, with the same code and "
+            f'what it refers to (got {forward})'
+        )
     # A layer may have been told to keep its graph since.
     check_uncached(model)
     fields = _Fields(data, hops, degrees)
@@ -359,7 +365,7 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
-        model_digest=identity(model, None, forward),
+        model_digest=found,
         provenance=report.provenance,
         weights=report.weights,
         data=report.data,

@@ -706,8 +706,14 @@ def digest(model: Module, graphs: Sequence[Data]) -> str:
     """
     parts: list[Any] = [identity(model)]
     for graph in graphs:
-        parts += [graph.get('x'), graph.edge_index, graph.get('edge_weight')]
         parts.append(int(graph.num_nodes or 0))
+        # All that a transform or 'forward' may read, but what is to be told.
+        for name, value in sorted(graph.to_dict().items()):
+            if name != 'y' and not name.endswith('_mask'):
+                parts += [
+                    name,
+                    value if isinstance(value, Tensor) else repr(value),
+                ]
     return fingerprint(*parts)
 
 

@@ -168,8 +168,8 @@ def check_apart(
     """Checks that a model keeps apart whom no edge joins.
 
     A node of another group may change as it likes: nobody who hears one group
-    alone may notice, up to the last bit. Nor may weights depend on who else
-    listens.
+    alone may notice, up to the last bit; nor if half of them all change, in
+    this group and in another. Nor may weights depend on who else listens.
 
     Args:
         call (Callable): from a graph to logits.
@@ -182,6 +182,9 @@ def check_apart(
     """
     view = incoming_view(data, group == number)
     clean = call(view)
+    others = group[group != number]
+    for heard in {number, int(others[0]) if others.numel() else number}:
+        _check_halves(call, data, group == heard)
     for node in (group != number).nonzero().view(-1)[:3].tolist():
         bad = copy.copy(view)
         bad.x = data.x.clone()
@@ -206,6 +209,29 @@ def check_apart(
                 'listens to a node, such as out-degrees (got another output '
                 f'for node {node} in the subgraph of its view)'
             )
+
+
+def _check_halves(
+    call: Callable[[Data], Tensor], data: Data, heard: Tensor
+) -> None:
+    view = incoming_view(data, heard)
+    clean = call(view)
+    silent = (~heard).nonzero().view(-1)
+    for some in (silent[::2], silent[1::2]):
+        for shift in (-1, 1):
+            bad = copy.copy(view)
+            bad.x = data.x.clone()
+            bad.x[some] = shift * (2 + bad.x[some].abs())
+            moved = call(bad)
+            same = (moved == clean) | (moved.isnan() & clean.isnan())
+            same[some] = True
+            if not bool(same.all()):
+                raise ValueError(
+                    "'model' needs to keep nodes apart that no edge joins "
+                    f'(got another output for node '
+                    f'{int((~same).nonzero()[0, 0])} after changes of nodes '
+                    'which nobody hears in this view)'
+                )
 
 
 def names_of(data: Data) -> Tensor:

@@ -157,3 +157,60 @@ def test_rows_of_edges_that_noise_would_leave_behind_are_refused():
     data.edge_type = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="'edge_type'"):
         certify(Anchor(), data, BitFlips(edges=(0.0, 0.4)), seed=1, **OPTIONS)
+
+
+class Shown(torch.nn.Module):
+    """Everybody sees one node, whom no edge needs to join."""
+
+    def __init__(self, node):
+        super().__init__()
+        self.node = node
+
+    def forward(self, x, edge_index):
+        return sign(x[self.node].expand(x.size(0), -1)[:, :1])
+
+
+@pytest.mark.parametrize('node', [0, 7, 11])
+def test_one_node_that_all_views_see_is_found_out(node):
+    # Three silent nodes of the first group were changed one by one: a node
+    # that is heard there, or comes later, was not among them.
+    for seed in range(4):
+        with pytest.raises(ValueError, match='keep nodes apart'):
+            Divided(Shown(node), 3, 'nodes', seed=seed).certify(ones())
+
+
+def test_another_function_than_the_certified_one_is_refused():
+    model = GCNConv(1, 2)
+    pairs = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    data = Data(x=torch.ones(4, 1), edge_index=pairs)
+    noise = BitFlips(features=(0.0, 0.3))
+
+    def alone(graph):
+        return model(graph.x, graph.edge_index)
+
+    def louder(graph):
+        return 2 * model(graph.x, graph.edge_index)
+
+    report = certify(model, data, noise, forward=alone, seed=0, **OPTIONS)
+    arguments = {'hops': 1, 'features': (0, 1)}
+    certify_collective(report, model, data, forward=alone, **arguments)
+    with pytest.raises(ValueError, match="'forward'"):
+        certify_collective(report, model, data, forward=louder, **arguments)
+
+
+def test_what_a_forward_reads_of_the_graph_is_in_its_fingerprint():
+    model = GCNConv(1, 2)
+    pairs = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    data = Data(x=torch.ones(4, 1), edge_index=pairs, pos=torch.zeros(4, 1))
+    noise = BitFlips(features=(0.0, 0.3))
+
+    def near(graph):
+        return model(graph.x + graph.pos, graph.edge_index)
+
+    report = certify(model, data, noise, forward=near, seed=0, **OPTIONS)
+    other = data.clone()
+    other.pos = other.pos + 1
+    with pytest.raises(ValueError, match='another graph'):
+        certify_collective(
+            report, model, other, forward=near, hops=1, features=(0, 1)
+        )
