@@ -168,7 +168,7 @@ def estimate(
     forward: Forward | None,
     progress_bar: bool = False,
 ) -> float:
-    """See :meth:`PrivacyEngine.estimate_max_grad_norm`, with its arguments.
+    """See ``PrivacyEngine.estimate_max_grad_norm``, with its arguments.
 
     Args:
         engine (Spending): whose account pays.
