@@ -98,7 +98,7 @@ class Removing(Building):
 
         Args:
             request (RemovalRequest): what to forget, in the names that
-                :meth:`fit` saw, of graph 0.
+                ``fit`` saw, of graph 0.
             progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
 
