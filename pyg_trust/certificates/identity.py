@@ -10,8 +10,9 @@ certificate holds a fingerprint of all that ``identity`` can see.
 plain values, tensors, arrays, containers and objects of such, functions with
 their code, defaults, closures and the plain values and functions among their
 globals. Of classes: the name, and the code and plain values of those that are
-no part of torch, PyG or this package (of which it takes public attributes:
-others are caches).
+no part of torch, PyG or this package (of which it takes public attributes,
+those that torch's layers and explainers compute with, and methods that an
+attribute hides: others are caches).
 
 **What it does not cover.** Attributes of objects that are written in C, files,
 networks, clocks and environment variables that the code reads, attributes of
@@ -59,6 +60,7 @@ _OF_IT = (
     '_forward_pre_hooks',
     '_forward_pre_hooks_with_kwargs',
 )
+_OF_MASKS = ('_apply_sigmoid', '_edge_mask', '_explain', '_loop_mask')
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...))
 _EXACT = (torch.dtype, torch.device, torch.Size, torch.layout, slice, range)
 
@@ -246,7 +248,7 @@ class _Walk:
             # Handles of hooks are numbered by the process.
             hooks = name.endswith(('hooks', 'kwargs'))
             self.take(name, list(kept.values()) if hooks else dict(kept))
-        self._attributes(held, _library(type(value)))
+        self._attributes(held, _library(type(value)), type(value))
 
     def _object(self, value: Any) -> None:
         kind = type(value)
@@ -264,9 +266,11 @@ class _Walk:
         if library:
             kept = (Tensor, np.ndarray, list, tuple, dict, set, *_PLAIN)
             held = {k: v for k, v in held.items() if isinstance(v, kept)}
-        self._attributes(held, library)
+        self._attributes(held, library, kind)
 
-    def _attributes(self, held: Mapping[str, Any], library: bool) -> None:
+    def _attributes(
+        self, held: Mapping[str, Any], library: bool, kind: type
+    ) -> None:
         for name in sorted(held):
             if name in _NOT_OF_IT:
                 continue
@@ -275,8 +279,11 @@ class _Walk:
                 # Handles of hooks are numbered by the process.
                 self.take(name, list(item.values()))
                 continue
-            own = isinstance(item, types.FunctionType | types.MethodType)
-            if library and name.startswith('_') and not own:
+            if (
+                library
+                and name.startswith('_')
+                and not _is_read(kind, name, item)
+            ):
                 continue
             self.take(name, item)
 
@@ -362,6 +369,20 @@ def _library(what: Any) -> bool:
     name = getattr(what, '__module__', None) or 'builtins'
     root = name.split('.')[0]
     return root in _LIBRARIES or root in sys.stdlib_module_names - {'__main__'}
+
+
+def _is_read(kind: type, name: str, item: Any) -> bool:
+    # Whether a private attribute of a library's object is no cache.
+    if isinstance(item, types.FunctionType | types.MethodType):
+        return True
+    if not issubclass(kind, Module):
+        return False
+    # Methods that an attribute hides, and masks of explainers.
+    if hasattr(Module, name) or name in _OF_MASKS:
+        return True
+    # An LSTM computes with _flat_weights, not with its parameters.
+    kept = (Tensor, list, tuple, *_PLAIN)
+    return kind.__module__.split('.')[0] == 'torch' and isinstance(item, kept)
 
 
 def _named(what: Any) -> str:

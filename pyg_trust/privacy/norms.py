@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -217,6 +218,9 @@ def estimate(
                 'added or removed; use AdaptiveNorm'
             )
         accountant = engine._open(data_loader)
+        ahead = deepcopy(accountant)
+        ahead.spend_pure(epsilon)
+        engine._check_left(ahead, f"'epsilon' = {epsilon:g}")
     norms = gradient_norms(
         module, data_loader, criterion, forward, progress_bar
     )
