@@ -27,7 +27,6 @@ from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import (
     RELATION,
     FDPAccountant,
-    PoissonAccountant,
 )
 from pyg_trust.privacy.attaching import (
     check_group,
@@ -582,7 +581,10 @@ class PrivacyEngine(Spending):
 
         It is on the account as a step at rate 1 with
         :math:`\lambda = 1 / \mu`, which is the same mechanism, so steps and
-        releases have one :math:`\epsilon` and no sum of two.
+        releases have one :math:`\epsilon` and no sum of two. By coins as
+        well: at rate 1 the pair of 'replace' is :math:`\mathcal{N}(\pm 1,
+        z^2)`, which is :math:`\mu = 2 / z` and :math:`z = 2 \lambda`
+        (:func:`pyg_trust.functional.poisson_epsilon`).
         :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
@@ -592,6 +594,8 @@ class PrivacyEngine(Spending):
             BudgetExceededError: if it would exceed the budget; nothing is
                 spent.
             RuntimeError: while a batch waits for its step.
+            ValueError: if the account is of other neighbours than a row that
+                is replaced; nothing is spent.
         """
         lam = check_lam(1 / check_positive('mu', mu))
         self._check_process()
@@ -602,11 +606,11 @@ class PrivacyEngine(Spending):
             )
         training, accountant = self._attached(), self.accountant
         if accountant.relation != RELATION or isinstance(
-            accountant, FDPAccountant | PoissonAccountant
+            accountant, FDPAccountant
         ):
             raise ValueError(
                 f"'mu' of a release goes on an account of '{RELATION}' with "
-                'batches drawn without replacement from disjoint subgraphs '
+                'batches of disjoint subgraphs '
                 f"(got '{accountant.relation}', "
                 f'{type(accountant).__name__})'
             )

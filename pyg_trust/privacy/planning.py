@@ -25,11 +25,13 @@ from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
 from pyg_trust.privacy.accountant import (
     POISSON,
+    RELATION,
     WORAccountant,
     create_accountant,
     epsilon_over_time,
 )
 from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.privacy.report import protected_unit
 from pyg_trust.report import Guarantee, Report, fingerprint_model
 from pyg_trust.report.charts import Chart
 
@@ -304,6 +306,7 @@ class SearchReport(Report):
         assumptions (tuple): what the guarantee rests on.
         data (str): a fingerprint of what is public of the data.
         weights (str): SHA-256 of the weights of the best run.
+        relation (str): which data are neighbours, in every run.
     """
 
     epsilon: float
@@ -317,6 +320,7 @@ class SearchReport(Report):
     assumptions: tuple[str, ...]
     data: str
     weights: str = ''
+    relation: str = RELATION
 
     def guarantee(self) -> Guarantee:
         """What nobody can tell from the weights of the best run."""
@@ -326,7 +330,7 @@ class SearchReport(Report):
                 (f'{SEEDED}; with secret noise, ' if self.seeded else '')
                 + 'the weights, settings and score of the best run are '
                 f'({self.epsilon:.4g}, {self.delta:g})-differentially private '
-                "in any one node's features"
+                f'in any one {protected_unit(self.relation)}'
             ),
             assumptions=self.assumptions,
             not_covered=('all other runs, how many there were, and the time',),
@@ -402,6 +406,8 @@ def search(
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
             returned then.
+        ValueError: if runs protect different things; nothing is returned
+            then.
     """
     check_callable('train', train)
     if not isinstance(candidates, Sequence) or not candidates:
@@ -425,6 +431,7 @@ def search(
     choices = source(_CHOICE)
     best: tuple[float, nn.Module, Any, tuple[str, ...]] | None = None
     seeded, data = seed is not None, set()
+    relation = ''
     for _ in range(count):
         index = int(choices.choose(len(candidates), 1)[0])
         made = train(candidates[index])
@@ -438,7 +445,14 @@ def search(
         score = float(check_number('score', score))
         if math.isnan(score):
             score = -math.inf  # of weights that diverged
-        spent = engine.accountant.rdp(ORDERS)
+        spends = engine.accountant
+        if relation not in ('', spends.relation):
+            raise ValueError(
+                "'train' needs to protect the same in every run (got "
+                f'{relation!r} and {spends.relation!r}); nothing is released'
+            )
+        relation = spends.relation
+        spent = spends.rdp(ORDERS)
         # A different order of sums is no overspending.
         if not np.all(spent <= allowed * (1 + 1e-9)):
             raise BudgetExceededError(
@@ -473,5 +487,6 @@ def search(
         ),
         data=data.pop() if len(data) == 1 else '',
         weights=fingerprint_model(best[1].state_dict()),
+        relation=relation,
     )
     return best[1], report

@@ -17,6 +17,19 @@ from pyg_trust.report import (
 from pyg_trust.report.charts import Chart
 
 
+def protected_unit(relation: str) -> str:
+    """What differs between neighbours, to stand after 'any one'.
+
+    Args:
+        relation (str): of an accountant.
+    """
+    if relation == 'replace-one-graph':
+        return 'graph: its nodes, edges, features and label'
+    if relation == 'add-or-remove-one-graph':
+        return 'graph, and in whether it is there'
+    return "node's features"
+
+
 @dataclass(frozen=True)
 class PrivacyReport(Report):
     r"""What was guaranteed, and under which assumptions.
@@ -118,11 +131,7 @@ class PrivacyReport(Report):
         )
 
     def _protected(self) -> str:
-        if self.relation == 'replace-one-graph':
-            return 'graph: its nodes, edges, features and label'
-        if self.relation == 'add-or-remove-one-graph':
-            return 'graph, and in whether it is there'
-        return "node's features"
+        return protected_unit(self.relation)
 
     def _not_covered(self) -> tuple[str, ...]:
         if self.relation == 'replace-one-graph':

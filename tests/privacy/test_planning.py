@@ -1,17 +1,23 @@
 import copy
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, global_add_pool
 
 from pyg_trust.functional import rdp_epsilon, rdp_fdp, rdp_select
 from pyg_trust.functional.accounting import ORDERS
 from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.loader import GraphLoader
 from pyg_trust.noise import SEEDED
 from pyg_trust.privacy import (
     FDPAccountant,
+    PoissonAccountant,
     PrivacyEngine,
     create_accountant,
     propose,
@@ -109,6 +115,79 @@ def test_a_search_returns_the_best_and_says_what_all_cost(private):
     said = report.guarantee()
     assert said.spent == {'epsilon': report.epsilon}
     assert SEEDED not in said.promise
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = GCN(3, 4, 1, 2)
+
+    def forward(self, x, edge_index, batch):
+        return global_add_pool(self.net(x, edge_index), batch)
+
+
+def of_graphs(relation):
+    x = torch.ones(2, 3)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    loader = GraphLoader(
+        [Data(x=x, edge_index=edges, y=torch.tensor([0]))] * 8,
+        2,
+        num_steps=1,
+        sampling='poisson',
+        relation=relation,
+        sample_rate=0.25 if relation == 'add_remove' else None,
+    )
+    module = Pooled()
+    engine = PrivacyEngine()
+    model, optimizer, batches = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+        forward=lambda m, b: m(b.x, b.edge_index, b.batch),
+        criterion=F.cross_entropy,
+    )
+    for batch in batches:
+        out = model(batch.x, batch.edge_index, batch.batch)
+        F.cross_entropy(out, batch.y).backward()
+        optimizer.step()
+    return engine, 0.0
+
+
+@pytest.mark.parametrize(
+    ('relation', 'said'),
+    [
+        ('replace', 'any one graph: its nodes, edges, features and label'),
+        ('add_remove', 'any one graph, and in whether it is there'),
+    ],
+)
+def test_a_search_over_graphs_does_not_speak_of_nodes(relation, said):
+    bound = PoissonAccountant(
+        'withdraw' if relation == 'add_remove' else 'replace'
+    )
+    bound.step(noise_multiplier=2.0, sample_rate=0.25)
+    _, report = search(
+        of_graphs, [relation], bound=bound, delta=1e-3, mean_runs=1.5
+    )
+    assert said in report.guarantee().promise
+    assert "node's" not in report.guarantee().promise
+
+
+def test_runs_with_two_relations_have_no_promise_together():
+    relations = itertools.cycle(['replace', 'add_remove'])
+    bound = PoissonAccountant()
+    bound.step(noise_multiplier=2.0, sample_rate=0.25)
+    # With this seed there are two runs.
+    with pytest.raises(ValueError, match='the same in every run'):
+        search(
+            lambda _: of_graphs(next(relations)),
+            [None],
+            bound=bound,
+            delta=1e-3,
+            mean_runs=2.0,
+            seed=1,
+        )
 
 
 def test_a_run_that_spends_more_is_not_released(private):

@@ -246,6 +246,10 @@ def test_graphs_by_coins(relation):
     assert all(p.isfinite().all() for p in module.parameters())
     report = engine.report(1e-5)
     assert report.sensitivity == (1.0 if form == 'withdraw' else 2.0)
+    # Sums over the edges of a node have no account with whole graphs.
+    with pytest.raises(ValueError, match="'mu' of a release"):
+        engine.spend_gaussian(0.5)
+    assert engine.get_epsilon(1e-5) == found
 
 
 def test_nothing_public_tells_how_many_graphs_may_come_and_go():

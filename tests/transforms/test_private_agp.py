@@ -20,6 +20,7 @@ from pyg_trust.functional import (
     gaussian_epsilon,
     gaussian_mu_for,
     messages,
+    poisson_epsilon,
     sgc,
     wor_epsilon,
 )
@@ -293,14 +294,15 @@ def test_reports_say_what_holds():
         assert curve[degree] == pytest.approx(epsilon, abs=0.02)
 
 
-def trained(ledger=None, **target):
+def trained(ledger=None, loader=None, **target):
     torch.manual_seed(0)
     net, data = GCNConv(3, 2), path(60)
     engine = PrivacyEngine(ledger=ledger)
+    loader = {'batch_size': 4, 'walk_length': 1, **(loader or {})}
     model, optimizer, loader = engine.make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=DisjointWalkLoader(data, 4, 1, num_steps=3, seed=0),
+        data_loader=DisjointWalkLoader(data, num_steps=3, seed=0, **loader),
         noise_multiplier=8.0,
         max_grad_norm=1.0,
         **target,
@@ -336,9 +338,38 @@ def test_walks_and_a_release_have_one_account(tmp_path):
     again.close()
 
 
-def test_a_release_does_not_exceed_the_budget_of_training():
+def test_walks_by_coins_and_a_release_have_one_account(tmp_path):
+    # Coins that always fall on heads: all is Gaussian, with a closed form.
+    size = DisjointWalkLoader(path(60), 1, 1, seed=0).num_subgraphs
+    coins = {'batch_size': size, 'sampling': 'poisson'}
+    engine, data, epoch, _ = trained(tmp_path / 'ledger', coins)
+    epoch()
+    PrivateAGP(relation='feature', mu=0.5, engine=engine)(data)
+    want = gaussian_epsilon(math.sqrt(3 * (2 / 8) ** 2 + 0.5**2), 1e-3)
+    found = engine.get_epsilon(1e-3)
+    assert 0 <= found / want - 1 < 1e-4
+    engine.close()
+    # What was spent is on the disk, the release too.
+    again, *_ = trained(tmp_path / 'ledger', coins)
+    assert again.get_epsilon(1e-3) == found
+    again.close()
+
+
+def test_coins_below_one_and_a_release_are_composed():
+    engine, data, epoch, loader = trained(loader={'sampling': 'poisson'})
+    epoch()
+    PrivateAGP(relation='feature', mu=0.5, engine=engine)(data)
+    rate = loader.sample_rate_at(0)
+    found = engine.get_epsilon(1e-3)
+    assert found == poisson_epsilon([(8, rate, 3), (4, 1, 1)], 1e-3)
+    apart = poisson_epsilon([(8, rate, 3)], 1e-3) + gaussian_epsilon(0.5, 1e-3)
+    assert gaussian_epsilon(0.5, 1e-3) < found < apart
+
+
+@pytest.mark.parametrize('sampling', ['without_replacement', 'poisson'])
+def test_a_release_does_not_exceed_the_budget_of_training(sampling):
     engine, data, epoch, loader = trained(
-        target_epsilon=1.0, target_delta=1e-3
+        loader={'sampling': sampling}, target_epsilon=1.0, target_delta=1e-3
     )
     epoch()
     steps = engine.steps
