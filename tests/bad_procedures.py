@@ -962,6 +962,7 @@ entry(
     clock=FUNCTION,
     trainer=choice(),
     num_workers=integer(1, none=True),
+    over_ranks=FLAG,
     folder=values(3, ['a']),
     keep_history=values(1, None, 'a'),
 )

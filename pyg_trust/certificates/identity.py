@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as process
+from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
 from pyg_trust.report import fingerprint
@@ -107,6 +108,35 @@ def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
         if call is not None:
             walk.take(f'call {number}', call)
     return fingerprint(*walk.parts)
+
+
+def fingerprint_any(value: Any) -> str:
+    """SHA-256 of a value: tensors, attributes and code, as far as they go.
+
+    The same in every process that has the same.
+
+    Args:
+        value (Any): also graphs, models, functions, and containers of these.
+
+    Returns:
+        str: 64 hexadecimal digits.
+
+    Example:
+        >>> fingerprint_any([1, 2]) == fingerprint_any([1, 3])
+        False
+    """
+    walk = _Walk()
+    walk.take('value', _opened(value))
+    return fingerprint(*walk.parts)
+
+
+def _opened(value: Any) -> Any:
+    # Graphs keep what they hold out of sight.
+    if isinstance(value, Data):
+        return {'graph': value.to_dict()}
+    if isinstance(value, list | tuple):
+        return [_opened(item) for item in value]
+    return value
 
 
 #: What no certificate covers of the model it is about.
