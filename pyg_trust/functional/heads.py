@@ -174,6 +174,11 @@ class Factor(NamedTuple):
     lower: Tensor
     mu: float
 
+    @property
+    def separate(self) -> bool:
+        """Whether every output is a problem of its own."""
+        return self.kind in ('classes', 'shared')
+
     def solve(self, right: Tensor) -> Tensor:
         """Solves for every output: ``[d, num_outputs]``.
 
@@ -249,13 +254,14 @@ class Objective(NamedTuple):
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
-        G = slopes(self.Z @ W, self.Y, self.head)
+        # In this order both products are faster where outputs are few.
+        margin = (W.t() @ self.Z.t()).t()
+        G = slopes(margin, self.Y, self.head)
         rest = self.mu * W
         drift = float(rest.norm())
         if self.B is not None:
             rest = rest + self.B
             drift += float(self.B.norm())
-        # Faster than Z' G where G is narrow.
         value = (G.t() @ self.Z).t() + rest
         measured = float(value.norm())
         upper = measured + hidden(self.Z, G, W, self.head, drift, self.size)
@@ -369,7 +375,8 @@ def refine(
     r"""Steps until the residual, rounding included, is at most :obj:`tol`.
 
     With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
-    steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4). A step
+    steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4), for
+    every output by itself where the outputs are problems of their own. A step
     is halved until it shortens the gradient. The factor is made anew where two
     steps in a row shorten it by less than 4; without one, for every step
     (Newton's method). Ends early where rounding is all that is left.
@@ -386,7 +393,7 @@ def refine(
     anew = factor is None
     gradient = problem.gradient(W) if start is None else start
     slow = iteration = 0
-    past: list[tuple[Tensor, Tensor, float]] = []
+    past: list[tuple[Tensor, Tensor, Tensor]] = []
     while gradient.norm.upper > tol and iteration < max_iter:
         measured, upper = gradient.norm
         if measured <= upper - measured:
@@ -399,6 +406,7 @@ def refine(
             gradient.value,
             past,
             partial(problem.direction, W, factor=factor),
+            factor.separate,
         )
         t = 1.0
         while True:
@@ -418,9 +426,11 @@ def refine(
             iteration += 1
             continue
         change = tried.value - gradient.value
-        curvature = -t * float((P * change).sum())
-        if not anew and curvature > 0:
-            past.append((-t * P, change, curvature))
+        if not anew:
+            step = -t * P
+            past.append(
+                (step, change, _weights(step * change, factor.separate))
+            )
         W, gradient = W - t * P, tried
         slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
         iteration += 1
@@ -431,21 +441,34 @@ def refine(
 
 def _corrected(
     grad: Tensor,
-    past: list[tuple[Tensor, Tensor, float]],
+    past: list[tuple[Tensor, Tensor, Tensor]],
     solve: Callable[[Tensor], Tensor],
+    separate: bool,
 ) -> Tensor:
-    # The two-loop recursion: steps, changes of the gradient, their products.
+    # The two-loop recursion: steps, changes of the gradient, and the inverses
+    # of their products.
     weights = []
-    for step, change, curvature in reversed(past):
-        weight = float((step * grad).sum()) / curvature
+    for step, change, inverse in reversed(past):
+        weight = inverse * _summed(step * grad, separate)
         grad = grad - weight * change
         weights.append(weight)
     P = solve(grad)
-    for (step, change, curvature), weight in zip(
+    for (step, change, inverse), weight in zip(
         past, reversed(weights), strict=True
     ):
-        P = P + (weight - float((change * P).sum()) / curvature) * step
+        P = P + (weight - inverse * _summed(change * P, separate)) * step
     return P
+
+
+def _summed(product: Tensor, separate: bool) -> Tensor:
+    return product.sum(0) if separate else product.sum()
+
+
+def _weights(product: Tensor, separate: bool) -> Tensor:
+    # 0, and so without a correction, where the curvature is not positive.
+    curvature = _summed(product, separate)
+    least = torch.finfo(product.dtype).tiny
+    return torch.where(curvature > least, 1 / curvature, 0.0)
 
 
 def step_bound(objective: Objective, P: Tensor, head: str) -> float:

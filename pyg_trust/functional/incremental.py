@@ -129,14 +129,17 @@ class _State:
 
     def _take(self, edit: Edit, x: Tensor | None) -> None:
         # New degrees and features.
+        degree = self.graph.degree[edit.structure]
+        new = {
+            exponent: self._power(degree, exponent)
+            for exponent in {self.measure.a, self.measure.b}
+        }
         for power, exponent in (
             (self.recv, self.measure.a),
             (self.send, self.measure.b),
         ):
             self.journal.rows(power, edit.structure)
-            power[edit.structure] = self._power(
-                self.graph.degree[edit.structure], exponent
-            )
+            power[edit.structure] = new[exponent]
         self.journal.rows(self.x, edit.features)
         self.x[edit.features] = 0 if x is None else x
 

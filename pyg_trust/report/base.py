@@ -65,7 +65,7 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
             flat = part.detach().cpu().contiguous().view(-1)
-            content = flat.view(torch.uint8).numpy().tobytes()
+            content: Any = flat.view(torch.uint8).numpy()
         else:
             header, content = type(part).__name__, repr(part).encode()
         # With its length, so that no two lists of parts look alike.

@@ -377,6 +377,8 @@ class NodeState:
         vars(self).update(parts)
 
     def _check_edges(self, part: Part) -> None:
+        if not part.edges and not part.directed_edges:
+            return
         graph = self.graph
         if part.directed_edges and graph.undirected:
             u, v = part.directed_edges[0]
@@ -386,7 +388,9 @@ class NodeState:
             )
         edges = _edges(part.edges)
         # Either direction will do.
-        there = graph.has_edges(edges) | graph.has_edges(edges.flip(0))
+        there = graph.has_edges(edges)
+        if not graph.undirected:
+            there |= graph.has_edges(edges.flip(0))
         arcs = _edges(part.directed_edges)
         missing = torch.cat(
             [edges[:, ~there], arcs[:, ~graph.has_edges(arcs)]], dim=1
@@ -503,19 +507,29 @@ class NodeState:
         n = self.graph.num_nodes
         if nodes is None:
             nodes = torch.arange(0, n, BLOCK)
-        made = {}
-        for block in (nodes // BLOCK).unique().tolist():
-            ids = torch.arange(block * BLOCK, min(n, (block + 1) * BLOCK))
-            row = self.place[ids]
-            y = torch.where(row >= 0, self.y[row], -1)
+        blocks = (nodes // BLOCK).unique()
+        ids = (BLOCK * blocks.unsqueeze(1) + torch.arange(BLOCK)).view(-1)
+        ids = ids[ids < n]
+        # Of all blocks at once: what follows is cut from it.
+        row, col = self.graph.out.entries(ids)
+        place = self.place[ids]
+        y = torch.where(place >= 0, self.y[place], -1)
+        ends = torch.searchsorted(row, BLOCK * (blocks + 1)).tolist()
+        made, first = {}, 0
+        for k, (block, end) in enumerate(
+            zip(blocks.tolist(), ends, strict=True)
+        ):
+            held = slice(block * BLOCK, (block + 1) * BLOCK)
             made[block] = report.fingerprint(
-                *self.graph.out.entries(ids),
-                self.graph.alive[ids],
-                self.graph.own_loop[ids],
-                self.featureless[ids],
-                self.levels.x[ids],
-                y,
+                row[first:end],
+                col[first:end],
+                self.graph.alive[held],
+                self.graph.own_loop[held],
+                self.featureless[held],
+                self.levels.x[held],
+                y[k * BLOCK : (k + 1) * BLOCK],
             )
+            first = end
         return made
 
     def to_dict(self) -> dict[str, Any]:

@@ -192,6 +192,60 @@ def test_a_useless_factor_is_replaced():
     assert found.iterations < 20
 
 
+@pytest.mark.parametrize('separate', [True, False])
+def test_corrected_steps_are_those_of_the_matrix_of_bfgs(separate):
+    # Nocedal and Wright 2006, (6.17), written out for every problem.
+    random = torch.Generator().manual_seed(8)
+    d, outputs = 4, 3
+
+    def draw(*shape):
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    root = draw(d, d)
+    inverse = root @ root.t() + torch.eye(d)
+    steps, grad = draw(2, d, outputs), draw(d, outputs)
+    changes = steps + 0.2 * draw(2, d, outputs)
+    if separate:
+        # An output that was solved before, and one with a negative curvature.
+        changes[0, :, 1] = steps[0, :, 1] = 0
+        changes[1, :, 2] = -steps[1, :, 2]
+    past = [
+        (s, y, H._weights(s * y, separate))
+        for s, y in zip(steps, changes, strict=True)
+    ]
+    found = H._corrected(grad, past, lambda g: inverse @ g, separate)
+    if separate:
+        problems = [(inverse, slice(c, c + 1)) for c in range(outputs)]
+    else:
+        problems = [
+            (torch.kron(inverse, torch.eye(outputs)), slice(0, outputs))
+        ]
+    for matrix, at in problems:
+        for s, y in zip(steps, changes, strict=True):
+            s, y = s[:, at].reshape(-1).double(), y[:, at].reshape(-1).double()
+            if s @ y <= 0:
+                continue
+            left = torch.eye(len(s)) - torch.outer(s, y) / (s @ y)
+            matrix = left @ matrix @ left.t() + torch.outer(s, s) / (s @ y)
+        expected = matrix @ grad[:, at].reshape(-1)
+        torch.testing.assert_close(found[:, at].reshape(-1), expected)
+
+
+def test_outputs_that_are_problems_of_their_own_take_fewer_steps(monkeypatch):
+    steps = {}
+    for separate in (True, False):
+        monkeypatch.setattr(H.Factor, 'separate', separate)
+        steps[separate] = 0
+        for seed in range(8):
+            objective, _ = random_objective('ovr', seed)
+            other, _ = random_objective('ovr', seed + 8)
+            W = torch.zeros((5, 4), dtype=torch.float64)
+            found = H.refine(objective, W, 1e-9, 40, factor=other.factor(W))
+            assert found.gradient.norm.upper <= 1e-9
+            steps[separate] += found.iterations
+    assert steps[True] < steps[False]
+
+
 def test_one_exact_step_solves_least_squares():
     objective, _ = random_objective('squared', 5)
     W = torch.zeros((5, 4), dtype=torch.float64)

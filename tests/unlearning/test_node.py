@@ -1010,3 +1010,40 @@ def test_reports_and_summaries_can_be_read():
     with pytest.raises(ValueError, match='squared'):
         make(head='squared').predict_proba()
     assert NodeClassifier().classes == ()
+
+
+def test_digests_of_some_nodes_are_those_of_all():
+    # 150 names: two whole blocks and a part; the middle one is left out.
+    model = make(blocks(n=150))
+    model.remove(RemovalRequest(nodes=[3, 140], labels=[], features=[70]))
+    state = model._model.data
+    every = state.blocks()
+    assert sorted(every) == [0, 1, 2]
+    assert state.blocks(torch.tensor([149, 0, 5])) == {
+        0: every[0],
+        2: every[2],
+    }
+    assert state.blocks(torch.tensor([64])) == {1: every[1]}
+
+
+@pytest.mark.parametrize('name', ['x', 'y', 'out', 'alive', 'featureless'])
+def test_digests_notice_every_change_in_their_block_alone(name):
+    model = make(blocks(n=150))
+    state = model._model.data
+    before = state.blocks()
+    if name == 'x':
+        state.levels.x[127, 5] += 1e-12
+    elif name == 'y':
+        node = int(state.names[(state.names // 64 == 1).nonzero()[-1]])
+        state.y[state.place[node]] += 1
+    elif name == 'out':
+        # Of the last node of the middle block that has a neighbour.
+        node = int(state.graph.degree[:128].nonzero()[-1])
+        start, length, col = state.graph.out.view
+        col[start[node] + length[node] - 1] += 1
+    elif name == 'alive':
+        state.graph.alive[64] = False
+    else:
+        state.featureless[127] = True
+    after = state.blocks()
+    assert {k for k in before if before[k] != after[k]} == {1}
