@@ -454,7 +454,7 @@ class PrivateAGP(BaseTransform):
             account = self._open(graph.num_nodes)
             if key not in self._kept:
                 self._kept[key] = self._release(graph, x, account)
-            return list(self._kept[key])
+            return [row.clone() for row in self._kept[key]]
 
     def _release(
         self, graph: CSRGraph, x: Tensor, account: ReleaseAccount | None

@@ -81,10 +81,16 @@ def test_a_removal_at_once_leaves_the_times_of_the_others():
     clock.now += 50
     report = unlearner.remove(node(4))
     assert (report.queued, report.max_wait) == (1, 60)
-    assert '60 seconds' in ' '.join(report.guarantee().not_covered)
+    said = ' '.join(report.guarantee().not_covered)
+    assert '60 seconds' in said
     unlearner.repartition('hash')
     clock.now += 10
     assert unlearner.due
+    # A flush was said to come by then: it does not, however long one waits.
+    clock.now += 1e9
+    assert unlearner.predict().numel() == unlearner.data.num_nodes
+    assert len(unlearner.queue) == 1
+    assert 'none comes by itself' in said
     unlearner.withdraw()
     assert unlearner.report().oldest_request is None
     assert not unlearner.due

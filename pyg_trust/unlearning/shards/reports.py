@@ -273,7 +273,10 @@ HISTORY = (
 def _waiting(report: ShardRemovalReport) -> str:
     wait = ''
     if report.max_wait is not None:
-        wait = f' that comes {report.max_wait:g} seconds after the first came'
+        wait = (
+            ', and none comes by itself: flush_if_due() needs to be called '
+            f'{report.max_wait:g} seconds after the first came'
+        )
     return (
         f'{report.queued} requests in the queue, which are not forgotten '
         f'before a flush{wait}'
