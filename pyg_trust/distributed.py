@@ -6,7 +6,7 @@ A process that dies ends the call with torch's error on all others, at the
 latest when the group's timeout is over.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -58,6 +58,27 @@ def from_first(
     if not good:
         raise RuntimeError(f'rank 0 failed: {value}')
     return value
+
+
+def shared(
+    items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
+) -> Iterable[T]:
+    """:func:`run_over_ranks`, or one after another in this process.
+
+    Args:
+        items (Sequence): the pieces of work.
+        work (callable): as in :func:`run_over_ranks`.
+        over_ranks (bool): which of both; without, nothing is done before it
+            is asked for.
+
+    Example:
+        >>> list(shared([1, 2], str, False))
+        ['1', '2']
+    """
+    check_instance('items', items, Sequence)
+    check_callable('work', work)
+    check_instance('over_ranks', over_ranks, bool)
+    return run_over_ranks(items, work) if over_ranks else map(work, items)
 
 
 def check_same(arguments: Mapping[str, Any]) -> None:

@@ -351,6 +351,7 @@ entry(
     targets=TARGETS,
     cost=choice(),
     tol=POSITIVE,
+    over_ranks=FLAG,
 )
 
 

@@ -381,6 +381,13 @@ entry(
     arguments=values(3, None, [1]),
 )
 entry(
+    'distributed.shared',
+    lambda: {'items': [1, 2], 'work': str, 'over_ranks': False},
+    items=values(3, None),
+    work=values(3, None),
+    over_ranks=FLAG,
+)
+entry(
     'distributed.from_first',
     lambda: {'work': int},
     work=values(3, None),

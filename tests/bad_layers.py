@@ -1035,6 +1035,7 @@ entry(
     reference=tensor(low=0, high=1, none=True),
     method=choice(),
     cost=choice(),
+    over_ranks=FLAG,
     sign_only=FLAG,
     refine=integer(0),
     tolerance=values('a', None, np.nan, -1.0, True, [0.5]),

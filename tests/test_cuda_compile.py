@@ -44,8 +44,24 @@ def test_setup_promises_the_torch_that_is_tested():
 
 
 @pytest.mark.parametrize('release', RELEASES)
+def test_cuda_sources_compile(release, tmp_path):
+    # All as one: headers, which are most of it, are read once.
+    whole = tmp_path / 'whole.cu'
+    whole.write_text(''.join(f'#include "cuda/{s}"\n' for s in SOURCES))
+    compile_cuda(whole, release, tmp_path)
+
+
+@pytest.mark.skipif(
+    not os.environ.get('FULL_TEST'), reason='minutes: set FULL_TEST=1'
+)
+@pytest.mark.parametrize('release', RELEASES)
 @pytest.mark.parametrize('source', SOURCES)
-def test_cuda_sources_compile(source, release, tmp_path):
+def test_every_cuda_source_compiles_alone(source, release, tmp_path):
+    # With the headers that it includes itself, as setup.py compiles it.
+    compile_cuda(CSRC / 'cuda' / source, release, tmp_path)
+
+
+def compile_cuda(path, release, tmp_path):
     nvcc = shutil.which('nvcc') or '/usr/local/cuda/bin/nvcc'
     if not Path(nvcc).exists():
         pytest.skip('needs nvcc')
@@ -55,7 +71,7 @@ def test_cuda_sources_compile(source, release, tmp_path):
         *('--fmad=false', '-Werror', 'all-warnings'),
         '-gencode=arch=compute_90,code=compute_90',
         *(f'-I{find_headers(release)}', f'-I{CSRC}'),
-        *(CSRC / 'cuda' / source, '-o', tmp_path / 'out.ii'),
+        *(path, '-o', tmp_path / 'out.ii'),
     )
 
 

@@ -14,7 +14,8 @@ from test_distributed import codes, start, together
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
-from pyg_trust.certificates import BitFlips, certify
+from pyg_trust import distributed
+from pyg_trust.certificates import BitFlips, ThreatModel, certify
 from pyg_trust.certificates.sampling import Sampler
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def data(seed=0, n=40):
+def data(seed=0, n=40, edges=90):
     generator = torch.Generator().manual_seed(seed)
-    pairs = torch.randint(n, (2, 90), generator=generator)
+    pairs = torch.randint(n, (2, edges), generator=generator)
     pairs = pairs[:, pairs[0] < pairs[1]].unique(dim=1)
     return Data(
         x=torch.rand(n, 5, generator=generator),
@@ -276,5 +277,97 @@ def test_smoothing_of_a_rank_that_dies_is_an_error(tmp_path, monkeypatch):
         monkeypatch.setattr(Sampler, 'votes', dies)
         with pytest.raises(RuntimeError):
             smoothed(over_ranks=True)
+
+    assert codes(start(2, tmp_path, work)) == [0, -signal.SIGKILL]
+
+
+# Exact certificates #########################################################
+
+
+def exact(n=40, undirected=False, **arguments):
+    options = {
+        name: arguments.pop(name)
+        for name in ('method', 'cost', 'sign_only', 'targets', 'over_ranks')
+        if name in arguments
+    }
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    given = {'local_budget': 2, 'global_budget': 4, **arguments}
+    threat = ThreatModel(
+        data(n=n, edges=max(90, 2 * n)).edge_index,
+        num_nodes=n,
+        undirected=undirected,
+        **given,
+    )
+    return certify(logits, threat, **options)
+
+
+def everything(report):
+    names = ('status', 'lower', 'upper', 'class_margins', 'flips')
+    names += ('flips_ptr', 'flips_of', 'predicted')
+    made = {name: getattr(report, name).tolist() for name in names}
+    return {**made, 'rest': (report.method, report.fingerprint)}
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        {'global_budget': None},
+        {'method': 'dual'},
+        {'undirected': True, 'sign_only': True},
+        {'n': 3000, 'targets': torch.tensor([3, 14, 15]), 'method': 'dual'},
+    ],
+)
+def test_certificates_have_the_bits_of_one_process(
+    arguments, tmp_path, monkeypatch
+):
+    # Several blocks of columns of each kind.
+    if 'n' not in arguments:
+        monkeypatch.setattr('pyg_trust.certificates.exact._BLOCK', 4000)
+        monkeypatch.setattr('pyg_trust.functional.perturbations._BLOCK', 100)
+    wanted = everything(exact(**arguments))
+    assert len(set(wanted['status'])) > 1 or 'n' in arguments
+    own, calls = distributed.own_items, []
+
+    def counted(count):
+        calls.append(count)
+        return own(count)
+
+    monkeypatch.setattr(distributed, 'own_items', counted)
+
+    def work(rank):
+        assert everything(exact(over_ranks=True, **arguments)) == wanted
+        # Blocks of columns, or targets in regions.
+        assert max(calls) >= (3 if 'n' in arguments else 2)
+
+    together(2, tmp_path, work)
+
+
+def test_certificates_refuse_ranks_that_disagree(tmp_path):
+    def work(rank):
+        for name, wrong in (
+            ('threat', {'local_budget': 1 + rank}),
+            ('threat', {'undirected': bool(rank)}),
+            ('method', {'method': 'dual' if rank else 'auto'}),
+            ('targets', {'targets': torch.tensor([rank])}),
+        ):
+            with pytest.raises(ValueError, match=f"'{name}' .*rank 1"):
+                exact(over_ranks=True, **wrong)
+
+    together(2, tmp_path, work)
+
+
+def test_an_exact_certificate_of_a_rank_that_dies_is_an_error(
+    tmp_path, monkeypatch
+):
+    def work(rank):
+        def dies(items, work, over_ranks):
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return distributed.shared(items, work, over_ranks)
+
+        monkeypatch.setattr('pyg_trust.certificates.exact.shared', dies)
+        with pytest.raises(RuntimeError):
+            exact(over_ranks=True)
 
     assert codes(start(2, tmp_path, work)) == [0, -signal.SIGKILL]

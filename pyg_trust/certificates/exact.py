@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust._checks import (
+    check_instance,
     check_integer,
     check_nodes,
     check_number,
@@ -25,6 +26,7 @@ from pyg_trust.certificates.certificate import (
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
 from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.distributed import check_same, shared
 from pyg_trust.functional.budget import (
     clip_budget,
     dual_bound,
@@ -73,6 +75,7 @@ def certify_pagerank(
     sign_only: bool = False,
     refine: int = 0,
     tolerance: float = 1e-9,
+    over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Certificate:
     r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
@@ -130,6 +133,12 @@ def certify_pagerank(
             for each. (default: :obj:`0`)
         tolerance (float): margins within this of zero are unknown.
             (default: :obj:`1e-9`)
+        over_ranks (bool): whether the processes of torchrun share the pairs
+            of classes of the local worst case, the rows of PageRank bounds,
+            and the targets of a global budget. All of them call it with the
+            same arguments, and get the certificate of one process. Greedy
+            attacks and exhaustive search are done by each, but in regions.
+            (default: :obj:`False`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
@@ -145,6 +154,33 @@ def certify_pagerank(
     if not isinstance(threat, ThreatModel):
         raise TypeError(
             f"'threat' needs to be a ThreatModel (got {type(threat).__name__})"
+        )
+    check_instance('over_ranks', over_ranks, bool)
+    if over_ranks:
+        made = threat.perturbations
+        check_same(
+            {
+                'model': model,
+                'data': data,
+                'threat': [
+                    threat.graph.rowptr,
+                    threat.graph.col,
+                    made.removable,
+                    made.pairs,
+                    made.all_pairs,
+                    threat.local_budget,
+                    threat.global_budget,
+                    threat.undirected,
+                ],
+                'alpha': alpha,
+                'targets': targets,
+                'reference': reference,
+                'method': method,
+                'cost': cost,
+                'sign_only': sign_only,
+                'refine': refine,
+                'tolerance': tolerance,
+            }
         )
     nodes = torch.arange(threat.num_nodes)
     if targets is not None:
@@ -169,7 +205,10 @@ def certify_pagerank(
         )
         held = reference.cpu()
     problem = _Problem(
-        deployed, threat, nodes, held[nodes], tolerance, progress_bar
+        *(deployed, threat, nodes, held[nodes]),
+        tolerance,
+        over_ranks,
+        progress_bar,
     )
     used = problem.solve(method, cost, sign_only, refine)
     return _report(
@@ -299,6 +338,7 @@ class _Problem:
         targets: Tensor,
         reference: Tensor,
         tolerance: float,
+        over_ranks: bool,
         progress_bar: bool,
     ) -> None:
         self.deployed, self.threat = deployed, threat
@@ -308,6 +348,7 @@ class _Problem:
         )
         self.targets, self.reference = targets, reference
         self.tolerance, self.progress_bar = tolerance, progress_bar
+        self.over_ranks = over_ranks
         self.budget = threat.global_budget
         self.undirected = threat.undirected
         self.perturbations = deployed.perturbations(threat)
@@ -471,22 +512,28 @@ class _Problem:
         here = torch.arange(self.targets.numel())
         self.lower[here, self.reference] = math.inf
         blocks = list(self.perturbations.column_blocks(len(pairs)))
-        for block in tqdm(
-            blocks, disable=not self.progress_bar, desc='class pairs'
-        ):
+
+        def worst(block: slice) -> tuple[Any, ...]:
             found = self.horizon.maximize(
                 self.perturbations,
                 signal[block],
                 start=clean[second[block]] - clean[first[block]],
             )
+            reached = None
             if witnesses:
                 reached = self.reach(found.policy, signal[block])
+            return found.value, found.high, reached
+
+        bar = tqdm(blocks, disable=not self.progress_bar, desc='class pairs')
+        for block, (values, high, reached) in zip(
+            bar, shared(blocks, worst, self.over_ranks), strict=True
+        ):
             for column, (c1, c2) in enumerate(pairs[block]):
                 mine = (self.reference == c1).nonzero().view(-1)
-                value = found.value[column]
+                value = values[column]
                 if not witnesses:
-                    self.local[c1, c2] = value + found.high[column]
-                top = value[self.targets[mine]] + found.high[column]
+                    self.local[c1, c2] = value + high[column]
+                top = value[self.targets[mine]] + high[column]
                 self.lower[mine, c2] = -self.alpha * top
                 if witnesses:
                     self.take(mine, reached[0][column], reached[1][column])
@@ -601,6 +648,7 @@ class _Problem:
                 self.targets[which],
                 self.alpha,
                 cost=charged,
+                over_ranks=self.over_ranks,
                 progress_bar=self.progress_bar,
             )
             self.try_columns(which, open_, bounds, method, charged, sign_only)
@@ -641,23 +689,30 @@ class _Problem:
         self, which: Tensor, open_: Tensor, sign_only: bool
     ) -> None:
         """Bounds in a region around each target."""
-        assert self.budget is not None
-        for k in tqdm(
-            which.tolist(), disable=not self.progress_bar, desc='regions'
-        ):
+        budget = self.budget
+        assert budget is not None
+
+        def bounded(k: int) -> Tensor:
             against = open_[k].nonzero().view(-1)
             c1 = int(self.reference[k])
             every = torch.full_like(against, k)
-            made = local_bound(
+            return local_bound(
                 self.perturbations,
                 self.signal(every, against),
                 int(self.targets[k]),
                 torch.stack([self.local[c1, c2] for c2 in against.tolist()]),
-                self.budget,
+                budget,
                 self.alpha,
                 undirected=self.undirected,
                 sign_only=sign_only,
             )
+
+        every_k = which.tolist()
+        bar = tqdm(every_k, disable=not self.progress_bar, desc='regions')
+        for k, made in zip(
+            bar, shared(every_k, bounded, self.over_ranks), strict=True
+        ):
+            against = open_[k].nonzero().view(-1)
             self.lower[k, against] = torch.maximum(
                 self.lower[k, against], -made
             )
@@ -677,14 +732,39 @@ class _Problem:
         with tqdm(
             total=total, disable=not self.progress_bar, desc='targets, classes'
         ) as bar:
-            for first in range(0, which.numel(), size):
+
+            def tried(first: int) -> tuple[Any, ...]:
                 part = which[first : first + size]
+                before = len(self.witnesses)
                 row, against = open_[part].nonzero(as_tuple=True)
                 columns = _Columns(
                     self, part[row], against, bounds[first : first + size][row]
                 )
                 multiplier = columns.bound(method, cost, sign_only, bar)
                 columns.attack(multiplier, cost)
+                return (
+                    self.lower[part],
+                    self.upper[part],
+                    self.witness_of[part],
+                    before,
+                    self.witnesses[before:],
+                )
+
+            kept = len(self.witnesses)
+            every = range(0, which.numel(), size)
+            made = list(shared(every, tried, self.over_ranks))
+        if not self.over_ranks:
+            return
+        # Of all processes, in the order of one.
+        del self.witnesses[kept:]
+        for first, (lower, upper, of, before, found) in zip(
+            every, made, strict=True
+        ):
+            part = which[first : first + size]
+            self.lower[part], self.upper[part] = lower, upper
+            moved = of + len(self.witnesses) - before
+            self.witness_of[part] = torch.where(of >= before, moved, of)
+            self.witnesses += found
 
     def attack_greedily(self, budget: int) -> None:
         """Greedy and swap attacks on what is open."""
@@ -693,18 +773,21 @@ class _Problem:
         against = (self.lower - self.slack)[which].argmin(1)
         signal = self.signal(which, against)
         if self.is_local(which):
-            flips = [
-                local_attack(
+
+            def attacked(i: int) -> Tensor:
+                k = int(which[i])
+                return local_attack(
                     self.perturbations,
                     signal[i],
                     int(self.targets[k]),
-                    self.clean_value(int(k), int(against[i])),
+                    self.clean_value(k, int(against[i])),
                     min(budget, 64),
                     self.alpha,
                     undirected=self.undirected,
                 )
-                for i, k in enumerate(which.tolist())
-            ]
+
+            each = range(which.numel())
+            flips = list(shared(each, attacked, self.over_ranks))
             self.try_flips(which, signal, flips)
             return
         flips = greedy_attacks(

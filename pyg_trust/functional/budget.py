@@ -58,6 +58,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust.distributed import shared
 from pyg_trust.functional.diffusion import check_alpha
 from pyg_trust.functional.horizon import Horizon, Prices
 from pyg_trust.functional.perturbations import Perturbations, Policy
@@ -130,6 +131,7 @@ def pagerank_bounds(
     *,
     cost: str = 'pagerank',
     tol: float = 1e-9,
+    over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
     r"""Upper bounds of PageRank over all admissible graphs.
@@ -145,6 +147,8 @@ def pagerank_bounds(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): which of the two. (default: :obj:`'pagerank'`)
         tol (float): how far they are rounded up. (default: :obj:`1e-9`)
+        over_ranks (bool): whether the processes of torchrun share the rows.
+            (default: :obj:`False`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
@@ -159,7 +163,8 @@ def pagerank_bounds(
     n = perturbations.num_nodes
     made = torch.ones((targets.numel(), n), dtype=torch.float64)
     blocks = list(perturbations.column_blocks(active.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='PageRank'):
+
+    def bounded(block: slice) -> Tensor:
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
@@ -172,8 +177,14 @@ def pagerank_bounds(
             tol=tol,
         )
         bound = alpha * (found.value + found.high[:, None])
-        # At most one, as PageRank is a distribution.
-        made[:, row] = bound[:, targets].t().clamp(max=1)
+        return bound[:, targets]
+
+    with tqdm(blocks, disable=not progress_bar, desc='PageRank') as bar:
+        for block, bound in zip(
+            bar, shared(blocks, bounded, over_ranks), strict=True
+        ):
+            # At most one, as PageRank is a distribution.
+            made[:, active[block]] = bound.t().clamp(max=1)
     return made
 
 
