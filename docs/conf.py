@@ -170,12 +170,28 @@ def object_page(source: str, name: str, value: Any) -> tuple[str, str, str]:
     lines += [f'.. currentmodule:: {home}', '', f'.. {kind}:: {name}']
     if kind == 'autoclass':
         lines += ['   :members:']
-        # What a class inherits from a private one is its own.
-        private = any('._' in base.__module__ for base in value.__bases__)
-        lines += [
-            '   :inherited-members:' if private else '   :show-inheritance:'
-        ]
+        # What a class inherits from one without a page is its own.
+        if any(map(has_no_page, value.__bases__)):
+            others = [
+                base.__name__
+                for base in value.__mro__
+                if not base.__module__.startswith('pyg_trust')
+            ]
+            lines += [f'   :inherited-members: {", ".join(others)}']
+        else:
+            lines += ['   :show-inheritance:']
     return home, '\n'.join([*lines, '']), first_sentence(value)
+
+
+def has_no_page(base: type) -> bool:
+    """Whether a class is one of ours that nobody is to import."""
+    package, *rest = base.__module__.split('.')
+    if package != 'pyg_trust' or not rest:
+        return False
+    if any(part.startswith('_') for part in rest):
+        return True
+    home = sys.modules[f'{package}.{rest[0]}']
+    return len(rest) > 1 and not hasattr(home, base.__name__)
 
 
 def first_sentence(value: Any) -> str:

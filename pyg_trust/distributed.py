@@ -6,7 +6,7 @@ A process that dies ends the call with torch's error on all others, at the
 latest when the group's timeout is over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -58,6 +58,52 @@ def from_first(
     if not good:
         raise RuntimeError(f'rank 0 failed: {value}')
     return value
+
+
+def check_same(arguments: Mapping[str, Any]) -> None:
+    """Refuses to go on where processes were given different arguments.
+
+    Args:
+        arguments (dict): what every process needs to have alike, by name.
+            Tensors, graphs, models and functions are compared by what they
+            hold (:func:`~pyg_trust.certificates.identity.fingerprint_any`).
+
+    Raises:
+        ValueError: on all processes, if one has another value.
+        RuntimeError: on the others, if one can't say what it has.
+
+    Example:
+        >>> check_same({'seed': 3})
+    """
+    from pyg_trust.certificates.identity import fingerprint_any
+
+    check_instance('arguments', arguments, Mapping)
+    size = rank_and_size()[1]
+    if size == 1:
+        return
+    found: dict[str, str] = {}
+    failed: Exception | None = None
+    try:
+        for name, value in arguments.items():
+            found[name] = fingerprint_any(value)
+    except Exception as error:
+        failed = error
+    message = None if failed is None else f'{type(failed).__name__}: {failed}'
+    parts: list[Any] = [None] * size
+    dist.all_gather_object(parts, (message, found))
+    if failed is not None:
+        raise failed
+    for other, (message, _) in enumerate(parts):
+        if message is not None:
+            raise RuntimeError(f'rank {other} failed: {message}')
+    first = parts[0][1]
+    for other, (_, theirs) in enumerate(parts):
+        for name in [*first, *theirs]:
+            if first.get(name) != theirs.get(name):
+                raise ValueError(
+                    f"'{name}' needs to be the same on all ranks (rank "
+                    f'{other} has another one than rank 0)'
+                )
 
 
 def own_items(count: int) -> range:

@@ -353,6 +353,7 @@ SMOOTHED: dict[str, Any] = {
     'batch_size': integer(1, none=True),
     'sparse_x': FLAG,
     'sparse_adj': FLAG,
+    'over_ranks': FLAG,
     'tolerance': NOT_NEGATIVE,
 }
 entry(

@@ -376,6 +376,11 @@ entry(
     work=values(3, None),
 )
 entry(
+    'distributed.check_same',
+    lambda: {'arguments': {'seed': 3}},
+    arguments=values(3, None, [1]),
+)
+entry(
     'distributed.from_first',
     lambda: {'work': int},
     work=values(3, None),

@@ -420,7 +420,7 @@ entry(
     'privacy.PrivacyEngine',
     lambda: {},
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    accountant=choice(),
+    accountant=choice(none=True),
     ledger=values(3, ['a']),
     ledger_head=values(3, ['a']),
 )
@@ -659,6 +659,7 @@ entry(
     grad_output=tensor(columns=True, finite=False),
     max_grad_norm=number(0, math.inf, closed='high'),
     output_owner=tensor(low=0, high=1, none=True),
+    clipping=choice(),
 )
 
 # Unlearning ##################################################################
@@ -891,6 +892,7 @@ entry(
     parts=values(3, None, 'a', [1], {3: 1}),
     plain=values(3, None, 'a', [1], {'a': object()}),
     keep_history=values(1, None, 'a'),
+    goes_on=values(1, None, 'a'),
 )
 
 
@@ -960,6 +962,7 @@ entry(
     clock=FUNCTION,
     trainer=choice(),
     num_workers=integer(1, none=True),
+    over_ranks=FLAG,
     folder=values(3, ['a']),
     keep_history=values(1, None, 'a'),
 )

@@ -19,6 +19,7 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
+    compare_samplings,
     create_accountant,
     empirical_epsilon,
     empirical_mu,
@@ -254,6 +255,7 @@ OTHERS = {
     'MuAuditReport': lambda: empirical_mu(
         torch.arange(200.0), torch.arange(150.0, 350.0), claim=9.0
     ),
+    'SamplingReport': lambda: compare_samplings(0.05, 2.0, 100, 1e-4),
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
     'LocalCluster': lambda: local_cluster(cycle(30), 3),
     'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),

@@ -315,7 +315,14 @@ PROCEDURES['GINClassifier.remove'] = Procedure(
 
 def unlearner(folder=None, **kwargs):
     aggregator = make_aggregator('attentive', epochs=2, hidden_channels=4)
-    kwargs = {'epochs': 2, 'seed': 5, 'aggregator': aggregator, **kwargs}
+    kwargs = {
+        'epochs': 2,
+        'seed': 5,
+        'aggregator': aggregator,
+        # Requests come at one time: states are compared.
+        'clock': lambda: 0.0,
+        **kwargs,
+    }
     return ShardedUnlearner(
         lambda: GCN(5, 4, 2, 2, dropout=0.5), 3, folder=folder, **kwargs
     )

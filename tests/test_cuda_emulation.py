@@ -973,6 +973,18 @@ def test_rows_are_read_where_tries_fail(host):
 RING = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 4))  # a 5-ring, a chord
 
 
+def test_a_graph_without_nodes_has_no_walks(host):
+    # A division by the number of nodes killed the process.
+    none = torch.zeros(0, dtype=torch.int64)
+    ptr = torch.zeros(1, dtype=torch.int64)
+    for order in ORDERS:
+        found, node, _ = host.disjoint_walks(
+            order, ptr, none.int(), none, 3, 2, 0
+        )
+        assert found.tolist() == [0]
+        assert node.numel() == 0
+
+
 def sample_walks(host, rows, length, restarts, trials):
     """How often each set of subgraphs came."""
     col = torch.tensor([v for row in rows for v in row], dtype=torch.int32)

@@ -2,12 +2,18 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+
+from pyg_trust.graph import CSRGraph
 
 EXAMPLES = Path(__file__).resolve().parents[1] / 'examples'
 
@@ -260,6 +266,51 @@ def test_private_proteins(real, request, tmp_path):
         assert float(found) > 0.8
     assert 'differ by "add-or-remove-one-graph"' in output
     assert 'scales the gradient of each' in output
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason='needs gloo')
+def test_papers100m(tmp_path, monkeypatch, capsys):
+    options = [
+        *('--scale', '1e-5', '--columns', '24', '--levels', '3'),
+        *('--build-memory', '64MB', '--memory', '64MB', '--folder'),
+    ]
+    arguments = ['papers100m.py', *options, str(tmp_path / 'one')]
+    monkeypatch.setattr(sys, 'argv', arguments)
+    runpy.run_path(str(EXAMPLES / 'papers100m.py'), run_name='__main__')
+    assert 'z: [1110, 24]' in capsys.readouterr().out
+    graph = CSRGraph.load(tmp_path / 'one')
+    assert graph.is_undirected
+    assert graph.num_nodes == 1110
+    x = torch.from_numpy(np.load(tmp_path / 'one' / 'x.npy'))
+    assert x.dtype == torch.float16
+    # The definition, dense.
+    adj = torch.zeros(1110, 1110, dtype=torch.float64)
+    adj[graph.row, graph.col.long()] = 1
+    adj.fill_diagonal_(1)
+    scale = adj.sum(1) ** -0.5
+    step = scale[:, None] * adj * scale
+    power, wanted = x.double(), 0.0
+    for level in range(4):
+        weight = 0.9**level * (0.1 if level < 3 else 1.0)
+        wanted, power = wanted + weight * power, step @ power
+    z = torch.from_numpy(np.load(tmp_path / 'one' / 'z.npy'))
+    torch.testing.assert_close(z.double(), wanted, rtol=2e-3, atol=1e-3)
+    # Two processes, bit for bit.
+    done = subprocess.run(
+        [
+            *(sys.executable, '-m', 'torch.distributed.run', '--standalone'),
+            *('--nproc-per-node', '2', EXAMPLES / 'papers100m.py'),
+            *(*options, tmp_path / 'two'),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('z: [1110, 24]') == 1
+    for name in ('x.npy', 'z.npy'):
+        one, two = ((tmp_path / n / name).read_bytes() for n in ('one', 'two'))
+        assert one == two
 
 
 def test_the_verdicts_of_the_docs_are_those_of_the_example():

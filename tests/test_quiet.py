@@ -19,15 +19,20 @@ ROOT = Path(pyg_trust.__file__).parent
 # Where the package speaks, and why.
 SPEAKS = {
     # Asked for by insist=True, which gives away what no epsilon covers.
-    ('privacy/engine.py', 'warnings.warn'),
+    ('privacy/norms.py', 'warnings.warn'),
     # The command line.
     ('__main__.py', 'sys.stdout.write'),
     ('__main__.py', 'sys.stderr.write'),
     # An old name that means another now.
     ('unlearning/shards/training.py', 'warnings.warn'),
     # Sparse matrices are new to torch, and it says so once per process.
-    ('graph.py', 'warnings.catch_warnings'),
-    ('graph.py', 'warnings.filterwarnings'),
+    ('sparse.py', 'warnings.catch_warnings'),
+    ('sparse.py', 'warnings.filterwarnings'),
+    # A file that is mapped to be read is no tensor to write to.
+    ('_storage.py', 'warnings.catch_warnings'),
+    ('_storage.py', 'warnings.filterwarnings'),
+    # Asked for as well: noise that can be made again; edges with few names.
+    ('transforms/private_agp.py', 'warnings.warn'),
 }
 SPEECH = re.compile(r'(print|warn|warnings|logging|sys\.std(out|err))\b')
 

@@ -10,8 +10,9 @@ certificate holds a fingerprint of all that ``identity`` can see.
 plain values, tensors, arrays, containers and objects of such, functions with
 their code, defaults, closures and the plain values and functions among their
 globals. Of classes: the name, and the code and plain values of those that are
-no part of torch, PyG or this package (of which it takes public attributes:
-others are caches).
+no part of torch, PyG or this package (of which it takes public attributes,
+those that torch's layers and explainers compute with, and methods that an
+attribute hides: others are caches).
 
 **What it does not cover.** Attributes of objects that are written in C, files,
 networks, clocks and environment variables that the code reads, attributes of
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as process
+from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
 from pyg_trust.report import fingerprint
@@ -59,6 +61,7 @@ _OF_IT = (
     '_forward_pre_hooks',
     '_forward_pre_hooks_with_kwargs',
 )
+_OF_MASKS = ('_apply_sigmoid', '_edge_mask', '_explain', '_loop_mask')
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...))
 _EXACT = (torch.dtype, torch.device, torch.Size, torch.layout, slice, range)
 
@@ -105,6 +108,35 @@ def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
         if call is not None:
             walk.take(f'call {number}', call)
     return fingerprint(*walk.parts)
+
+
+def fingerprint_any(value: Any) -> str:
+    """SHA-256 of a value: tensors, attributes and code, as far as they go.
+
+    The same in every process that has the same.
+
+    Args:
+        value (Any): also graphs, models, functions, and containers of these.
+
+    Returns:
+        str: 64 hexadecimal digits.
+
+    Example:
+        >>> fingerprint_any([1, 2]) == fingerprint_any([1, 3])
+        False
+    """
+    walk = _Walk()
+    walk.take('value', _opened(value))
+    return fingerprint(*walk.parts)
+
+
+def _opened(value: Any) -> Any:
+    # Graphs keep what they hold out of sight.
+    if isinstance(value, Data):
+        return {'graph': value.to_dict()}
+    if isinstance(value, list | tuple):
+        return [_opened(item) for item in value]
+    return value
 
 
 #: What no certificate covers of the model it is about.
@@ -246,7 +278,7 @@ class _Walk:
             # Handles of hooks are numbered by the process.
             hooks = name.endswith(('hooks', 'kwargs'))
             self.take(name, list(kept.values()) if hooks else dict(kept))
-        self._attributes(held, _library(type(value)))
+        self._attributes(held, _library(type(value)), type(value))
 
     def _object(self, value: Any) -> None:
         kind = type(value)
@@ -264,9 +296,11 @@ class _Walk:
         if library:
             kept = (Tensor, np.ndarray, list, tuple, dict, set, *_PLAIN)
             held = {k: v for k, v in held.items() if isinstance(v, kept)}
-        self._attributes(held, library)
+        self._attributes(held, library, kind)
 
-    def _attributes(self, held: Mapping[str, Any], library: bool) -> None:
+    def _attributes(
+        self, held: Mapping[str, Any], library: bool, kind: type
+    ) -> None:
         for name in sorted(held):
             if name in _NOT_OF_IT:
                 continue
@@ -275,8 +309,11 @@ class _Walk:
                 # Handles of hooks are numbered by the process.
                 self.take(name, list(item.values()))
                 continue
-            own = isinstance(item, types.FunctionType | types.MethodType)
-            if library and name.startswith('_') and not own:
+            if (
+                library
+                and name.startswith('_')
+                and not _is_read(kind, name, item)
+            ):
                 continue
             self.take(name, item)
 
@@ -362,6 +399,20 @@ def _library(what: Any) -> bool:
     name = getattr(what, '__module__', None) or 'builtins'
     root = name.split('.')[0]
     return root in _LIBRARIES or root in sys.stdlib_module_names - {'__main__'}
+
+
+def _is_read(kind: type, name: str, item: Any) -> bool:
+    # Whether a private attribute of a library's object is no cache.
+    if isinstance(item, types.FunctionType | types.MethodType):
+        return True
+    if not issubclass(kind, Module):
+        return False
+    # Methods that an attribute hides, and masks of explainers.
+    if hasattr(Module, name) or name in _OF_MASKS:
+        return True
+    # An LSTM computes with _flat_weights, not with its parameters.
+    kept = (Tensor, list, tuple, *_PLAIN)
+    return kind.__module__.split('.')[0] == 'torch' and isinstance(item, kept)
 
 
 def _named(what: Any) -> str:

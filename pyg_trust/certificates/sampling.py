@@ -345,10 +345,22 @@ class Sampler:
         batch_size: int,
         bar: tqdm,
         plain: bool = False,
-    ) -> Tensor:
+        place: tuple[int, int] = (0, 1),
+    ) -> Tensor | None:
         """How many copies vote for each class: ``[rows, C + 1]``.
 
         The last column has the votes of outputs that are not finite.
+
+        Args:
+            first (int): the number of the first copy.
+            count (int): how many.
+            batch_size (int): how many go through the model at once.
+            bar (tqdm): counts them.
+            plain (bool): whether without sparse matrices.
+                (default: :obj:`False`)
+            place (tuple[int, int]): the number of a process, and how many
+                share the batches; nothing comes back where it has none.
+                (default: :obj:`(0, 1)`)
 
         Raises:
             ValueError: if a copy has another output alone, and after all
@@ -356,8 +368,12 @@ class Sampler:
         """
         total: Tensor | None = None
         early: Tensor | None = None
-        last = first + min(batch_size, count) - 1
-        for start in range(first, first + count, batch_size):
+        rank, size = place
+        own = range(first, first + count, batch_size)[rank::size]
+        if not own:
+            return None
+        last = min(own[0] + batch_size, first + count) - 1
+        for start in own:
             number = min(batch_size, first + count - start)
             logits = self.logits(start, number, plain)
             classes = logits.size(2)
@@ -380,7 +396,7 @@ class Sampler:
             raise ValueError(
                 "'model' needs to be the same function at every call, however "
                 f'many copies there are (got another output for copy {last} '
-                f'alone than among {last - first + 1}): try batch_size=1'
+                f'alone than among {last - own[0] + 1}): try batch_size=1'
             )
         return total
 

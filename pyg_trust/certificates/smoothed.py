@@ -35,6 +35,12 @@ from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
 )
+from pyg_trust.distributed import (
+    check_same,
+    from_first,
+    rank_and_size,
+    run_over_ranks,
+)
 from pyg_trust.functional.confidence import clopper_pearson, look_level
 from pyg_trust.functional.smoothing import (
     certified,
@@ -377,6 +383,7 @@ def certify_smoothed(
     sparse_adj: bool = False,
     seed: int | None = None,
     tolerance: float = 1e-9,
+    over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> SmoothedCertificate:
     r"""Certifies the smoothed version of any classifier, with confidence.
@@ -448,6 +455,10 @@ def certify_smoothed(
             (default: :obj:`None`)
         tolerance (float): taken off the probabilities for rounding, beside
             what the sampler costs. (default: :obj:`1e-9`)
+        over_ranks (bool): whether the processes of torchrun share the
+            batches of copies. All of them call it with the same arguments,
+            and get the certificate of one process: copies are drawn by their
+            numbers. (default: :obj:`False`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
@@ -458,8 +469,32 @@ def certify_smoothed(
         ValueError: if the data don't fit the noise (see :class:`BitFlips`);
             on layers that keep the clean graph (``cached=True``), or a model
             that is random in evaluation mode; if so few samples can't
-            certify anything; or if something is out of range.
+            certify anything; if ranks were given different arguments; or if
+            something is out of range.
     """
+    check_instance('over_ranks', over_ranks, bool)
+    if over_ranks:
+        check_same(
+            {
+                'model': model,
+                'data': data,
+                'threat': threat,
+                'num_samples': num_samples,
+                'num_selection': num_selection,
+                'confidence': confidence,
+                'per': per,
+                'classes': classes,
+                'targets': targets,
+                'until': until,
+                'transform': transform,
+                'forward': forward,
+                'batch_size': batch_size,
+                'sparse_x': sparse_x,
+                'sparse_adj': sparse_adj,
+                'seed': seed,
+                'tolerance': tolerance,
+            }
+        )
     options = _checked_options(
         num_samples, num_selection, confidence, per, classes, until, threat
     )
@@ -487,13 +522,15 @@ def certify_smoothed(
     _check_enough(looks, level, classes, threat)
     # Who knows the noise beforehand can choose a model that it flatters.
     key = rng.resolve_secret(seed)
+    if over_ranks:
+        key = from_first(lambda: key)
     pipeline = Pipeline(
         model, task == 'graphs', transform, forward, sparse_x, sparse_adj
     )
     if task == 'graphs':
         graphs = [graphs[i] for i in index.tolist()]
     with evaluating(model):
-        run = _Run(pipeline, graphs, threat, key, batch_size)
+        run = _Run(pipeline, graphs, threat, key, batch_size, over_ranks)
         rows = index if task == 'nodes' else None
         with tqdm(disable=not progress_bar, desc='copies') as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
@@ -588,6 +625,7 @@ class _Run:
         noise: BitFlips,
         seed: int,
         batch_size: int | None,
+        over_ranks: bool,
     ) -> None:
         self.pipeline, self.noise = pipeline, noise
         self.graphs, self.note = graphs, ''
@@ -601,25 +639,49 @@ class _Run:
             for number, graph in enumerate(graphs)
         ]
         self.slack = max(sampler.copies.slack for sampler in self.samplers)
-        for sampler in self.samplers[:3]:
-            self.note = self.note or sampler.check()
+        self.place = rank_and_size() if over_ranks else (0, 1)
+        self.note = from_first(self._checked, self.place[1])
         self.batch_size = 1 if self.note else batch_size
+
+    def _checked(self) -> str:
+        notes = (sampler.check() for sampler in self.samplers[:3])
+        return next(filter(None, notes), '')
 
     def votes(
         self, first: int, count: int, rows: Tensor | None, bar: tqdm
     ) -> Tensor:
-        made = []
-        for sampler in self.samplers:
-            size = self.batch_size or sampler.batch_size()
-            made.append(
-                sampler.votes(first, count, size, bar, bool(self.note))
+        size = self.place[1]
+        if size == 1:
+            parts = [self._own_votes(first, count, bar)]
+        else:
+            parts = run_over_ranks(
+                range(size), lambda _: self._own_votes(first, count, bar)
             )
-        if len({part.size(1) for part in made}) > 1:
+        found = [
+            [votes for votes in row if votes is not None]
+            for row in zip(*parts, strict=True)
+        ]
+        if len({votes.size(1) for row in found for votes in row}) > 1:
             raise ValueError(
                 "'model' needs to return as many classes for every graph"
             )
-        votes = torch.cat(made)
+        votes = torch.cat([torch.stack(row).sum(0) for row in found])
         return votes if rows is None else votes[rows]
+
+    def _own_votes(
+        self, first: int, count: int, bar: tqdm
+    ) -> list[Tensor | None]:
+        # A graph's first batch is the next process's.
+        (rank, size), made = self.place, []
+        for number, sampler in enumerate(self.samplers):
+            together = self.batch_size or sampler.batch_size()
+            place = (rank - number) % size, size
+            made.append(
+                sampler.votes(
+                    first, count, together, bar, bool(self.note), place
+                )
+            )
+        return made
 
 
 def _bounds(

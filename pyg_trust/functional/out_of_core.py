@@ -200,8 +200,8 @@ def propagate_to(
             (default: :obj:`None`)
         over_ranks (bool): whether the columns are divided over the processes
             of torch.distributed. (default: :obj:`False`)
-        progress_bar (bool): whether to show how many columns are done, and
-            the time that is left. (default: :obj:`False`)
+        progress_bar (bool): whether to show one, of columns.
+            (default: :obj:`False`)
 
     Returns:
         Tensor: :math:`z`, mapped from the file.

@@ -59,7 +59,7 @@ class WholeUnitLoader(StepLoader):
             batch (Data): a batch, or a part of one.
             step (int): the step, counted from 0 through all epochs.
             count (int, optional): how many units it needs to have; by default
-                any number up to :meth:`most_at`. (default: :obj:`None`)
+                any number up to ``most_at``. (default: :obj:`None`)
 
         Returns:
             tuple[Tensor, int]: int64, ``[num_nodes]``, the unit of each node,

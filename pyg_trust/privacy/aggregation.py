@@ -23,6 +23,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.private_accounting import (
@@ -106,7 +107,8 @@ class PrivateNodeClassifier:
     in closed form. What was released is kept: predictions read kept rows, the
     weights and the row of the node that is asked for, never an edge, so any
     number of them costs nothing. Labels of nodes that don't train are not
-    read (under ``'edge'`` those of ``val_mask`` choose among epochs).
+    read (under ``'edge'`` those of ``val_mask`` choose among epochs), but for
+    the number of classes: give :obj:`num_classes`.
 
     **Assumed public:** ids, masks, the number of classes, all arguments.
 
@@ -229,6 +231,7 @@ class PrivateNodeClassifier:
         self.ledger, self.ledger_head = ledger, ledger_head
         self.seed = None if seed is None else rng.resolve(seed)
         self._owner = os.getpid()
+        self._lock = ObjectLock()
         self._account: ReleaseAccount | None = None
         self._fitted = ''
         self._x: Tensor | None = None
@@ -252,6 +255,7 @@ class PrivateNodeClassifier:
         return (self.relation.sensitivity / each,) * self.hops
 
     @property
+    @synchronized
     def released(self) -> tuple[Tensor, ...]:
         """The noisy sums, float64, ``[num_nodes, num_classes]`` each."""
         self._check_fitted()
@@ -262,6 +266,7 @@ class PrivateNodeClassifier:
         """The account, once there are data."""
         return self._account
 
+    @editing
     def fit(self, data: Data) -> 'PrivateNodeClassifier':
         """Trains, and releases the sums of :obj:`data`.
 
@@ -328,6 +333,7 @@ class PrivateNodeClassifier:
                 raise
         return self
 
+    @synchronized
     def logits(self, x: Tensor | None = None) -> Tensor:
         """The logits of all nodes, ``[num_nodes, num_classes]``.
 
@@ -349,6 +355,7 @@ class PrivateNodeClassifier:
         own = posteriors(outputs(encoder, x, self._private))
         return outputs(head, self._columns(own), self._private)
 
+    @synchronized
     def predict(
         self, index: Tensor | None = None, x: Tensor | None = None
     ) -> Tensor:
@@ -366,6 +373,7 @@ class PrivateNodeClassifier:
         classes = self.logits(x).argmax(1)
         return classes if index is None else classes[index]
 
+    @synchronized
     def report(self, delta: float | None = None) -> AggregationReport:
         r"""What is guaranteed so far, with every assumption.
 
@@ -415,6 +423,7 @@ class PrivateNodeClassifier:
         made = [math.hypot(*part) for part in found]
         return made[0], made[1], made[2]
 
+    @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Weights, released rows and the account; no features, no seeds."""
         encoder, head = self._check_fitted()
@@ -429,6 +438,7 @@ class PrivateNodeClassifier:
             'released': [row.clone() for row in self._released],
         }
 
+    @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint; predictions then need ``x``.
 

@@ -84,8 +84,8 @@ def audit(
             and, best, ``train_mask``. It is not changed.
         claim (float or callable, optional): :math:`\epsilon` at
             :obj:`delta`, or a function of :math:`\delta` as
-            :meth:`PrivacyEngine.get_epsilon`, which is compared at many.
-            (default: :obj:`None`)
+            :meth:`~pyg_trust.privacy.PrivacyEngine.get_epsilon`, which is
+            compared at many. (default: :obj:`None`)
         claim_mu (float, optional): :math:`\mu` of Gaussian differential
             privacy. (default: :obj:`None`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)

@@ -620,15 +620,9 @@ class PrivacyEngine(Spending):
                 'a batch was drawn whose step was not taken: take it first, '
                 'as no step is to get another batch for the sake of a release'
             )
-        if self.target_epsilon is not None and self.target_delta is not None:
-            ahead = deepcopy(accountant)
-            ahead.step(noise_multiplier=2 * lam, sample_rate=1.0)
-            if not ahead.get_epsilon(self.target_delta) <= self.target_epsilon:
-                raise BudgetExceededError(
-                    f"'mu' = {mu:.6g} would exceed the budget of epsilon "
-                    f'{self.target_epsilon:g} at delta '
-                    f'{self.target_delta:g}; nothing was spent'
-                )
+        ahead = deepcopy(accountant)
+        ahead.step(noise_multiplier=2 * lam, sample_rate=1.0)
+        self._check_left(ahead, f"'mu' = {mu:.6g}")
         if self._ledger is not None:
             self._ledger.record(2 * lam, 1.0)
         accountant.step(noise_multiplier=2 * lam, sample_rate=1.0)

@@ -152,10 +152,11 @@ class Group:
             list[Tensor]: the totals of the tensors, then those of the
             numbers; in the first process alone.
         """
+        if self.size == 1:
+            return [*sums, *torch.tensor(numbers).unbind()]
         last = sums[0].new_tensor(numbers)
         flat = torch.cat([*(s.reshape(-1) for s in sums), last])
-        if self.size > 1:
-            dist.reduce(flat, 0)
+        dist.reduce(flat, 0)
         return _cut(flat, sums)
 
     def spread(self, values: list[Tensor], *numbers: float) -> list[Tensor]:
@@ -165,10 +166,11 @@ class Group:
             values (list[Tensor]): float64, of the same shapes everywhere.
             *numbers (float): others, of the same number.
         """
+        if self.size == 1:
+            return [*values, *torch.tensor(numbers).unbind()]
         last = values[0].new_tensor(numbers)
         flat = torch.cat([*(v.reshape(-1) for v in values), last])
-        if self.size > 1:
-            dist.broadcast(flat, 0)
+        dist.broadcast(flat, 0)
         return _cut(flat, values)
 
 

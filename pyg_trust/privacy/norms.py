@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -166,9 +167,23 @@ def estimate(
     public: bool,
     insist: bool,
     forward: Forward | None,
-    progress_bar: bool,
+    progress_bar: bool = False,
 ) -> float:
-    """See :meth:`PrivacyEngine.estimate_max_grad_norm`."""
+    """See ``PrivacyEngine.estimate_max_grad_norm``, with its arguments.
+
+    Args:
+        engine (Spending): whose account pays.
+        module (torch.nn.Module): as there.
+        data_loader (StepLoader): as there.
+        criterion (callable): as there.
+        percentile (float): as there.
+        epsilon (float, optional): as there.
+        bounds (tuple[float, float]): as there.
+        public (bool): as there.
+        insist (bool): as there.
+        forward (callable, optional): as there.
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
+    """
     check_instance('public', public, bool)
     check_instance('insist', insist, bool)
     if (epsilon is not None) + public + insist != 1:
@@ -203,6 +218,9 @@ def estimate(
                 'added or removed; use AdaptiveNorm'
             )
         accountant = engine._open(data_loader)
+        ahead = deepcopy(accountant)
+        ahead.spend_pure(epsilon)
+        engine._check_left(ahead, f"'epsilon' = {epsilon:g}")
     norms = gradient_norms(
         module, data_loader, criterion, forward, progress_bar
     )

@@ -13,7 +13,7 @@ from torch import nn
 from pyg_trust import noise, rng
 from pyg_trust._checks import check_choice, check_instance, check_integer
 from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
@@ -80,7 +80,9 @@ class Spending(Single):
         self._paid: Counter[tuple[float, float]] = Counter()
         self._paid_pure = 0.0
         self._ledger: PrivacyLedger | None = None
-        self._limit: tuple[float, int, int] | None = None
+        self._limit: (
+            tuple[float, int, int, Counter[tuple[float, float]], float] | None
+        ) = None
         self._target: tuple[float, float] | tuple[None, None] = (None, None)
         self._group = Group()
         # How batches are drawn, and which data are neighbours.
@@ -203,10 +205,15 @@ class Spending(Single):
         rate, spent = self._rate(self._loader, step), self.steps
         if self._limit is not None:
             # Found after 'at' steps: 'most' in all, at this rate or a lower.
-            highest, at, most = self._limit
-            if rate <= highest and spent < most:
+            highest, at, most, before, pure = self._limit
+            # Whatever else went on the account since then was not counted.
+            planned = self.accountant.pure_epsilon == pure and all(
+                multiplier == self._noise_multiplier and line_rate <= highest
+                for multiplier, line_rate in _lines(self.accountant) - before
+            )
+            if planned and rate <= highest and spent < most:
                 return True
-            if rate >= highest and at == spent:
+            if planned and rate >= highest and at == spent:
                 return False
         left = self.accountant.remaining_steps(
             epsilon,
@@ -214,8 +221,25 @@ class Spending(Single):
             noise_multiplier=self._noise_multiplier,
             sample_rate=rate,
         )
-        self._limit = rate, spent, spent + left
+        self._limit = (
+            rate,
+            spent,
+            spent + left,
+            _lines(self.accountant),
+            self.accountant.pure_epsilon,
+        )
         return left > 0
+
+    def _check_left(self, ahead: WORAccountant, what: str) -> None:
+        # Refuses what would bring the account to another one.
+        epsilon, delta = self._target
+        if epsilon is None or delta is None:
+            return
+        if not ahead.get_epsilon(delta) <= epsilon:
+            raise BudgetExceededError(
+                f'{what} would exceed the budget of epsilon {epsilon:g} at '
+                f'delta {delta:g}; nothing was spent'
+            )
 
     def _pay(self, step: int) -> None:
         # A step is on the disk and on the account before its noise is drawn.
@@ -362,6 +386,8 @@ class Spending(Single):
         Raises:
             ValueError: unless exactly one of the three is given, or a number
                 is out of range.
+            BudgetExceededError: if it would exceed the budget of
+                :meth:`make_private`; nothing is spent.
         """
         return estimate(
             self,

@@ -27,6 +27,10 @@ _OTHERS = {
     'node_incident': 'nodes of more edges, at the stated epsilon',
     'feature': 'edges, which are public',
 }
+_CLASSES = (
+    'the number of classes, which is one more than the largest label of all '
+    "nodes unless 'num_classes' was chosen without looking at them"
+)
 
 
 class Relation(NamedTuple):
@@ -224,7 +228,12 @@ class AggregationReport(Report):
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What a reader could think is promised too, and is not."""
-        lines = ['ids and number of nodes', 'the train mask', 'all arguments']
+        lines = [
+            'ids and number of nodes',
+            'the train mask',
+            *([_CLASSES] if self.predictions else []),
+            'all arguments',
+        ]
         lines.append(_OTHERS[self.relation])
         if self.relation != 'edge' and self.predictions:
             lines.append(

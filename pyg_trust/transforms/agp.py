@@ -137,8 +137,8 @@ class AGP(MeasureTransform):
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)
-        progress_bar (bool): whether to show what is left, if :obj:`out` is a
-            file. (default: :obj:`False`)
+        progress_bar (bool): whether to show one, if :obj:`out` is a file.
+            (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError: as

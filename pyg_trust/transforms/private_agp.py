@@ -449,8 +449,9 @@ class PrivateAGP(BaseTransform):
             x, between=self.between, degree_channel=self.degree_channel
         )
         key = fingerprint(graph.rowptr, graph.col, sent)
-        account = self._open(graph.num_nodes)
         with _LOCK:
+            # Two threads that came first would have an account each.
+            account = self._open(graph.num_nodes)
             if key not in self._kept:
                 self._kept[key] = self._release(graph, x, account)
             return list(self._kept[key])

@@ -1,5 +1,7 @@
 """Attacks on certificates by somebody who knows the code."""
 
+import copy
+import functools
 import os
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import sys
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN
+from torch_geometric.nn import GCN, GCNConv
 from torch_geometric.utils import to_undirected
 
 from pyg_trust.certificates import (
@@ -402,6 +404,59 @@ def test_a_model_that_is_switched_is_not_the_certified_one(
     switch(model, *[monkeypatch] * takes_patch)
     assert str(model.state_dict()) == before
     assert not report.speaks_of(model)
+
+
+class Hidden(torch.nn.Module):
+    """Layers of libraries with private attributes that forward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(3, 4, batch_first=True)
+        self.conv = GCNConv(4, 2)
+
+    def forward(self, x, edge_index):
+        x = self.lstm(x.unsqueeze(1))[0][:, 0]
+        return self.conv(x, edge_index)
+
+
+def flat_weights(model):
+    # torch computes with this list, state_dict() is of the parameters.
+    flat = model.lstm._flat_weights
+    model.lstm._flat_weights = [torch.zeros_like(weight) for weight in flat]
+
+
+def call(model):
+    own = model.conv._call_impl
+    model.conv._call_impl = functools.partial(negative, own)
+
+
+def negative(own, *args, **kwargs):
+    return -own(*args, **kwargs)
+
+
+def mask(model):
+    # As explainers do, but for a mask that is no parameter.
+    model.conv.explain = True
+    model.conv._edge_mask = torch.full((16,), -9.0)
+    model.conv._loop_mask = torch.ones(16, dtype=torch.bool)
+
+
+@pytest.mark.parametrize('switch', [flat_weights, call, mask])
+def test_private_attributes_of_libraries_make_another_model(switch):
+    torch.manual_seed(0)
+    model, x = Hidden().eval(), bits().x
+    edge_index = bits().edge_index
+    certificate = by_smoothing(model)
+    with torch.no_grad():
+        before = model(x, edge_index)
+    assert certificate.speaks_of(model)
+    assert certificate.speaks_of(copy.deepcopy(model))
+    kept = str(model.state_dict())
+    switch(model)
+    assert str(model.state_dict()) == kept
+    with torch.no_grad():
+        assert not torch.equal(model(x, edge_index), before)
+    assert not certificate.speaks_of(model)
 
 
 def test_an_exact_certificate_knows_its_model():

@@ -1,8 +1,10 @@
 """A classifier with private edges or nodes: free predictions, one account."""
 
+import contextlib
 import copy
 import math
 import pickle
+import threading
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
+from pyg_trust.account import ReleaseAccount
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.ledger import BudgetExceededError
-from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy import PrivateNodeClassifier, aggregation
 
 RELATIONS = [
     {'relation': 'edge'},
@@ -328,3 +331,48 @@ def test_facebook(shared):
         right = model.fit(data).predict(test) == y[test]
         # One split has a deviation of half a point.
         assert float(right.float().mean()) > least - 0.01
+
+
+def test_two_threads_have_one_account(monkeypatch):
+    # Both found none, made one each, and spent the whole budget twice.
+    meet = threading.Barrier(2)
+
+    class Slow(ReleaseAccount):
+        def __init__(self, *args, **kwargs):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(1)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(aggregation, 'ReleaseAccount', Slow)
+    model = PrivateNodeClassifier('node', **QUICK)
+    made, refused = [], []
+
+    def fit(seed):
+        try:
+            made.append(model.fit(graph(seed=seed)))
+        except BudgetExceededError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=fit, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(made), len(refused)) == (1, 1)
+    assert model.report().epsilon <= 8.0 + 1e-9
+
+
+@pytest.mark.parametrize('relation', ['node', 'node_incident', 'feature'])
+def test_the_number_of_classes_is_told_and_the_report_says_so(relation):
+    # One label of a node that does not even train shows in every row.
+    data, other = graph(), graph()
+    degree = {'max_degree': 4} if relation == 'node_incident' else {}
+    other.y[(~other.train_mask).nonzero()[0]] = 3
+    found = [
+        PrivateNodeClassifier(relation, **degree, **QUICK, **given).fit(one)
+        for given in ({}, {'num_classes': 4})
+        for one in (data, other)
+    ]
+    assert [model.logits().size(1) for model in found] == [3, 4, 4, 4]
+    said = found[0].report().guarantee().not_covered
+    assert any('number of classes' in line for line in said)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import source
 from pyg_trust.privacy import PrivacyEngine
@@ -581,3 +581,35 @@ def test_no_step_inside_of_a_step(private, monkeypatch):
     step(setup, lambda out, batch: F.cross_entropy(out, batch.y[:8]))
     assert "'_private_step' was going on" in said[0]
     assert engine.steps == 1
+
+
+@pytest.mark.parametrize('way', ['a step', 'pure', 'an estimate'])
+def test_what_is_spent_beside_the_plan_ends_training(private, way):
+    # The steps that were left were counted once, before it was spent.
+    setup = private(target=True)
+    setup.train()
+    engine, delta = setup.engine, setup.engine.target_delta
+    limit = engine.target_epsilon
+    left = limit - engine.get_epsilon(delta)
+    assert left > 0
+    assert not engine.exhausted
+    if way == 'a step':
+        engine.accountant.step(noise_multiplier=0.4, sample_rate=1.0)
+    elif way == 'pure':
+        engine.accountant.spend_pure(0.999 * left)
+    else:
+        asked = {
+            'module': GCN(),
+            'data_loader': setup.loader.loader,
+            'criterion': F.cross_entropy,
+        }
+        before = engine.get_epsilon(delta)
+        with pytest.raises(BudgetExceededError, match='would exceed the'):
+            engine.estimate_max_grad_norm(**asked, epsilon=1.01 * left)
+        assert engine.get_epsilon(delta) == before
+        engine.estimate_max_grad_norm(**asked, epsilon=0.999 * left)
+    steps, spent = engine.steps, engine.get_epsilon(delta)
+    assert engine.exhausted
+    for _ in range(3):
+        setup.train()
+    assert (engine.steps, engine.get_epsilon(delta)) == (steps, spent)

@@ -402,7 +402,7 @@ def test_partition_with_a_node_twice(private):
     big = int((walks.ptr.diff() > 1).nonzero()[0])
     place = int(walks.ptr[big]) + 1
     walks.node[place] = walks.node[0] if big else walks.node[-1]
-    with pytest.raises(ValueError, match='whole, distinct subgraphs'):
+    with pytest.raises(ValueError, match='whole, distinct units'):
         setup.train(epochs=20)
 
 

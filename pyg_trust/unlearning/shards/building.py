@@ -225,7 +225,11 @@ class Building(Stateful):
     ) -> State:
         # Everything from scratch.
         self._choose_products()
-        data = self._divide(data, given, progress_bar)
+        shard = self._from_first(
+            lambda: self._divide(data, given, progress_bar).shard
+        )
+        data = copy.copy(data)
+        data.shard = shard
         sizes = shard_sizes(data.shard, self.num_shards)
         smallest = int(sizes.where(sizes > 0, sizes.max() + 1).argmin())
         probe = as_shard(
@@ -284,7 +288,8 @@ class Building(Stateful):
         started = time.perf_counter() if started is None else started
         clock = [time.perf_counter()]
         trained, how = self._train(
-            data, shards, self.trainer, progress_bar, begin
+            *(data, shards, self.trainer, progress_bar, begin),
+            over_ranks=self.over_ranks,
         )
         clock.append(time.perf_counter())
         seals, made = self._sealed(state, data, trained)
@@ -292,10 +297,13 @@ class Building(Stateful):
         outputs = None
         if begin is None or not self._on_request or self._learns:
             outputs = self._outputs(
-                data, made, state.num_classes, progress_bar
+                *(data, made, state.num_classes, progress_bar),
+                over_ranks=self.over_ranks,
             )
         clock.append(time.perf_counter())
-        aggregator = self._aggregate(data, outputs, progress_bar)
+        aggregator = self._from_first(
+            lambda: self._aggregate(data, outputs, progress_bar)
+        )
         clock.append(time.perf_counter())
         ledger.record(action, 0.0, request, seals.root)
         # A state of before slices has none.
@@ -351,6 +359,8 @@ class Building(Stateful):
         trainer: str,
         progress_bar: bool,
         begin: dict[int, tuple[Stage, ...]] | None = None,
+        *,
+        over_ranks: bool = False,
     ) -> tuple[dict[int, Checkpoint], Trained]:
         begin = begin or {}
         parts = self._parts(data, shards)
@@ -361,6 +371,7 @@ class Building(Stateful):
             self.recipe,
             trainer=trainer,
             num_workers=self.num_workers,
+            over_ranks=over_ranks,
             progress_bar=progress_bar,
         )
         states = dict(zip(filled, done.stages, strict=True))
@@ -418,6 +429,8 @@ class Building(Stateful):
         checkpoints: Sequence[Checkpoint],
         num_classes: int,
         progress_bar: bool = False,
+        *,
+        over_ranks: bool = False,
     ) -> Tensor:
         # Of every model for every node: [num_shards, num_nodes, C].
         return evaluate_all(
@@ -426,6 +439,7 @@ class Building(Stateful):
             [made.weights for made in checkpoints],
             num_classes,
             self.recipe,
+            over_ranks=over_ranks,
             progress_bar=progress_bar,
         )
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import Module
 from tqdm import tqdm
 
+from pyg_trust.distributed import run_over_ranks
 from pyg_trust.unlearning.shards.products import (
     prepared_layers,
     rows_of_nonzeros,
@@ -27,6 +28,7 @@ def evaluate_all(
     num_classes: int,
     recipe: Recipe,
     *,
+    over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
     """The outputs of many models of one kind for all nodes of a graph.
@@ -40,6 +42,8 @@ def evaluate_all(
             an empty one is of a model without data, whose logits are zero.
         num_classes (int): the number of classes.
         recipe (Recipe): how they were trained.
+        over_ranks (bool): whether the processes of torchrun share the models.
+            (default: :obj:`False`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
@@ -50,15 +54,19 @@ def evaluate_all(
     if recipe.sparse_x:
         graph = graph._replace(x=rows_of_nonzeros(graph.x))
     prepared = graph.prepared()
-    outputs = []
+
+    def output(state: dict[str, Tensor]) -> Tensor:
+        if not state:
+            return graph.y.new_zeros(graph.x.size(0), num_classes)
+        restore(module, state)
+        return evaluate(module, graph, prepared)
+
     with prepared_layers(module, prepared, recipe.sparse_adj):
-        for state in tqdm(states, disable=not progress_bar, desc='inference'):
-            if not state:
-                rows = graph.x.size(0)
-                outputs.append(graph.y.new_zeros(rows, num_classes))
-                continue
-            restore(module, state)
-            outputs.append(evaluate(module, graph, prepared))
+        if over_ranks:
+            outputs = run_over_ranks(states, output)
+        else:
+            bar = tqdm(states, disable=not progress_bar, desc='inference')
+            outputs = [output(state) for state in bar]
     # Of one type: that of the models.
     kinds = (out.dtype for out in outputs if out.is_floating_point())
     dtype = next(kinds, graph.x.dtype)

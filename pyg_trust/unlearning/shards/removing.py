@@ -98,7 +98,7 @@ class Removing(Building):
 
         Args:
             request (RemovalRequest): what to forget, in the names that
-                :meth:`fit` saw, of graph 0.
+                ``fit`` saw, of graph 0.
             progress_bar (bool): whether to show one.
                 (default: :obj:`False`)
 
@@ -108,6 +108,7 @@ class Removing(Building):
                 the queue; if no training node would be left, or none of a
                 class without :obj:`num_classes`.
         """
+        self._agree('remove', request=request)
         state = self._fitted
         self._check_queue(state, request)
         return self._remove(
@@ -129,13 +130,14 @@ class Removing(Building):
         Raises:
             TypeError, ValueError: as :meth:`remove`.
         """
+        self._agree('enqueue', request=request)
         state = self._fitted
         self._check_queue(state, request)
         queue = (*state.queue, request)
         light = without_features(state.data)
         self._without(light, RemovalRequest.batch(queue))
         # A clock that was set back makes nobody wait longer.
-        now = max((self._now(), *state.arrived))
+        now = max((self._from_first(self._now), *state.arrived))
         arrived = (*state.arrived, now)
         self._commit(state._replace(queue=queue, arrived=arrived))
         return len(queue)
@@ -184,7 +186,9 @@ class Removing(Building):
             raise ValueError(
                 "'max_wait' or 'max_requests' needs to be given to the class"
             )
-        return self._flush(progress_bar) if self._due() else None
+        self._agree('flush_if_due')
+        due = self._from_first(self._due)
+        return self._flush(progress_bar) if due else None
 
     @synchronized
     def policy(self, rate: float, max_wait: float) -> BatchPlan:
@@ -218,6 +222,7 @@ class Removing(Building):
             ValueError: if the queue is empty, or is no longer possible; then
                 the queue is as before, and :meth:`withdraw` helps.
         """
+        self._agree('flush')
         return self._flush(progress_bar)
 
     def _flush(self, progress_bar: bool) -> ShardRemovalReport:
@@ -228,6 +233,7 @@ class Removing(Building):
     @editing
     def withdraw(self) -> tuple[RemovalRequest, ...]:
         """Empties the queue without forgetting, and returns what was in it."""
+        self._agree('withdraw')
         state = self._fitted
         self._commit(state._replace(queue=(), arrived=()))
         return state.queue

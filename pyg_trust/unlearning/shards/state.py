@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_number
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust.distributed import check_same, from_first
 from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger, Seals, content
 from pyg_trust.nn.shard_aggregator import ShardAggregator
@@ -99,6 +100,7 @@ class State(NamedTuple):
 # What a folder can be compared by, without reading tensors.
 _IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived', 'work')
 
+T = TypeVar('T')
 _Self = TypeVar('_Self', bound='Stateful')
 
 
@@ -110,6 +112,7 @@ class Stateful:
     recipe: Recipe
     folder: Path | None
     keep_history: bool
+    over_ranks: bool
     _on_request: bool
     _lock: ObjectLock
     _aggregator: ShardAggregator
@@ -274,7 +277,9 @@ class Stateful:
     ) -> tuple[Seals, tuple[Checkpoint, ...]]:
         # New salts for all that has changed, so that what was there can't be
         # tested; and the checkpoints, each with the seal of its data.
-        seals = state.seals.replaced(self._contents(data, trained))
+        seals = self._from_first(
+            lambda: state.seals.replaced(self._contents(data, trained))
+        )
 
         def sealed(shard: int) -> Checkpoint:
             stages = tuple(
@@ -470,7 +475,10 @@ class Stateful:
             before = Lineage()
             if self._state is not None and not anew:
                 before = self._state.lineage
-            state = state._replace(lineage=before.next())
+            lineage, arrived, work = self._from_first(
+                lambda: (before.next(), state.arrived, state.work)
+            )
+            state = state._replace(lineage=lineage, arrived=arrived, work=work)
         if self.folder is None:
             self._state = state
             return
@@ -478,11 +486,13 @@ class Stateful:
         parts, plain = to_files(self._packed(state))
         goes_on = self._state is not None and not (loaded or anew)
         try:
-            store.write(
-                parts,
-                plain,
-                keep_history=self.keep_history,
-                goes_on=goes_on,
+            self._from_first(
+                lambda: store.write(
+                    parts,
+                    plain,
+                    keep_history=self.keep_history,
+                    goes_on=goes_on,
+                )
             )
             self._state = state
         except BaseException:
@@ -490,6 +500,18 @@ class Stateful:
             if in_force(store, plain):
                 self._state = state
             raise
+
+    def _from_first(self, work: Callable[[], T]) -> T:
+        # Random bits, times and files are those of one process.
+        return from_first(work) if self.over_ranks else work()
+
+    def _agree(self, call: str, **given: Any) -> None:
+        # All processes do the same to the same state.
+        if not self.over_ranks:
+            return
+        before = None if self._state is None else self._state.lineage.names
+        given = {key: _told(value) for key, value in given.items()}
+        check_same({'call': call, **given, 'state': before})
 
     def _leftovers(self, state: State) -> tuple[str, ...]:
         data = state.data
@@ -584,6 +606,13 @@ def from_plain_data(plain: dict[str, Any]) -> Data:
         ptr, index, value, shape = data.x
         data.x = sparse_rows(ptr, index, value, (shape[0], shape[1]))
     return data
+
+
+def _told(value: Any) -> Any:
+    # Without what an object keeps for itself.
+    if isinstance(value, RemovalRequest):
+        return value.to_dict()
+    return plain_partition(value) if isinstance(value, Shards) else value
 
 
 def plain_partition(partition: Any) -> dict[str, Any]:

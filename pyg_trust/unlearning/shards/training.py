@@ -47,6 +47,7 @@ from pyg_trust._checks import (
     check_non_negative,
     check_positive,
 )
+from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
 from pyg_trust.unlearning.shards.products import (
     PreparedGraph,
@@ -194,6 +195,7 @@ def train(
     *,
     trainer: str = 'sequential',
     num_workers: int | None = None,
+    over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Trained:
     """Trains one model per shard, by cross entropy over all its nodes.
@@ -207,6 +209,8 @@ def train(
             (default: :obj:`'sequential'`)
         num_workers (int, optional): the number of processes; by default half
             of the processors. (default: :obj:`None`)
+        over_ranks (bool): whether the processes of torchrun share the shards;
+            all of them get all models. (default: :obj:`False`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 
     Returns:
@@ -218,6 +222,15 @@ def train(
             to processes.
     """
     trainer = check_trainer(trainer)
+    if over_ranks:
+        parts = run_over_ranks(
+            shards, lambda shard: train(factory, [shard], recipe)
+        )
+        return _trained(
+            [part.stages[0] for part in parts],
+            'sequential',
+            [part.stage_seconds[0] for part in parts],
+        )
     with single_thread():
         if trainer == 'process' and len(shards) > 1:
             start = time.perf_counter()

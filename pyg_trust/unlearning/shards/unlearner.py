@@ -190,6 +190,14 @@ class ShardedUnlearner(Removing):
             (default: :obj:`'sequential'`)
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
+        over_ranks (bool): whether the processes of torchrun share the shards,
+            each training and running every :math:`P`-th. All of them call
+            what changes the unlearner (:meth:`fit`, :meth:`remove`,
+            :meth:`enqueue`, :meth:`flush`, :meth:`withdraw`,
+            :meth:`repartition`) with the same arguments, and hold all models,
+            with the bits of one process; one writes the :obj:`folder`.
+            Where one fails or dies, all others get an error, within the
+            timeout of the process group. (default: :obj:`False`)
         outputs (str): :obj:`'present'` runs all models on the graph in every
             removal; :obj:`'on_request'` when somebody asks for predictions or
             outputs, which a sequence of removals without questions is spared.
@@ -235,6 +243,7 @@ class ShardedUnlearner(Removing):
         slices: Sequence[tuple[float, int]] | None = None,
         trainer: str = 'sequential',
         num_workers: int | None = None,
+        over_ranks: bool = False,
         outputs: str = 'present',
         max_wait: float | None = None,
         max_requests: int | None = None,
@@ -266,6 +275,12 @@ class ShardedUnlearner(Removing):
             check_instance('folder', folder, str, Path)
         if isinstance(sparse_adj, str):
             check_choice('sparse_adj', sparse_adj, ('auto',))
+        check_instance('over_ranks', over_ranks, bool)
+        if over_ranks and trainer != 'sequential':
+            raise ValueError(
+                "'over_ranks' needs the trainer 'sequential', as the ranks "
+                f'are the processes (got {trainer!r})'
+            )
         check_choice('outputs', outputs, ('present', 'on_request'))
         if max_wait is not None:
             check_non_negative('max_wait', max_wait)
@@ -298,6 +313,7 @@ class ShardedUnlearner(Removing):
         )
         self.trainer = trainer
         self.num_workers = num_workers
+        self.over_ranks = over_ranks
         check_instance('keep_history', keep_history, bool)
         # Absolute: a change of the working directory is none of the folder.
         self.folder = None if folder is None else Path(folder).absolute()
@@ -336,8 +352,26 @@ class ShardedUnlearner(Removing):
                 empty), or the partition does not fit them; if the models'
                 outputs have the wrong width, or models are no function of
                 their data and seed; if requests are in the queue, or the
-                folder holds a state.
+                folder holds a state; if ranks were given different data,
+                seeds or arguments, with :obj:`over_ranks`.
         """
+        self._agree(
+            'fit',
+            data=data,
+            seed=self._first_seed if self._first_seeded else None,
+            model_factory=self.model_factory,
+            partition=self._given,
+            num_classes=self.num_classes,
+            folder=None if self.folder is None else str(self.folder),
+            arguments=[
+                self._config(),
+                self.keep_history,
+                self._on_request,
+                self._auto_adj,
+                self.max_wait,
+                self.max_requests,
+            ],
+        )
         before = self._state
         anew = before is None or before.ledger.has_removals
         if before is not None and before.queue:
@@ -361,6 +395,7 @@ class ShardedUnlearner(Removing):
         kept = copied(data, least, self.recipe.sparse_x)
         num_classes = count_classes(kept, self.num_classes)
         ledger = RemovalLedger(0.0)
+        self._first_seed = self._from_first(lambda: self._first_seed)
         new = self._fresh(
             kept, num_classes, self._given, ledger, 'fit', progress_bar
         )
@@ -499,6 +534,7 @@ class ShardedUnlearner(Removing):
             ValueError: without a partition, if the present one was given as
                 tensors; or as :meth:`fit`.
         """
+        self._agree('repartition', partition=partition)
         state = self._fitted
         given = state.partition
         if partition is not None:
