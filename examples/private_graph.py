@@ -60,6 +60,15 @@ matplotlib.use('Agg')
 from matplotlib import pyplot
 
 HIDDEN, STEPS, EPOCHS = 16, 60, 120
+# A method has one colour on both sides.
+COLORS = {
+    'no graph': 'C0',
+    'MLP-DP': 'C1',
+    'GAP-like': 'C2',
+    'ProGAP-like': 'C4',
+    'ours': 'C3',
+    'walks': 'C7',
+}
 ADVICE = """
 Which relation to take
   links are the secret, features are known           'edge'
@@ -284,6 +293,7 @@ def draw(found: dict, name: str, args: Namespace, path: Path) -> None:
                 [pstdev(run) for run in runs],
                 marker='.',
                 capsize=2,
+                color=COLORS[method],
                 linestyle=':' if method == 'walks' else '-',
                 label=method + (' (another promise)' * (method == 'walks')),
             )

@@ -292,6 +292,59 @@ def test_automatic_clipping_by_brute_force(monkeypatch, method):
         assert torch.allclose(grad[0], want, atol=1e-4)
 
 
+def test_a_gin_that_forgets_a_graph_moves_by_less_than_the_norm(monkeypatch):
+    # By autograd on the plain model, graph by graph; no noise, no steps.
+    silent(monkeypatch)
+    data = graphs(10)
+    # One that would outweigh all others.
+    data[3].x *= 1e4
+    loader = GraphLoader(
+        data,
+        4,
+        num_steps=8,
+        sampling='poisson',
+        relation='add_remove',
+        sample_rate=0.5,
+    )
+    module = Pooled()
+    plain = copy.deepcopy(module)
+
+    def grad(graph):
+        one = torch.zeros(graph.num_nodes, dtype=torch.int64)
+        out = plain(graph.x, graph.edge_index, one)
+        loss = F.cross_entropy(out, graph.y)
+        found = torch.autograd.grad(loss, list(plain.parameters()))
+        return torch.cat([part.flatten() for part in found]).double()
+
+    shares = [NORM * g / (g.norm() + 0.01) for g in map(grad, data)]
+    assert float(shares[3].norm()) <= NORM
+    model, optimizer, batches = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=NORM,
+        clipping='automatic',
+        loss_reduction='sum',
+        forward=lambda m, b: m(b.x, b.edge_index, b.batch),
+        criterion=lambda out, y: F.cross_entropy(out, y, reduction='sum'),
+    )
+    met = set()
+    for batch in batches:
+        optimizer.zero_grad()
+        out = model(batch.x, batch.edge_index, batch.batch)
+        F.cross_entropy(out, batch.y, reduction='sum').backward()
+        optimizer.step()
+        drawn = batch.input_id.tolist()
+        want = sum((shares[i] for i in drawn), torch.zeros(()).double())
+        found = [p.grad.flatten() for p in module.parameters()]
+        assert torch.allclose(torch.cat(found).double(), want, atol=1e-4)
+        met.update(drawn)
+    # The large one is missed in all of eight steps once in 256: it need not
+    # be met, but most are.
+    assert len(met) > 2
+
+
 def test_a_norm_adapts_to_its_quantile(monkeypatch):
     silent(monkeypatch)
     data = rows()
