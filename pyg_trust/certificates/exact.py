@@ -524,19 +524,21 @@ class _Problem:
                 reached = self.reach(found.policy, signal[block])
             return found.value, found.high, reached
 
-        bar = tqdm(blocks, disable=not self.progress_bar, desc='class pairs')
-        for block, (values, high, reached) in zip(
-            bar, shared(blocks, worst, self.over_ranks), strict=True
-        ):
-            for column, (c1, c2) in enumerate(pairs[block]):
-                mine = (self.reference == c1).nonzero().view(-1)
-                value = values[column]
-                if not witnesses:
-                    self.local[c1, c2] = value + high[column]
-                top = value[self.targets[mine]] + high[column]
-                self.lower[mine, c2] = -self.alpha * top
-                if witnesses:
-                    self.take(mine, reached[0][column], reached[1][column])
+        with tqdm(
+            blocks, disable=not self.progress_bar, desc='class pairs'
+        ) as bar:
+            for block, (values, high, reached) in zip(
+                bar, shared(blocks, worst, self.over_ranks), strict=True
+            ):
+                for column, (c1, c2) in enumerate(pairs[block]):
+                    mine = (self.reference == c1).nonzero().view(-1)
+                    value = values[column]
+                    if not witnesses:
+                        self.local[c1, c2] = value + high[column]
+                    top = value[self.targets[mine]] + high[column]
+                    self.lower[mine, c2] = -self.alpha * top
+                    if witnesses:
+                        self.take(mine, reached[0][column], reached[1][column])
 
     def reach(
         self, policy: Policy, signal: Tensor
@@ -708,14 +710,16 @@ class _Problem:
             )
 
         every_k = which.tolist()
-        bar = tqdm(every_k, disable=not self.progress_bar, desc='regions')
-        for k, made in zip(
-            bar, shared(every_k, bounded, self.over_ranks), strict=True
-        ):
-            against = open_[k].nonzero().view(-1)
-            self.lower[k, against] = torch.maximum(
-                self.lower[k, against], -made
-            )
+        with tqdm(
+            every_k, disable=not self.progress_bar, desc='regions'
+        ) as bar:
+            for k, made in zip(
+                bar, shared(every_k, bounded, self.over_ranks), strict=True
+            ):
+                against = open_[k].nonzero().view(-1)
+                self.lower[k, against] = torch.maximum(
+                    self.lower[k, against], -made
+                )
 
     def try_columns(
         self,

@@ -65,8 +65,10 @@ def evaluate_all(
         if over_ranks:
             outputs = run_over_ranks(states, output)
         else:
-            bar = tqdm(states, disable=not progress_bar, desc='inference')
-            outputs = [output(state) for state in bar]
+            with tqdm(
+                states, disable=not progress_bar, desc='inference'
+            ) as bar:
+                outputs = [output(state) for state in bar]
     # Of one type: that of the models.
     kinds = (out.dtype for out in outputs if out.is_floating_point())
     dtype = next(kinds, graph.x.dtype)
