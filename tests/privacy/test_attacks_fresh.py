@@ -440,6 +440,10 @@ def in_a_fork(call):
     read, write = os.pipe()
     child = os.fork()
     if not child:
+        # Threads of OpenMP do not live on in a fork: who waits for them waits
+        # for ever.
+        torch.set_num_threads(1)
+        signal.alarm(120)
         try:
             said = str(call())
         except BaseException as error:
