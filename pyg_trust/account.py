@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -22,9 +22,32 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 
 # A limit is met up to rounding; the limits made here are rounded down.
 _ROUNDING = 1e-12
+Self = TypeVar('Self')
 
 
-class ReleaseAccount:
+class NoCopies:
+    """An account, or what has one: a copy is the thing itself.
+
+    A second one would spend the same budget again.
+    """
+
+    #: What to do instead of pickling.
+    advice = ''
+
+    def __copy__(self: Self) -> Self:
+        return self
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f'a {type(self).__name__} can not be pickled: what a copy spends '
+            f'would not be on its account. {self.advice}'
+        )
+
+
+class ReleaseAccount(NoCopies):
     r"""Counts Gaussian releases, in memory or in a file.
 
     One account is for one relation and one set of data. A copy would be a
@@ -53,6 +76,8 @@ class ReleaseAccount:
         >>> round(account.left, 6)
         0.8
     """
+
+    advice = 'Give the other process a ledger'
 
     def __init__(
         self,
@@ -159,18 +184,6 @@ class ReleaseAccount:
         """Closes the ledger's file."""
         if self._ledger is not None:
             self._ledger.close()
-
-    def __copy__(self) -> 'ReleaseAccount':
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> 'ReleaseAccount':
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            'an account of releases can not be pickled: what a copy spends '
-            'would not be on this one. Give the other process a ledger'
-        )
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(mu={self.mu:.6g}, limit={self.limit})'

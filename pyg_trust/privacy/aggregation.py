@@ -22,7 +22,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -77,7 +77,7 @@ _ENTRIES = (
 )
 
 
-class PrivateNodeClassifier:
+class PrivateNodeClassifier(NoCopies):
     r"""Classifies nodes with private edges or nodes, and private predictions.
 
     .. code-block:: python
@@ -170,6 +170,8 @@ class PrivateNodeClassifier:
         >>> model.report().epsilon <= 8.0
         True
     """
+
+    advice = 'Save state_dict()'
 
     def __init__(
         self,
@@ -515,19 +517,6 @@ class PrivateNodeClassifier:
         """Closes the ledger's file."""
         if self._account is not None:
             self._account.close()
-
-    def __copy__(self) -> 'PrivateNodeClassifier':
-        # A copy would be a second account of one budget.
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> 'PrivateNodeClassifier':
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            'a PrivateNodeClassifier can not be pickled: what a copy spends '
-            'would not be on its account. Save state_dict()'
-        )
 
     def __repr__(self) -> str:
         return (

@@ -33,6 +33,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.functional.private_propagation import FORMS, RELATIONS
+from pyg_trust.privacy.auditing import check_confidence, split_scores
 from pyg_trust.report import Report, provenance
 
 # Rows are longer than messages may be: a release has to normalise them.
@@ -97,27 +98,10 @@ def empirical_mu(
             (default: :obj:`None`)
         seed (int, optional): of the split. (default: :obj:`0`)
     """
-    if not 0 < check_number('confidence', confidence) < 1:
-        raise ValueError(
-            f"'confidence' needs to be in (0, 1) (got {confidence})"
-        )
+    check_confidence(confidence)
     if claim is not None:
         check_positive('claim', claim)
-    generator = np.random.default_rng(rng.resolve(seed))
-    halves: list[list[np.ndarray]] = []
-    for name, scores in (('negative', negative), ('positive', positive)):
-        try:
-            values = np.asarray(scores, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"'{name}' needs to hold numbers (got {scores!r})"
-            ) from None
-        if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
-            raise ValueError(
-                f"'{name}' needs to hold at least four scores (got shape "
-                f'{list(values.shape)})'
-            )
-        halves.append(np.array_split(generator.permutation(values), 2))
+    halves = split_scores({'negative': negative, 'positive': positive}, seed)
     (choose0, count0), (choose1, count1) = halves
     error = (1 - confidence) / 2
     low, high = np.sort(choose0), np.sort(choose1)

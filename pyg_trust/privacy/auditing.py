@@ -18,7 +18,7 @@ each other, so that one training makes hundreds of independent trials
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,25 +147,10 @@ def empirical_epsilon(
             scores of a kind.
     """
     delta = check_delta(delta)
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if claim is not None:
         check_non_negative('claim', claim)
-    generator = np.random.default_rng(rng.resolve(seed))
-    halves: list[list[np.ndarray]] = []
-    for name, scores in (('without', without), ('with_', with_)):
-        try:
-            values = np.asarray(scores, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"'{name}' needs to hold numbers (got {scores!r})"
-            ) from None
-        if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
-            raise ValueError(
-                f"'{name}' needs to hold at least four scores (got shape "
-                f'{list(values.shape)})'
-            )
-        values = generator.permutation(values)
-        halves.append(np.array_split(values, 2))
+    halves = split_scores({'without': without, 'with_': with_}, seed)
     (choose0, count0), (choose1, count1) = halves
     error = (1 - confidence) / 2
 
@@ -202,7 +187,51 @@ def empirical_epsilon(
     )
 
 
-def _check_confidence(confidence: float) -> None:
+def split_scores(
+    scores: Mapping[str, Any], seed: int | None
+) -> list[list[np.ndarray]]:
+    """Two random halves of the scores of each kind.
+
+    One half chooses a test, the other one counts its errors.
+
+    Args:
+        scores (dict[str, sequence]): by the name of an argument.
+        seed (int, optional): of the split.
+
+    Returns:
+        list[list[numpy.ndarray]]: float64, two halves for each kind.
+
+    Raises:
+        TypeError: if they are no numbers.
+        ValueError: if there are fewer than four of a kind.
+    """
+    generator = np.random.default_rng(rng.resolve(seed))
+    halves: list[list[np.ndarray]] = []
+    for name, given in scores.items():
+        try:
+            values = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"'{name}' needs to hold numbers (got {given!r})"
+            ) from None
+        if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
+            raise ValueError(
+                f"'{name}' needs to hold at least four scores (got shape "
+                f'{list(values.shape)})'
+            )
+        halves.append(np.array_split(generator.permutation(values), 2))
+    return halves
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuses what is no confidence.
+
+    Args:
+        confidence (float): in :math:`(0, 1)`.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
     if not 0 < check_number('confidence', confidence) < 1:
         raise ValueError(
             f"'confidence' needs to be in (0, 1) (got {confidence})"
@@ -316,7 +345,7 @@ def audit_training(
     if batch_size is not None:
         check_integer('batch_size', batch_size, 1, num_canaries)
     check_delta(delta)
-    _check_confidence(confidence)
+    check_confidence(confidence)
     seed = rng.resolve(seed)
     data = canary_graph(num_canaries, size)
     coin = torch.rand(num_canaries, generator=rng.generator(seed)) < 0.5

@@ -48,6 +48,28 @@ class Chart:
     log: bool = False
 
 
+def verified(ok: bool, pairs: Mapping[str, tuple[float, float]]) -> Chart:
+    """What was measured, as a share of what it may be.
+
+    Args:
+        ok (bool): whether all that was verified holds.
+        pairs (dict[str, tuple[float, float]]): by name, what was measured and
+            its bound.
+    """
+    return Chart(
+        'Verified: all within what was promised'
+        if ok
+        else 'NOT verified: see the fields of the report',
+        bars={
+            name: value / most if most else (math.inf if value else 0.0)
+            for name, (value, most) in pairs.items()
+        },
+        xlabel='share of the bound',
+        limit=1.0,
+        limit_label='bound',
+    )
+
+
 def axes(ax: Any, height: float = 3.2) -> Any:
     """Where to draw: what was handed in, or a new figure.
 

@@ -24,7 +24,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.private_accounting import (
@@ -169,7 +169,7 @@ def _has_degrees(data: Data, x: Tensor) -> bool:
 
 
 @functional_transform('private_agp')
-class PrivateAGP(BaseTransform):
+class PrivateAGP(NoCopies, BaseTransform):
     r"""Releases noisy sums over neighbours, once, on an account.
 
     .. math::
@@ -270,6 +270,8 @@ class PrivateAGP(BaseTransform):
         >>> round(transform.report().mu, 3)
         0.388
     """
+
+    advice = 'Transform first, and save the data'
 
     def __init__(
         self,
@@ -603,19 +605,6 @@ class PrivateAGP(BaseTransform):
             provenance=provenance(
                 transform=repr(self), engine=self.engine is not None
             ),
-        )
-
-    def __copy__(self) -> 'PrivateAGP':
-        # A copy would be a second account of one budget.
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> 'PrivateAGP':
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            'a PrivateAGP can not be pickled: what a copy spends would not be '
-            'on its account. Transform first, and save the data'
         )
 
     def __repr__(self) -> str:

@@ -1,12 +1,11 @@
 """Reports of :class:`~pyg_trust.unlearning.ScatteringClassifier`."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.charts import Chart
+from pyg_trust.report.charts import Chart, verified
 
 
 @dataclass(frozen=True)
@@ -173,24 +172,15 @@ class VerifyReport(Report):
 
     def chart(self) -> Chart:
         """What was measured, as a share of what it may be."""
-        pairs = {
-            'gradient residual': (self.residual, self.bound),
-            'distance to retraining': (
-                self.distance_to_retrain,
-                self.distance_bound,
-            ),
-        }
-        return Chart(
-            'Verified: all within what was promised'
-            if self.ok
-            else 'NOT verified: see the fields of the report',
-            bars={
-                name: value / most if most else math.inf * bool(value)
-                for name, (value, most) in pairs.items()
+        return verified(
+            self.ok,
+            {
+                'gradient residual': (self.residual, self.bound),
+                'distance to retraining': (
+                    self.distance_to_retrain,
+                    self.distance_bound,
+                ),
             },
-            xlabel='share of the bound',
-            limit=1.0,
-            limit_label='bound',
         )
 
     def __str__(self) -> str:
