@@ -165,6 +165,14 @@ def _history(each: Guarantee) -> list[tuple[float, float, int]] | None:
 
 def _check_epsilon(each: Guarantee) -> Said:
     history, mechanism = _history(each), each.values.get('mechanism')
+    known = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
+    if mechanism is not None and mechanism not in known:
+        yield (
+            UNKNOWN,
+            f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
+            'wrote it vouches for it',
+        )
+        return
     if history is None or mechanism not in ('pld_wor', 'rdp_wor'):
         yield UNKNOWN, 'epsilon: the report has no steps to recompute it from'
         return

@@ -166,17 +166,11 @@ from pyg_trust.functional.queries import (
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
-    frame_bound,
-    frame_bounds,
     graph_fourier,
-    itersine,
-    lazy_walk,
-    monic_cubic,
-    num_paths,
     scattering_path,
     scattering_transform,
-    wavelet_bank,
 )
+from pyg_trust.functional.scattering_batch import num_paths
 from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
 from pyg_trust.functional.smoothing import (
     FlipRegions,
@@ -203,6 +197,15 @@ from pyg_trust.functional.walks import (
     max_size,
     min_subgraphs,
 )
+from pyg_trust.functional.wavelets import (
+    Wavelet,
+    frame_bound,
+    frame_bounds,
+    itersine,
+    lazy_walk,
+    monic_cubic,
+    wavelet_bank,
+)
 
 __all__ = [
     'AUC',
@@ -224,6 +227,7 @@ __all__ = [
     'ScatteringPath',
     'SingleFlip',
     'SweepCut',
+    'Wavelet',
     'WorstCase',
     'appnp',
     'attention',

@@ -24,7 +24,7 @@ is the size that no shard of a balanced partition exceeds
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,17 +41,16 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust._registry import Registry
 from pyg_trust.functional.ragged import pointer
 
-# What the shard of a node depends on, beside the seed.
-SEEN = {
-    'random': 'the number of training nodes',
-    'hash': 'the name of the node alone',
-    'metis': 'all edges between training nodes',
-    'blpa': 'all edges between training nodes',
-    'bekm': 'edges, features and labels of all training nodes',
-    'learned': 'edges, features and labels of all training nodes',
-}
+#: Functions from what their first arguments name (``num_nodes``, ``n_id``,
+#: ``edge_index``, ``x``, ``y`` or ``embedding``, of the training nodes) and
+#: ``num_shards`` to a partition; ``sees`` says what the shard of a node
+#: depends on, beside the seed.
+PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
+    'partition', facts=('sees',)
+)
 
 
 def training_graph(
@@ -254,6 +253,7 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
     return shard
 
 
+@PARTITIONS.builtin('random', sees='the number of training nodes')
 def random_partition(
     num_nodes: int, num_shards: int, *, seed: int | None = None
 ) -> Tensor:
@@ -282,6 +282,7 @@ def random_partition(
     return names[order % num_shards]
 
 
+@PARTITIONS.builtin('hash', sees='the name of the node alone')
 def hash_partition(
     n_id: Tensor,
     num_shards: int,
@@ -410,6 +411,7 @@ def _rank_within(group: Tensor, cost: Tensor, num_groups: int) -> Tensor:
     return rank
 
 
+@PARTITIONS.builtin('metis', sees='all edges between training nodes')
 def metis_partition(
     edge_index: Tensor,
     num_nodes: int,
@@ -482,6 +484,7 @@ def _metis(ptr: Tensor, col: Tensor, num_parts: int) -> Tensor:
     return torch.tensor(found[1], dtype=torch.int64)
 
 
+@PARTITIONS.builtin('blpa', sees='all edges between training nodes')
 def blpa(
     edge_index: Tensor,
     num_nodes: int,
@@ -579,6 +582,9 @@ def _move(
     return shard
 
 
+@PARTITIONS.builtin(
+    'bekm', sees='edges, features and labels of all training nodes'
+)
 def bekm(
     embedding: Tensor,
     num_shards: int,

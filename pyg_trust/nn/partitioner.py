@@ -16,6 +16,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.functional.partition import (
+    PARTITIONS,
     partition_losses,
     round_partition,
     shard_limits,
@@ -87,6 +88,9 @@ class ShardPartitioner(torch.nn.Module):
         return self.lin(self.norm(self.gnn(x, edge_index)).relu()).softmax(-1)
 
 
+@PARTITIONS.builtin(
+    'learned', sees='edges, features and labels of all training nodes'
+)
 @torch.enable_grad()
 def learned_partition(
     x: Tensor,

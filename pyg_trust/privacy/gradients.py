@@ -148,6 +148,8 @@ class SubgraphGradients:
         self.chunk_size = chunk_size
         self.chosen: str | None = None if method == 'auto' else method
         self.reason = f'{method!r} was asked for'
+        #: The user's own layer rules that were followed.
+        self.own_rules: set[str] = set()
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are trained, by name."""
@@ -293,6 +295,8 @@ class Tape:
     ) -> None:
         self._stop()
         self._returned = tensors_in(output)
+        if isinstance(self._mode, Recorder):
+            self._gradients.own_rules |= self._mode.own
         if isinstance(self._mode, KeepDraws):
             self._mode.look()
             if self._mode.complete:

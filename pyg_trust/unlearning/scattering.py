@@ -47,7 +47,7 @@ from pyg_trust.functional.newton import (
     shift_epsilon,
     tight_bound,
 )
-from pyg_trust.functional.scattering import frame_bound
+from pyg_trust.functional.wavelets import frame_bound
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,

@@ -18,8 +18,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice
 from pyg_trust.functional.partition import (
+    PARTITIONS,
     check_partition,
     hash_partition,
     partition_from_lists,
@@ -29,7 +29,7 @@ from pyg_trust.ledger import RemovalLedger, Seals
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import provenance
-from pyg_trust.transforms.shards import METHODS, Shards, training_nodes
+from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
     kind_of,
@@ -77,7 +77,7 @@ class Building(Stateful):
     def _checked(self, partition: Any) -> Any:
         # As given, but nothing that somebody else could change.
         if isinstance(partition, str):
-            check_choice('partition', partition, METHODS)
+            PARTITIONS.find('partition', partition)
             Shards(self.num_shards, partition, seed=0)
             return partition
         if isinstance(partition, Shards):
@@ -126,7 +126,7 @@ class Building(Stateful):
             made.shard[index] = shard
         elif isinstance(partition, Shards):
             light = without_features(data)
-            if partition.method != 'random':
+            if partition.sees_features:
                 light.x = data.x.to_dense()
             made = copy.copy(data)
             made.shard = partition(light).shard

@@ -260,7 +260,7 @@ class ShardedUnlearner(Removing):
                 'model)'
             )
         if not isinstance(aggregator, ShardAggregator):
-            check_choice('aggregator', aggregator, AGGREGATORS)
+            AGGREGATORS.find('aggregator', aggregator)
         check_shards(num_shards, num_shards)
         trainer = check_trainer(trainer)
         for name, value in (
