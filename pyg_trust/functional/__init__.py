@@ -108,21 +108,23 @@ from pyg_trust.functional.out_of_core import (
     propagate_to,
 )
 from pyg_trust.functional.partition import (
+    check_partition,
+    hash_partition,
+    partition_from_lists,
+    random_partition,
+    shard_limits,
+    shard_sizes,
+    training_graph,
+)
+from pyg_trust.functional.partition_methods import (
     PartitionLosses,
     PartitionQuality,
     bekm,
     blpa,
-    check_partition,
-    hash_partition,
     metis_partition,
-    partition_from_lists,
     partition_losses,
     partition_quality,
-    random_partition,
     round_partition,
-    shard_limits,
-    shard_sizes,
-    training_graph,
 )
 from pyg_trust.functional.perturbations import (
     Perturbations,

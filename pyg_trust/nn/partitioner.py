@@ -17,9 +17,11 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.partition import (
     PARTITIONS,
+    shard_limits,
+)
+from pyg_trust.functional.partition_methods import (
     partition_losses,
     round_partition,
-    shard_limits,
 )
 
 
