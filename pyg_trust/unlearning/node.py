@@ -57,10 +57,12 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    Seals,
 )
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning.node_checks import (
     feature_error,
     labels,

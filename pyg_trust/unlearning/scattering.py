@@ -51,13 +51,15 @@ from pyg_trust.functional.wavelets import frame_bound
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    Seals,
     coarse,
-    content,
 )
 from pyg_trust.noise import LEAST_P_VALUE, p_value, source
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.seals import (
+    Seals,
+    content,
+)
 from pyg_trust.transforms import GraphEmbedding, GraphScattering
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.scattering_reports import (
@@ -127,7 +129,7 @@ class ScatteringClassifier:
     It does not cover the pair of releases before and after, nor what reports,
     earlier states or backups reveal. Labels of graphs that lost a part stay.
     The names of what was removed stay in the ledger; its contents can't be
-    tested by who has a saved state (:class:`~pyg_trust.ledger.Seals`), which
+    tested by who has a saved state (:class:`~pyg_trust.seals.Seals`), which
     holds the released weights alone, not the solution.
 
     **Objective perturbation** (``noise='objective'``) is for comparison with
