@@ -25,10 +25,15 @@ from pyg_trust.functional.partition import (
     partition_from_lists,
     shard_sizes,
 )
-from pyg_trust.ledger import RemovalLedger, Seals
+from pyg_trust.ledger import (
+    RemovalLedger,
+)
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import provenance
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
@@ -37,6 +42,10 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import evaluate_all
+from pyg_trust.unlearning.shards.packing import (
+    described,
+    plain_settings,
+)
 from pyg_trust.unlearning.shards.products import can_multiply, select_rows
 from pyg_trust.unlearning.shards.slices import induced, slice_numbers
 from pyg_trust.unlearning.shards.state import (
@@ -45,8 +54,6 @@ from pyg_trust.unlearning.shards.state import (
     State,
     Stateful,
     Work,
-    described,
-    plain_settings,
 )
 from pyg_trust.unlearning.shards.training import (
     Shard,

@@ -20,6 +20,9 @@ from pyg_trust.unlearning.shards.graph import (
     touched_shards,
     without_features,
 )
+from pyg_trust.unlearning.shards.packing import (
+    described,
+)
 from pyg_trust.unlearning.shards.products import clear_rows, select_rows
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
@@ -33,7 +36,6 @@ from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import (
     Stage,
     State,
-    described,
     hash_of_shards,
 )
 from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan

@@ -46,6 +46,9 @@ from pyg_trust.unlearning.shards.graph import (
     rows_of,
     without_features,
 )
+from pyg_trust.unlearning.shards.packing import (
+    described,
+)
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
@@ -59,7 +62,6 @@ from pyg_trust.unlearning.shards.slices import check_slices
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
     State,
-    described,
     hash_of_shards,
 )
 from pyg_trust.unlearning.shards.training import (
