@@ -27,7 +27,6 @@ A bank of your own is a class, under ``@WAVELETS.register('name')``
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -54,7 +53,7 @@ class Wavelet:
     #: :math:`a` and :math:`b`; any but a half each suit directed graphs too.
     exponents: ClassVar[tuple[float, float]] = (0.5, 0.5)
     #: ``kernel(eigenvalue, J)``: ``[..., J]``, or None for powers of a walk.
-    kernel: ClassVar[Callable[[Tensor, int], Tensor] | None] = None
+    kernel: ClassVar[Any] = None
     #: The least number of filters.
     least: ClassVar[int] = 1
 

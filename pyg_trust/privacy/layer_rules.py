@@ -42,7 +42,7 @@ def linear(
     """A linear map of rows, and a bias for each."""
     if record.weight(x) is not None:
         raise Unsupported('a parameter is the input of a linear map')
-    out = F.linear(x, record.alias(weight), record.alias(bias))  # type: ignore[arg-type]
+    out = F.linear(x, record.alias(weight), record.alias(bias))
     rows, axis = record.rows_of(x)
     if axis == x.dim() - 1:
         raise Unsupported('rows are in the last dimension')
