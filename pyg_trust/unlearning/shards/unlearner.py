@@ -1,3 +1,5 @@
+# Longer than 700 lines because one class has its guarantee, its arguments and
+# its errors in 280 lines of docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker.
 
 The training nodes are divided into shards, a model is trained on every shard
