@@ -846,7 +846,8 @@ entry(
     seed=integer(0),
     items=values(['a'], [0.5], [True], [-1], [None]),
 )
-entry('noise.source', lambda: {'seed': 3})
+entry('noise.source', lambda: {'seed': 3}, kind=choice())
+entry('noise.system', lambda: {'count': 3}, count=integer(0))
 entry(
     'noise.coins',
     lambda: {'source': noise.SeededNoise(0), 'count': 3, 'rate': 0.5},

@@ -382,6 +382,7 @@ entry(
     'privacy.PrivacyEngine',
     lambda: {},
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
+    noise=choice(),
     accountant=choice(none=True),
     ledger=values(3, ['a']),
     ledger_head=values(3, ['a']),

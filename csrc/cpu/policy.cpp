@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "policy_system.h"
 #include "gather.h"
 #include "parallel.h"
+#include "policy_system.h"
 
 namespace pyg_trust {
 namespace {

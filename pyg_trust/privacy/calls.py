@@ -2,11 +2,12 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
@@ -21,6 +22,28 @@ Leaf = Callable[[str, Any], Any]
 
 class Unsupported(Exception):
     """A method does not know what a module does."""
+
+
+class Watch(TorchFunctionMode):
+    """A mode that sees every call of a torch function, and makes it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What the function returns, here or in a subclass's own way."""
+        return func(*args, **kwargs)
 
 
 class Call:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyg_trust.privacy.calls import Unsupported
+from pyg_trust.privacy.calls import Unsupported, Watch
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.rows import (
     FAILURES,
@@ -73,7 +72,7 @@ class Use:
     version: int = 0
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Watch):
     """Writes down how a forward pass uses parameters, and who uses them."""
 
     def __init__(
@@ -101,14 +100,13 @@ class Recorder(TorchFunctionMode):
             return Weight(tensor, frozenset([id(tensor)]))
         return self._weights.get(tensor)
 
-    def __torch_function__(
+    def call(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        kwargs = kwargs or {}
+        """Notes who uses parameters, and follows the rest."""
         name = getattr(func, '__name__', '')
         if name == '__get__':
             name = getattr(getattr(func, '__self__', None), '__name__', '')
