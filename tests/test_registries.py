@@ -31,7 +31,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, Shards
-from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
 # A row a kind: what has been there from the first.
 KNOWN = {
@@ -128,6 +128,20 @@ def test_a_measure_of_a_stranger_works_by_name():
     assert AGP('half', alpha=0.25)(data).x[0].tolist() == [0.25, 0.75, 0, 0]
     with pytest.raises(ValueError, match=r"'half' takes no 't'"):
         AGP('half', t=1.0)
+
+
+def test_a_measure_of_the_graph_gets_it_and_is_not_unlearned():
+    @MEASURES.register('dense')
+    def dense(graph, alpha):
+        """Its weights depend on how many edges there are."""
+        share = graph.num_edges / graph.num_nodes**2
+        return Measure(0, 1, (alpha * share,), name='dense')
+
+    data = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    assert AGP('dense', alpha=0.8)(data).x[0, 0] == pytest.approx(0.1)
+    # What was removed would go on to decide the weights.
+    with pytest.raises(ValueError, match=r"'measure' can't be dense"):
+        NodeClassifier('dense', alpha=0.8)
 
 
 def test_a_measure_that_makes_something_else_is_refused():

@@ -429,6 +429,17 @@ def make_measure(
     return made
 
 
+def needs_graph(measure: Any) -> bool:
+    """Whether a measure of this name depends on the graph.
+
+    Args:
+        measure (Any): what :func:`make_measure` takes.
+    """
+    if not isinstance(measure, str) or measure not in MEASURES:
+        return False
+    return 'graph' in inspect.signature(MEASURES[measure]).parameters
+
+
 def _check_tol(tol: float) -> None:
     if not 0 < check_number('tol', tol) < 1:
         raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")

@@ -48,7 +48,11 @@ from pyg_trust.functional.heads import (
     refine,
     step_bound,
 )
-from pyg_trust.functional.measures import Measure, make_measure
+from pyg_trust.functional.measures import (
+    Measure,
+    make_measure,
+    needs_graph,
+)
 from pyg_trust.functional.newton import (
     gaussian_budget,
     removal_budget,
@@ -634,13 +638,15 @@ def _measure(
     t: float | None,
     levels: int | None,
 ) -> Measure:
-    if measure == 'katz' or (
+    if needs_graph(measure) or (
         isinstance(measure, Measure)
         and (measure.spectral_radius is not None or measure.shrink != 1)
     ):
+        named = measure if isinstance(measure, str) else 'katz'
         raise ValueError(
-            "'measure' can't be katz: its weights depend on the spectral "
-            'radius of the graph, which a removal changes'
+            f"'measure' can't be {named}: its "
+            'weights depend on the graph (as those of katz on its spectral '
+            'radius), which a removal changes'
         )
     if measure == 'sgc' and levels is None:
         levels = 2
