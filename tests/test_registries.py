@@ -223,7 +223,7 @@ def test_the_report_of_shards_names_the_partition_as_the_users_own():
     PARTITIONS.remove('blocks')
     with pytest.raises(ValueError, match=r"'partition'.*'random'.*'blocks'"):
         unlearner(partition='blocks', aggregator='mean')
-    with pytest.raises(ValueError, match=r"partition is another.*'blocks'"):
+    with pytest.raises(ValueError, match=r'partition is another.*blocks'):
         unlearner(partition='random', aggregator='mean').load_state_dict(state)
 
 
