@@ -66,7 +66,7 @@ def test_an_accountant_of_a_stranger_is_used_and_named(private, tmp_path):
     assert warns(report, 'mine')
     # Nor does the checker of saved reports vouch for it.
     path = tmp_path / 'report.json'
-    TrustReport((report.guarantee(),)).save(path)
+    TrustReport.of(report).save(path)
     assert any(
         f.status == UNKNOWN and "'mine'" in f.text for f in check_report(path)
     )
