@@ -146,13 +146,17 @@ def hidden(
         size (float, optional): the norm of :obj:`Z`, if known.
             (default: :obj:`None`)
     """
-    (n, d), z = Z.shape, float(Z.norm()) if size is None else size
+    (n, d), z = Z.shape, _norm(Z) if size is None else size
     return UNIT * (
-        (n + 8) * z * float(G.norm())
-        + GAMMA_1[head] * (d + 8) * z**2 * float(W.norm())
+        (n + 8) * z * _norm(G)
+        + GAMMA_1[head] * (d + 8) * z**2 * _norm(W)
         + 8 * z * math.sqrt(max(G.numel(), 1))
         + 4 * drift
     )
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix))
 
 
 class Factor(NamedTuple):
@@ -258,12 +262,12 @@ class Objective(NamedTuple):
         margin = (W.t() @ self.Z.t()).t()
         G = slopes(margin, self.Y, self.head)
         rest = self.mu * W
-        drift = float(rest.norm())
+        drift = _norm(rest)
         if self.B is not None:
             rest = rest + self.B
-            drift += float(self.B.norm())
+            drift += _norm(self.B)
         value = (G.t() @ self.Z).t() + rest
-        measured = float(value.norm())
+        measured = _norm(value)
         upper = measured + hidden(self.Z, G, W, self.head, drift, self.size)
         return Gradient(value, Residual(measured, upper))
 
@@ -410,7 +414,8 @@ def refine(
         )
         t = 1.0
         while True:
-            tried = problem.gradient(W - t * P)
+            new = W - t * P
+            tried = problem.gradient(new)
             if tried.norm.measured <= (1 - 1e-4 * t) * measured:
                 break
             t /= 2
@@ -425,13 +430,12 @@ def refine(
             past.clear()
             iteration += 1
             continue
-        change = tried.value - gradient.value
-        if not anew:
-            step = -t * P
+        if not anew and tried.norm.upper > tol:
+            step, change = new - W, tried.value - gradient.value
             past.append(
                 (step, change, _weights(step * change, factor.separate))
             )
-        W, gradient = W - t * P, tried
+        W, gradient = new, tried
         slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
         iteration += 1
     return Refined(
@@ -468,7 +472,7 @@ def _weights(product: Tensor, separate: bool) -> Tensor:
     # 0, and so without a correction, where the curvature is not positive.
     curvature = _summed(product, separate)
     least = torch.finfo(product.dtype).tiny
-    return torch.where(curvature > least, 1 / curvature, 0.0)
+    return (curvature > least) / curvature.clamp(min=least)
 
 
 def step_bound(objective: Objective, P: Tensor, head: str) -> float:
