@@ -15,7 +15,6 @@ from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import OpenRows
 
-
 # Up to so many edges are looked for one by one.
 FEW = 16
 

@@ -340,21 +340,22 @@ class NodeState:
         if dropped.numel():
             kept = kept[~torch.isin(kept, dropped)]
         rows = torch.cat([kept, dropped])
-        follow = old if 2 * rows.numel() < self.names.numel() else None
-        if self.Z is None:
-            follow = None
-        if follow is not None:
-            follow = self._without(rows, W, follow)
+        few = 2 * rows.numel() < self.names.numel()
+        follow, held = None, self.Y[rows]
         if dropped.numel():
             self._drop(dropped)
         if self.Z is not None:
             assert isinstance(self.levels, LevelState)
+            new = self.levels.rows(self.names[kept])
+            both = torch.cat([self.Z[rows], new])
             self.journal.rows(self.Z, rows)
             if dropped.numel():
                 self.Z[dropped] = 0
-            self.Z[kept] = self.levels.rows(self.names[kept])
-        if follow is not None:
-            follow = self._with(kept, W, follow, self.mu - before)
+            self.Z[kept] = new
+            if few and old is not None:
+                held = torch.cat([held, held[: kept.numel()]])
+                drift = self.mu - before
+                follow = self._follow(both, held, rows.numel(), W, drift, old)
         return Change(touched.rows, kept.numel(), follow, structure)
 
     def _drop(self, rows: Tensor) -> None:
@@ -423,25 +424,28 @@ class NodeState:
     def _members(self, rows: Tensor) -> Tensor:
         return self.y[rows].bincount(minlength=len(self.classes))
 
-    def _without(self, rows: Tensor, W: Tensor, old: Gradient) -> Gradient:
-        assert self.Z is not None
-        head = self.settings.head
-        Z = self.Z[rows]
-        G = slopes(Z @ W, self.Y[rows], head)
-        value = old.value - Z.t() @ G
-        return _moved(old, value, hidden(Z, G, W, head))
-
-    def _with(
-        self, rows: Tensor, W: Tensor, old: Gradient, mu: float
+    def _follow(
+        self,
+        Z: Tensor,
+        Y: Tensor,
+        count: int,
+        W: Tensor,
+        mu: float,
+        old: Gradient,
     ) -> Gradient:
-        assert self.Z is not None
+        # Of rows that go, `count` of them, and rows that come; `mu` more.
         head = self.settings.head
-        Z = self.Z[rows]
-        G = slopes(Z @ W, self.Y[rows], head)
-        drift = mu * W
-        value = old.value + Z.t() @ G + drift
-        size = float(drift.norm()) + self.mu * float(W.norm())
-        return _moved(old, value, hidden(Z, G, W, head, size))
+        G = slopes(Z @ W, Y, head)
+        G[:count].neg_()
+        value = (Z.t() @ G).add_(old.value).add_(W, alpha=mu)
+        weight = float(torch.linalg.vector_norm(W))
+        drift = (abs(mu) + self.mu) * weight
+        missing = hidden(Z, G, W, head, drift, weight=weight)
+        # Adding matrices rounds by the last bits of the sums.
+        measured = float(torch.linalg.vector_norm(value))
+        missing += old.norm.upper - old.norm.measured
+        missing += 4 * UNIT * (measured + old.norm.measured)
+        return Gradient(value, Residual(measured, measured + missing))
 
     # Looking back ###########################################################
 
@@ -588,11 +592,3 @@ class NodeState:
 
 def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
-
-
-def _moved(old: Gradient, value: Tensor, hidden: float) -> Gradient:
-    measured = float(value.norm())
-    # Adding two matrices rounds by the last bit of the sum.
-    hidden += old.norm.upper - old.norm.measured
-    hidden += 4 * UNIT * (measured + old.norm.measured)
-    return Gradient(value, Residual(measured, measured + hidden))
