@@ -43,13 +43,17 @@ struct Matrix {
   }
 };
 
+PYG_TRUST_HD inline double double_of(uint64_t word) {
+  double made;
+  memcpy(&made, &word, sizeof(made));
+  return made;
+}
+
 // A whole number up to 2^53 as a double, by operations that vector units have.
 PYG_TRUST_HD inline double exactly(uint64_t number) {
-  const uint64_t words[2] = {0x4530000000000000ull | number >> 32,
-                             0x4330000000000000ull | (number & 0xFFFFFFFFull)};
-  double parts[2];  // 2^84 + high 2^32 and 2^52 + low
-  memcpy(parts, words, sizeof(parts));
-  return (parts[0] - 0x1.00000001p84) + parts[1];
+  const uint64_t high = 0x4530000000000000ull | number >> 32;
+  const uint64_t low = 0x4330000000000000ull | (number & 0xFFFFFFFFull);
+  return (double_of(high) - 0x1.00000001p84) + double_of(low);
 }
 
 // log(u), 0 < u <= 1, within two units of the last place, from operations that
@@ -63,12 +67,11 @@ PYG_TRUST_HD inline double log_of(double u) {
   memcpy(&word, &u, sizeof(word));
   const double exponent = exactly(word >> 52) - 1023;
   word = (word & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
-  double m;
-  memcpy(&m, &word, sizeof(m));
+  const double m = double_of(word);
   const bool large = m > 1.4142135623730951;
-  const double f = (large ? m * 0.5 : m) - 1;
+  const double f = m * (large ? 0.5 : 1.0) - 1;
   // log 2 in two parts, of which k times the first is exact.
-  const double k = large ? exponent + 1 : exponent;
+  const double k = exponent + (large ? 1.0 : 0.0);
   const double s = f / (2 + f), w = s * s;
   double rest = 2.0 / 21;
   rest = rest * w + 2.0 / 19;
