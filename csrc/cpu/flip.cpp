@@ -8,8 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -20,58 +21,51 @@ namespace {
 
 using torch::stable::Tensor;
 
-// The ones that may flip, row by row, and their numbers in the matrix.
-struct Ones {
-  const int64_t* ptr;
-  const int32_t* col;
-  std::vector<int64_t> entry;
-  std::vector<int64_t> loops;  // those that stay all the same
-  std::vector<int64_t> own_ptr;
-  std::vector<int32_t> own_col;
+// A cell as one number: cells in the order of rows ascend.
+int64_t key_of(int64_t row, int64_t col) {
+  return row << 32 | col;
+}
 
-  explicit Ones(const Matrix& x) : ptr(x.rowptr), col(x.col) {
-    if (x.cells != kUndirected) {
-      entry.resize(x.rowptr[x.rows]);
-      std::iota(entry.begin(), entry.end(), int64_t{0});
-      for (int64_t i = 0; x.cells == kDirected && i < x.rows; ++i) {
-        const int32_t* stop = col + ptr[i + 1];
-        const int32_t* at = std::lower_bound(col + ptr[i], stop, i);
-        if (at != stop && *at == i)
-          loops.push_back(at - col);
-      }
-      return;
-    }
-    // Above the diagonal: the other half, and loops, are left to `unfold`.
-    own_ptr.assign(1, 0);
+constexpr int64_t kNoCell = std::numeric_limits<int64_t>::max();
+
+// The ones, their numbers in the matrix, and which of them are no cells; of an
+// undirected graph those on the diagonal and above.
+struct Ones {
+  std::vector<int64_t> key, entry, loops;
+
+  explicit Ones(const Matrix& x) {
+    const auto size = static_cast<size_t>(x.rowptr[x.rows]);
+    key.reserve(size);
+    entry.reserve(size);
     for (int64_t i = 0; i < x.rows; ++i) {
-      int64_t e = std::upper_bound(col + ptr[i], col + ptr[i + 1], i) - col;
-      for (; e < ptr[i + 1]; ++e) {
+      for (int64_t e = x.rowptr[i]; e < x.rowptr[i + 1]; ++e) {
+        const int64_t j = x.col[e];
+        if (x.cells == kUndirected && j < i)
+          continue;
+        if (x.cells != kAll && j == i)
+          loops.push_back(static_cast<int64_t>(key.size()));
+        key.push_back(key_of(i, j));
         entry.push_back(e);
-        own_col.push_back(col[e]);
       }
-      own_ptr.push_back(static_cast<int64_t>(entry.size()));
     }
-    ptr = own_ptr.data();
-    col = own_col.data();
   }
 };
 
-// The cells that gaps lead to, ascending, a block at a time; `cells` for all
-// that lie behind the last.
+// The cells that gaps lead to, ascending, a block at a time; kNoCell behind
+// the last of them.
 class Gaps {
  public:
   static constexpr int64_t kBlock = 512;
 
-  Gaps(uint64_t key, double p, int64_t cells)
-      : key_(key), law_(p), cells_(static_cast<uint64_t>(cells)) {
+  Gaps(const Matrix& x, uint64_t key, double p)
+      : x_(x), key_(key), law_(p), total_(static_cast<uint64_t>(x.count())) {
     if (law_.none) {
-      size_ = 1;
-      cell_[0] = cells;
+      cell_[0] = kNoCell;
       return;
     }
     // Few where few are needed.
-    const double mean = p * static_cast<double>(cells);
-    size_ = mean < kBlock / 2 ? 16 + static_cast<int64_t>(2 * mean) : kBlock;
+    const double mean = p * static_cast<double>(total_);
+    size_ = mean < kBlock / 2 ? 16 + static_cast<int64_t>(1.5 * mean) : kBlock;
     long_scale_ = 1 / std::log1p(-static_cast<long double>(p));
     refill();
   }
@@ -80,22 +74,28 @@ class Gaps {
   const int64_t* cells() const { return cell_; }
 
   void refill() {
-    if (law_.none)
-      return;
-    const bool extended = cells_ > static_cast<uint64_t>(kManyCells);
+    const bool extended = total_ > static_cast<uint64_t>(kManyCells);
     double length[kBlock];
     if (!extended)
       kernels().gap_lengths(key_, counter_, size_, law_.scale, length);
-    const auto all = static_cast<double>(cells_);
+    const auto all = static_cast<double>(total_);
     for (int64_t k = 0; k < size_; ++k) {
-      const uint64_t gap =
-          extended ? long_gap(counter_ + static_cast<uint64_t>(k))
-          : length[k] < all ? static_cast<uint64_t>(
-                                  static_cast<int64_t>(length[k]))
-                            : cells_;
-      next_ = std::min(next_ + gap, cells_);
-      cell_[k] = static_cast<int64_t>(next_);
-      ++next_;
+      next_ += extended ? long_gap(counter_ + static_cast<uint64_t>(k))
+               : length[k] < all
+                   ? static_cast<uint64_t>(static_cast<int64_t>(length[k]))
+                   : total_;
+      if (next_ >= total_) {
+        std::fill(cell_ + k, cell_ + size_, kNoCell);
+        next_ = total_;
+        break;
+      }
+      const auto at = static_cast<int64_t>(next_++);
+      while (at >= end_) {
+        ++row_;
+        start_ = end_;
+        end_ += x_.width(row_);
+      }
+      cell_[k] = key_of(row_, x_.column(row_, at - start_));
     }
     counter_ += static_cast<uint64_t>(size_);
   }
@@ -106,50 +106,50 @@ class Gaps {
         (static_cast<long double>(mix(key_ + counter * kGolden)) + 1) *
         0x1p-64L;
     const long double gap = std::log(u) * long_scale_;
-    return gap < static_cast<long double>(cells_) ? static_cast<uint64_t>(gap)
-                                                  : cells_;
+    return gap < static_cast<long double>(total_) ? static_cast<uint64_t>(gap)
+                                                  : total_;
   }
 
+  const Matrix& x_;
   uint64_t key_, counter_ = 0, next_ = 0;
   GapLaw law_;
-  uint64_t cells_;
-  int64_t size_;
+  uint64_t total_;
+  int64_t size_ = 1;
   long double long_scale_ = 0;
+  int64_t row_ = -1, start_ = 0, end_ = 0;  // a row and its cells
   int64_t cell_[kBlock];
 };
 
 // What a thread draws in.
 struct Room {
   std::vector<uint8_t> kept;
-  std::vector<int32_t> col;
+  std::vector<int64_t> key;
 };
 
-// Writes the rows of one sample to `room.col`, sorted, and to `end` where each
-// ends; of an undirected graph the part above the diagonal, without
-// self-loops. Returns how many entries there are.
+// Writes what is set in one sample to `room.key`, ascending; returns how much
+// that is.
 int64_t draw(const Matrix& x,
              const Ones& ones,
              double p_plus,
              uint64_t below,
              uint64_t key,
-             int64_t* end,
              Room& room) {
-  const auto count = static_cast<int64_t>(ones.entry.size());
-  const int64_t total = x.count(), directed = x.cells == kDirected;
+  const auto count = static_cast<int64_t>(ones.key.size());
   room.kept.resize(static_cast<size_t>(count));
   uint8_t* kept = room.kept.data();
   kernels().stay(derive(key, 1), ones.entry.data(), count, below, kept);
   for (const int64_t e : ones.loops)
     kept[e] = 1;
-  Gaps gaps(derive(key, 0), p_plus, total);
-  const int64_t* cell = gaps.cells();
+  Gaps gaps(x, derive(key, 0), p_plus);
+  const int64_t* one = ones.key.data();
+  const int64_t* zero = gaps.cells();
   int64_t k = 0, e = 0, w = 0;
-  int32_t* out = nullptr;
+  int64_t* out = nullptr;
   const auto make_room = [&] {  // for all ones that are left, and a block
     const auto needed = static_cast<size_t>(w + count - e + gaps.size() + 1);
-    if (room.col.size() < needed)
-      room.col.resize(std::max(needed, room.col.size() * 3 / 2));
-    out = room.col.data();
+    if (room.key.size() < needed)
+      room.key.resize(std::max(needed, room.key.size() * 3 / 2));
+    out = room.key.data();
   };
   make_room();
   const auto pass = [&](int64_t step) {
@@ -160,56 +160,56 @@ int64_t draw(const Matrix& x,
       make_room();
     }
   };
-  int64_t start = 0;  // of the row, among all cells
-  for (int64_t i = 0; i < x.rows; ++i) {
-    const int64_t stop = ones.ptr[i + 1], limit = start + x.width(i);
-    const int64_t shift = x.first(i) - start;
-    const auto column = [&](int64_t at) {
-      const int64_t j = at + shift;
-      return j + (directed & (j >= i));
-    };
-    // Both ascend, and what is drawn for a one alone counts. No branch depends
-    // on which is next.
-    while (e < stop && cell[k] < limit) {
-      const int64_t j = column(cell[k]), one = ones.col[e];
-      const int64_t has = one <= j;
-      out[w] = static_cast<int32_t>(has ? one : j);
-      w += kept[e] | (has ^ 1);
-      e += has;
-      pass(j <= one);
-    }
-    for (; e < stop; ++e) {
-      out[w] = ones.col[e];
-      w += kept[e];
-    }
-    for (; cell[k] < limit; pass(1))
-      out[w++] = static_cast<int32_t>(column(cell[k]));
-    start = limit;
-    end[i] = w;
+  // Both ascend, and what is drawn for a one alone counts. No branch depends
+  // on which is next.
+  while (e < count && zero[k] != kNoCell) {
+    const int64_t a = one[e], b = zero[k], old = a <= b;
+    out[w] = old ? a : b;
+    w += kept[e] | (old ^ 1);
+    e += old;
+    pass(b <= a);
   }
+  for (; e < count; ++e) {
+    out[w] = one[e];
+    w += kept[e];
+  }
+  for (; zero[k] != kNoCell; pass(1))
+    out[w++] = zero[k];
   return w;
 }
 
-// Both directions of the edges above the diagonal, and the self-loops of the
-// graph: in the order of rows, the neighbours before a node come first.
-void unfold(int64_t rows,
-            const int64_t* end,
-            const int32_t* upper,
-            const std::vector<uint8_t>& loop,
+// Where the rows of `size` sorted keys end, from 0 on.
+void row_ends(const int64_t* key, int64_t size, int64_t rows, int64_t* end) {
+  std::fill(end, end + rows, int64_t{0});
+  for (int64_t k = 0; k < size; ++k)
+    end[key[k] >> 32] = k + 1;
+  for (int64_t i = 1; i < rows; ++i)
+    end[i] = std::max(end[i], end[i - 1]);
+}
+
+// The same with every edge there in both directions.
+void both_ends(const int64_t* key, int64_t size, int64_t rows, int64_t* end) {
+  std::fill(end, end + rows, int64_t{0});
+  for (int64_t k = 0; k < size; ++k) {
+    const int64_t i = key[k] >> 32, j = key[k] & 0xFFFFFFFF;
+    ++end[i];
+    end[j] += i != j;
+  }
+  for (int64_t i = 1; i < rows; ++i)
+    end[i] += end[i - 1];
+}
+
+// Writes each edge in both directions, the next of row i to out[at[i]]. In the
+// order of keys, the neighbours before a node come first, and then its loop.
+void unfold(const std::vector<int64_t>& keys,
             int64_t* at,
             int64_t offset,
             int32_t* out) {
-  int64_t e = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    const auto name = static_cast<int32_t>(offset + i);
-    int64_t own = at[i];
-    if (loop[i])
-      out[own++] = name;
-    for (; e < end[i]; ++e) {
-      const int64_t j = upper[e];
-      out[own++] = static_cast<int32_t>(offset + j);
-      out[at[j]++] = name;
-    }
+  for (const int64_t key : keys) {
+    const int64_t i = key >> 32, j = key & 0xFFFFFFFF;
+    out[at[i]++] = static_cast<int32_t>(offset + j);
+    if (i != j)
+      out[at[j]++] = static_cast<int32_t>(offset + i);
   }
 }
 
@@ -228,13 +228,8 @@ std::tuple<Tensor, Tensor> flip_bits(const Tensor& rowptr,
                  static_cast<Cells>(cells)};
   const bool graph = cells != kAll, both = cells == kUndirected;
   const Ones ones(x);
-  std::vector<uint8_t> loop(both ? n : 0);
-  for (int64_t i = 0; both && i < n; ++i)
-    loop[i] = std::binary_search(x.col + x.rowptr[i], x.col + x.rowptr[i + 1],
-                                 static_cast<int32_t>(i));
-
   struct Sample {
-    std::vector<int64_t> end;
+    std::vector<int64_t> key;
     std::vector<int32_t> col;
   };
   std::vector<Sample> sample(num_samples);
@@ -244,28 +239,22 @@ std::tuple<Tensor, Tensor> flip_bits(const Tensor& rowptr,
   const uint64_t below = threshold(p_minus);
   Tensor ptr = torch::stable::new_empty(rowptr, {num_samples * n + 1});
   auto* start = ptr.mutable_data_ptr<int64_t>();
-  // Where rows end, from 0 on in every sample.
   parallel_tasks(num_samples, work, [&] {
     return [&, room = Room()](int64_t s) mutable {
-      Sample& made = sample[s];
-      int64_t* row = start + s * n + 1;
-      if (both)
-        made.end.resize(n);
-      int64_t* end = both ? made.end.data() : row;
       const int64_t size =
-          draw(x, ones, p_plus, below, derive(seed, first + s), end, room);
-      made.col.assign(room.col.data(), room.col.data() + size);
-      if (!both)
+          draw(x, ones, p_plus, below, derive(seed, first + s), room);
+      const int64_t* key = room.key.data();
+      int64_t* end = start + s * n + 1;
+      if (both) {
+        both_ends(key, size, n, end);
+        sample[s].key.assign(key, key + size);
         return;
-      int64_t before = 0;
-      for (int64_t i = 0; i < n; ++i) {
-        row[i] = end[i] - before + loop[i];
-        before = end[i];
       }
-      for (const int32_t j : made.col)
-        ++row[j];
-      for (int64_t i = 1; i < n; ++i)
-        row[i] += row[i - 1];
+      row_ends(key, size, n, end);
+      const auto offset = static_cast<int32_t>(graph ? s * n : 0);
+      sample[s].col.resize(size);
+      for (int64_t k = 0; k < size; ++k)
+        sample[s].col[k] = static_cast<int32_t>(key[k]) + offset;
     };
   });
   start[0] = 0;
@@ -278,18 +267,14 @@ std::tuple<Tensor, Tensor> flip_bits(const Tensor& rowptr,
   auto* out = node.mutable_data_ptr<int32_t>();
   parallel_tasks(num_samples, node.numel(), [&] {
     return [&, at = std::vector<int64_t>()](int64_t s) mutable {
-      Sample& made = sample[s];
-      const int64_t offset = graph ? s * n : 0;
+      const Sample made = std::move(sample[s]);
+      int64_t* row = start + s * n;
       if (both) {
-        at.assign(start + s * n, start + (s + 1) * n);
-        unfold(n, made.end.data(), made.col.data(), loop, at.data(), offset,
-               out);
+        at.assign(row, row + n);
+        unfold(made.key, at.data(), s * n, out);
       } else {
-        int32_t* row = out + start[s * n];
-        for (const int32_t j : made.col)
-          *row++ = static_cast<int32_t>(offset + j);
+        std::copy(made.col.begin(), made.col.end(), out + row[0]);
       }
-      made = Sample();
     };
   });
   return {ptr, node};
