@@ -685,7 +685,7 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
-        line = list(_checked_step(noise_multiplier, sample_rate))
+        line = list(checked_step(noise_multiplier, sample_rate))
         self._settle()
         step = len(self._account.lines) + 1
         self._append({'step': step, 'spent': line})
@@ -861,12 +861,18 @@ class _Account:
             raise ValueError
         if body['step'] != len(self.lines) + 1:
             raise ValueError
-        self.lines.append(_checked_step(*body['spent']))
+        self.lines.append(checked_step(*body['spent']))
 
 
-def _checked_step(
+def checked_step(
     noise_multiplier: float, sample_rate: float
 ) -> tuple[float, float]:
+    """A step as a line of a ledger may have it.
+
+    Args:
+        noise_multiplier (float): positive and finite.
+        sample_rate (float): in :math:`(0, 1]`.
+    """
     noise = check_positive('noise_multiplier', noise_multiplier)
     if not 0 < check_number('sample_rate', sample_rate) <= 1:
         raise ValueError(

@@ -43,7 +43,7 @@ def test_a_line_does_not_give_back_what_was_spent(tmp_path, body):
     head = ledger.head
     ledger.close()
     append(path, body)
-    with pytest.raises(ValueError, match='line 4 of the ledger .* changed'):
+    with pytest.raises(ValueError, match=r'line 4 of the ledger .* changed'):
         PrivacyLedger(path, {'mechanism': 'a'}, head)
 
 
