@@ -146,7 +146,8 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
         guarantees (tuple[Guarantee, ...]): of the report.
         created (str): when the report was made.
     """
-    lines = ['## Trust report', '', f'Made on {created}.', '']
+    made_on = f'Made on {created}. To check it: `{_CHECK}`.'
+    lines = ['## Trust report', '', made_on, '']
     for each in guarantees:
         lines += [f'### {_line(each.procedure)}', '']
         lines += [f'**{_line(each.promise)}**', '', _line(_said(each)), '']
@@ -157,7 +158,6 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
         if table:
             lines += ['| | |', '| --- | --- |']
             lines += [f'| {_line(k)} | {_line(v)} |' for k, v in table] + ['']
-    lines += [f'To check it: `{_CHECK}`.', '']
     lines += [f'Made with {", ".join(versions(guarantees))}.', '']
     return '\n'.join(lines)
 
@@ -219,10 +219,10 @@ def _share(name: str, spent: float, limit: float) -> str:
 def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
     duties = _DUTIES[each.kind]
     lists = [
-        ('It holds if', each.assumptions),
         ('It does not cover', each.not_covered),
         ('How it was checked', each.checked or (_UNCHECKED,)),
         (f'Duties that it can support ({_NO_ADVICE})', duties),
+        ('It holds if', each.assumptions),
     ]
     return [(title, texts) for title, texts in lists if texts]
 
