@@ -41,9 +41,9 @@ mine = Data(
 # Bring it into form (1 minute)
 # -----------------------------
 # Certificates and removal are defined on simple, undirected graphs. So loops
-# and repeated pairs go, every edge is stored in both directions, and weights of
-# edges are left out. Each row of ``x`` is scaled by itself. Scaling by means of
-# all people would mix them, and nothing would be private any more.
+# and repeated pairs go, every edge is stored in both directions, and weights
+# of edges are left out. Each row of ``x`` is scaled by itself. Scaling by means
+# of all people would mix them, and nothing would be private any more.
 import torch.nn.functional as F
 from torch_geometric.utils import remove_self_loops, to_undirected
 
@@ -173,7 +173,9 @@ for finding in check_report(
 #
 #    python -m pyg_trust check trust.json --ledger private.ledger
 #
-# And one picture: what was spent, and what is certain.
+# With ``--model`` and ``--data`` it compares weights and data as well. Give
+# each model a report of its own for that. And one picture: what was spent, and
+# what is certain.
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(1, 3, figsize=(15, 3.4), layout='constrained')
