@@ -42,8 +42,8 @@ mine = Data(
 # -----------------------------
 # Certificates and removal are defined on simple, undirected graphs. So loops
 # and repeated pairs go, every edge is stored in both directions, and weights
-# of edges are left out. Each row of ``x`` is scaled by itself. Scaling by means
-# of all people would mix them, and nothing would be private any more.
+# of edges are left out. Each row of ``x`` is scaled by itself. Means of all
+# people would mix them, and nothing would be private any more.
 import torch.nn.functional as F
 from torch_geometric.utils import remove_self_loops, to_undirected
 
