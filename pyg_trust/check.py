@@ -296,9 +296,9 @@ def _check_epsilon(each: Guarantee) -> Said:
     # The Rényi accountant is never below the exact profile.
     low = 1 - _ROUNDING if mechanism == 'rdp_wor' else 0.0
     fits = low * other <= claimed
-    text = f"dp-accounting's Rényi accountant gives {other:.6g}"
+    text = f"epsilon: dp-accounting's Rényi accountant gives {other:.6g}"
     if mechanism == 'pld_wor':
-        text += ', which the exact profile may undercut'
+        text += ', a looser bound than the exact profile'
     yield HOLDS if fits else FAILS, text
 
 

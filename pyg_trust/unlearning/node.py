@@ -304,7 +304,8 @@ class NodeClassifier(Saving, EditedInPlace):
         if self.measure.undirected and not graph.is_undirected:
             raise ValueError(
                 "'data' needs to be undirected for measure "
-                f"'{self.measure.name}' (got a directed graph)"
+                f"'{self.measure.name}' (got a directed graph; "
+                'torch_geometric.utils.to_undirected makes it so)'
             )
         if self.features == 'push' and not graph.is_undirected:
             raise ValueError(
