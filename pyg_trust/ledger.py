@@ -403,13 +403,8 @@ class PrivacyLedger:
             noise_multiplier (float): Opacus' noise over clipping norm.
             sample_rate (float): the share of the units that were drawn.
         """
-        noise = check_positive('noise_multiplier', noise_multiplier)
-        if not 0 < check_number('sample_rate', sample_rate) <= 1:
-            raise ValueError(
-                f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
-            )
+        line = list(checked_step(noise_multiplier, sample_rate))
         self._settle()
-        line = [noise, float(sample_rate)]
         step = len(self._account.lines) + 1
         self._append({'step': step, 'spent': line})
 
@@ -464,7 +459,7 @@ class PrivacyLedger:
                     raise ValueError
                 if number:
                     account.add(body)
-            except (ValueError, KeyError, TypeError):
+            except (ArithmeticError, KeyError, TypeError, ValueError):
                 raise ValueError(
                     f'line {number + 1} of the ledger {self.path} was changed'
                 ) from None
@@ -575,13 +570,33 @@ class _Account:
         return self.links[-1] if self.links else ''
 
     def add(self, body: dict[str, Any]) -> None:
-        if 'epsilon' in body:
-            self.pure_epsilon += float(body['epsilon'])
+        # What `record` refuses is no line either: a negative amount would
+        # give back what was spent, and with NaN no budget is ever exceeded.
+        if set(body) == {'epsilon'}:
+            self.pure_epsilon += check_positive('epsilon', body['epsilon'])
             return
+        if set(body) != {'step', 'spent'}:
+            raise ValueError
         if body['step'] != len(self.lines) + 1:
             raise ValueError
-        noise, rate = map(float, body['spent'])
-        self.lines.append((noise, rate))
+        self.lines.append(checked_step(*body['spent']))
+
+
+def checked_step(
+    noise_multiplier: float, sample_rate: float
+) -> tuple[float, float]:
+    """A step as a line of a ledger may have it.
+
+    Args:
+        noise_multiplier (float): positive and finite.
+        sample_rate (float): in :math:`(0, 1]`.
+    """
+    noise = check_positive('noise_multiplier', noise_multiplier)
+    if not 0 < check_number('sample_rate', sample_rate) <= 1:
+        raise ValueError(
+            f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
+        )
+    return noise, float(sample_rate)
 
 
 def _check_plain(name: str, value: dict[str, Any]) -> None:

@@ -595,8 +595,8 @@ STAGES = [
     (LevelState, '_pull'),
     (LevelState, 'rows'),
     (NodeState, 'forget'),
-    (NodeState, '_without'),
-    (NodeState, '_with'),
+    (NodeState, '_drop'),
+    (NodeState, '_follow'),
     (NodeState, 'blocks'),
     (node, 'refine'),
     (H.Objective, 'gradient'),
@@ -620,7 +620,7 @@ def test_a_failure_at_any_stage_changes_nothing(
     request = RemovalRequest(
         nodes=[hub, int(data.train_mask.nonzero()[0])], features=[6]
     )
-    if stage[1] in ('_with', '_without'):
+    if stage[1] == '_follow':
         # Where few rows change, the gradient follows by these alone.
         label = int(data.train_mask.nonzero()[0])
         request = RemovalRequest(labels=[label])
