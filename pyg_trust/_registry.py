@@ -5,6 +5,9 @@ from typing import Any, Generic, TypeVar
 
 from pyg_trust._checks import check_callable, check_choice, check_instance
 
+#: How reports speak of what users added; a page of reports looks for it.
+UNCHECKED = 'not checked by this package'
+
 Entry = TypeVar('Entry')
 Made = TypeVar('Made')
 
@@ -153,7 +156,4 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def note(self, name: str) -> str:
         """How reports name an entry that is not of this package."""
-        return (
-            f'the {self.kind} {name!r}, registered by the user, not checked '
-            'by this package'
-        )
+        return f'the {self.kind} {name!r}, registered by the user, {UNCHECKED}'

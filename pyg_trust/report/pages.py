@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape as escape_markup
 from typing import Any
 
+from pyg_trust._registry import UNCHECKED
 from pyg_trust.report.base import Guarantee, plain, short, visible
 
 # Whom a sort of promise is for, and what it says. Two sentences.
@@ -185,10 +186,16 @@ def _said(each: Guarantee) -> str:
     whom, what = _FOR[each.kind]
     epsilon, delta = (each.values.get(n) for n in ('epsilon', 'delta'))
     weak = each.values.get('seeded') or each.values.get('noise') == 'objective'
-    numbers = isinstance(epsilon, int | float) and isinstance(
+    if any(UNCHECKED in text for text in (each.promise, *each.assumptions)):
+        return (
+            f'{whom} It rests on what its user has added to this package, and '
+            'nobody here has checked that.'
+        )
+    if each.kind not in _ODDS or weak:
+        return f'{whom} {what}'
+    if not isinstance(epsilon, int | float) or not isinstance(
         delta, int | float
-    )
-    if each.kind not in _ODDS or weak or not numbers:
+    ):
         return f'{whom} {what}'
     if not (0 <= epsilon < 14 and 0 <= delta < 1):
         return f'{whom} The numbers are too large to protect anybody.'

@@ -66,7 +66,11 @@ def test_an_accountant_of_a_stranger_is_used_and_named(private, tmp_path):
     assert warns(report, 'mine')
     # Nor does the checker of saved reports vouch for it.
     path = tmp_path / 'report.json'
-    TrustReport.of(report).save(path)
+    page = TrustReport.of(report)
+    page.save(path)
+    for text in (page.to_html(), page.to_markdown()):
+        assert 'nobody here has checked' in text
+        assert 'times as likely' not in text
     assert any(
         f.status == UNKNOWN and "'mine'" in f.text for f in check_report(path)
     )
