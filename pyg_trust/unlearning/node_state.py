@@ -319,9 +319,10 @@ class NodeState:
             old (Gradient, optional): there, before.
         """
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
-        changed = torch.tensor(
-            sorted({*part.nodes, *part.features}), dtype=torch.int64
-        )
+        changed = nodes
+        if part.features:
+            both = sorted({*part.nodes, *part.features})
+            changed = torch.tensor(both, dtype=torch.int64)
         before = self.mu
         arcs = _edges(part.arcs)
         if not self.graph.undirected:
@@ -341,21 +342,20 @@ class NodeState:
             kept = kept[~torch.isin(kept, dropped)]
         rows = torch.cat([kept, dropped])
         few = 2 * rows.numel() < self.names.numel()
-        follow, held = None, self.Y[rows]
+        follow, goals = None, self.Y[rows]
         if dropped.numel():
             self._drop(dropped)
         if self.Z is not None:
             assert isinstance(self.levels, LevelState)
-            new = self.levels.rows(self.names[kept])
-            both = torch.cat([self.Z[rows], new])
-            self.journal.rows(self.Z, rows)
+            Z, new = self.Z, self.levels.rows(self.names[kept])
+            held = Z[rows]
+            self.journal.note(lambda: Z.index_copy_(0, rows, held))
             if dropped.numel():
-                self.Z[dropped] = 0
-            self.Z[kept] = new
+                Z[dropped] = 0
+            Z[kept] = new
             if few and old is not None:
-                held = torch.cat([held, held[: kept.numel()]])
                 drift = self.mu - before
-                follow = self._follow(both, held, rows.numel(), W, drift, old)
+                follow = self._follow(held, new, goals, W, drift, old)
         return Change(touched.rows, kept.numel(), follow, structure)
 
     def _drop(self, rows: Tensor) -> None:
@@ -426,23 +426,27 @@ class NodeState:
 
     def _follow(
         self,
-        Z: Tensor,
+        gone: Tensor,
+        new: Tensor,
         Y: Tensor,
-        count: int,
         W: Tensor,
         mu: float,
         old: Gradient,
     ) -> Gradient:
-        # Of rows that go, `count` of them, and rows that come; `mu` more.
-        head = self.settings.head
-        G = slopes(Z @ W, Y, head)
-        G[:count].neg_()
-        value = (Z.t() @ G).add_(old.value).add_(W, alpha=mu)
-        weight = float(torch.linalg.vector_norm(W))
+        # Rows go, with their targets; the first of them come again, changed;
+        # and there is `mu` more.
+        head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
+        margin = torch.cat([gone @ W, new @ W])
+        G = slopes(margin, torch.cat([Y, Y[:kept]]), head)
+        value = new.t() @ G[count:] - gone.t() @ G[:count]
+        value.add_(old.value).add_(W, alpha=mu)
+        norm = torch.linalg.vector_norm
+        weight = float(norm(W))
         drift = (abs(mu) + self.mu) * weight
-        missing = hidden(Z, G, W, head, drift, weight=weight)
+        size = math.hypot(float(norm(gone)), float(norm(new)))
+        missing = hidden(new, G, W, head, drift, size, weight)
         # Adding matrices rounds by the last bits of the sums.
-        measured = float(torch.linalg.vector_norm(value))
+        measured = float(norm(value))
         missing += old.norm.upper - old.norm.measured
         missing += 4 * UNIT * (measured + old.norm.measured)
         return Gradient(value, Residual(measured, measured + missing))
