@@ -224,8 +224,11 @@ class NodeState:
         self.members = self._members(torch.arange(self.num_train))
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
+        # The square of its norm, from above.
+        self.square = 0.0
         if isinstance(self.levels, LevelState):
             self.Z = self.levels.rows(self.names)
+            self.square = _norm(self.Z) ** 2
 
     @property
     def mu(self) -> float:
@@ -249,7 +252,7 @@ class NodeState:
         """
         head = self.settings.head
         if self.Z is not None:
-            size = float(self.Z.norm())
+            size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, head, B, size)
         assert isinstance(self.levels, SeriesState)
         there = self.names >= 0
@@ -353,10 +356,19 @@ class NodeState:
             if dropped.numel():
                 Z[dropped] = 0
             Z[kept] = new
+            sizes = _norm(held), _norm(new)
+            self._resize(*sizes)
             if few and old is not None:
-                drift = self.mu - before
-                follow = self._follow(held, new, goals, W, drift, old)
+                drift, size = self.mu - before, math.hypot(*sizes)
+                follow = self._follow(held, new, goals, W, drift, size, old)
         return Change(touched.rows, kept.numel(), follow, structure)
+
+    def _resize(self, gone: float, new: float) -> None:
+        # Norms of rows that go and come, with what rounding may hide of them.
+        square = self.square
+        self.journal.note(lambda: setattr(self, 'square', square))
+        hidden = 1e-10 * (new**2 + gone**2) + 4 * UNIT * square
+        self.square = max(0.0, square + new**2 - gone**2) + hidden
 
     def _drop(self, rows: Tensor) -> None:
         # Training rows, but for their features.
@@ -388,6 +400,8 @@ class NodeState:
             'Z': None if self.Z is None else self.Z[keep],
         }
         vars(self).update(parts)
+        if self.Z is not None:
+            self.square = _norm(self.Z) ** 2
 
     def _check_edges(self, part: Part) -> None:
         if not part.edges and not part.directed_edges:
@@ -431,22 +445,21 @@ class NodeState:
         Y: Tensor,
         W: Tensor,
         mu: float,
+        size: float,
         old: Gradient,
     ) -> Gradient:
-        # Rows go, with their targets; the first of them come again, changed;
-        # and there is `mu` more.
+        # Rows go, with their targets; the first of them come again, changed,
+        # of this size together; and there is `mu` more.
         head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
         margin = torch.cat([gone @ W, new @ W])
         G = slopes(margin, torch.cat([Y, Y[:kept]]), head)
         value = new.t() @ G[count:] - gone.t() @ G[:count]
         value.add_(old.value).add_(W, alpha=mu)
-        norm = torch.linalg.vector_norm
-        weight = float(norm(W))
+        weight = _norm(W)
         drift = (abs(mu) + self.mu) * weight
-        size = math.hypot(float(norm(gone)), float(norm(new)))
         missing = hidden(new, G, W, head, drift, size, weight)
         # Adding matrices rounds by the last bits of the sums.
-        measured = float(norm(value))
+        measured = _norm(value)
         missing += old.norm.upper - old.norm.measured
         missing += 4 * UNIT * (measured + old.norm.measured)
         return Gradient(value, Residual(measured, measured + missing))
@@ -592,6 +605,10 @@ class NodeState:
     def rebuilt(self) -> 'NodeState':
         """A state that is a function of what remains, and of nothing else."""
         return self.from_dict(self.settings, self.classes, self.to_dict())
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix))
 
 
 def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:

@@ -1081,3 +1081,23 @@ def test_digests_notice_every_change_in_their_block_alone(name):
         state.featureless[127] = True
     after = state.blocks()
     assert {k for k in before if before[k] != after[k]} == {1}
+
+
+def test_the_size_of_the_rows_is_followed_from_above_and_back():
+    data = blocks()
+    data.x[data.train_mask.nonzero()[:3, 0]] *= 1e4
+    model = make(data)
+    state = model._model.data
+    for request in requests(model, data, 24):
+        before = state.square
+        model.plan(request)
+        assert state.square == before
+        model.remove(request)
+        exact = float(state.Z.double().square().sum())
+        assert exact * (1 - 1e-12) <= state.square <= exact * (1 + 1e-6) + 1e-6
+    large = data.train_mask.nonzero()[:3, 0]
+    there = model.nodes[torch.isin(model.nodes, large)]
+    if there.numel():
+        model.remove(RemovalRequest(nodes=there))
+    exact = float(state.Z.square().sum())
+    assert exact * (1 - 1e-12) <= state.square
