@@ -1,3 +1,5 @@
+# Longer than 700 lines because every op has a section: its contract, its
+# checks and its fake kernel; 400 lines are contracts.
 """The C++ ops: one checked, documented function per op, and fake kernels.
 
 Checked here is the form of every tensor (device, dtype, shape). That indices

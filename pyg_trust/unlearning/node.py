@@ -57,10 +57,12 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    Seals,
 )
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning.node_checks import (
     feature_error,
     labels,
@@ -302,7 +304,8 @@ class NodeClassifier(Saving, EditedInPlace):
         if self.measure.undirected and not graph.is_undirected:
             raise ValueError(
                 "'data' needs to be undirected for measure "
-                f"'{self.measure.name}' (got a directed graph)"
+                f"'{self.measure.name}' (got a directed graph; "
+                'torch_geometric.utils.to_undirected makes it so)'
             )
         if self.features == 'push' and not graph.is_undirected:
             raise ValueError(

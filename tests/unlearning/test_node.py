@@ -23,9 +23,15 @@ from pyg_trust.functional import heads as H
 from pyg_trust.functional.dynamic_graph import DynamicGraph
 from pyg_trust.functional.incremental import LevelState
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, Seals
+from pyg_trust.ledger import (
+    BudgetExceededError,
+    RemovalLedger,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning import NodeClassifier, node, node_release
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_state import NodeState
