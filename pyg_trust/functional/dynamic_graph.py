@@ -93,15 +93,12 @@ class _Rows:
         at = ranges(start[nodes], count)
         return nodes.repeat_interleave(count), col[at].long()
 
-    def has(self, source: list[int], target: list[int]) -> list[bool]:
-        # One by one, for a few.
-        start, length, col = (part.numpy() for part in self.view)
-        found = []
-        for u, v in zip(source, target, strict=True):
-            row = col[start[u] : start[u] + length[u]]
-            at = row.searchsorted(v)
-            found.append(bool(at < row.size and row[at] == v))
-        return found
+    def has(self, u: int, v: int) -> bool:
+        start, length, col = self.view
+        first = int(start[u])
+        row = col[first : first + int(length[u])].numpy()
+        at = int(row.searchsorted(v))
+        return at < row.size and int(row[at]) == v
 
     def make_room(self, row: Tensor) -> None:
         # For one more entry for each time that a row is named.
@@ -216,19 +213,15 @@ class DynamicGraph:
         """
         n = self.num_nodes
         row, col = edges
-        if row.numel() == 0:
-            return row == col
-        inside = (edges >= 0).all(0) & (edges < n).all(0)
         if row.numel() <= FEW:
-            known = inside.nonzero().view(-1)
-            found = torch.zeros_like(inside)
-            pair = edges[:, known].tolist()
-            found[known] = torch.tensor(self.out.has(*pair), dtype=torch.bool)
-        else:
-            source = row[inside].unique()
-            there = torch.stack(self.out.entries(source))
-            key = there[0] * n + there[1]
-            found = torch.isin(row * n + col, key) & inside
+            pairs = zip(row.tolist(), col.tolist(), strict=True)
+            there = [self._has(u, v) for u, v in pairs]
+            return torch.tensor(there, dtype=torch.bool)
+        inside = (edges >= 0).all(0) & (edges < n).all(0)
+        source = row[inside].unique()
+        entries = torch.stack(self.out.entries(source))
+        key = entries[0] * n + entries[1]
+        found = torch.isin(row * n + col, key) & inside
         loop = inside & (row == col)
         found[loop] = self.own_loop[row[loop]]
         return found
@@ -248,22 +241,28 @@ class DynamicGraph:
         Raises:
             ValueError: if a node or an edge is not there; nothing has changed.
         """
-        for node in nodes[~self._known(nodes)].tolist()[:1]:
-            raise ValueError(f'node {node} is not there{_GONE}')
-        for u, v in edges[:, ~self.has_edges(edges)].t().tolist()[:1]:
-            raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
         if nodes.numel() + edges.numel() == 0:
             return nodes
-        loop = edges[0] == edges[1]
-        gone = torch.cat([nodes, edges[0, loop]])
+        known = self._known(nodes)
+        if not bool(known.all()):
+            node = int(nodes[~known][0])
+            raise ValueError(f'node {node} is not there{_GONE}')
+        there = self.has_edges(edges)
+        if not bool(there.all()):
+            u, v = edges[:, ~there][:, 0].tolist()
+            raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+        gone, rest = nodes, edges
+        if edges.numel():
+            loop = edges[0] == edges[1]
+            gone = torch.cat([nodes, edges[0, loop]])
+            rest = edges[:, ~loop] if self.self_loops else edges
         journal.rows(self.own_loop, gone)
         self.own_loop[gone] = False
         # Of an undirected graph, back as well.
-        parts = [torch.stack(self.out.entries(nodes))]
+        parts = [torch.stack(self.out.entries(nodes)), rest]
         if not self.undirected:
             target, source = self.into.entries(nodes)
             parts.append(torch.stack([source, target]))
-        parts.append(edges[:, ~loop] if self.self_loops else edges)
         changed = self._edit(torch.cat(parts, dim=1), False, journal)
         if nodes.numel() == 0:
             return changed
@@ -341,10 +340,15 @@ class DynamicGraph:
         """The graph as it is now; removed nodes are left without edges."""
         return CSRGraph.from_edge_index(self.edge_index(), self.num_nodes)
 
+    def _has(self, u: int, v: int) -> bool:
+        if not (0 <= u < self.num_nodes and 0 <= v < self.num_nodes):
+            return False
+        return bool(self.own_loop[u]) if u == v else self.out.has(u, v)
+
     def _known(self, nodes: Tensor) -> Tensor:
-        inside = (nodes >= 0) & (nodes < self.num_nodes)
-        inside[inside.clone()] = self.alive[nodes[inside]]
-        return inside
+        n = self.num_nodes
+        inside = (nodes >= 0) & (nodes < n)
+        return inside & self.alive[nodes.clamp(0, max(n - 1, 0))]
 
     def _edit(self, edges: Tensor, insert: bool, journal: Journal) -> Tensor:
         n = self.num_nodes

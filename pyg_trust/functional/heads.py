@@ -150,7 +150,8 @@ def hidden(
         weight (float, optional): that of :obj:`W`, if known.
             (default: :obj:`None`)
     """
-    (n, d), z = Z.shape, _norm(Z) if size is None else size
+    n, d = G.size(0), W.size(0)
+    z = _norm(Z) if size is None else size
     w = _norm(W) if weight is None else weight
     return UNIT * (
         (n + 8) * z * _norm(G)

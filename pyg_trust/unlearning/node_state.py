@@ -224,8 +224,11 @@ class NodeState:
         self.members = self._members(torch.arange(self.num_train))
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
+        # The square of its norm, from above.
+        self.square = 0.0
         if isinstance(self.levels, LevelState):
             self.Z = self.levels.rows(self.names)
+            self.square = _norm(self.Z) ** 2
 
     @property
     def mu(self) -> float:
@@ -249,7 +252,7 @@ class NodeState:
         """
         head = self.settings.head
         if self.Z is not None:
-            size = float(self.Z.norm())
+            size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, head, B, size)
         assert isinstance(self.levels, SeriesState)
         there = self.names >= 0
@@ -319,9 +322,10 @@ class NodeState:
             old (Gradient, optional): there, before.
         """
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
-        changed = torch.tensor(
-            sorted({*part.nodes, *part.features}), dtype=torch.int64
-        )
+        changed = nodes
+        if part.features:
+            both = sorted({*part.nodes, *part.features})
+            changed = torch.tensor(both, dtype=torch.int64)
         before = self.mu
         arcs = _edges(part.arcs)
         if not self.graph.undirected:
@@ -341,22 +345,30 @@ class NodeState:
             kept = kept[~torch.isin(kept, dropped)]
         rows = torch.cat([kept, dropped])
         few = 2 * rows.numel() < self.names.numel()
-        follow, held = None, self.Y[rows]
+        follow, goals = None, self.Y[rows]
         if dropped.numel():
             self._drop(dropped)
         if self.Z is not None:
             assert isinstance(self.levels, LevelState)
-            new = self.levels.rows(self.names[kept])
-            both = torch.cat([self.Z[rows], new])
-            self.journal.rows(self.Z, rows)
+            Z, new = self.Z, self.levels.rows(self.names[kept])
+            held = Z[rows]
+            self.journal.note(lambda: Z.index_copy_(0, rows, held))
             if dropped.numel():
-                self.Z[dropped] = 0
-            self.Z[kept] = new
+                Z[dropped] = 0
+            Z[kept] = new
+            sizes = _norm(held), _norm(new)
+            self._resize(*sizes)
             if few and old is not None:
-                held = torch.cat([held, held[: kept.numel()]])
-                drift = self.mu - before
-                follow = self._follow(both, held, rows.numel(), W, drift, old)
+                drift, size = self.mu - before, math.hypot(*sizes)
+                follow = self._follow(held, new, goals, W, drift, size, old)
         return Change(touched.rows, kept.numel(), follow, structure)
+
+    def _resize(self, gone: float, new: float) -> None:
+        # Norms of rows that go and come, with what rounding may hide of them.
+        square = self.square
+        self.journal.note(lambda: setattr(self, 'square', square))
+        hidden = 1e-10 * (new**2 + gone**2) + 4 * UNIT * square
+        self.square = max(0.0, square + new**2 - gone**2) + hidden
 
     def _drop(self, rows: Tensor) -> None:
         # Training rows, but for their features.
@@ -388,6 +400,8 @@ class NodeState:
             'Z': None if self.Z is None else self.Z[keep],
         }
         vars(self).update(parts)
+        if self.Z is not None:
+            self.square = _norm(self.Z) ** 2
 
     def _check_edges(self, part: Part) -> None:
         if not part.edges and not part.directed_edges:
@@ -426,23 +440,26 @@ class NodeState:
 
     def _follow(
         self,
-        Z: Tensor,
+        gone: Tensor,
+        new: Tensor,
         Y: Tensor,
-        count: int,
         W: Tensor,
         mu: float,
+        size: float,
         old: Gradient,
     ) -> Gradient:
-        # Of rows that go, `count` of them, and rows that come; `mu` more.
-        head = self.settings.head
-        G = slopes(Z @ W, Y, head)
-        G[:count].neg_()
-        value = (Z.t() @ G).add_(old.value).add_(W, alpha=mu)
-        weight = float(torch.linalg.vector_norm(W))
+        # Rows go, with their targets; the first of them come again, changed,
+        # of this size together; and there is `mu` more.
+        head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
+        margin = torch.cat([gone @ W, new @ W])
+        G = slopes(margin, torch.cat([Y, Y[:kept]]), head)
+        value = new.t() @ G[count:] - gone.t() @ G[:count]
+        value.add_(old.value).add_(W, alpha=mu)
+        weight = _norm(W)
         drift = (abs(mu) + self.mu) * weight
-        missing = hidden(Z, G, W, head, drift, weight=weight)
+        missing = hidden(new, G, W, head, drift, size, weight)
         # Adding matrices rounds by the last bits of the sums.
-        measured = float(torch.linalg.vector_norm(value))
+        measured = _norm(value)
         missing += old.norm.upper - old.norm.measured
         missing += 4 * UNIT * (measured + old.norm.measured)
         return Gradient(value, Residual(measured, measured + missing))
@@ -588,6 +605,10 @@ class NodeState:
     def rebuilt(self) -> 'NodeState':
         """A state that is a function of what remains, and of nothing else."""
         return self.from_dict(self.settings, self.classes, self.to_dict())
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix))
 
 
 def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:
