@@ -508,6 +508,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self._step = step
         self._made = True
         self._settings = self._find_settings()
+        self._moved = self._find_moved()
         self._hold()
 
     def step(self, closure: Any = None) -> Any:
@@ -540,6 +541,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     @editing
     def _private_step(self) -> None:
         self._check_hooks()
+        self._check_groups()
         self._check_state()
         if self._step.finish():
             # Not refused: a schedule is no matter of the data.
@@ -559,6 +561,18 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         """Takes the state as it is."""
         self._held = self._tensors()
         self._moving = False
+
+    def _check_groups(self) -> None:
+        if self._find_moved() != self._moved:
+            raise ValueError(
+                "'optimizer' needs to keep its parameters: others were put "
+                'into its groups after make_private, whose gradients have no '
+                'noise'
+            )
+
+    def _find_moved(self) -> list[int]:
+        groups = self.optimizer.param_groups
+        return [id(p) for group in groups for p in group['params']]
 
     def _find_settings(self) -> list[str]:
         return [

@@ -654,3 +654,22 @@ def test_a_report_of_fixed_settings_says_nothing_of_changes(private):
     text = setup.engine.report(1e-3).explain()
     assert 'changed between steps' not in text
     assert 'learning rates' in text
+
+
+@pytest.mark.parametrize('how', ['append', 'replace'])
+def test_a_group_of_the_optimizer_takes_no_other_parameter(private, how):
+    # A temperature of the loss was moved by gradients without noise.
+    setup = private()
+    extra = torch.nn.Parameter(torch.ones(()))
+    (group,) = setup.optimizer.param_groups
+    if how == 'append':
+        group['params'].append(extra)
+    else:
+        group['params'] = [extra, *group['params'][1:]]
+    (batch, *_) = setup.loader
+    setup.loss(batch).backward()
+    extra.grad = torch.ones(())
+    with pytest.raises(ValueError, match='keep its parameters'):
+        setup.optimizer.step()
+    assert extra.item() == 1.0
+    assert setup.engine.steps == 0
