@@ -272,6 +272,14 @@ def _history(each: Guarantee) -> list[tuple[float, float, int]] | None:
 
 def _check_epsilon(each: Guarantee) -> Said:
     history, mechanism = _history(each), each.values.get('mechanism')
+    known = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
+    if mechanism is not None and mechanism not in known:
+        yield (
+            UNKNOWN,
+            f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
+            'wrote it vouches for it',
+        )
+        return
     if history is None or mechanism not in ('pld_wor', 'rdp_wor'):
         yield UNKNOWN, 'epsilon: the report has no steps to recompute it from'
         return
@@ -296,9 +304,9 @@ def _check_epsilon(each: Guarantee) -> Said:
     # The Rényi accountant is never below the exact profile.
     low = 1 - _ROUNDING if mechanism == 'rdp_wor' else 0.0
     fits = low * other <= claimed
-    text = f"dp-accounting's Rényi accountant gives {other:.6g}"
+    text = f"epsilon: dp-accounting's Rényi accountant gives {other:.6g}"
     if mechanism == 'pld_wor':
-        text += ', which the exact profile may undercut'
+        text += ', a looser bound than the exact profile'
     yield HOLDS if fits else FAILS, text
 
 

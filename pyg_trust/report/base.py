@@ -46,6 +46,10 @@ def provenance(**arguments: Any) -> dict[str, Any]:
     }
 
 
+# What numpy has too.
+_PLAIN = (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)
+
+
 def fingerprint(*parts: Tensor | str | float | None) -> str:
     """A SHA-256 of tensors (type, shape and values), texts and numbers.
 
@@ -64,8 +68,10 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
         check_instance('parts', part, Tensor, str, int, float, type(None))
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
-            flat = part.detach().cpu().contiguous().view(-1)
-            content: Any = flat.view(torch.uint8).numpy()
+            held = part.detach().cpu().contiguous()
+            if held.dtype not in _PLAIN:
+                held = held.view(-1).view(torch.uint8)
+            content: Any = held.numpy().reshape(-1).view('u1')
         else:
             header, content = type(part).__name__, repr(part).encode()
         # With its length, so that no two lists of parts look alike.
