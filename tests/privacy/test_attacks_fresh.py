@@ -666,7 +666,7 @@ def test_a_group_of_the_optimizer_takes_no_other_parameter(private, how):
         group['params'].append(extra)
     else:
         group['params'] = [extra, *group['params'][1:]]
-    (batch, *_) = setup.loader
+    batch = next(iter(setup.loader))
     setup.loss(batch).backward()
     extra.grad = torch.ones(())
     with pytest.raises(ValueError, match='keep its parameters'):
