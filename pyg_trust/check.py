@@ -219,7 +219,7 @@ def _close(one: float, two: float) -> bool:
 
 def _check_sentence(each: Guarantee) -> Said:
     # People read the sentence, programs the fields.
-    told = [float(text) for text in _NUMBER.findall(each.promise)]
+    told = _told(each.promise)
     known = list(_numbers([each.values, each.spent, each.budget]))
     other = [
         number for number in told if not any(_close(number, k) for k in known)
@@ -232,7 +232,15 @@ def _check_sentence(each: Guarantee) -> Said:
     )
 
 
-_NUMBER = re.compile(r'(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?', re.ASCII)
+# With thousands apart, as sentences have them.
+_NUMBER = re.compile(
+    r'(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?',
+    re.ASCII,
+)
+
+
+def _told(text: str) -> list[float]:
+    return [float(n.replace(',', '')) for n in _NUMBER.findall(text)]
 
 
 def _numbers(value: Any) -> Iterator[float]:
@@ -244,7 +252,7 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, int | float):
         yield float(value)
     elif isinstance(value, str):
-        yield from (float(text) for text in _NUMBER.findall(value))
+        yield from _told(value)
 
 
 def _counts(each: Guarantee) -> list[Any]:

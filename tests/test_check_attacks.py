@@ -21,12 +21,18 @@ from test_check import (
     removal,
     saved,
 )
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust.__main__ import main
 from pyg_trust.check import FAILS, UNKNOWN, check_report
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
+from pyg_trust.transforms import PrivateAGP
 
 EPSILON = wor_epsilon(HISTORY, DELTA, 'pld_wor')
 
@@ -285,3 +291,48 @@ def test_infinite_budgets_are_still_read(tmp_path):
     )
     assert TrustReport.load(path).guarantees[0].budget['epsilon'] == math.inf
     assert not failures(path)
+
+
+def test_what_procedures_report_is_not_called_false(tmp_path):
+    # Honest reports of the package, with a thousand nodes in a sentence.
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(1200, (2, 4000), generator=generator)
+    data = Data(
+        x=torch.rand(1200, 4, generator=generator),
+        y=torch.arange(1200) % 3,
+        edge_index=to_undirected(remove_self_loops(edges)[0]),
+        train_mask=torch.arange(1200) < 600,
+    )
+    transform = PrivateAGP(relation='edge', epsilon=2.0, delta=1e-5)
+    transform(data.clone())
+    engine = PrivacyEngine(ledger=tmp_path / 'run.ledger')
+    net = torch.nn.Linear(4, 3)
+    model, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DisjointWalkLoader(data, batch_size=8, walk_length=1),
+        noise_multiplier=4.0,
+        max_grad_norm=0.5,
+        target_epsilon=3.0,
+        target_delta=1e-5,
+    )
+    for _, batch in zip(range(2), loader, strict=False):
+        optimizer.zero_grad()
+        out = model(batch.x)[: batch.batch_size]
+        cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    path = tmp_path / 'trust.json'
+    TrustReport.of(engine.report(), transform.report()).save(path)
+    engine.close()
+    torch.save(net.state_dict(), tmp_path / 'weights.pt')
+    assert not failures(
+        path,
+        ledger=tmp_path / 'run.ledger',
+        model=tmp_path / 'weights.pt',
+    )
+    whole = json.loads(path.read_text())
+    promise = whole['guarantees'][1]['promise']
+    assert '1,200 nodes' in promise
+    whole['guarantees'][1]['promise'] = promise.replace('1,200', '9,200')
+    path.write_text(json.dumps(whole))
+    assert any('says 9200' in text for text in failures(path))

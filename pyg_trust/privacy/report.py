@@ -297,8 +297,8 @@ def assumptions(
         'is followed at every step, and refused if subgraphs meet; it reads '
         'no memory that it did not write (torch.empty), nor by its address',
         'released are weights, optimizer state and this report; training '
-        'losses, clipping rates, batches, seeds and stops that depend on '
-        'private data are not covered',
+        'losses, clipping rates, batches and seeds are not covered, nor are '
+        'stops, learning rates and other settings that depend on private data',
     ]
     if seeded:
         lines.insert(0, SEEDED)
