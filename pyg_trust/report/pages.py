@@ -172,12 +172,14 @@ def _line(text: str) -> str:
 def _said(each: Guarantee) -> str:
     # To whom, and what: the odds themselves, where they are the promise.
     whom, what = _FOR[each.kind]
-    epsilon, delta = (each.values.get(n) for n in ('epsilon', 'delta'))
+    epsilon, delta = each.values.get('epsilon'), each.values.get('delta')
     weak = each.values.get('seeded') or each.values.get('noise') == 'objective'
-    numbers = isinstance(epsilon, int | float) and isinstance(
-        delta, int | float
-    )
-    if each.kind not in _ODDS or weak or not numbers:
+    if (
+        each.kind not in _ODDS
+        or weak
+        or not isinstance(epsilon, int | float)
+        or not isinstance(delta, int | float)
+    ):
         return f'{whom} {what}'
     if not (0 <= epsilon < 14 and 0 <= delta < 1):
         return f'{whom} The numbers are too large to protect anybody.'
