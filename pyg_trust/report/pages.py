@@ -6,10 +6,10 @@ text of a guarantee is escaped.
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_markup
 from typing import Any
 
-from pyg_trust.report.base import Guarantee, plain, short
+from pyg_trust.report.base import Guarantee, plain, short, visible
 
 # Whom a sort of promise is for, and what it says. Two sentences.
 _FOR = {
@@ -95,6 +95,15 @@ footer { color: #57606a; font-size: .85rem; }
 """
 
 
+def escape(text: str) -> str:
+    """The text as HTML shows it, no markup and nothing that is not seen.
+
+    Args:
+        text (str): of a guarantee.
+    """
+    return escape_markup(visible(text))
+
+
 def versions(guarantees: Iterable[Guarantee]) -> list[str]:
     """The versions in the origins, each once."""
     return list(
@@ -158,15 +167,17 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
         if table:
             lines += ['| | |', '| --- | --- |']
             lines += [f'| {_line(k)} | {_line(v)} |' for k, v in table] + ['']
-    lines += [f'Made with {", ".join(versions(guarantees))}.', '']
+    made = _line(', '.join(versions(guarantees)))
+    lines += [f'Made with {made}.', '']
     return '\n'.join(lines)
 
 
 def _line(text: str) -> str:
     # One line of Markdown in which nothing is markup.
-    for sign in '\\`*_{}[]<>|#':
+    text = visible(text)
+    for sign in '\\`*_{}[]<>|#~$&':
         text = text.replace(sign, f'\\{sign}')
-    return ' '.join(text.split())
+    return text
 
 
 def _said(each: Guarantee) -> str:
