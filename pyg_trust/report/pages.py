@@ -184,7 +184,7 @@ def _line(text: str) -> str:
 def _said(each: Guarantee) -> str:
     # To whom, and what: the odds themselves, where they are the promise.
     whom, what = _FOR[each.kind]
-    epsilon, delta = (each.values.get(n) for n in ('epsilon', 'delta'))
+    epsilon, delta = each.values.get('epsilon'), each.values.get('delta')
     weak = each.values.get('seeded') or each.values.get('noise') == 'objective'
     if any(UNCHECKED in text for text in (each.promise, *each.assumptions)):
         return (
