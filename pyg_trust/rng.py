@@ -139,7 +139,7 @@ def forked(seed: int) -> Iterator[None]:
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
-        # Without another device it would keep the call for one, with its stack.
+        # Without another device torch keeps the call for one, and its stack.
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         torch.set_rng_state(generator(seed).get_state())
