@@ -281,6 +281,7 @@ def _report(
         flips_of=problem.witness_of,
         assumptions=deployed.assumptions,
         provenance=provenance(**arguments),
+        fixed_edges=int((~threat.perturbations.removable).sum()),
         **hashes,
     )
 
