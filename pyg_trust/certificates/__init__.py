@@ -26,11 +26,11 @@ from pyg_trust.certificates.plots import (
     plot_purity,
 )
 from pyg_trust.certificates.smoothed import (
-    SmoothedCertificate,
     SmoothedClassifier,
     certify_smoothed,
 )
 from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.transforms.flip_bits import BitFlips
 
 __all__ = [

@@ -48,6 +48,7 @@ from pyg_trust.unlearning.shards.graph import (
     rows_of,
     without_features,
 )
+from pyg_trust.unlearning.shards.inference import ViewRunner
 from pyg_trust.unlearning.shards.packing import (
     described,
 )
@@ -687,9 +688,12 @@ class ShardedUnlearner(Removing):
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
-            lambda view, i: self._outputs(
-                view, [state.checkpoints[i]], state.num_classes
-            )[0],
+            ViewRunner(
+                self.model_factory,
+                [made.weights for made in state.checkpoints],
+                state.num_classes,
+                self.recipe,
+            ),
             nodes=nodes,
             inference=inference,
             fingerprint=state.seals.root,
