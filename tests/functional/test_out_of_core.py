@@ -258,16 +258,17 @@ import sys, torch
 from pyg_trust.functional import appnp, plan_memory, propagate_to
 from pyg_trust.graph import CSRGraph
 torch.set_num_threads(1)
-folder, columns, half = sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'half'
+folder = sys.argv[1]
 
 def status(name):
     with open('/proc/self/status') as file:
         line = next(line for line in file if line.startswith(name))
     return int(line.split()[1]) * 1024
 
-def run(name, columns):
+def run(name, columns, half):
     graph = CSRGraph.load(f'{folder}/{name}', mmap=True)
-    open('/proc/self/clear_refs', 'w').write('5')  # forgets the peak
+    with open('/proc/self/clear_refs', 'w') as file:
+        file.write('5')  # forgets the peak
     held = status('VmRSS')
     propagate_to(
         f'{folder}/z.npy', graph, f'{folder}/{name}.npy',
@@ -275,12 +276,13 @@ def run(name, columns):
     )
     return graph, status('VmHWM') - held
 
-run('small', columns)
-graph, grown = run('large', columns)
-plan = plan_memory(
-    graph.num_nodes, graph.num_edges, 32, columns=columns, half=half
-)
-print(grown, plan.total)
+run('small', 4, True)
+for columns, half in ((12, False), (16, False), (12, True)):
+    graph, grown = run('large', columns, half)
+    plan = plan_memory(
+        graph.num_nodes, graph.num_edges, 32, columns=columns, half=half
+    )
+    print(grown, plan.total)
 """
 
 
@@ -354,28 +356,27 @@ def test_a_graph_larger_than_memory(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
-@pytest.mark.parametrize('how', ['float', 'half'])
-@pytest.mark.parametrize('columns', [12, 16])
-def test_the_plan_is_what_a_process_takes(tmp_path, columns, how):
+def test_the_plan_is_what_a_process_takes(tmp_path):
     generator = torch.Generator().manual_seed(0)
-    for name, n, m in (('small', 100, 200), ('large', 400_000, 800_000)):
+    for name, n, m in (('small', 100, 200), ('large', 300_000, 600_000)):
         pairs = torch.randint(n, (2, m), generator=generator)
         pairs = torch.cat([pairs, pairs.flip(0)], 1)
         made = CSRGraph.from_edge_index(pairs, n, duplicates='keep')
-        made.is_undirected  # noqa: B018
+        assert made.is_undirected
         made.save(tmp_path / name)
         x = torch.rand(n, 32, generator=generator)
         np.save(tmp_path / f'{name}.npy', x.numpy())
     done = subprocess.run(
-        [sys.executable, '-c', MEASURED, tmp_path, str(columns), how],
+        [sys.executable, '-c', MEASURED, tmp_path],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    grown, planned = map(int, done.stdout.split())
-    # Panels of rows, and what the allocator keeps. 12 columns have levels of
-    # 16: a plan without them is 13 MB (half: 6) less than that.
-    assert 0.8 * planned < grown < planned + 4e6
+    for line in done.stdout.splitlines():
+        grown, planned = map(int, line.split())
+        # What the allocator keeps. 12 columns have levels of 16: a plan
+        # without them is 9.6 MB (half: 4.8) less than that.
+        assert 0.7 * planned < grown < planned + 4e6, done.stdout
 
 
 def test_slices_of_a_file_are_told_apart(tmp_path, graph, monkeypatch):
