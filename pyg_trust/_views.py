@@ -83,6 +83,11 @@ class Views:
         return self.col32.long()
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether the edges are on disk, and read where they are needed."""
+        return self._cached('is_mapped', lambda: False)
+
+    @property
     def is_weighted(self) -> bool:
         """Whether the edges have weights."""
         return self.weight is not None

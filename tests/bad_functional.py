@@ -1046,6 +1046,7 @@ entry(
     itemsize=values(0, 2, 4.0, 'four', None),
     columns=integer(1, none=True),
     directed=FLAG,
+    mapped=FLAG,
 )
 EXEMPT['functional.MemoryPlan'] = 'what plan_memory returns'
 EXEMPT['functional.HaloGraph'] = 'checked where it is used'

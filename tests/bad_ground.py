@@ -385,6 +385,7 @@ entry(
     'distributed.check_same',
     lambda: {'arguments': {'seed': 3}},
     arguments=values(3, None, [1]),
+    failed=values(3, 'no', True),
 )
 entry(
     'distributed.shared',
