@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "flip.h"
 #include "half.h"
 #include "parallel.h"
 
@@ -114,6 +115,18 @@ struct Kernels {
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);
+  // GapLaw::length of the counters from `first` on.
+  void (*gap_lengths)(uint64_t key,
+                      uint64_t first,
+                      int64_t count,
+                      double scale,
+                      double* length);
+  // Which of the entries with these numbers are not deleted.
+  void (*stay)(uint64_t key,
+               const int64_t* entry,
+               int64_t count,
+               uint64_t below,
+               uint8_t* kept);
 };
 
 extern const Kernels kBaseKernels;

@@ -1,6 +1,7 @@
 // Rows of a level, for the instruction set of the file that includes this.
 #pragma once
 
+#include "flip.h"
 #include "gather.h"
 #include "kernels.h"
 
@@ -384,6 +385,24 @@ inline void round_half(float* values, int64_t count) {
   }
 }
 
+inline void gap_lengths(uint64_t key,
+                        uint64_t first,
+                        int64_t count,
+                        double scale,
+                        double* length) {
+  for (int64_t k = 0; k < count; ++k)
+    length[k] = GapLaw::length(key, first + static_cast<uint64_t>(k), scale);
+}
+
+inline void stay(uint64_t key,
+                 const int64_t* entry,
+                 int64_t count,
+                 uint64_t below,
+                 uint8_t* kept) {
+  for (int64_t k = 0; k < count; ++k)
+    kept[k] = !deleted(key, static_cast<uint64_t>(entry[k]), below);
+}
+
 }  // namespace
 }  // namespace pyg_trust
 
@@ -394,5 +413,7 @@ inline void round_half(float* values, int64_t count) {
                         load_all<float, Float16>, load_all<double, double>,  \
                         step_all<float, float>, step_all<float, Float16>,    \
                         step_all<double, double>, wide_rows<float>,          \
-                        wide_rows<double>, find_places, round_half};         \
+                        wide_rows<double>, find_places,                      \
+                        round_half,      gap_lengths,                        \
+                        stay};                                               \
   }

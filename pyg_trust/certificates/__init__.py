@@ -6,7 +6,11 @@ from pyg_trust.certificates.certificate import (
     UNKNOWN,
     Certificate,
 )
-from pyg_trust.certificates.certify import certifies, certify
+from pyg_trust.certificates.certify import (
+    UserCertificate,
+    certifies,
+    certify,
+)
 from pyg_trust.certificates.collective import (
     CollectiveCertificate,
     certify_collective,
@@ -41,6 +45,7 @@ __all__ = [
     'SmoothedCertificate',
     'SmoothedClassifier',
     'ThreatModel',
+    'UserCertificate',
     'VoteCertificate',
     'certifies',
     'certify',

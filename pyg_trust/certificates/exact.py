@@ -1,3 +1,5 @@
+# Longer than 700 lines because all methods set up, bound and check one
+# problem, whose parts have no meaning apart.
 """Certificates of models that are linear in personalized PageRank."""
 
 import math
@@ -304,6 +306,7 @@ def _report(
         flips_of=problem.witness_of,
         assumptions=deployed.assumptions,
         provenance=provenance(**arguments),
+        fixed_edges=int((~threat.perturbations.removable).sum()),
         **hashes,
     )
 

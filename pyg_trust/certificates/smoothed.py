@@ -1,3 +1,5 @@
+# Longer than 700 lines because the run that certifies and the classifier that
+# is deployed have to sample alike.
 """Smoothing: certificates for any classifier of graphs or of nodes."""
 
 import math

@@ -15,6 +15,9 @@ from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import OpenRows
 
+# Up to so many edges are looked for one by one.
+FEW = 16
+
 
 class Journal:
     """How to take back what was written, the last first."""
@@ -79,10 +82,26 @@ class _Rows:
         self.room = length.clone()
 
     def entries(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        if nodes.numel() == 0:
+            return nodes, nodes
         start, length, col = self.view
+        if nodes.numel() == 1:
+            # What most edits name, in fewer steps.
+            first, size = int(start[nodes]), int(length[nodes])
+            return nodes.expand(size), col[first : first + size].long()
         count = length[nodes]
         at = ranges(start[nodes], count)
         return nodes.repeat_interleave(count), col[at].long()
+
+    def has(self, source: list[int], target: list[int]) -> list[bool]:
+        # One by one, for a few.
+        start, length, col = (part.numpy() for part in self.view)
+        found = []
+        for u, v in zip(source, target, strict=True):
+            row = col[start[u] : start[u] + length[u]]
+            at = row.searchsorted(v)
+            found.append(bool(at < row.size and row[at] == v))
+        return found
 
     def make_room(self, row: Tensor) -> None:
         # For one more entry for each time that a row is named.
@@ -146,6 +165,7 @@ class DynamicGraph:
         self.along = along
         self.alive = torch.ones(graph.num_nodes, dtype=torch.bool)
         self._stamp = torch.zeros(graph.num_nodes, dtype=torch.int32)
+        self._entries = self.out.view.col.numel()
         self._mark = 0
 
     @property
@@ -161,7 +181,7 @@ class DynamicGraph:
     @property
     def num_entries(self) -> int:
         """The number of directed edges, self-loops included."""
-        return int(self.degree.sum())
+        return self._entries
 
     @property
     def receiving(self) -> OpenRows:
@@ -199,10 +219,16 @@ class DynamicGraph:
         if row.numel() == 0:
             return row == col
         inside = (edges >= 0).all(0) & (edges < n).all(0)
-        source = row[inside].unique()
-        there = torch.stack(self.out.entries(source))
-        key = there[0] * n + there[1]
-        found = torch.isin(row * n + col, key) & inside
+        if row.numel() <= FEW:
+            known = inside.nonzero().view(-1)
+            found = torch.zeros_like(inside)
+            pair = edges[:, known].tolist()
+            found[known] = torch.tensor(self.out.has(*pair), dtype=torch.bool)
+        else:
+            source = row[inside].unique()
+            there = torch.stack(self.out.entries(source))
+            key = there[0] * n + there[1]
+            found = torch.isin(row * n + col, key) & inside
         loop = inside & (row == col)
         found[loop] = self.own_loop[row[loop]]
         return found
@@ -226,19 +252,21 @@ class DynamicGraph:
             raise ValueError(f'node {node} is not there{_GONE}')
         for u, v in edges[:, ~self.has_edges(edges)].t().tolist()[:1]:
             raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+        if nodes.numel() + edges.numel() == 0:
+            return nodes
         loop = edges[0] == edges[1]
         gone = torch.cat([nodes, edges[0, loop]])
         journal.rows(self.own_loop, gone)
         self.own_loop[gone] = False
-        source, target = self.out.entries(nodes)
-        parts = [torch.stack([source, target])]
+        # Of an undirected graph, back as well.
+        parts = [torch.stack(self.out.entries(nodes))]
         if not self.undirected:
             target, source = self.into.entries(nodes)
             parts.append(torch.stack([source, target]))
-        else:
-            parts.append(parts[0].flip(0))
         parts.append(edges[:, ~loop] if self.self_loops else edges)
         changed = self._edit(torch.cat(parts, dim=1), False, journal)
+        if nodes.numel() == 0:
+            return changed
         journal.rows(self.alive, nodes)
         self.alive[nodes] = False
         return torch.cat([nodes, changed]).unique()
@@ -324,13 +352,17 @@ class DynamicGraph:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
         key = (edges[0] * n + edges[1]).unique()
         source, target = key // n, key % n
+        before, count = self._entries, key.numel()
+        journal.note(lambda: setattr(self, '_entries', before))
+        self._entries = before + (count if insert else -count)
         self._apply(self.out, source, target, insert, journal)
         if not self.undirected:
             order = (target * n + source).argsort()
             self._apply(
                 self.into, target[order], source[order], insert, journal
             )
-        return torch.cat([source, target]).unique()
+            return torch.cat([source, target]).unique()
+        return source.unique_consecutive()
 
     def _apply(
         self,

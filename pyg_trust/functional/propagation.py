@@ -1,3 +1,5 @@
+# Longer than 700 lines because the exact and the randomized way share
+# operator, gradient and checks.
 r"""Exact and randomized graph propagation, with its error bounds.
 
 The algorithms are those of `"Approximate Graph Propagation"

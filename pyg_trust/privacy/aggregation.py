@@ -1,3 +1,5 @@
+# Longer than 700 lines because three releases share one account, and 150 lines
+# say what each of them promises.
 """Private node classification: edges, nodes and predictions."""
 
 import math

@@ -28,6 +28,7 @@ from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
 from pyg_trust.privacy.validation import (
@@ -118,6 +119,11 @@ class PrivateStep:
                 'NOT CHECKED: that the loss is one term per subgraph, each of '
                 'its own rows (trust_loss=True); a loss that couples '
                 'subgraphs has a larger epsilon'
+            )
+        for name in sorted(self.gradients.own_rules):
+            notes.append(
+                f'NOT CHECKED: {LAYER_RULES.note(name)}, beyond a comparison '
+                'on random features: if its norms are too small, epsilon is'
             )
         if self.public:
             notes.append(

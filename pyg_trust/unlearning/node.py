@@ -57,10 +57,12 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    Seals,
 )
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning.node_checks import (
     feature_error,
     labels,
@@ -302,7 +304,8 @@ class NodeClassifier(Saving, EditedInPlace):
         if self.measure.undirected and not graph.is_undirected:
             raise ValueError(
                 "'data' needs to be undirected for measure "
-                f"'{self.measure.name}' (got a directed graph)"
+                f"'{self.measure.name}' (got a directed graph; "
+                'torch_geometric.utils.to_undirected makes it so)'
             )
         if self.features == 'push' and not graph.is_undirected:
             raise ValueError(
@@ -658,9 +661,8 @@ def _part(request: Any) -> Part:
 
 
 def _names(change: Change, part: Part) -> Tensor:
-    # Of all nodes of which something held has changed.
-    found = {*part.nodes, *part.features, *part.labels}
-    for edge in part.arcs:
-        found.update(edge)
-    named = torch.tensor(sorted(found), dtype=torch.int64)
-    return torch.cat([named, change.structure]).unique()
+    # Of all nodes of which something held has changed, some twice. A loop
+    # that is an edge changes no neighbour.
+    ends = (node for edge in part.arcs for node in edge)
+    named = (*part.nodes, *part.features, *part.labels, *ends)
+    return torch.cat([torch.tensor(named).long(), change.structure])

@@ -23,9 +23,15 @@ from pyg_trust.functional import heads as H
 from pyg_trust.functional.dynamic_graph import DynamicGraph
 from pyg_trust.functional.incremental import LevelState
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, Seals
+from pyg_trust.ledger import (
+    BudgetExceededError,
+    RemovalLedger,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning import NodeClassifier, node, node_release
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_state import NodeState
@@ -589,8 +595,8 @@ STAGES = [
     (LevelState, '_pull'),
     (LevelState, 'rows'),
     (NodeState, 'forget'),
-    (NodeState, '_without'),
-    (NodeState, '_with'),
+    (NodeState, '_drop'),
+    (NodeState, '_follow'),
     (NodeState, 'blocks'),
     (node, 'refine'),
     (H.Objective, 'gradient'),
@@ -614,7 +620,7 @@ def test_a_failure_at_any_stage_changes_nothing(
     request = RemovalRequest(
         nodes=[hub, int(data.train_mask.nonzero()[0])], features=[6]
     )
-    if stage[1] in ('_with', '_without'):
+    if stage[1] == '_follow':
         # Where few rows change, the gradient follows by these alone.
         label = int(data.train_mask.nonzero()[0])
         request = RemovalRequest(labels=[label])

@@ -1,3 +1,5 @@
+# Longer than 700 lines because one class has its guarantee, its arguments and
+# its errors in 280 lines of docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker.
 
 The training nodes are divided into shards, a model is trained on every shard
@@ -46,6 +48,9 @@ from pyg_trust.unlearning.shards.graph import (
     rows_of,
     without_features,
 )
+from pyg_trust.unlearning.shards.packing import (
+    described,
+)
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
@@ -59,7 +64,6 @@ from pyg_trust.unlearning.shards.slices import check_slices
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
     State,
-    described,
     hash_of_shards,
 )
 from pyg_trust.unlearning.shards.training import (
@@ -260,7 +264,7 @@ class ShardedUnlearner(Removing):
                 'model)'
             )
         if not isinstance(aggregator, ShardAggregator):
-            check_choice('aggregator', aggregator, AGGREGATORS)
+            AGGREGATORS.find('aggregator', aggregator)
         check_shards(num_shards, num_shards)
         trainer = check_trainer(trainer)
         for name, value in (
