@@ -231,7 +231,8 @@ def propagate(
             (default: :obj:`None`)
         order (Tensor, optional): int64, ``[num_nodes]``: which row of
             :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
-            graph is. (default: :obj:`None`)
+            graph is. On the CPU the columns of :obj:`x` in flight are copied
+            in that order, unless :obj:`in_place`. (default: :obj:`None`)
         loops (bool): on the CPU, whether :math:`B` has a one more on its
             diagonal wherever that is zero. Row sums are as if it stood in its
             place among the others. (default: :obj:`False`)

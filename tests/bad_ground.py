@@ -525,6 +525,7 @@ entry(
     'graph.CSRGraph.ordered_receivers',
     lambda: (csr().reorder(2), {}),
     along=FLAG,
+    loops=FLAG,
 )
 entry(
     'graph.CSRGraph.reorder',

@@ -32,10 +32,8 @@ from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
     How,
-    _check_finite,
     _check_how,
-    _check_overflow,
-    _exact,
+    _exact_checked,
     _operator,
     _prepare_exact,
 )
@@ -505,10 +503,8 @@ def _finish(file: on_disk.ColumnFile) -> None:
 def _compute(block: np.ndarray, job: _Job) -> np.ndarray:
     # Over the block itself; four cache lines at a time have levels.
     x = torch.from_numpy(block)
-    _check_finite(x)
     with torch.no_grad():
-        z = _exact(job.graph, x, job.measure, job.how, in_place=True)
-    _check_overflow(z, job.measure, job.how.half)
+        _exact_checked(job.graph, x, job.measure, job.how, in_place=True)
     return block
 
 
