@@ -192,23 +192,30 @@ def check_apart(
         dense = incoming_view(data, group == heard)
         view = _with(dense, data.x if sparse is None else sparse)
         clean = call(view)
-        _check_silent(call, view, clean, group != heard)
+        _check_silent(call, view, clean, group != heard, heard == number)
     _check_listeners(call, dense, clean, group == number)
 
 
 def _check_silent(
-    call: Callable[[Data], Tensor], view: Data, clean: Tensor, silent: Tensor
+    call: Callable[[Data], Tensor],
+    view: Data,
+    clean: Tensor,
+    silent: Tensor,
+    alone: bool,
 ) -> None:
     # Who is silent changes, in either half and either way, and one alone.
     index = silent.nonzero().view(-1)
     if not index.numel():
         return
-    one = index[rng.resolve_secret(None) % index.numel()]
-    for some, changes in (
+    at = rng.resolve_secret(None) % index.numel()
+    probes = [
         (index[::2], (_above, _below)),
         (index[1::2], (_above, _below)),
-        (one.view(1), (_mirrored,)),
-    ):
+        (index[at : at + 1], (_mirrored,)),
+    ]
+    for some, changes in probes if alone else probes[:2]:
+        if not some.numel():
+            continue
         chosen = torch.zeros_like(silent)
         chosen[some] = True
         x = _opened(view.x, some)

@@ -371,16 +371,15 @@ def restore(module: Module, values: dict[str, Tensor]) -> None:
         module (Module): the model.
         values (dict): parameters and buffers.
     """
-    known = module.state_dict()
-    module.load_state_dict(
-        {name: value for name, value in values.items() if name in known}
-    )
-    for name, value in values.items():
-        if name not in known:
-            path, _, last = name.rpartition('.')
-            module.get_submodule(path).register_buffer(
-                last, value.clone(), persistent=False
-            )
+    found = module.load_state_dict(values, strict=False)
+    if found.missing_keys:
+        raise KeyError(found.missing_keys[0])
+    for name in found.unexpected_keys:
+        # One that is not persistent.
+        path, _, last = name.rpartition('.')
+        module.get_submodule(path).register_buffer(
+            last, values[name].clone(), persistent=False
+        )
 
 
 @torch.no_grad()
