@@ -129,11 +129,9 @@ def poisson_delta(epsilon, q, z, direction):
 @pytest.mark.parametrize(
     ('q', 'lam', 'delta'),
     [
-        (1e-6, 0.3, 1e-8),
         (1e-3, 0.2, 1e-5),
         (0.05, 20.0, 1e-10),
         (0.999, 0.3, 1e-10),
-        (0.999, 200.0, 1e-5),
         (1 - 1e-9, 1.0, 1e-10),
     ],
 )
