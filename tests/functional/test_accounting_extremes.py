@@ -129,7 +129,7 @@ def poisson_delta(epsilon, q, z, direction):
 @pytest.mark.parametrize(
     ('q', 'lam', 'delta'),
     [
-        (1e-3, 0.2, 1e-5),
+        (0.01, 0.5, 1e-5),
         (0.05, 20.0, 1e-10),
         (0.999, 0.3, 1e-10),
         (1 - 1e-9, 1.0, 1e-10),
@@ -170,7 +170,7 @@ def test_what_can_not_be_told_is_refused():
 @pytest.mark.parametrize(
     ('q', 'z', 'steps', 'delta'),
     [
-        (1e-4, 0.7, 500, 1e-6),
+        (0.01, 1.0, 500, 1e-6),
         (0.99, 30.0, 200, 1e-10),
     ],
 )
