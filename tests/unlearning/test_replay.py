@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_shard_training import CHANNELS, CLASSES, make_shards, same
+from test_sharded_unlearner import SHARDS, equal, learnt, make, make_data
 from torch_geometric.nn import (
     APPNP,
     GAT,
@@ -13,6 +14,7 @@ from torch_geometric.nn import (
     SGConv,
 )
 
+from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards import replay, training
 from pyg_trust.unlearning.shards.replay import can_replay, repeat
 from pyg_trust.unlearning.shards.training import Recipe, train
@@ -62,6 +64,19 @@ def test_replayed_epochs_give_the_bits_of_the_loop(
         assert same(loop, train(MODELS[name], shards, recipe).states)
         assert programs == [True] * len(shards)
         programs.clear()
+
+
+def test_removals_by_replayed_epochs_equal_a_fresh_start(programs):
+    data, request = make_data(), RemovalRequest(nodes=[0, 7, 8])
+    options = {'epochs': 9, 'aggregator': 'mean', 'sparse_x': True}
+    unlearner = make(MODELS['GCN with BatchNorm'], **options).fit(data)
+    unlearner.remove(request)
+    left = remove_from_data(data, request.parts[0])
+    programs.clear()
+    fresh = make(MODELS['GCN with BatchNorm'], **options).fit(left)
+    assert programs == [True] * SHARDS
+    assert equal(learnt(fresh), learnt(unlearner))
+    assert unlearner.verify().ok
 
 
 # Models that are not recorded ################################################
