@@ -43,32 +43,49 @@ struct Matrix {
   }
 };
 
+PYG_TRUST_HD inline double double_of(uint64_t word) {
+  double made;
+  memcpy(&made, &word, sizeof(made));
+  return made;
+}
+
+// A whole number up to 2^53 as a double, by operations that vector units have.
+PYG_TRUST_HD inline double exactly(uint64_t number) {
+  const uint64_t high = 0x4530000000000000ull | number >> 32;
+  const uint64_t low = 0x4330000000000000ull | (number & 0xFFFFFFFFull);
+  return (double_of(high) - 0x1.00000001p84) + double_of(low);
+}
+
 // log(u), 0 < u <= 1, within two units of the last place, from operations that
 // every machine rounds alike: its own libraries do not agree on the last bit,
 // of which a gap, and with it all that follows, may depend. With u = 2^k (1 +
 // f) and s = f / (2 + f) it is k log 2 + 2 artanh(s), 2 s = f - s f, and
-// artanh(s) = s + s^3 / 3 + ..., |s| < 0.172.
+// artanh(s) = s + s^3 / 3 + ..., |s| < 0.172. Nothing branches, so that loops
+// over it are vectors.
 PYG_TRUST_HD inline double log_of(double u) {
   uint64_t word;
   memcpy(&word, &u, sizeof(word));
-  auto k = static_cast<int64_t>(word >> 52) - 1023;
+  const double exponent = exactly(word >> 52) - 1023;
   word = (word & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
-  double m;
-  memcpy(&m, &word, sizeof(m));
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++k;
-  }
-  const double f = m - 1;
+  const double m = double_of(word);
+  const bool large = m > 1.4142135623730951;
+  const double f = m * (large ? 0.5 : 1.0) - 1;
+  // log 2 in two parts, of which k times the first is exact.
+  const double k = exponent + (large ? 1.0 : 0.0);
   const double s = f / (2 + f), w = s * s;
   double rest = 2.0 / 21;
-  for (int j = 19; j >= 3; j -= 2)
-    rest = rest * w + 2.0 / j;
+  rest = rest * w + 2.0 / 19;
+  rest = rest * w + 2.0 / 17;
+  rest = rest * w + 2.0 / 15;
+  rest = rest * w + 2.0 / 13;
+  rest = rest * w + 2.0 / 11;
+  rest = rest * w + 2.0 / 9;
+  rest = rest * w + 2.0 / 7;
+  rest = rest * w + 2.0 / 5;
+  rest = rest * w + 2.0 / 3;
   rest *= w;
-  // log 2 in two parts, of which k times the first is exact.
-  const auto power = static_cast<double>(k);
-  const double high = power * 0x1.62e42fefa3800p-1;
-  const double low = power * 0x1.ef35793c76730p-45;
+  const double high = k * 0x1.62e42fefa3800p-1;
+  const double low = k * 0x1.ef35793c76730p-45;
   return high + (f - (s * (f - rest) - low));
 }
 
@@ -86,44 +103,22 @@ struct GapLaw {
       scale = 1 / std::log1p(-p);
   }
 
+  // The counter-th of the stream `key`, before it is rounded down.
+  static PYG_TRUST_HD double length(uint64_t key,
+                                    uint64_t counter,
+                                    double scale) {
+    const uint64_t word = mix(key + counter * kGolden);
+    return log_of(exactly((word >> 11) + 1) * 0x1p-53) * scale;
+  }
+
   // The counter-th of the stream `key`, `limit` if it is at least that long.
   PYG_TRUST_HD int64_t gap(uint64_t key, uint64_t counter, int64_t limit) const {
     if (none)
       return limit;
-    const uint64_t word = mix(key + counter * kGolden);
-    const double u = static_cast<double>((word >> 11) + 1) * 0x1p-53;
-    const double length = log_of(u) * scale;
-    return length < static_cast<double>(limit) ? static_cast<int64_t>(length)
-                                               : limit;
+    const double made = length(key, counter, scale);
+    return made < static_cast<double>(limit) ? static_cast<int64_t>(made)
+                                             : limit;
   }
-};
-
-class Gaps {
- public:
-  Gaps(uint64_t key, double p, int64_t cells)
-      : key_(key), law_(p), extended_(cells > kManyCells) {
-    long_scale_ =
-        law_.none ? 0 : 1 / std::log1p(-static_cast<long double>(p));
-  }
-
-  // The next one, `limit` for any that is at least that long.
-  int64_t next(int64_t limit) {
-    const uint64_t counter = counter_++;
-    if (!extended_ || law_.none)
-      return law_.gap(key_, counter, limit);
-    const long double u =
-        (static_cast<long double>(mix(key_ + counter * kGolden)) + 1) *
-        0x1p-64L;
-    const long double gap = std::log(u) * long_scale_;
-    return gap < static_cast<long double>(limit) ? static_cast<int64_t>(gap)
-                                                 : limit;
-  }
-
- private:
-  uint64_t key_, counter_ = 0;
-  GapLaw law_;
-  bool extended_;
-  long double long_scale_;
 };
 
 // Words below it are those of an event of probability p < 1, up to 2^-64.

@@ -177,6 +177,37 @@ PYG_TRUST_INLINE void add_rows(const int32_t* col,
   }
 }
 
+// As add_rows, with row `own` before entry `middle`. One loop: two of half the
+// length would both end where the processor does not expect it.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
+                                       int64_t num_entries,
+                                       const store_t* in,
+                                       int64_t stride,
+                                       int64_t begin,
+                                       int64_t stop,
+                                       int64_t middle,
+                                       int64_t own,
+                                       Row<scalar_t, width>* total) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
+  constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
+  constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
+  constexpr int64_t entries_ahead = kLinesAhead / lines;
+  for (int64_t e = begin; e <= stop; ++e) {
+    const int64_t past = e - (e > middle);
+    const int64_t entry = past < num_entries ? past : num_entries - 1;
+    const int64_t other = col[entry];
+    const store_t* row = in + (e == middle ? own : other) * stride;
+    const int64_t later =
+        e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
+    const auto* ahead = reinterpret_cast<const char*>(in + col[later] * stride);
+    for (int64_t b = 0; b < bytes; b += kCacheLine)
+      __builtin_prefetch(ahead + b);
+    for (int k = 0; k < width / lanes; ++k)
+      total[k] += load<lanes>(row + k * lanes);
+  }
+}
+
 template <int width, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void sum_row(const int32_t* col,
                               int64_t num_entries,

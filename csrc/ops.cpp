@@ -169,10 +169,10 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor target, bool insert) -> int");
 
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
-  // within its limit. Returns the rows that changed as they were before (node,
-  // z, R) and the number of pushes.
+  // within its limit. Returns the rows that changed as they were before, (node,
+  // R) and (node, z), and the number of pushes.
   m.def(
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
-      "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, int)");
+      "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
 }

@@ -32,11 +32,11 @@ inline void wish_for_huge_pages(void* start, int64_t bytes) {
 #endif
 }
 
-// `count` zeros.
+// `count` zeros, or whatever was there.
 template <typename T>
 class Scratch {
  public:
-  Scratch(int64_t count, Pages pages) {
+  Scratch(int64_t count, Pages pages, bool zeros = true) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(T);
 #ifdef __linux__
     constexpr size_t kHugePage = size_t{1} << 21;
@@ -46,12 +46,15 @@ class Scratch {
       if (start == nullptr)
         throw std::bad_alloc();
       madvise(start, whole, MADV_HUGEPAGE);  // a wish: it may fail
-      std::memset(start, 0, whole);
+      if (zeros)
+        std::memset(start, 0, whole);
       data_.reset(static_cast<T*>(start));
       return;
     }
 #endif
-    data_.reset(static_cast<T*>(std::calloc(bytes > 0 ? bytes : 1, 1)));
+    const size_t least = bytes > 0 ? bytes : 1;
+    data_.reset(static_cast<T*>(zeros ? std::calloc(least, 1)
+                                      : std::malloc(least)));
     if (data_ == nullptr)
       throw std::bad_alloc();
   }

@@ -123,6 +123,7 @@ CAPABILITIES = {
         'nn.shard_aggregator',
         'functional.newton',
         'functional.scattering',
+        'functional.wavelets',
         'functional.partition',
         'functional.aggregate',
         'functional.attacks',

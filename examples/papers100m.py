@@ -152,6 +152,7 @@ def main() -> None:
         shape[1],
         memory=args.memory,
         half=args.half,
+        mapped=True,
     )
     print(f'{graph}, {plan}', flush=True)
     start, used = time.perf_counter(), time.process_time()

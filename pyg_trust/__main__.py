@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from pyg_trust.check import FAILS, check_report
+from pyg_trust.report.base import visible
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
             args.report, ledger=args.ledger, model=args.model, data=args.data
         )
     except (OSError, ValueError) as error:
-        sys.stderr.write(f'pyg_trust check: {error}\n')
+        sys.stderr.write(f'pyg_trust check: {visible(str(error))}\n')
         return 2
     sys.stdout.write(''.join(f'{finding}\n' for finding in found))
     return int(any(finding.status == FAILS for finding in found))

@@ -8,6 +8,7 @@ after its block is on the disk; so what a marker names is whole, whenever the
 process ends.
 """
 
+import io
 import json
 import mmap
 import os
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import files
-from pyg_trust._storage import as_tensor
+from pyg_trust._storage import as_tensor, map_array
 
 # Rows that are turned at a time.
 _PANEL = 1 << 16
@@ -34,12 +35,7 @@ def as_matrix(x: Any) -> Any:
     if isinstance(x, str | Path):
         if not Path(x).is_file():
             raise FileNotFoundError(f"'x': there is no file '{x}'")
-        try:
-            x = np.load(x, mmap_mode='r', allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise files.DamagedFileError(
-                f"'x' can't be read from '{x}': {error}"
-            ) from None
+        x = map_array(Path(x), "'x': ")
     if isinstance(x, Tensor):
         x = x.detach()
         if x.layout == torch.sparse_csr:
@@ -82,19 +78,36 @@ def identity(matrix: Any) -> str:
         parts = (matrix.indptr, matrix.indices, matrix.data)
         return f'sparse {matrix.shape} {[_crc(part) for part in parts]}'
     mapped = _file_of(matrix)
-    name = None if mapped is None else mapped.filename
-    if name is not None:
+    if mapped is not None and mapped.filename is not None:
+        name = mapped.filename
         info = os.stat(name)
         return (
             f'{Path(name).resolve()} {info.st_size} {info.st_mtime_ns} '
-            f'{matrix.__array_interface__["data"][0] % 4096} '
+            f'{_place_in_file(matrix, mapped)} '
             f'{matrix.shape} {matrix.strides} {matrix.dtype}'
         )
+    return content(matrix)
+
+
+def content(matrix: Any) -> str:
+    """Tells matrices apart by checksum, files too."""
+    if scipy.sparse.issparse(matrix):
+        return identity(matrix)
     value = 0
     for start in range(0, matrix.shape[0], _PANEL):
-        piece = np.ascontiguousarray(matrix[start : start + _PANEL])
-        value = zlib.crc32(piece.data.cast('B'), value)
+        value = _crc(matrix[start : start + _PANEL], value)
+        _let_go(matrix)
     return f'dense {matrix.shape} {matrix.dtype} {value}'
+
+
+def _place_in_file(matrix: np.ndarray, mapped: np.memmap) -> int:
+    # Slices of a file differ by it.
+    whole = np.frombuffer(mapped._mmap, np.uint8)  # type: ignore[attr-defined]
+    start = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
+    return start + (
+        matrix.__array_interface__['data'][0]
+        - whole.__array_interface__['data'][0]
+    )
 
 
 def _let_go(matrix: Any) -> None:
@@ -106,8 +119,9 @@ def _let_go(matrix: Any) -> None:
             pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _crc(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data.cast('B'))
+def _crc(array: np.ndarray, value: int = 0) -> int:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return zlib.crc32(flat.data, value)
 
 
 def read_block(matrix: Any, first: int, end: int, dtype: Any) -> np.ndarray:
@@ -124,12 +138,23 @@ def read_block(matrix: Any, first: int, end: int, dtype: Any) -> np.ndarray:
     return block
 
 
-def _turned(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    # In Fortran order, in tiles that stay in the cache.
-    made = np.empty(rows.shape, dtype, 'F')
-    for start in range(0, len(rows), 256):
-        made[start : start + 256] = rows[start : start + 256]
+def _turned(rows: np.ndarray, room: np.ndarray) -> np.ndarray:
+    # In Fortran order, in room for as many: fresh memory costs more than that.
+    count, columns = rows.shape
+    made = room[: count * columns].reshape(columns, count).T
+    _turn(rows, made)
     return made
+
+
+def _turn(given: np.ndarray, made: np.ndarray) -> None:
+    # A copy in the other order. torch goes in tiles that stay in the cache;
+    # it knows the machine's order of bytes alone.
+    if not (given.dtype.isnative and made.dtype == given.dtype):
+        made[...] = given
+    elif made.flags.f_contiguous:
+        torch.from_numpy(made.T).copy_(as_tensor(given).t())
+    else:
+        torch.from_numpy(made).copy_(as_tensor(given))
 
 
 class ColumnFile:
@@ -141,6 +166,8 @@ class ColumnFile:
         dtype (numpy.dtype): of the entries.
         key (str): all that decides the result.
         create (bool): whether this process makes the file, or another does.
+        room (int): bytes there are for rows that are turned.
+            (default: :obj:`2**27`)
     """
 
     def __init__(
@@ -150,17 +177,34 @@ class ColumnFile:
         dtype: np.dtype,
         key: str,
         create: bool,
+        room: int = 1 << 27,
     ) -> None:
         self.path = path
         self.part = path.with_name(path.name + '.part')
         self.shape, self.dtype, self.key = shape, np.dtype(dtype), key
+        self._start = len(self._header())
+        self._room = min(room, 1 << 27)
         if create and not self._is_ours():
             self._remove_markers()
             self._make()
+        elif not create and not self.part.is_file():
+            raise FileNotFoundError(f"there is no '{self.part}'")
+
+    def _header(self) -> bytes:
+        made = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            made,
+            {
+                'descr': np.lib.format.dtype_to_descr(self.dtype),
+                'fortran_order': True,
+                'shape': self.shape,
+            },
+        )
+        return made.getvalue()
+
+    def _starts_well(self) -> bool:
         with self.part.open('rb') as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            self._start = file.tell()
+            return file.read(self._start) == self._header()
 
     def _call(self) -> Path:
         return self.path.with_name(self.path.name + '.part.call.json')
@@ -168,25 +212,20 @@ class ColumnFile:
     def _is_ours(self) -> bool:
         try:
             known = json.loads(self._call().read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return (
             isinstance(known, dict)
             and known.get('key') == self.key
             and self.part.is_file()
             and known.get('bytes') == self.part.stat().st_size
+            and self._starts_well()
         )
 
     def _make(self) -> None:
         with self.part.open('w+b') as file:
-            np.lib.format.write_array_header_1_0(
-                file,
-                {
-                    'descr': np.lib.format.dtype_to_descr(self.dtype),
-                    'fortran_order': True,
-                    'shape': self.shape,
-                },
-            )
+            file.write(self._header())
+            file.flush()
             size = file.tell()
             size += self.shape[0] * self.shape[1] * self.dtype.itemsize
             # All of it now: a full disk shows before the work.
@@ -195,8 +234,21 @@ class ColumnFile:
             else:  # pragma: no cover
                 file.truncate(size)
             os.fsync(file.fileno())
-        content = json.dumps({'key': self.key, 'bytes': size})
+        self._write_call()
+
+    def _write_call(self, **more: str) -> None:
+        size = self.part.stat().st_size
+        content = json.dumps({'key': self.key, 'bytes': size, **more})
         files.write(self._call(), content.encode())
+
+    @property
+    def token(self) -> str | None:
+        """Of the group of processes that works on the file."""
+        return json.loads(self._call().read_bytes()).get('token')
+
+    @token.setter
+    def token(self, value: str) -> None:
+        self._write_call(token=value)
 
     # Blocks
 
@@ -211,7 +263,7 @@ class ColumnFile:
             if not (name.startswith(prefix) and name.endswith('.json')):
                 continue
             first, _, end = name[len(prefix) : -5].partition('-')
-            if first.isdigit() and end.isdigit():
+            if (first + end).isascii() and first.isdigit() and end.isdigit():
                 yield int(first), int(end), path
 
     def _remove_markers(self) -> None:
@@ -226,10 +278,15 @@ class ColumnFile:
         for first, end, path in self._markers('done'):
             try:
                 known = json.loads(path.read_text())
-                good = known['key'] == self.key and (
-                    not verify or known['crc32'] == self._sum(first, end)
+                good = (
+                    first < end <= self.shape[1]
+                    and known['key'] == self.key
+                    and (not verify or known['crc32'] == self._sum(first, end))
                 )
-            except (OSError, ValueError, KeyError, TypeError):
+            except (
+                *(OSError, ValueError, KeyError, TypeError),
+                RecursionError,
+            ):
                 good = False
             if good:
                 found.append((first, end))
@@ -274,8 +331,10 @@ class ColumnFile:
     def _put(self, first: int, block: np.ndarray) -> list[int]:
         values = [0] * block.shape[1]
         with self.part.open('r+b', buffering=0) as file:
+            rows = min(_PANEL, len(block))
+            room = np.empty(rows * block.shape[1], self.dtype)
             for start in range(0, len(block), _PANEL):
-                part = _turned(block[start : start + _PANEL], self.dtype)
+                part = _turned(block[start : start + _PANEL], room)
                 for column, value in enumerate(values):
                     content = part[:, column].data.cast('B')
                     file.seek(self._at(first + column, start))
@@ -295,9 +354,10 @@ class ColumnFile:
             rows (range): the panels, by number.
         """
         with self.part.open('r+b', buffering=0) as file:
+            room = np.empty(self.panel * columns, self.dtype)
             for panel in rows:
                 start = panel * self.panel
-                part = _turned(matrix[start : start + self.panel], self.dtype)
+                part = _turned(matrix[start : start + self.panel], room)
                 for column in range(columns):
                     file.seek(self._at(column, start))
                     file.write(part[:, column].data.cast('B'))
@@ -306,9 +366,9 @@ class ColumnFile:
 
     @property
     def panel(self) -> int:
-        """Rows that are turned together: 64 MB of them."""
+        """Rows that are turned together: 64 MB, or what there is room for."""
         width = max(1, self.shape[1] * self.dtype.itemsize)
-        return max(1, min(self.shape[0], (1 << 26) // width))
+        return max(1, min(self.shape[0], self._room // 2 // width))
 
     @property
     def staged(self) -> bool:
@@ -335,13 +395,20 @@ class ColumnFile:
         """Columns of the file as a dense array of rows."""
         block = np.empty((self.shape[0], end - first), dtype)
         with self.part.open('rb', buffering=0) as file:
+            room = np.empty((end - first) * _PANEL, self.dtype)
             for start in range(0, len(block), _PANEL):
                 rows = min(_PANEL, len(block) - start)
-                part = np.empty((rows, end - first), self.dtype, 'F')
+                part = room[: rows * (end - first)]
+                part = part.reshape(end - first, rows).T
                 for column in range(end - first):
                     file.seek(self._at(first + column, start))
-                    part[:, column] = np.fromfile(file, self.dtype, rows)
-                block[start : start + rows] = part
+                    if file.readinto(part[:, column].data.cast('B')) != (
+                        rows * self.dtype.itemsize
+                    ):
+                        raise files.DamagedFileError(
+                            f"'{self.part}' is damaged: it ends too early"
+                        )
+                _turn(part, block[start : start + rows])
         return block
 
     def will_need(self, first: int, end: int) -> None:

@@ -18,6 +18,7 @@ from pyg_trust._checks import check_integer
 from pyg_trust._storage import (
     ArrayWriter,
     as_tensor,
+    map_array,
     new_name,
     read_array,
     read_header,
@@ -159,15 +160,16 @@ def _read(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
         )
     try:
         yield from reader(path, size)
-    except (ValueError, OSError, EOFError, KeyError) as error:
-        if isinstance(error, DamagedFileError):
-            raise
+    except (DamagedFileError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        # Each library that unpacks a file has errors of its own.
         raise DamagedFileError(f"'{path}' can't be read: {error}") from error
 
 
 def _read_npy(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
     # Read, not mapped: mapped pages would count as memory.
-    array = np.load(path, mmap_mode='r', allow_pickle=False)
+    array = map_array(path)
     if array.ndim != 2 or 2 not in array.shape or not array.flags.c_contiguous:
         raise ValueError(
             'it needs to have the shape [2, num_edges] or [num_edges, 2], in '
@@ -220,9 +222,12 @@ def _read_npz(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
             two.seek(start + count * width)
             for begin in range(0, count, size):
                 wanted = min(size, count - begin) * width
+                pair = one.read(wanted), two.read(wanted)
+                if min(map(len, pair)) < wanted:
+                    raise ValueError('it ends too early')
                 yield (
-                    np.frombuffer(one.read(wanted), dtype),
-                    np.frombuffer(two.read(wanted), dtype),
+                    np.frombuffer(pair[0], dtype),
+                    np.frombuffer(pair[1], dtype),
                 )
 
 
@@ -256,11 +261,16 @@ def _read_parquet(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
         raise ImportError(
             "a .parquet file needs 'pyarrow': install it"
         ) from None
-    table = pyarrow.parquet.ParquetFile(path)
-    for batch in table.iter_batches(batch_size=size):
-        yield tuple(
-            batch.column(k).to_numpy(zero_copy_only=False) for k in (0, 1)
-        )
+    with pyarrow.parquet.ParquetFile(path) as table:
+        if len(table.schema_arrow.names) < 2:
+            raise ValueError('it needs two columns')
+        for batch in table.iter_batches(batch_size=size):
+            pair = [batch.column(k) for k in (0, 1)]
+            if any(column.null_count for column in pair):
+                raise ValueError('it has rows without a value')
+            yield tuple(
+                column.to_numpy(zero_copy_only=False) for column in pair
+            )
 
 
 def rows_from_edges(

@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from pyg_trust import files
-from pyg_trust._checks import check_instance, check_integer
+from pyg_trust._checks import check_instance, check_integer, is_finite
 from pyg_trust.files import DamagedFileError
 
 HEADER = 'graph.json'
 FORMAT = 1
 # Bytes that are read, checked or written at a time.
 _PIECE = 1 << 24
+# What files are called that a header names: nothing of another folder.
+_FILE = r'[\w-]+\.npy'
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
 
@@ -174,7 +176,12 @@ def read_array(
     """
     check_instance('folder', folder, Path)
     check_instance('entry', entry, dict)
-    path = folder / str(entry.get('file'))
+    name = entry.get('file')
+    if not isinstance(name, str) or not re.fullmatch(_FILE, name):
+        raise DamagedFileError(
+            f"'{folder / HEADER}' is damaged: it names a file {name!r}"
+        )
+    path = folder / name
     if not path.is_file():
         raise DamagedFileError(f"'{path}' is missing")
     size = path.stat().st_size
@@ -183,15 +190,33 @@ def read_array(
             f"'{path}' is damaged: it has {size} bytes, and "
             f'{entry.get("bytes")} were written'
         )
-    try:
-        array = np.load(path, 'r' if mmap else None, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DamagedFileError(f"'{path}' is damaged: {error}") from None
-    if array.ndim != 1:
+    mapped = map_array(path)
+    if mapped.ndim != 1:
         raise DamagedFileError(f"'{path}' is damaged: it is no list")
+    array = mapped if mmap else np.array(mapped)
     if verify and checksum(array) != entry.get('crc32'):
         raise DamagedFileError(f"'{path}' is damaged: its checksum is another")
     return array
+
+
+def map_array(path: Path, what: str = '') -> np.memmap:
+    """The array in a ``.npy`` file, mapped, and no longer than the file.
+
+    Args:
+        path (Path): of the file.
+        what (str): which argument it is, for the message.
+            (default: :obj:`''`)
+
+    Raises:
+        DamagedFileError: if there is none in it.
+    """
+    check_instance('path', path, Path)
+    check_instance('what', what, str)
+    try:
+        return np.lib.format.open_memmap(path, 'r')
+    except Exception as error:
+        # A header is parsed as Python, whose errors are of many kinds.
+        raise DamagedFileError(f"{what}'{path}' is damaged: {error}") from None
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
@@ -225,6 +250,7 @@ def write_header(
     check_instance('arrays', arrays, dict)
     files.sync_folder(folder)
     content = {'format': FORMAT, **header, 'arrays': arrays}
+    content['crc32'] = _header_sum(content)
     files.write(
         folder / HEADER, json.dumps(content, indent=1).encode() + b'\n'
     )
@@ -251,11 +277,9 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     try:
         header = json.loads(path.read_bytes())
         known = header['format'] == FORMAT
-        for name in ('rowptr', 'col'):
-            header['arrays'][name]['file']
-        for name in ('num_nodes', 'num_edges'):
-            check_integer(name, header[name], 0)
-    except (ValueError, KeyError, TypeError) as error:
+        if known:
+            _check_header(header)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedFileError(f"'{path}' is damaged: {error!r}") from None
     if not known:
         raise DamagedFileError(
@@ -263,6 +287,33 @@ def read_header(folder: str | Path) -> dict[str, Any]:
             f'of pyg_trust reads {FORMAT}'
         )
     return header
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    check_integer('num_nodes', header['num_nodes'], 1, 2**31 - 1)
+    check_integer('num_edges', header['num_edges'], 0)
+    arrays = header['arrays']
+    check_instance('arrays', arrays, dict)
+    for name in ('rowptr', 'col', *arrays):
+        if name not in _DTYPES:
+            raise ValueError(f'there is no array {name!r}')
+        check_instance(name, arrays[name], dict)
+    facts = ('is_undirected', 'has_duplicates')
+    known = ('format', 'num_nodes', 'num_edges', 'arrays', 'crc32', *facts)
+    strange = set(header) - set(known)
+    if strange:
+        raise ValueError(f'there is no {sorted(strange)}')
+    for name in facts:
+        if header.get(name) is not None:
+            check_instance(name, header[name], bool)
+    # What was written before there was a sum has none.
+    if header.get('crc32', _header_sum(header)) != _header_sum(header):
+        raise ValueError('its checksum is another')
+
+
+def _header_sum(header: dict[str, Any]) -> int:
+    rest = {key: value for key, value in header.items() if key != 'crc32'}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def new_name(name: str) -> str:
@@ -331,20 +382,45 @@ def load_rows(
         long = name in ('col', 'weight', 'perm')
         array = read_array(folder, entry, mmap and long, verify)
         size = {'rowptr': n + 1, 'order': n}.get(name, m)
-        if name not in _DTYPES or (
-            array.dtype.name not in _DTYPES[name] or array.size != size
+        if (
+            array.dtype.name not in _DTYPES[name]
+            or not array.dtype.isnative
+            or array.size != size
         ):
             raise DamagedFileError(
                 f"'{folder / entry['file']}' is damaged: it holds "
-                f'{array.size} {array.dtype.name}'
+                f'{array.size} {array.dtype.str}, and not {size} '
+                f'{" or ".join(_DTYPES[name])}'
             )
         tensors[name] = as_tensor(array)
-    if verify:
-        fault = torch.ops.pyg_trust.check_rows(
-            tensors['rowptr'], tensors['col']
-        )
-        if fault:
-            name = 'rowptr' if fault == 1 else 'col'
-            path = folder / header['arrays'][name]['file']
-            raise DamagedFileError(f"'{path}' is damaged: it holds no rows")
+    fault = _fault(tensors, verify)
+    if fault is not None:
+        path = folder / header['arrays'][fault]['file']
+        raise DamagedFileError(f"'{path}' is damaged: it holds no {fault}")
     return tensors, header
+
+
+def _fault(tensors: dict[str, Tensor], verify: bool) -> str | None:
+    # The first that is not what a graph has: by whoever wrote sizes and
+    # checksums that are right.
+    rowptr, col = tensors['rowptr'], tensors['col']
+    n, m = rowptr.numel() - 1, col.numel()
+    # In memory already.
+    if rowptr[0] != 0 or rowptr[-1] != m or (rowptr.diff() < 0).any():
+        return 'rowptr'
+    order = tensors.get('order')
+    if order is not None:
+        seen = torch.zeros(n, dtype=torch.bool)
+        good = bool((order >= 0).all()) and bool((order < n).all())
+        if not good or not bool(seen.index_fill_(0, order, True).all()):
+            return 'order'
+    if not verify:
+        return None
+    if torch.ops.pyg_trust.check_rows(rowptr, col):
+        return 'col'
+    weight, perm = tensors.get('weight'), tensors.get('perm')
+    if weight is not None and not is_finite(weight):
+        return 'weight'
+    if perm is not None and m and int(perm.min()) < -1:
+        return 'perm'
+    return None

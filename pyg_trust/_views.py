@@ -83,6 +83,11 @@ class Views:
         return self.col32.long()
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether the edges are on disk, and read where they are needed."""
+        return self._cached('is_mapped', lambda: False)
+
+    @property
     def is_weighted(self) -> bool:
         """Whether the edges have weights."""
         return self.weight is not None
@@ -227,8 +232,11 @@ class Views:
         deterministic greedy: one pass over the edges a round). Names and
         results stay those of this graph, bit for bit, as every row is summed
         in the same order: only the memory is read in another one. It pays
-        where the graph has communities, after some propagations
-        (``benchmarks/push.py``). Memory: 4 bytes per edge more.
+        where the graph has communities that the caches hold, after some
+        propagations (``benchmarks/exact.py``); without communities nothing
+        is won, and reading the signals out of order costs a little. Memory: 4
+        bytes per edge more, and in a propagation a copy of the columns in
+        flight.
 
         :obj:`order` of the result has the nodes as they are gone through.
 
@@ -267,12 +275,14 @@ class Views:
         return made
 
     def ordered_receivers(
-        self, along: bool = True
+        self, along: bool = True, loops: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Is :meth:`receivers` in the kept :obj:`order`.
 
         Args:
             along (bool): as in :meth:`receivers`. (default: :obj:`True`)
+            loops (bool): whether nodes without a self-loop get one.
+                (default: :obj:`False`)
 
         Returns:
             tuple[Tensor, Tensor, Tensor, Tensor]: ``rowptr`` and ``col`` of
@@ -286,15 +296,19 @@ class Views:
         if order is None:
             raise ValueError('the graph keeps no order: see reorder')
         along = bool(along) and not self.is_undirected
+        loops = bool(loops)
 
         def build() -> tuple[Tensor, Tensor, Tensor, Tensor]:
             rowptr, col = self.receivers(along)
+            if loops:
+                own = building.own_loops(rowptr, col)
+                rowptr, col, _ = building.with_loops(rowptr, col, own, False)
             rank = torch.empty_like(order)
             rank[order] = torch.arange(self.num_nodes, device=order.device)
             made, entry = pick_rows(rowptr, order)
             return made, rank.int()[col[entry].long()], order, rank
 
-        return self._cached(('ordered_receivers', along), build)
+        return self._cached(('ordered_receivers', along, loops), build)
 
     def receivers(self, along: bool = True) -> tuple[Tensor, Tensor]:
         """Compressed rows in which a node lists whom it receives from.

@@ -7,33 +7,58 @@
 says in one line each what holds, what does not, and what could not be
 checked. Nothing is taken from the run that made the report, except the files
 that are handed in.
+
+A file that contradicts itself or another one is found out. Whoever can write
+all of them can make them agree: what has to be believed then is the copy of
+``ledger_head``, or of a fingerprint, that was noted elsewhere before.
 """
 
 import hashlib
 import json
 import math
+import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch_geometric.data import Data
 
 from pyg_trust import files
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_non_negative,
+)
 from pyg_trust.functional import wor_epsilon
+from pyg_trust.functional.mechanisms import lam_from_opacus
+from pyg_trust.ledger import checked_step
+from pyg_trust.noise import SEEDED
 from pyg_trust.report import (
     Guarantee,
     TrustReport,
     fingerprint_data,
     fingerprint_model,
 )
+from pyg_trust.report.base import read_json, visible
 from pyg_trust.unlearning.leftovers import named_leftovers
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
 # Epsilons are computed in floating point, by sums of many terms.
 _ROUNDING = 1e-3
+# What is raised by fields and files that are not what they should be.
+_WRONG = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,8 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f'{self.status:<11}  {self.text}'
+        # One line, whatever is in the file.
+        return f'{self.status:<11}  {visible(self.text)}'
 
 
 def check_report(
@@ -90,23 +116,48 @@ def check_report(
         where = f'{number}. {each.procedure}'
         found += [
             Finding(status, f'{where}: {text}')
-            for status, text in _check_guarantee(each)
+            for status, text in _said(_check_guarantee, each)
         ]
     if ledger is not None:
         if _is_removals(ledger):
-            removals = _read_removals(ledger)
+            removals = _read('ledger', ledger, _read_removals)
             found += _of_file(_check_removals, report, removals)
         else:
-            found += _of_file(_check_ledger, report, _read_ledger(ledger))
+            lines = _read('ledger', ledger, _read_ledger)
+            found += _of_file(_check_ledger, report, lines)
     if model is not None:
-        state = files.load(model)
-        found += _of_file(_check_model, report, fingerprint_model(state))
+        weights = _read('model', model, _read_model)
+        found += _of_file(_check_model, report, weights)
     if data is not None:
-        found += _of_file(_check_data, report, _read_data(data))
+        found += _of_file(_check_data, report, _read('data', data, _read_data))
     return found
 
 
 Said = Iterator[tuple[str, str]]
+
+
+def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
+    try:
+        return reader(path)
+    except (*_WRONG, EOFError, pickle.UnpicklingError) as error:
+        # Torch goes on with advice to run what is in the file.
+        first = next(iter(str(error).splitlines()), '')
+        raise ValueError(
+            f"'{name}' can't be read from {path} "
+            f'({type(error).__name__}: {first})'
+        ) from None
+
+
+def _said(check: Callable[..., Said], *of: Any) -> Said:
+    # A guarantee with fields of another kind is a false one.
+    try:
+        yield from check(*of)
+    except _WRONG as error:
+        yield (
+            FAILS,
+            'its fields are not those of its procedure '
+            f'({type(error).__name__}: {error})',
+        )
 
 
 def _of_file(
@@ -115,27 +166,41 @@ def _of_file(
     found = [
         Finding(status, f'{number}. {each.procedure}: {text}')
         for number, each in enumerate(report.guarantees, 1)
-        for status, text in check(each, content)
+        for status, text in _said(check, each, content)
     ]
     name = check.__name__.removeprefix('_check_')
     return found or [Finding(UNKNOWN, f'no guarantee speaks of a {name}')]
 
 
 def _check_guarantee(each: Guarantee) -> Said:
+    found = list(_check_fields(each))
+    yield from found or [(UNKNOWN, 'nothing of it can be recomputed')]
+
+
+def _check_fields(each: Guarantee) -> Said:
     for name, spent in each.spent.items():
+        if not _close(each.values.get(name, spent), spent):
+            yield (
+                FAILS,
+                f'{name}: {spent:.6g} is said to be spent, and the field has '
+                f'{each.values[name]}',
+            )
         within = spent <= each.budget[name]
         yield (
             HOLDS if within else FAILS,
             f'{name}: {spent:.6g} of {each.budget[name]:.6g} is spent',
         )
-    if each.values.get('seeded'):
+    if 'target_epsilon' in each.values:
+        target, limit = each.values['target_epsilon'], each.budget['epsilon']
+        if not _close(limit, math.inf if target is None else target):
+            yield FAILS, f'epsilon: the budget is {target}, not {limit:.6g}'
+    if each.values.get('seeded') or SEEDED in each.promise:
         yield FAILS, 'the noise comes from a seed: nothing is private'
     if each.kind == 'privacy':
+        yield from _check_sentence(each)
         yield from _check_epsilon(each)
     for name, amounts in each.history.items():
-        if amounts and not math.isclose(
-            amounts[-1], each.spent[name], rel_tol=_ROUNDING, abs_tol=1e-12
-        ):
+        if amounts and not _close(amounts[-1], each.spent[name]):
             yield (
                 FAILS,
                 f'{name}: its history ends at {amounts[-1]:.6g}, and '
@@ -146,6 +211,48 @@ def _check_guarantee(each: Guarantee) -> Said:
         for count in _counts(each) if isinstance(total, int) else ():
             if not 0 <= count <= total:
                 yield FAILS, f'{count} of {total} {name} are certified'
+
+
+def _close(one: float, two: float) -> bool:
+    return math.isclose(one, two, rel_tol=_ROUNDING, abs_tol=1e-12)
+
+
+def _check_sentence(each: Guarantee) -> Said:
+    # People read the sentence, programs the fields.
+    told = _told(each.promise)
+    known = list(_numbers([each.values, each.spent, each.budget]))
+    other = [
+        number for number in told if not any(_close(number, k) for k in known)
+    ]
+    yield (
+        FAILS if other else HOLDS,
+        f'its sentence says {other[0]:g}, which is in no field'
+        if other
+        else 'the numbers of its sentence are those of its fields',
+    )
+
+
+# With thousands apart, as sentences have them.
+_NUMBER = re.compile(
+    r'(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?',
+    re.ASCII,
+)
+
+
+def _told(text: str) -> list[float]:
+    return [float(n.replace(',', '')) for n in _NUMBER.findall(text)]
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, int | float):
+        yield float(value)
+    elif isinstance(value, str):
+        yield from _told(value)
 
 
 def _counts(each: Guarantee) -> list[Any]:
@@ -165,17 +272,31 @@ def _history(each: Guarantee) -> list[tuple[float, float, int]] | None:
 
 def _check_epsilon(each: Guarantee) -> Said:
     history, mechanism = _history(each), each.values.get('mechanism')
+    known = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
+    if mechanism is not None and mechanism not in known:
+        yield (
+            UNKNOWN,
+            f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
+            'wrote it vouches for it',
+        )
+        return
     if history is None or mechanism not in ('pld_wor', 'rdp_wor'):
         yield UNKNOWN, 'epsilon: the report has no steps to recompute it from'
         return
     claimed = float(each.values['epsilon'])
     delta = float(each.values['delta'])
+    steps, recorded = each.values['steps'], sum(n for _, _, n in history)
+    if steps != recorded:
+        yield FAILS, f'{steps} steps are claimed, {recorded} are recorded'
     again = wor_epsilon(history, delta, mechanism)
     yield (
         HOLDS if claimed >= again * (1 - _ROUNDING) else FAILS,
-        f'epsilon: {claimed:.6g} is claimed, {again:.6g} recomputed from the '
-        f'recorded steps by {mechanism}',
+        f'epsilon: {claimed:.6g} is claimed at delta {delta:g}, {again:.6g} '
+        f'recomputed from the recorded steps by {mechanism}',
     )
+    lam, noise = each.values['lam'], each.values['noise_multiplier']
+    if not _close(lam, lam_from_opacus(noise)):
+        yield FAILS, f'lam: {lam:.6g} is not what noise {noise:.6g} makes'
     other = _independent_epsilon(history, each.values['batch_size'], delta)
     if other is None:
         yield UNKNOWN, 'epsilon by another accountant: needs dp-accounting'
@@ -183,15 +304,16 @@ def _check_epsilon(each: Guarantee) -> Said:
     # The Rényi accountant is never below the exact profile.
     low = 1 - _ROUNDING if mechanism == 'rdp_wor' else 0.0
     fits = low * other <= claimed
-    text = f"dp-accounting's Rényi accountant gives {other:.6g}"
+    text = f"epsilon: dp-accounting's Rényi accountant gives {other:.6g}"
     if mechanism == 'pld_wor':
-        text += ', which the exact profile may undercut'
+        text += ', a looser bound than the exact profile'
     yield HOLDS if fits else FAILS, text
 
 
 def _independent_epsilon(
     history: list[tuple[float, float, int]], batch_size: int, delta: float
 ) -> float | None:
+    check_integer('batch_size', batch_size, 1)
     try:
         import dp_accounting as dp
         from dp_accounting.rdp import RdpAccountant
@@ -215,10 +337,10 @@ def _read_ledger(path: str | Path) -> dict[str, Any]:
     link, bodies = '', []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
-            entry = json.loads(line)
+            entry = read_json(line.decode())
             text = json.dumps([link, entry['body']], sort_keys=True)
             link = entry['link']
-        except (KeyError, TypeError, ValueError):
+        except _WRONG:
             raise ValueError(
                 f"'ledger' needs to hold lines of JSON: line {number} of "
                 f'{path} is none'
@@ -226,10 +348,15 @@ def _read_ledger(path: str | Path) -> dict[str, Any]:
         bodies.append(
             (entry['body'], hashlib.sha256(text.encode()).hexdigest() == link)
         )
+    lines = [body for body, _ in bodies[1:]]
     return {
         'broken': [i for i, (_, good) in enumerate(bodies, 1) if not good],
-        'steps': [body['spent'] for body, _ in bodies if 'spent' in body],
-        'pure': sum(body.get('epsilon', 0.0) for body, _ in bodies[1:]),
+        'header': bodies[0][0] if bodies else {},
+        'steps': [checked_step(*b['spent']) for b in lines if 'spent' in b],
+        'pure': sum(
+            check_non_negative('epsilon', body.get('epsilon', 0.0))
+            for body in lines
+        ),
         'head': link,
     }
 
@@ -244,9 +371,11 @@ def _check_ledger(each: Guarantee, ledger: dict[str, Any]) -> Said:
         if broken
         else 'ledger: the chain of its lines is unbroken',
     )
+    yield from _check_header(each, ledger['header'])
     count, steps = len(ledger['steps']), each.values['steps']
+    # With fewer lines, its end was cut off.
     yield (
-        HOLDS if count <= steps else FAILS,
+        HOLDS if count == steps else FAILS,
         f'ledger: {count} steps were paid for, {steps} are claimed',
     )
     yield from _check_paid(each, ledger)
@@ -263,13 +392,33 @@ def _check_ledger(each: Guarantee, ledger: dict[str, Any]) -> Said:
     )
 
 
+def _check_header(each: Guarantee, header: dict[str, Any]) -> Said:
+    # What the account is about, of the first line.
+    values, account = each.values, header.get('accountant', {})
+    pairs = [
+        (name, account[name], values.get(name))
+        for name in ('mechanism', 'relation', 'sampling')
+        if name in account
+    ]
+    if 'data' in header:
+        pairs.append(('data', header['data'], each.data))
+    if 'seeded' in header:
+        pairs.append(('seeded', header['seeded'], values.get('seeded')))
+    for name, paid, claimed in pairs:
+        if paid != claimed:
+            yield (
+                FAILS,
+                f'ledger: it is of {name} {paid!r}, {claimed!r} is claimed',
+            )
+
+
 def _check_paid(each: Guarantee, ledger: dict[str, Any]) -> Said:
     # Epsilon once more, from the steps that the ledger has.
     values = each.values
     if _history(each) is None or values.get('mechanism') != 'pld_wor':
         return
-    ratio = float(values['lam']) / float(values['noise_multiplier'])
-    history = [(noise * ratio, q, 1) for noise, q in ledger['steps']]
+    # Not by what the report says of the noise.
+    history = [(lam_from_opacus(z), q, 1) for z, q in ledger['steps']]
     delta, claimed = float(values['delta']), float(values['epsilon'])
     paid = ledger['pure']
     if history:
@@ -284,14 +433,14 @@ def _is_removals(path: str | Path) -> bool:
     # One JSON of the lines, not a line each.
     try:
         return 'entries' in json.loads(Path(path).read_bytes())
-    except ValueError:
+    except (RecursionError, TypeError, ValueError):
         return False
 
 
 def _read_removals(path: str | Path) -> dict[str, Any]:
     # Without the package's own reader.
     link, broken = '', []
-    content = json.loads(Path(path).read_bytes())
+    content = read_json(Path(path).read_text())
     fields = ('action', 'spent', 'request', 'data', 'link')
     for number, line in enumerate(content['entries'], 1):
         if not isinstance(line, dict) or set(line) != set(fields):
@@ -303,6 +452,8 @@ def _read_removals(path: str | Path) -> dict[str, Any]:
         if link != line['link']:
             broken.append(number)
         link = line['link']
+        check_non_negative('spent', line['spent'])
+    check_non_negative('budget', content['budget'])
     return {**content, 'broken': broken}
 
 
@@ -354,6 +505,10 @@ def _check_model(each: Guarantee, found: str) -> Said:
         )
 
 
+def _read_model(path: str | Path) -> str:
+    return fingerprint_model(files.load(path))
+
+
 def _read_data(path: str | Path) -> dict[str, Data]:
     loaded = files.load(path)
     if isinstance(loaded, Mapping) and 'edge_index' in loaded:
@@ -389,6 +544,13 @@ def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
         )
     if each.kind != 'removal' or not isinstance(request, Mapping):
         return
+    missing = [
+        name
+        for name, part in request.items()
+        if name not in graphs and not part.get('whole')
+    ]
+    if missing:
+        yield UNKNOWN, f'data: there is no graph {missing[0]} in the file'
     left = [
         text
         for name, part in request.items()

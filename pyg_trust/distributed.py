@@ -9,6 +9,7 @@ latest when the group's timeout is over.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from pyg_trust._checks import check_callable, check_instance, check_integer
@@ -81,13 +82,20 @@ def shared(
     return run_over_ranks(items, work) if over_ranks else map(work, items)
 
 
-def check_same(arguments: Mapping[str, Any]) -> None:
+def check_same(
+    arguments: Mapping[str, Any], failed: Exception | None = None
+) -> None:
     """Refuses to go on where processes were given different arguments.
+
+    Processes that run another version of pyg_trust or torch are refused too:
+    the same arguments could mean other bits there.
 
     Args:
         arguments (dict): what every process needs to have alike, by name.
             Tensors, graphs, models and functions are compared by what they
             hold (:func:`~pyg_trust.certificates.identity.fingerprint_any`).
+        failed (Exception, optional): why this process can't take part. It is
+            raised here, and the others are told. (default: :obj:`None`)
 
     Raises:
         ValueError: on all processes, if one has another value.
@@ -99,14 +107,18 @@ def check_same(arguments: Mapping[str, Any]) -> None:
     from pyg_trust.certificates.identity import fingerprint_any
 
     check_instance('arguments', arguments, Mapping)
+    if failed is not None:
+        check_instance('failed', failed, Exception)
     size = rank_and_size()[1]
     if size == 1:
+        if failed is not None:
+            raise failed
         return
-    found: dict[str, str] = {}
-    failed: Exception | None = None
+    found = {'version': _versions()}
     try:
-        for name, value in arguments.items():
-            found[name] = fingerprint_any(value)
+        if failed is None:
+            for name, value in arguments.items():
+                found[name] = fingerprint_any(value)
     except Exception as error:
         failed = error
     message = None if failed is None else f'{type(failed).__name__}: {failed}'
@@ -121,10 +133,21 @@ def check_same(arguments: Mapping[str, Any]) -> None:
     for other, (_, theirs) in enumerate(parts):
         for name in [*first, *theirs]:
             if first.get(name) != theirs.get(name):
+                what = (
+                    f'{theirs[name]}, and rank 0 {first[name]}'
+                    if name == 'version'
+                    else 'another one than rank 0'
+                )
                 raise ValueError(
                     f"'{name}' needs to be the same on all ranks (rank "
-                    f'{other} has another one than rank 0)'
+                    f'{other} has {what})'
                 )
+
+
+def _versions() -> str:
+    from pyg_trust import __version__
+
+    return f'pyg_trust {__version__}, torch {torch.__version__}'
 
 
 def own_items(count: int) -> range:
@@ -157,6 +180,7 @@ def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
 
     Raises:
         RuntimeError: on other processes, if the work of one fails.
+        ValueError: on all, if they have more or fewer items than others.
 
     Example:
         >>> run_over_ranks([1, 2, 3], lambda item: item**2)
@@ -176,13 +200,18 @@ def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
         failed = error
     parts: list[Any] = [None] * size
     message = None if failed is None else f'{type(failed).__name__}: {failed}'
-    dist.all_gather_object(parts, (message, done))
+    dist.all_gather_object(parts, (message, len(items), done))
     if failed is not None:
         raise failed
-    for other, (message, _) in enumerate(parts):
+    for other, (message, count, _) in enumerate(parts):
         if message is not None:
             raise RuntimeError(f'rank {other} failed: {message}')
+        if count != parts[0][1]:
+            raise ValueError(
+                "'items' needs to be the same on all ranks (rank "
+                f'{other} has {count} of them, and rank 0 {parts[0][1]})'
+            )
     made: list[Any] = [None] * len(items)
-    for other, (_, results) in enumerate(parts):
+    for other, (_, _, results) in enumerate(parts):
         made[other::size] = results
     return made

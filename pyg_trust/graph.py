@@ -222,6 +222,7 @@ class CSRGraph(Views):
         Raises:
             TypeError: if the source is none, or holds no integers.
             FileNotFoundError: if a file is not there.
+            ImportError: if a ``.parquet`` file is read without pyarrow.
             ValueError: on an index out of range, duplicate edges, too little
                 memory, a source that changes, or a file that is damaged
                 (:class:`~pyg_trust.files.DamagedFileError`).
@@ -242,6 +243,7 @@ class CSRGraph(Views):
         made = cls._trusted(rowptr, col, has_duplicates=repeats)
         if undirected:
             made._cache['is_undirected'] = True
+        made._cache['is_mapped'] = folder is not None
         return made
 
     def save(self, folder: str | Path) -> None:
@@ -285,9 +287,13 @@ class CSRGraph(Views):
             mmap (bool): whether the edges stay on disk and are read where
                 they are needed; processes of a machine then share them. The
                 files must not change meanwhile. (default: :obj:`False`)
-            verify (bool): whether all is read and checked first: without,
-                only sizes are, and a damaged file can crash the process.
-                (default: :obj:`True`)
+            verify (bool): whether all is read and checked first. Without,
+                the header, sizes, dtypes, :obj:`rowptr` and :obj:`order` are;
+                :obj:`col`, :obj:`weight` and :obj:`perm` are trusted, so that
+                a damaged file can crash the process or give wrong numbers.
+                Whether the graph is undirected is the header's word in any
+                case, which has a checksum against damage and none against
+                intent. (default: :obj:`True`)
 
         Raises:
             FileNotFoundError: if there is no graph.
@@ -311,6 +317,7 @@ class CSRGraph(Views):
             **known,
         )
         made.order = tensors.get('order')
+        made._cache['is_mapped'] = mmap
         return made
 
     @classmethod

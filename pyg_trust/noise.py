@@ -30,8 +30,25 @@ from pyg_trust._checks import (
     check_number,
     check_tensor,
 )
+from pyg_trust._registry import Registry
 
 Bytes = Callable[[int], bytes]
+
+#: Where the bits of secret noise come from: functions from a number to so many
+#: random bytes, by name.
+NOISES: Registry[Bytes] = Registry('noise')
+SYSTEM = 'system'
+
+
+@NOISES.builtin(SYSTEM)
+def system(count: int) -> bytes:
+    """The operating system's cryptographic generator, :func:`os.urandom`.
+
+    Args:
+        count (int): how many bytes.
+    """
+    return os.urandom(check_integer('count', count, 0))
+
 
 # Of the test whether a release has the noise that it should (p_value).
 LEAST_P_VALUE = 1e-9
@@ -165,14 +182,41 @@ class SecureNoise:
                 return order[:size]
 
 
-def source(seed: int | None = None) -> SecureNoise | SeededNoise:
+def source(
+    seed: int | None = None, kind: str = SYSTEM
+) -> SecureNoise | SeededNoise:
     """The noise of a procedure: the system's, or that of an explicit seed.
 
     Args:
         seed (int, optional): makes a run repeatable, and not private; its
             report has to begin with :data:`SEEDED`. (default: :obj:`None`)
+        kind (str): an entry of :obj:`NOISES`, for secret noise; a report has
+            to name one that is not of this package.
+            (default: :obj:`'system'`)
+
+    Raises:
+        ValueError: if there is no such entry, or it comes with a seed.
     """
-    return SecureNoise() if seed is None else SeededNoise(seed)
+    draw = NOISES.find('kind', kind)
+    if seed is not None:
+        if kind != SYSTEM:
+            raise ValueError(
+                f"'kind' needs to be {SYSTEM!r} with a 'seed' (got {kind!r})"
+            )
+        return SeededNoise(seed)
+    if not NOISES.is_own(kind):
+        return SecureNoise()
+
+    def checked(count: int) -> bytes:
+        found = draw(count)
+        if not isinstance(found, bytes) or len(found) != count:
+            raise ValueError(
+                f'{NOISES.note(kind)}, needs to return {count} bytes (got '
+                f'{type(found).__name__})'
+            )
+        return found
+
+    return SecureNoise(checked)
 
 
 def coins(

@@ -1,3 +1,5 @@
+# Longer than 700 lines because every op has a section: its contract, its
+# checks and its fake kernel; 400 lines are contracts.
 """The C++ ops: one checked, documented function per op, and fake kernels.
 
 Checked here is the form of every tensor (device, dtype, shape). That indices
@@ -229,7 +231,8 @@ def propagate(
             (default: :obj:`None`)
         order (Tensor, optional): int64, ``[num_nodes]``: which row of
             :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
-            graph is. (default: :obj:`None`)
+            graph is. On the CPU the columns of :obj:`x` in flight are copied
+            in that order, unless :obj:`in_place`. (default: :obj:`None`)
         loops (bool): on the CPU, whether :math:`B` has a one more on its
             diagonal wherever that is zero. Row sums are as if it stood in its
             place among the others. (default: :obj:`False`)
@@ -1063,7 +1066,7 @@ def push_rows(
     follow: float,
     z: Tensor,
     residue: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Pushes residues until every row is within its limit, in place.
 
     While :math:`\lVert R_v \rVert_2` is above its limit: :math:`z_v
@@ -1083,9 +1086,9 @@ def push_rows(
         residue (Tensor): as :obj:`z`: :math:`R`.
 
     Returns:
-        tuple[Tensor, Tensor, Tensor, int]: the nodes whose rows changed, the
-        rows of :obj:`z` and of :obj:`residue` before, and the number of
-        pushes.
+        tuple[Tensor, Tensor, Tensor, Tensor, int]: the nodes whose residues
+        changed, and these as they were before; the nodes that were pushed,
+        and their rows of :obj:`z` before; and the number of pushes.
     """
     start, length, col = _check_open(rows)
     _check_follow(follow)
@@ -1355,12 +1358,13 @@ def _(
     follow: float,
     z: Tensor,
     residue: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, torch.SymInt]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.SymInt]:
     context = torch.library.get_ctx()
-    size = context.new_dynamic_size()
+    met, pushed = context.new_dynamic_size(), context.new_dynamic_size()
     return (
-        seeds.new_empty(size),
-        z.new_empty((size, z.size(1))),
-        z.new_empty((size, z.size(1))),
+        seeds.new_empty(met),
+        z.new_empty((met, z.size(1))),
+        seeds.new_empty(pushed),
+        z.new_empty((pushed, z.size(1))),
         context.new_dynamic_size(),
     )

@@ -139,7 +139,9 @@ def forked(seed: int) -> Iterator[None]:
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # Without another device torch keeps the call for one, and its stack.
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
         torch.set_rng_state(generator(seed).get_state())
         yield
 

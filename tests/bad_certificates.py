@@ -370,6 +370,7 @@ entry(
     **SMOOTHED,
 )
 EXEMPT['certificates.SmoothedCertificate'] = RESULT
+EXEMPT['certificates.UserCertificate'] = RESULT
 entry(
     'certificates.SmoothedCertificate.certified',
     lambda: (smoothed(), {}),

@@ -1046,6 +1046,7 @@ entry(
     itemsize=values(0, 2, 4.0, 'four', None),
     columns=integer(1, none=True),
     directed=FLAG,
+    mapped=FLAG,
 )
 EXEMPT['functional.MemoryPlan'] = 'what plan_memory returns'
 EXEMPT['functional.HaloGraph'] = 'checked where it is used'
@@ -1223,6 +1224,7 @@ for name in ('itersine', 'monic_cubic'):
         J=integer(3),
     )
 WAVELET = choice()
+EXEMPT['functional.Wavelet.frame_bound'] = 'asked by frame_bound alone'
 entry(
     'functional.frame_bound',
     lambda: {'wavelet': 'geometric', 'J': 4},

@@ -51,9 +51,15 @@ from pyg_trust import (
 from pyg_trust import functional as F
 from pyg_trust.commit import Lineage
 from pyg_trust.graph import LastGraph
-from pyg_trust.ledger import PrivacyLedger, RemovalLedger, Seals
+from pyg_trust.ledger import (
+    PrivacyLedger,
+    RemovalLedger,
+)
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
+from pyg_trust.seals import (
+    Seals,
+)
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
 # calls them by hand answers for indices.
@@ -379,6 +385,7 @@ entry(
     'distributed.check_same',
     lambda: {'arguments': {'seed': 3}},
     arguments=values(3, None, [1]),
+    failed=values(3, 'no', True),
 )
 entry(
     'distributed.shared',
@@ -518,6 +525,7 @@ entry(
     'graph.CSRGraph.ordered_receivers',
     lambda: (csr().reorder(2), {}),
     along=FLAG,
+    loops=FLAG,
 )
 entry(
     'graph.CSRGraph.reorder',
@@ -627,35 +635,35 @@ def seals() -> Seals:
 
 
 entry(
-    'ledger.Seals',
+    'seals.Seals',
     lambda: {'contents': {0: 'a'}},
     contents=values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'}),
 )
 entry(
-    'ledger.Seals.replaced',
+    'seals.Seals.replaced',
     lambda: (seals(), {'changed': {0: 'c'}, 'gone': [1]}),
     names={'changed': "'contents'"},
     changed=CONTENTS,
     gone=values(3, None, 'a', [5], [0.5], [True]),
 )
 entry(
-    'ledger.Seals.differing',
+    'seals.Seals.differing',
     lambda: (seals(), {'contents': {0: 'a'}}),
     contents=CONTENTS,
 )
 entry(
-    'ledger.Seals.digest',
+    'seals.Seals.digest',
     lambda: (seals(), {'name': 0}),
     name=values('a', None, 0.5, True, -1, 2),
 )
 entry(
-    'ledger.Seals.matches',
+    'seals.Seals.matches',
     lambda: (seals(), {'name': 0, 'content': 'a'}),
     name=values('a', None, 0.5, True, -1, 2),
     content=values(3, None, b'a'),
 )
 entry(
-    'ledger.Seals.of',
+    'seals.Seals.of',
     lambda: {
         'state': {
             'names': torch.tensor([0, 1]),
@@ -695,6 +703,12 @@ entry(
         privacy_ledger(),
         {'noise_multiplier': 1.0, 'sample_rate': 0.5},
     ),
+    noise_multiplier=POSITIVE,
+    sample_rate=SHARE,
+)
+entry(
+    'ledger.checked_step',
+    lambda: {'noise_multiplier': 1.0, 'sample_rate': 0.5},
     noise_multiplier=POSITIVE,
     sample_rate=SHARE,
 )
@@ -811,7 +825,7 @@ class Spread:
 
 
 entry(
-    'ledger.content',
+    'seals.content',
     lambda: (Spread(), {'data': plain_data(), 'context': ['a', 1]}),
     names={'context': "'parts'", 'data': "'data'"},
     data=values(3, None, 'a', [1]),
@@ -840,7 +854,8 @@ entry(
     seed=integer(0),
     items=values(['a'], [0.5], [True], [-1], [None]),
 )
-entry('noise.source', lambda: {'seed': 3})
+entry('noise.source', lambda: {'seed': 3}, kind=choice())
+entry('noise.system', lambda: {'count': 3}, count=integer(0))
 entry(
     'noise.coins',
     lambda: {'source': noise.SeededNoise(0), 'count': 3, 'rate': 0.5},

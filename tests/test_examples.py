@@ -227,6 +227,13 @@ def test_unlearn_nodes(shared, tmp_path):
     assert poisoned < clean - 0.03
     assert abs(unlearned - clean) < 0.005
     assert 'the measured residual 0' in output
+    counts = re.search(
+        r'CGU would retrain (\d+), ScaleGUN (\d+), the tight bound (\d+)',
+        output,
+    )
+    cgu, scalegun, tight = map(int, counts.groups())
+    # What is added for its features can only make it more.
+    assert scalegun >= cgu > tight
     assert (tmp_path / 'unlearn_nodes.png').exists()
 
 

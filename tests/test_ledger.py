@@ -10,8 +10,10 @@ from pyg_trust.ledger import (
     BudgetExceededError,
     PrivacyLedger,
     RemovalLedger,
-    Seals,
     coarse,
+)
+from pyg_trust.seals import (
+    Seals,
 )
 
 

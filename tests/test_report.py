@@ -220,6 +220,68 @@ def test_the_page_says_everything_and_needs_nothing(tmp_path):
     assert len(re.search('points="([^"]+)"', page)[1].split()) == 3
 
 
+def numbers(kind='privacy', **values):
+    return TrustReport.of(
+        promise(kind=kind, values={'epsilon': 4.0, 'delta': 1e-5, **values})
+    )
+
+
+@pytest.mark.parametrize(
+    ('kind', 'epsilon', 'said'),
+    [
+        # e^4 = 54.598..., e^0.5 = 1.64872...: never below what holds.
+        ('privacy', 4.0, 'more than 55 times as likely'),
+        ('privacy', 0.5, 'more than 1.649 times as likely'),
+        ('removal', 0.0, 'more than 1 times as likely'),
+        ('removal', 0.001, 'more than 1.002 times as likely'),
+        ('privacy', 50.0, 'too large to protect anybody'),
+        ('privacy', math.inf, 'too large to protect anybody'),
+    ],
+)
+def test_the_page_says_epsilon_in_plain_words(kind, epsilon, said):
+    for text in (
+        numbers(kind, epsilon=epsilon).to_html(),
+        numbers(kind, epsilon=epsilon).to_markdown(),
+    ):
+        assert said in text
+        assert ('1 in 100,000' in text) == ('times' in said)
+
+
+def test_odds_are_not_stated_where_nothing_is_hidden():
+    for report in (
+        numbers(seeded=True),
+        numbers('removal', noise='objective'),
+        numbers('robustness'),
+        numbers(delta=None),
+    ):
+        assert 'times as likely' not in report.to_html()
+
+
+def test_the_page_says_how_it_was_checked_or_that_it_was_not():
+    page = TrustReport.of(promise(checked=())).to_html()
+    assert page.count('No check was recorded') == 1
+    assert 'No check was recorded' not in numbers().to_html()
+    assert 'python -m pyg_trust check trust.json' in page
+    assert 'python -m pyg_trust check trust.json' in numbers().to_markdown()
+
+
+def test_the_budget_is_in_the_curve_where_it_fits():
+    def page(limit):
+        return TrustReport.of(
+            promise(
+                spent={'epsilon': 1.0},
+                budget={'epsilon': limit},
+                history={'epsilon': [0.0, 0.5, 1.0]},
+            )
+        ).to_html()
+
+    # The last point is at half of the height, under the dashed line.
+    assert 'stroke-dasharray' in page(2.0)
+    assert re.search('points="[^"]* 590.0,65.0"', page(2.0))
+    assert 'stroke-dasharray' not in page(1000.0)
+    assert 'no limit was set' in page(math.inf)
+
+
 def test_the_model_card_has_no_markup_of_the_texts(tmp_path):
     report = TrustReport.of(promise(promise='a | b\n# c <i>'))
     report.save(tmp_path / 'card.md')

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "flip.h"
 #include "half.h"
 #include "parallel.h"
 
@@ -42,6 +43,7 @@ template <typename scalar_t>
 struct Entries {
   const int64_t* ptr;
   const uint8_t* column;
+  const int64_t* wide;  // instead, if rows go through in all their columns
   const scalar_t* value;  // of x
   const scalar_t* sent;   // of y_L, as it would be stored
 };
@@ -54,15 +56,18 @@ struct Step {
   const int32_t* col;
   int64_t num_entries;
   const int32_t* rows;  // which rows, or null for all
-  // What the rows of the graph are called in x, recv, send and z; null if they
+  // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;
-  bool loops;  // whether every row has an entry of its own node
+  const int64_t* x_names;
+  // Where rows get an entry of their own node (Loops); null for nowhere.
+  const int32_t* places;
   const scalar_t* recv;
   const scalar_t* send;
   // x, dense (row v at x + v * x_stride) or, if that is null, sparse.
   const scalar_t* x;
   int64_t x_stride;
+  scalar_t* kept;  // where `load` puts the rows of x as the graph has them
   Entries<scalar_t> entries;
   // Powers of two that what is stored is multiplied by, a column each, and
   // their inverses; null for none.
@@ -81,6 +86,16 @@ struct Step {
   int64_t columns;   // that are real
 };
 
+// Which rows lack an entry of their own node, and where it belongs in them.
+struct Loops {
+  const int64_t* rowptr;
+  const int32_t* col;
+  const int64_t* names;  // as in Step
+  int32_t* places;       // from the start of each row
+};
+
+constexpr int32_t kNoPlace = -1;  // it is there already
+
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
 
@@ -94,8 +109,24 @@ struct Kernels {
   void (*step_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*step_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
   void (*step_double)(const Step<double, double>&, int64_t begin, int64_t end);
+  // Rows of z in all their columns, from the entries of a sparse x.
+  void (*wide_float)(const Step<float, float>&, int64_t begin, int64_t end);
+  void (*wide_double)(const Step<double, double>&, int64_t begin, int64_t end);
+  void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);
+  // GapLaw::length of the counters from `first` on.
+  void (*gap_lengths)(uint64_t key,
+                      uint64_t first,
+                      int64_t count,
+                      double scale,
+                      double* length);
+  // Which of the entries with these numbers are not deleted.
+  void (*stay)(uint64_t key,
+               const int64_t* entry,
+               int64_t count,
+               uint64_t below,
+               uint8_t* kept);
 };
 
 extern const Kernels kBaseKernels;

@@ -51,6 +51,12 @@ void take(const Step<float, Float16>& step, int64_t begin, int64_t end) {
 void take(const Step<double, double>& step, int64_t begin, int64_t end) {
   kernels().step_double(step, begin, end);
 }
+void take_wide(const Step<float, float>& step, int64_t begin, int64_t end) {
+  kernels().wide_float(step, begin, end);
+}
+void take_wide(const Step<double, double>& step, int64_t begin, int64_t end) {
+  kernels().wide_double(step, begin, end);
+}
 
 // x: dense, or the rows (ptr, index, value) of a sparse matrix.
 struct Signal {
@@ -65,7 +71,11 @@ struct Signal {
 template <typename scalar_t>
 class Tiles {
  public:
-  Tiles(const Signal& signal, int64_t num_nodes, int64_t together)
+  // `names`: which row of x each row of the graph is, or null.
+  Tiles(const Signal& signal,
+        int64_t num_nodes,
+        int64_t together,
+        const int64_t* names)
       : num_nodes_(num_nodes), together_(together) {
     const auto* ptr = signal.ptr->const_data_ptr<int64_t>();
     const auto* index = signal.index->const_data_ptr<int64_t>();
@@ -81,7 +91,8 @@ class Tiles {
     value_.resize(count);
     std::vector<int64_t> next(start_.begin(), start_.end());
     for (int64_t v = 0; v < num_nodes; ++v) {
-      for (int64_t k = ptr[v]; k < ptr[v + 1]; ++k) {
+      const int64_t name = names == nullptr ? v : names[v];
+      for (int64_t k = ptr[name]; k < ptr[name + 1]; ++k) {
         const int64_t at = next[index[k] / together]++;
         row_[at] = static_cast<int32_t>(v);
         column_[at] = static_cast<uint8_t>(index[k] % together);
@@ -103,8 +114,8 @@ class Tiles {
     }
     for (int64_t v = 0; v < num_nodes_; ++v)
       ptr_[v + 1] += ptr_[v];
-    return {ptr_.data(), column_.data() + begin, value_.data() + begin,
-            sent_.data()};
+    return {ptr_.data(), column_.data() + begin, nullptr,
+            value_.data() + begin, sent_.data()};
   }
 
   int64_t count(int64_t tile) const { return start_[tile + 1] - start_[tile]; }
@@ -162,6 +173,58 @@ std::vector<std::vector<int32_t>> rows_needed(const Tensor& rowptr_,
   return needed;
 }
 
+// z = w_0 x + w_1 P x of a sparse x, a whole row of z after the other: what
+// comes into it are few entries, and no level is stored.
+template <typename scalar_t, typename store_t>
+void one_level_of_entries(const Signal& x,
+                          const scalar_t* send,
+                          const double* w,
+                          const std::optional<Tensor>& scale,
+                          const int32_t* rows,
+                          int64_t num_rows,
+                          scalar_t* z,
+                          const Step<scalar_t, store_t>& all) {
+  Step<scalar_t, scalar_t> step{};
+  step.rowptr = all.rowptr;
+  step.col = all.col;
+  step.num_entries = all.num_entries;
+  step.rows = rows;
+  step.names = all.names;
+  step.places = all.places;
+  step.recv = all.recv;
+  step.entries.ptr = x.ptr->const_data_ptr<int64_t>();
+  step.entries.wide = x.index->const_data_ptr<int64_t>();
+  step.entries.value = x.value->const_data_ptr<scalar_t>();
+  step.z = z;
+  step.z_stride = step.columns = x.columns;
+  step.weight = static_cast<scalar_t>(w[0]);
+  const auto highest = static_cast<scalar_t>(w[1]);
+  const scalar_t* scales = nullptr;
+  std::vector<scalar_t> inverse;
+  if (scale) {
+    scales = scale->const_data_ptr<scalar_t>();
+    for (int64_t c = 0; c < x.columns; ++c)
+      inverse.push_back(scalar_t(1) / scales[c]);
+    step.unscale = inverse.data();
+  }
+  const int64_t n = x.ptr->numel() - 1;
+  std::vector<scalar_t> sent(x.index->numel());
+  for (int64_t v = 0; v < n; ++v) {
+    for (int64_t k = step.entries.ptr[v]; k < step.entries.ptr[v + 1]; ++k) {
+      scalar_t value = step.entries.value[k];
+      if (scales != nullptr)
+        value *= scales[step.entries.wide[k]];
+      sent[k] = send[v] * (highest * value);
+    }
+  }
+  if constexpr (!std::is_same_v<scalar_t, store_t>)
+    kernels().round_half(sent.data(), x.index->numel());
+  step.entries.sent = sent.data();
+  by_rows(num_rows, x.columns, [&](int64_t begin, int64_t end) {
+    take_wide(step, begin, end);
+  });
+}
+
 template <typename scalar_t, typename store_t>
 Tensor propagate_typed(const Tensor& rowptr,
                        const Tensor& col,
@@ -201,11 +264,25 @@ Tensor propagate_typed(const Tensor& rowptr,
   std::vector<std::vector<int32_t>> needed;
   if (rows)
     needed = rows_needed(rowptr, col, *rows, levels, three_term || loops);
-  Scratch<store_t> one(levels > 0 ? n * stride : 0, Pages::kHuge);
-  Scratch<store_t> two(levels > 1 ? n * stride : 0, Pages::kHuge);
-  std::optional<Tiles<scalar_t>> tiles;
-  if (x.dense == nullptr)
-    tiles.emplace(x, n, together);
+  const int64_t* names = order ? order->const_data_ptr<int64_t>() : nullptr;
+  // Every other level may lie in the memory of z, which only the last one
+  // writes: it reads the level before, and the one before that for three
+  // terms alone.
+  const bool in_z = levels > 1 && !rows && !in_place && !three_term &&
+                    together == columns &&
+                    stride * int64_t{sizeof(store_t)} <=
+                        columns * int64_t{sizeof(scalar_t)};
+  Scratch<store_t> one(levels > 0 ? n * stride : 0, Pages::kHuge, false);
+  Scratch<store_t> two(levels > 1 && !in_z ? n * stride : 0, Pages::kHuge,
+                       false);
+  // In the graph's own order what levels read is read once out of order.
+  bool again = three_term;
+  for (int64_t i = 0; i < levels; ++i)
+    again |= w[i] != 0;
+  const bool keep = names != nullptr && levels > 0 && again && !in_place &&
+                    x.dense != nullptr;
+  Scratch<scalar_t> kept(keep ? n * stride : 0, Pages::kHuge, false);
+  Scratch<scalar_t> ends(names == nullptr ? 0 : 2 * n, Pages::kSmall, false);
 
   Step<scalar_t, store_t> step{};
   step.rowptr = rowptr.const_data_ptr<int64_t>();
@@ -213,15 +290,49 @@ Tensor propagate_typed(const Tensor& rowptr,
   step.num_entries = col.numel();
   step.recv = recv.const_data_ptr<scalar_t>();
   step.send = send.const_data_ptr<scalar_t>();
+  if (names != nullptr) {
+    by_rows(n, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t v = begin; v < end; ++v) {
+        ends[v] = step.recv[names[v]];
+        ends[n + v] = step.send[names[v]];
+      }
+    });
+    step.recv = ends.get();
+    step.send = ends.get() + n;
+  }
   step.z_stride = columns;
-  step.names = order ? order->const_data_ptr<int64_t>() : nullptr;
-  step.loops = loops && levels > 0;
+  step.names = names;
+  // Without edges there is no entry to look ahead to.
+  const int32_t no_col = 0;
+  if (step.num_entries == 0) {
+    step.col = &no_col;
+    step.num_entries = 1;
+  }
+  Scratch<int32_t> places(loops && levels > 0 ? n : 0, Pages::kSmall, false);
+  if (loops && levels > 0) {
+    const Loops missing{step.rowptr, step.col, names, places.get()};
+    by_rows(n, 4, [&](int64_t begin, int64_t end) {
+      kernels().find_places(missing, begin, end);
+    });
+    step.places = places.get();
+  }
   step.at_zero = static_cast<scalar_t>(at_zero(w, levels + 1, three_term));
   std::vector<int64_t> no_entries;
   if (levels == 0) {  // z = w_0 x
     no_entries.assign(n + 1, 0);
     step.rowptr = no_entries.data();
   }
+  if (x.dense == nullptr && levels == 1 &&
+      x.index->numel() * kColumns<scalar_t> <= kFewEntries * n * columns) {
+    one_level_of_entries<scalar_t, store_t>(
+        x, send.const_data_ptr<scalar_t>(), w, scale,
+        needed.empty() ? nullptr : needed[0].data(), num_out,
+        out.mutable_data_ptr<scalar_t>(), step);
+    return out;
+  }
+  std::optional<Tiles<scalar_t>> tiles;
+  if (x.dense == nullptr)
+    tiles.emplace(x, n, together, names);
   alignas(64) scalar_t factors[2][kColumns<scalar_t>];
   for (int64_t first = 0; first < columns; first += together) {
     const int64_t count = std::min(together, columns - first);
@@ -256,10 +367,18 @@ Tensor propagate_typed(const Tensor& rowptr,
     } else {
       step.x = x.dense->const_data_ptr<scalar_t>() + first;
       step.x_stride = columns;
+      step.x_names = names;
+      step.kept = keep ? kept.get() : nullptr;
     }
 
     store_t* current = one.get();
     store_t* next = two.get();
+    if (in_z) {
+      next = reinterpret_cast<store_t*>(out.mutable_data_ptr<scalar_t>());
+      // y_1, which the last level reads, is not there.
+      if (levels % 2 == 0)
+        std::swap(current, next);
+    }
     // Two levels on, three terms count y_L.
     if (levels > 0 && (!from_entries || (three_term && levels > 1))) {
       step.out = current;
@@ -268,6 +387,11 @@ Tensor propagate_typed(const Tensor& rowptr,
       by_rows(n, stride, [&](int64_t begin, int64_t end) {
         load(step, begin, end);
       });
+    }
+    if (keep) {
+      step.x = kept.get();
+      step.x_stride = step.stride;
+      step.x_names = nullptr;
     }
     for (int64_t i = std::max<int64_t>(levels - 1, 0); i >= 0; --i) {
       const bool top = i + 1 >= levels;

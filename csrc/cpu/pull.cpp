@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -175,6 +176,13 @@ void pull_rows(const Tensor& start,
     pull_typed<float>(rows, list, count, in, recv, send, out, z, weight);
 }
 
+Tensor to_tensor(const std::vector<int64_t>& nodes, const Tensor& like) {
+  const auto count = static_cast<int64_t>(nodes.size());
+  Tensor made = torch::stable::new_empty(like, {count});
+  std::copy(nodes.begin(), nodes.end(), made.mutable_data_ptr<int64_t>());
+  return made;
+}
+
 // The nodes of `extra` and those in the rows of `seeds`, each once, in the
 // order in which they are met. stamp[v] == mark says that v was met.
 Tensor touched_rows(const Tensor& start,
@@ -203,10 +211,7 @@ Tensor touched_rows(const Tensor& start,
     for (int64_t e = 0; e < rows.length[from[k]]; ++e)
       meet(row[e]);
   }
-  const auto count = static_cast<int64_t>(found.size());
-  Tensor out = torch::stable::new_empty(seeds, {count});
-  std::copy(found.begin(), found.end(), out.mutable_data_ptr<int64_t>());
-  return out;
+  return to_tensor(found, seeds);
 }
 
 // Takes the entries (row[k], target[k]), sorted and each once, out of their
@@ -268,20 +273,82 @@ int64_t edit_rows(const Tensor& start,
   return -1;
 }
 
+// Row += weight * moved, unless that is null; returns the square of its norm:
+// eight sums side by side, of every eighth column.
+PYG_TRUST_CLONES double add_and_square(double* row,
+                                       const double* moved,
+                                       double weight,
+                                       int64_t columns) {
+  constexpr int lanes = 8;
+  using Lanes = Vector<double, lanes>::type;
+  Lanes sum = {};
+  int64_t c = 0;
+  for (; c + lanes <= columns; c += lanes) {
+    Lanes r = load<lanes>(row + c);
+    if (moved != nullptr) {
+      r += weight * load<lanes>(moved + c);
+      store<lanes>(row + c, r);
+    }
+    sum += r * r;
+  }
+  double square = 0;
+  for (; c < columns; ++c) {
+    if (moved != nullptr)
+      row[c] += weight * moved[c];
+    square += row[c] * row[c];
+  }
+  for (int lane = 0; lane < lanes; ++lane)
+    square += sum[lane];
+  return square;
+}
+
+// Copies of rows, in pieces that stay where they are.
+class KeptRows {
+ public:
+  explicit KeptRows(int64_t columns) : columns_(columns) {}
+
+  void push_back(const double* row) {
+    if (count_ % kPiece == 0)
+      pieces_.emplace_back(new double[kPiece * columns_]);
+    std::copy(row, row + columns_,
+              pieces_.back().get() + count_ % kPiece * columns_);
+    ++count_;
+  }
+
+  Tensor tensor(const Tensor& like) const {
+    Tensor made = torch::stable::new_empty(like, {count_, columns_});
+    auto* to = made.mutable_data_ptr<double>();
+    for (int64_t first = 0; first < count_; first += kPiece) {
+      const int64_t size = std::min(kPiece, count_ - first) * columns_;
+      const double* piece = pieces_[first / kPiece].get();
+      to = std::copy(piece, piece + size, to);
+    }
+    return made;
+  }
+
+ private:
+  static constexpr int64_t kPiece = 64;  // rows
+
+  int64_t columns_, count_ = 0;
+  std::vector<std::unique_ptr<double[]>> pieces_;
+};
+
 // Pushes residues until |R_v| <= limit[v] everywhere: z_v += R_v, R_u +=
 // follow * recv[u] * send[v] * R_v for the nodes u in row v, and R_v = 0.
-// Returns the rows that changed, in the order in which they were first
-// touched, as they were before: (node, z, R); and the number of pushes.
-std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
-                                                      const Tensor& length,
-                                                      const Tensor& col,
-                                                      const Tensor& seeds,
-                                                      const Tensor& recv,
-                                                      const Tensor& send,
-                                                      const Tensor& limit,
-                                                      double follow,
-                                                      const Tensor& z,
-                                                      const Tensor& residue) {
+// Returns the rows that changed, in the order in which they first did, as they
+// were before: (node, R) and (node, z), the latter of those that were pushed;
+// and the number of pushes.
+std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
+    const Tensor& start,
+    const Tensor& length,
+    const Tensor& col,
+    const Tensor& seeds,
+    const Tensor& recv,
+    const Tensor& send,
+    const Tensor& limit,
+    double follow,
+    const Tensor& z,
+    const Tensor& residue) {
   const OpenRows rows = open_rows(start, length, col);
   const int64_t columns = z.size(1);
   const auto* receive = recv.const_data_ptr<double>();
@@ -289,44 +356,50 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
   const auto* most = limit.const_data_ptr<double>();
   auto* out = z.mutable_data_ptr<double>();
   auto* left = residue.mutable_data_ptr<double>();
-  // By node: 0 if not met yet, else 1, and 2 while it is in the queue.
+  // By node: whether its residue is kept, it is in the queue, z is kept.
+  constexpr int8_t kMet = 1, kQueued = 2, kPushed = 4;
   Scratch<int8_t> met(z.size(0), Pages::kSmall);
-  std::vector<int64_t> nodes;
-  std::vector<double> old_z, old_r;
+  std::vector<int64_t> nodes, pushed;
+  KeptRows old_z(columns), old_r(columns);
   std::deque<int64_t> queue;
+  std::vector<double> moved(columns);
+  const auto fetch = [&](int64_t u) {
+    for (int64_t c = 0; c < columns; c += kCacheLine / sizeof(double))
+      __builtin_prefetch(left + u * columns + c, 1);
+  };
   const auto touch = [&](int64_t v) {
-    if (met[v] == 0) {
-      met[v] = 1;
+    if ((met[v] & kMet) == 0) {
+      met[v] |= kMet;
       nodes.push_back(v);
-      old_z.insert(old_z.end(), out + v * columns, out + (v + 1) * columns);
-      old_r.insert(old_r.end(), left + v * columns, left + (v + 1) * columns);
+      old_r.push_back(left + v * columns);
     }
   };
-  const auto large = [&](int64_t v) {
-    double square = 0;
-    const double* r = left + v * columns;
-    for (int64_t c = 0; c < columns; ++c)
-      square += r[c] * r[c];
-    return square > most[v] * most[v];
+  const auto large = [&](int64_t u, const double* more, double weight) {
+    const double square =
+        add_and_square(left + u * columns, more, weight, columns);
+    return square > most[u] * most[u];
   };
   const auto* from = seeds.const_data_ptr<int64_t>();
   for (int64_t k = 0; k < seeds.numel(); ++k) {
-    if (!large(from[k]))
+    if (!large(from[k], nullptr, 0))
       continue;
     touch(from[k]);
-    if (met[from[k]] == 1) {
-      met[from[k]] = 2;
+    if ((met[from[k]] & kQueued) == 0) {
+      met[from[k]] |= kQueued;
       queue.push_back(from[k]);
     }
   }
-  std::vector<double> moved(columns);
   int64_t pushes = 0;
   while (!queue.empty()) {
     const int64_t v = queue.front();
     queue.pop_front();
-    met[v] = 1;
     double* r = left + v * columns;
     double* z_v = out + v * columns;
+    if ((met[v] & kPushed) == 0) {
+      pushed.push_back(v);
+      old_z.push_back(z_v);
+    }
+    met[v] = kMet | kPushed;
     for (int64_t c = 0; c < columns; ++c) {
       z_v[c] += r[c];
       moved[c] = follow * give[v] * r[c];
@@ -336,24 +409,17 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> push_rows(const Tensor& start,
     const int32_t* row = rows.col + rows.start[v];
     for (int64_t e = 0; e < rows.length[v]; ++e) {
       const int64_t u = row[e];
+      if (e + 1 < rows.length[v])
+        fetch(row[e + 1]);
       touch(u);
-      double* r_u = left + u * columns;
-      for (int64_t c = 0; c < columns; ++c)
-        r_u[c] += receive[u] * moved[c];
-      if (met[u] == 1 && large(u)) {
-        met[u] = 2;
+      if (large(u, moved.data(), receive[u]) && (met[u] & kQueued) == 0) {
+        met[u] |= kQueued;
         queue.push_back(u);
       }
     }
   }
-  const auto count = static_cast<int64_t>(nodes.size());
-  Tensor node = torch::stable::new_empty(seeds, {count});
-  Tensor before = torch::stable::new_empty(z, {count, columns});
-  Tensor before_r = torch::stable::new_empty(z, {count, columns});
-  std::copy(nodes.begin(), nodes.end(), node.mutable_data_ptr<int64_t>());
-  std::copy(old_z.begin(), old_z.end(), before.mutable_data_ptr<double>());
-  std::copy(old_r.begin(), old_r.end(), before_r.mutable_data_ptr<double>());
-  return {node, before, before_r, pushes};
+  return {to_tensor(nodes, seeds), old_r.tensor(z), to_tensor(pushed, seeds),
+          old_z.tensor(z), pushes};
 }
 
 }  // namespace

@@ -1,11 +1,17 @@
 // Rows of a level, for the instruction set of the file that includes this.
 #pragma once
 
+#include "flip.h"
 #include "gather.h"
 #include "kernels.h"
 
 namespace pyg_trust {
 namespace {
+
+// Rows to prefetch that stand in order, but so far apart in time that the
+// processor sees no stream: of x out of order, and of a level.
+constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kRowsSoon = 2;
 
 // One exact level of a push: rows [begin, end), the `width` columns from
 // `first` on.
@@ -66,7 +72,8 @@ PYG_TRUST_INLINE const scalar_t* signal(const Step<scalar_t, store_t>& step,
                                         int64_t v,
                                         scalar_t* room) {
   if (step.x != nullptr) {
-    const scalar_t* x = step.x + v * step.x_stride;
+    const int64_t name = step.x_names == nullptr ? v : step.x_names[v];
+    const scalar_t* x = step.x + name * step.x_stride;
     if (step.columns == width)
       return x;
     for (int c = 0; c < width; ++c)
@@ -81,33 +88,52 @@ PYG_TRUST_INLINE const scalar_t* signal(const Step<scalar_t, store_t>& step,
   return room;
 }
 
-template <typename scalar_t, typename store_t>
-PYG_TRUST_INLINE int64_t name_of(const Step<scalar_t, store_t>& step,
-                                 int64_t v) {
-  return step.names == nullptr ? v : step.names[v];
+// Where in its row an entry of node v itself belongs: before the first of a
+// later node; kNoPlace if it has one already.
+inline void find_places(const Loops& loops, int64_t begin, int64_t end) {
+  for (int64_t v = begin; v < end; ++v) {
+    const int32_t* row = loops.col + loops.rowptr[v];
+    const auto count =
+        static_cast<int32_t>(loops.rowptr[v + 1] - loops.rowptr[v]);
+    int32_t before = 0, same = 0;
+    if (loops.names == nullptr) {
+      const auto own = static_cast<int32_t>(v);
+      for (int32_t e = 0; e < count; ++e) {
+        before += row[e] < own;
+        same += row[e] == own;
+      }
+    } else {
+      const int64_t own = loops.names[v];
+      for (int32_t e = 0; e < count; ++e) {
+        before += loops.names[row[e]] < own;
+        same += loops.names[row[e]] == own;
+      }
+    }
+    loops.places[v] = same == 0 ? before : kNoPlace;
+  }
 }
 
-// Where in row v an entry of v itself belongs: before the first of a later
-// node. The row's end if it has one already, or if none is wanted; `own` says
-// whether one is.
-template <typename scalar_t, typename store_t>
-PYG_TRUST_INLINE int64_t own_place(const Step<scalar_t, store_t>& step,
-                                   int64_t v,
-                                   int64_t name,
-                                   bool* own) {
+// The entries of row v, with its own if it gets one: calls add(u) in order.
+template <typename scalar_t, typename store_t, typename Add>
+PYG_TRUST_INLINE void for_row(const Step<scalar_t, store_t>& step,
+                              int64_t v,
+                              const Add& add) {
+  int64_t e = step.rowptr[v];
   const int64_t stop = step.rowptr[v + 1];
-  *own = false;
-  if (!step.loops)
-    return stop;
-  int64_t low = step.rowptr[v], count = stop - low;
-  while (count > 0) {
-    const int64_t half = count / 2;
-    const bool before = name_of(step, step.col[low + half]) < name;
-    low = before ? low + half + 1 : low;
-    count = before ? count - half - 1 : half;
+  if (step.places != nullptr && step.places[v] != kNoPlace) {
+    for (const int64_t middle = e + step.places[v]; e < middle; ++e)
+      add(e, step.col[e]);
+    add(e, v);
   }
-  *own = low == stop || name_of(step, step.col[low]) != name;
-  return *own ? low : stop;
+  for (; e < stop; ++e)
+    add(e, step.col[e]);
+}
+
+template <int width, typename scalar_t>
+PYG_TRUST_INLINE void prefetch_row(const scalar_t* row) {
+  const auto* ahead = reinterpret_cast<const char*>(row);
+  for (int64_t b = 0; b < width * int64_t{sizeof(scalar_t)}; b += kCacheLine)
+    __builtin_prefetch(ahead + b);
 }
 
 template <int width, typename scalar_t, typename store_t>
@@ -117,13 +143,17 @@ PYG_TRUST_INLINE void load_rows(const Step<scalar_t, store_t>& step,
   constexpr int lanes = kRowLanes<scalar_t, width>;
   for (int64_t v = begin; v < end; ++v) {
     alignas(kCacheLine) scalar_t room[width];
-    const int64_t name = name_of(step, v);
-    const scalar_t* x = signal<width>(step, name, room);
+    const scalar_t* x = signal<width>(step, v, room);
+    if (step.x_names != nullptr && v + kRowsAhead < end)
+      prefetch_row<width>(step.x +
+                          step.x_names[v + kRowsAhead] * step.x_stride);
     for (int k = 0; k < width; k += lanes) {
       auto value = load<lanes>(x + k);
+      if (step.kept != nullptr)
+        store<lanes>(step.kept + v * step.stride + k, value);
       if (step.scale != nullptr)
         value *= load<lanes>(step.scale + k);
-      value = step.send[name] * (step.weight * value);
+      value = step.send[v] * (step.weight * value);
       store<lanes>(step.out + v * step.stride + k, value);
     }
   }
@@ -137,53 +167,51 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
   constexpr int vectors = width / lanes;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t v = step.rows == nullptr ? i : step.rows[i];
-    const int64_t name = name_of(step, v);
+    if (i + kRowsSoon < end) {
+      const int64_t soon =
+          step.rows == nullptr ? i + kRowsSoon : step.rows[i + kRowsSoon];
+      if (step.in != nullptr && step.places != nullptr)
+        prefetch_row<width>(step.in + soon * step.stride);
+      if (step.x != nullptr && step.weight != 0)
+        prefetch_row<width>(
+            step.x + (step.x_names == nullptr ? soon : step.x_names[soon]) *
+                         step.x_stride);
+    }
     Row<scalar_t, width> value[vectors];
     alignas(kCacheLine) scalar_t room[width];
-    bool own;
-    const int64_t begins = step.rowptr[v], stop = step.rowptr[v + 1];
-    const int64_t middle = own_place(step, v, name, &own);
     if (step.in != nullptr) {
       Row<scalar_t, width> total[vectors] = {};
-      add_rows<width, scalar_t>(step.col, step.num_entries, step.in,
-                                step.stride, begins, middle, total);
-      if (own) {
-        for (int k = 0; k < vectors; ++k)
-          total[k] += load<lanes>(step.in + v * step.stride + k * lanes);
+      const int64_t begins = step.rowptr[v], stop = step.rowptr[v + 1];
+      if (step.places == nullptr || step.places[v] == kNoPlace)
         add_rows<width, scalar_t>(step.col, step.num_entries, step.in,
-                                  step.stride, middle, stop, total);
-      }
+                                  step.stride, begins, stop, total);
+      else
+        add_rows_and_own<width, scalar_t>(
+            step.col, step.num_entries, step.in, step.stride, begins, stop,
+            begins + step.places[v], v, total);
       for (int k = 0; k < vectors; ++k)
         value[k] = total[k];
     } else {
       for (int c = 0; c < width; ++c)
         room[c] = 0;
       const auto& entries = step.entries;
-      const auto add = [&](int64_t u) {
+      for_row(step, v, [&](int64_t e, int64_t u) {
+        const int64_t last = step.num_entries - 1;
+        const int64_t later = e + kLinesAhead < last ? e + kLinesAhead : last;
+        __builtin_prefetch(entries.ptr + step.col[later]);
         for (int64_t k = entries.ptr[u]; k < entries.ptr[u + 1]; ++k)
           room[entries.column[k]] += entries.sent[k];
-      };
-      for (int64_t e = begins; e < stop; ++e) {
-        if (own && e == middle)
-          add(name);
-        const int64_t later =
-            e + kLinesAhead < step.num_entries ? e + kLinesAhead : e;
-        if (step.names == nullptr)
-          __builtin_prefetch(entries.ptr + step.col[later]);
-        add(name_of(step, step.col[e]));
-      }
-      if (own && middle == stop)
-        add(name);
+      });
       for (int k = 0; k < vectors; ++k)
         value[k] = load<lanes>(room + k * lanes);
     }
-    const scalar_t recv = step.recv[name] * step.factor;
+    const scalar_t recv = step.recv[v] * step.factor;
     for (int k = 0; k < vectors; ++k)
       value[k] *= recv;
 
     if (step.out != nullptr) {
       if (step.weight != 0) {
-        const scalar_t* x = signal<width>(step, name, room);
+        const scalar_t* x = signal<width>(step, v, room);
         for (int k = 0; k < vectors; ++k) {
           auto more = load<lanes>(x + k * lanes);
           if (step.scale != nullptr)
@@ -191,7 +219,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
           value[k] = step.weight * more + value[k];
         }
       }
-      const scalar_t send = step.send[name];
+      const scalar_t send = step.send[v];
       store_t* out = step.out + v * step.stride;
       for (int k = 0; k < vectors; ++k) {
         value[k] *= send;
@@ -203,7 +231,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
     }
     // The end. Without neighbours to send to, y says nothing of u_2.
     scalar_t weight = step.weight;
-    const bool apart = step.three_term && step.send[name] == 0;
+    const bool apart = step.three_term && step.send[v] == 0;
     if (apart)
       weight = step.at_zero;
     for (int k = 0; k < vectors; ++k) {
@@ -211,16 +239,18 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
         value[k] = Row<scalar_t, width>{};
       else if (step.three_term)
         value[k] -= load<lanes>(step.before + v * step.stride + k * lanes) *
-                    (scalar_t(1) / step.send[name]);
+                    (scalar_t(1) / step.send[v]);
       if (step.unscale != nullptr)
         value[k] *= load<lanes>(step.unscale + k * lanes);
     }
     if (weight != 0) {
-      const scalar_t* x = signal<width>(step, name, room);
+      const scalar_t* x = signal<width>(step, v, room);
       for (int k = 0; k < vectors; ++k)
         value[k] = weight * load<lanes>(x + k * lanes) + value[k];
     }
-    const int64_t place = step.rows == nullptr ? name : i;
+    const int64_t place = step.rows != nullptr    ? i
+                          : step.names != nullptr ? step.names[v]
+                                                  : v;
     scalar_t* z = step.z + place * step.z_stride;
     if (step.columns == width) {
       for (int k = 0; k < vectors; ++k)
@@ -289,6 +319,64 @@ void step_all(const Step<scalar_t, store_t>& step,
   with_width<scalar_t>(step.stride, Take<scalar_t, store_t>{step, begin, end});
 }
 
+// Rows of z after one level of a sparse x. Entries are those of a row of x,
+// whatever the graph calls it.
+template <typename scalar_t>
+void wide_rows(const Step<scalar_t, scalar_t>& step,
+               int64_t begin,
+               int64_t end) {
+  constexpr int64_t soon = 8;
+  const auto& entries = step.entries;
+  const auto named = [&](int64_t v) {
+    return step.names == nullptr ? v : step.names[v];
+  };
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t v = step.rows == nullptr ? i : step.rows[i];
+    const int64_t name = named(v);
+    scalar_t* z = step.z + (step.rows == nullptr ? name : i) * step.z_stride;
+    for (int64_t c = 0; c < step.columns; ++c)
+      z[c] = 0;
+    for_row(step, v, [&](int64_t e, int64_t other) {
+      const int64_t u = named(other);
+      const int64_t last = step.num_entries - 1;
+      const int64_t far = e + kLinesAhead < last ? e + kLinesAhead : last;
+      const int64_t near = e + soon < last ? e + soon : last;
+      __builtin_prefetch(entries.ptr + named(step.col[far]));
+      const int64_t next = entries.ptr[named(step.col[near])];
+      __builtin_prefetch(entries.wide + next);
+      __builtin_prefetch(entries.wide + next + 8);
+      __builtin_prefetch(entries.sent + next);
+      for (int64_t k = entries.ptr[u]; k < entries.ptr[u + 1]; ++k)
+        z[entries.wide[k]] += entries.sent[k];
+    });
+    const scalar_t recv = step.recv[v];
+    for (int64_t c = 0; c < step.columns; ++c)
+      z[c] *= recv;
+    if (step.unscale != nullptr) {
+      for (int64_t c = 0; c < step.columns; ++c)
+        z[c] *= step.unscale[c];
+    }
+    if (step.weight == 0)
+      continue;
+    // Row v of x, dense, some columns at a time.
+    constexpr int64_t most = 2048;
+    scalar_t room[most];
+    for (int64_t first = 0; first < step.columns; first += most) {
+      const int64_t rest = step.columns - first;
+      const int64_t count = rest < most ? rest : most;
+      for (int64_t c = 0; c < count; ++c)
+        room[c] = 0;
+      for (int64_t k = entries.ptr[name]; k < entries.ptr[name + 1]; ++k) {
+        const int64_t c = entries.wide[k] - first;
+        if (c >= 0 && c < count)
+          room[c] += entries.value[k];
+      }
+      for (int64_t c = 0; c < count; ++c)
+        z[first + c] = step.weight * room[c] + z[first + c];
+    }
+  }
+}
+
 inline void round_half(float* values, int64_t count) {
   Float16 stored;
   for (int64_t k = 0; k < count; ++k) {
@@ -297,14 +385,35 @@ inline void round_half(float* values, int64_t count) {
   }
 }
 
+inline void gap_lengths(uint64_t key,
+                        uint64_t first,
+                        int64_t count,
+                        double scale,
+                        double* length) {
+  for (int64_t k = 0; k < count; ++k)
+    length[k] = GapLaw::length(key, first + static_cast<uint64_t>(k), scale);
+}
+
+inline void stay(uint64_t key,
+                 const int64_t* entry,
+                 int64_t count,
+                 uint64_t below,
+                 uint8_t* kept) {
+  for (int64_t k = 0; k < count; ++k)
+    kept[k] = !deleted(key, static_cast<uint64_t>(entry[k]), below);
+}
+
 }  // namespace
 }  // namespace pyg_trust
 
-#define PYG_TRUST_KERNELS(name, level)                                     \
-  namespace pyg_trust {                                                    \
-  const Kernels name = {level,           advance<float>,                   \
-                        advance<double>, load_all<float, float>,           \
-                        load_all<float, Float16>, load_all<double, double>, \
-                        step_all<float, float>, step_all<float, Float16>,  \
-                        step_all<double, double>, round_half};             \
+#define PYG_TRUST_KERNELS(name, level)                                       \
+  namespace pyg_trust {                                                      \
+  const Kernels name = {level,           advance<float>,                     \
+                        advance<double>, load_all<float, float>,             \
+                        load_all<float, Float16>, load_all<double, double>,  \
+                        step_all<float, float>, step_all<float, Float16>,    \
+                        step_all<double, double>, wide_rows<float>,          \
+                        wide_rows<double>, find_places,                      \
+                        round_half,      gap_lengths,                        \
+                        stay};                                               \
   }

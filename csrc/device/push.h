@@ -1,3 +1,6 @@
+// Longer than 700 lines because dense and sparse levels of one algorithm have
+// to draw the same.
+//
 // Randomized propagation (AGP, Wang et al. 2021, Algorithm 2) by many threads.
 // It samples what the CPU samples for the same seed, and does the same levels
 // exactly: what decides both is in csrc/push.h, once for all devices.

@@ -10,23 +10,31 @@ answer for the model.
 # %%
 # Collect
 # -------
+import matplotlib.pyplot as plt
 import torch
 from network import social_network
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.nn import PPNP
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.transforms import AGP
+from pyg_trust.unlearning import NodeClassifier
 
 torch.manual_seed(0)
 data = social_network(seed=0)
 model = PPNP(torch.nn.Linear(data.num_features, 10), alpha=0.15)
-threat = ThreatModel(data, 'removals', local_budget=1)
+threat = ThreatModel(data, 'removals', fixed='none', local_budget=1)
+forgetful = NodeClassifier('sgc', levels=2).fit(data)
 report = TrustReport.of(
-    AGP('appnp', alpha=0.15, eps=0).guarantee(data),
     certify(model, data, threat),
+    forgetful.remove(RemovalRequest(nodes=[7])),
 )
 print(report)
+
+# %%
+# What was spent, as a picture.
+report.plot()
+plt.show()
 
 # %%
 # Save

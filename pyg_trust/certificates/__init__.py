@@ -6,7 +6,11 @@ from pyg_trust.certificates.certificate import (
     UNKNOWN,
     Certificate,
 )
-from pyg_trust.certificates.certify import certifies, certify
+from pyg_trust.certificates.certify import (
+    UserCertificate,
+    certifies,
+    certify,
+)
 from pyg_trust.certificates.collective import (
     CollectiveCertificate,
     certify_collective,
@@ -22,11 +26,11 @@ from pyg_trust.certificates.plots import (
     plot_purity,
 )
 from pyg_trust.certificates.smoothed import (
-    SmoothedCertificate,
     SmoothedClassifier,
     certify_smoothed,
 )
 from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.transforms.flip_bits import BitFlips
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     'SmoothedCertificate',
     'SmoothedClassifier',
     'ThreatModel',
+    'UserCertificate',
     'VoteCertificate',
     'certifies',
     'certify',

@@ -88,6 +88,8 @@ class Certificate(SpeaksOf, Report):
     """SHA-256 of the model's weights, if there is a model that has some."""
     data: str = ''
     """SHA-256 of the graph that was handed in, if one was."""
+    fixed_edges: int = 0
+    """How many directed edges of the graph never change."""
 
     @property
     def margins(self) -> Tensor:
@@ -162,11 +164,13 @@ class Certificate(SpeaksOf, Report):
         if self.global_budget is not None:
             kind = 'undirected' if self.undirected else 'directed'
             within += f' and {self.global_budget} {kind} flips in all'
+        most = int(self.local_budget.max())
         return Guarantee(
             procedure='robustness certificate',
             promise=(
                 f'{self.num_robust} of {self.targets.numel()} predictions '
-                f'stay as they are in every graph that {within} allow '
+                f'stay as they are in every graph that {within} allow, at '
+                f'most {most} flip{"s" * (most != 1)} at a node '
                 f'({self.num_broken} can be broken, {self.num_unknown} are '
                 'unknown)'
             ),
@@ -177,6 +181,13 @@ class Certificate(SpeaksOf, Report):
                     'both directions together'
                     if self.undirected
                     else 'each direction by itself'
+                ),
+                *(
+                    [
+                        f'{self.fixed_edges} directed edges are fixed: they '
+                        'never change'
+                    ]
+                    * (self.fixed_edges > 0)
                 ),
             ),
             not_covered=(
@@ -190,7 +201,7 @@ class Certificate(SpeaksOf, Report):
             values={
                 **self.numbers(),
                 'targets': self.targets.numel(),
-                'max_local_budget': int(self.local_budget.max()),
+                'max_local_budget': most,
                 'data_fields': list(DATA_FIELDS) if self.data else None,
             },
             model=self.weights,

@@ -5,16 +5,22 @@ model, the data, the threat and options of its own, under :func:`certifies`.
 To add a threat, write its class and decorate one function.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pyg_trust.report import Report
+from pyg_trust._registry import Registry
+from pyg_trust.report import Guarantee, Report
 
 Route = TypeVar('Route', bound=Callable[..., Report])
-_ROUTES: dict[type, Callable[..., Report]] = {}
+
+#: The functions that certify, by the names of the classes of threats.
+CERTIFICATES: Registry[Callable[..., Report]] = Registry('certificate')
+_ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 
 def certifies(threat: type) -> Callable[[Route], Route]:
@@ -22,24 +28,64 @@ def certifies(threat: type) -> Callable[[Route], Route]:
 
     .. code-block:: python
 
-        @certifies(BitFlips)
-        def certify_smoothed(model, data, threat, *, num_samples=10_000):
+        @certifies(MyThreat)
+        def certify_mine(model, data, threat, *, num_samples=10_000):
             ...
+
+    What :func:`certify` returns is then a :class:`UserCertificate`.
 
     Args:
         threat (type): the class of the threat; its subclasses go the same
             way, unless they have a function of their own.
+
+    Raises:
+        TypeError: if :obj:`threat` is no class.
+        ValueError: if there is a certificate against threats of this name.
     """
     if not isinstance(threat, type):
         raise TypeError(
             f"'threat' needs to be a class (got {type(threat).__name__})"
         )
+    name = threat.__name__
 
     def register(route: Route) -> Route:
-        _ROUTES[threat] = route
+        homes = (threat.__module__, getattr(route, '__module__', ''))
+        ours = all(home.startswith('pyg_trust.') for home in homes)
+        add = CERTIFICATES.builtin if ours else CERTIFICATES.register
+        add(name)(route)
+        _ROUTES[threat] = name, route
         return route
 
     return register
+
+
+@dataclass(frozen=True)
+class UserCertificate(Report):
+    """What a certificate of the user's own found.
+
+    Whatever the report inside has, this one has as well.
+
+    Args:
+        threat (str): the class of the threat.
+        found (Report): the report.
+    """
+
+    threat: str
+    found: Report
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or 'found' not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.found, name)
+
+    def guarantee(self) -> Guarantee:
+        """What its author says, and that nobody here has checked it."""
+        said, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
+        return dataclasses.replace(
+            said,
+            promise=f'as says {note}: {said.promise}',
+            assumptions=(*said.assumptions, f'NOT CHECKED: {note}'),
+        )
 
 
 def certify(
@@ -85,7 +131,8 @@ def certify(
 
     Returns:
         Report: for a :class:`ThreatModel` a :class:`Certificate`, for
-        :class:`BitFlips` a :class:`SmoothedCertificate`.
+        :class:`BitFlips` a :class:`SmoothedCertificate`, for a threat of your
+        own a :class:`UserCertificate`.
 
     Raises:
         TypeError: if nothing certifies against this kind of threat, or an
@@ -104,26 +151,35 @@ def certify(
     """
     if threat is None and isinstance(model, Tensor):
         data, threat = None, data
-    route = _route(threat)
+    name, route = _route(threat)
     known = [
-        name
-        for name, parameter in inspect.signature(route).parameters.items()
+        option
+        for option, parameter in inspect.signature(route).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
-    for name in options:
-        if name not in known:
+    for option in options:
+        if option not in known:
             raise TypeError(
-                f"'{name}' is no option of certificates against a "
+                f"'{option}' is no option of certificates against a "
                 f'{type(threat).__name__}, which are {known}'
             )
-    return route(model, data, threat, **options)
+    found = route(model, data, threat, **options)
+    if not CERTIFICATES.is_own(name):
+        return found
+    if not isinstance(found, Report):
+        raise TypeError(
+            f'{CERTIFICATES.note(name)}, needs to return a Report (got '
+            f'{type(found).__name__})'
+        )
+    return UserCertificate(name, found)
 
 
-def _route(threat: Any) -> Callable[..., Report]:
+def _route(threat: Any) -> tuple[str, Callable[..., Report]]:
     for kind in type(threat).__mro__:
-        if kind in _ROUTES:
-            return _ROUTES[kind]
-    kinds = ' or '.join(kind.__name__ for kind in _ROUTES)
+        name, route = _ROUTES.get(kind, ('', None))
+        if route is not None and CERTIFICATES.get(name) is route:
+            return name, route
+    kinds = ' or '.join(CERTIFICATES)
     raise TypeError(
         f"'threat' needs to be a {kinds} (got {type(threat).__name__}): "
         'certify(model, data, threat), or certify(logits, threat)'

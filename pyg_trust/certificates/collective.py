@@ -22,10 +22,11 @@ from pyg_trust.certificates.identity import (
     UNSEEN,
     SpeaksOf,
     check_process,
+    digest,
     identity,
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
-from pyg_trust.certificates.smoothed import SmoothedCertificate, digest
+from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.functional.collective import (
     Matrix,
     broken_bound,

@@ -25,7 +25,7 @@ import enum
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -418,3 +418,23 @@ def _is_read(kind: type, name: str, item: Any) -> bool:
 def _named(what: Any) -> str:
     name = getattr(what, '__qualname__', type(what).__qualname__)
     return f'{getattr(what, "__module__", "")}.{name}'
+
+
+def digest(model: Module, graphs: Sequence[Data]) -> str:
+    """SHA-256 of a model (``identity``) and of graphs.
+
+    Args:
+        model (Module): the model.
+        graphs (list[Data]): the graphs.
+    """
+    parts: list[Any] = [identity(model)]
+    for graph in graphs:
+        parts.append(int(graph.num_nodes or 0))
+        # All that a transform or 'forward' may read, but what is to be told.
+        for name, value in sorted(graph.to_dict().items()):
+            if name != 'y' and not name.endswith('_mask'):
+                parts += [
+                    name,
+                    value if isinstance(value, Tensor) else repr(value),
+                ]
+    return fingerprint(*parts)

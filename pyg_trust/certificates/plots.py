@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.certificates.certificate import Certificate
 from pyg_trust.certificates.divided import VoteCertificate
-from pyg_trust.certificates.smoothed import SmoothedCertificate
+from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report.charts import axes
 

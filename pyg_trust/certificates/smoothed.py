@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +19,11 @@ from pyg_trust._checks import (
     check_nodes,
     check_non_negative,
     check_number,
-    check_tensor,
 )
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.identity import (
-    UNSEEN,
-    SpeaksOf,
     check_process,
+    digest,
     identity,
 )
 from pyg_trust.certificates.sampling import (
@@ -35,6 +32,7 @@ from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
 )
+from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.distributed import (
     check_same,
     from_first,
@@ -43,324 +41,26 @@ from pyg_trust.distributed import (
 )
 from pyg_trust.functional.confidence import clopper_pearson, look_level
 from pyg_trust.functional.smoothing import (
-    certified,
     check_radius,
     min_probability,
     regions_at,
 )
 from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
 from pyg_trust.report import (
-    DATA_FIELDS,
-    Guarantee,
-    Report,
-    fingerprint,
     fingerprint_data,
     fingerprint_model,
     provenance,
 )
-from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
 CLASSES = ('all', 'one')
-_SHOWN = (1, 2, 5, 10)
 _LINEAR = (PPNP, FeaturePropagation, LabelPropagation)
 _EXACT = (
     'the model is linear in personalized PageRank: against flips of edges, '
     'certify(model, data, ThreatModel(...)) is exact, without confidence, and '
     'certifies more'
 )
-
-
-@dataclass(frozen=True)
-class SmoothedCertificate(SpeaksOf, Report):
-    r"""How likely every class is under noise, and what follows from it.
-
-    It speaks of the *smoothed* classifier, the likeliest class of the model
-    over noisy copies of its input, not of the model itself: predict with
-    :obj:`predicted`, or with :class:`SmoothedClassifier`. One run serves all
-    radii and budgets.
-    """
-
-    targets: Tensor
-    """The nodes, or graphs: int64, ``[num_targets]``."""
-    predicted: Tensor
-    """The smoothed class, -1 where it abstains: int64, ``[num_targets]``."""
-    votes: Tensor
-    """How many copies voted for each class, the last column for outputs that
-    were not finite: int64, ``[num_targets, num_classes + 1]``."""
-    p_lower: Tensor
-    """Lower bounds of the probability of the class: float64."""
-    p_upper: Tensor
-    """Upper bounds of the others', 0 at the class itself: float64, as
-    :obj:`votes`."""
-    cells: dict[str, Tensor]
-    """By kind, how many cells are 0 and how many 1: int64, ``[1, 2]``, or
-    ``[num_targets, 2]`` for graphs."""
-    noise: BitFlips
-    task: str
-    """``'nodes'`` or ``'graphs'``."""
-    num_samples: int
-    num_selection: int
-    look: int
-    """At which look it ended, 0 if the number of samples was fixed."""
-    alpha: float
-    """The level of each target's bounds together."""
-    confidence: float
-    per: str
-    classes: str
-    tolerance: float
-    """What is taken off :obj:`p_lower` and added to :obj:`p_upper`."""
-    seed: int
-    note: str
-    advice: str
-    """Another certificate that fits the model better, or nothing."""
-    fingerprint: str
-    """SHA-256 of the model and of the data."""
-    model_digest: str
-    """SHA-256 of the model: tensors, attributes and code."""
-    num_abstained: int
-    provenance: dict[str, Any]
-    weights: str = ''
-    """SHA-256 of the model's weights."""
-    data: str = ''
-    """SHA-256 of the graphs that were handed in."""
-
-    def certified(
-        self,
-        *,
-        edges: tuple[int, int] = (0, 0),
-        features: tuple[int, int] = (0, 0),
-    ) -> Tensor:
-        """Whose class stays under so many changes: bool, ``[num_targets]``.
-
-        Args:
-            edges (tuple[int, int]): at most so many additions and deletions
-                of edges. (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): the same of entries of the features.
-                (default: :obj:`(0, 0)`)
-
-        Raises:
-            ValueError: on a negative budget, or one of a kind that has no
-                noise.
-        """
-        budget = self._budget(edges, features)
-        made = torch.zeros(self.targets.numel(), dtype=torch.bool)
-        # No more zeros can be set than there are, nor ones deleted.
-        clipped = torch.cat(
-            [
-                torch.minimum(self.cells[kind], torch.tensor([radius]))
-                for kind, radius in budget.items()
-            ],
-            dim=1,
-        )
-        for row in clipped.unique(dim=0):
-            which = (clipped == row).all(1).expand(made.numel())
-            radius = [tuple(pair) for pair in row.view(-1, 2).tolist()]
-            regions = regions_at(
-                [getattr(self.noise, kind) for kind in budget], radius
-            )
-            made[which] = certified(
-                self.p_lower[which],
-                self.p_upper[which] if self.classes == 'all' else None,
-                regions,
-                tolerance=self.tolerance,
-            )
-        return made & (self.predicted >= 0)
-
-    def certified_ratio(
-        self,
-        *,
-        edges: tuple[int, int] = (0, 0),
-        features: tuple[int, int] = (0, 0),
-    ) -> float:
-        """The share of targets whose class stays, see :meth:`certified`.
-
-        Args:
-            edges (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-        """
-        mask = self.certified(edges=edges, features=features)
-        return float(mask.double().mean())
-
-    def certified_accuracy(
-        self,
-        labels: Tensor,
-        *,
-        edges: tuple[int, int] = (0, 0),
-        features: tuple[int, int] = (0, 0),
-    ) -> float:
-        """The share of targets that stay and are right.
-
-        Args:
-            labels (Tensor): the true classes of all nodes, or graphs: int64.
-            edges (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-
-        Raises:
-            ValueError: if there are fewer labels than the largest target
-                takes.
-        """
-        check_tensor('labels', labels, torch.int64, ('num',))
-        if labels.numel() <= int(self.targets.max()):
-            raise ValueError(
-                f"'labels' needs to have all {self.task} "
-                f'(got {labels.numel()}, for {int(self.targets.max()) + 1})'
-            )
-        right = labels[self.targets] == self.predicted
-        mask = self.certified(edges=edges, features=features)
-        return float((mask & right).double().mean())
-
-    def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
-        """The frontier of each target: how many deletions with so many
-        additions.
-
-        Args:
-            kind (str): :obj:`'edges'` or :obj:`'features'`.
-                (default: :obj:`'edges'`)
-            limit (int): the largest radius that is tried.
-                (default: :obj:`100`)
-
-        Returns:
-            Tensor: int64, ``[num_targets, R + 1]``: in column :math:`r_a` the
-            largest certified :math:`r_d`, -1 if there is none.
-        """  # noqa: D205
-        check_choice('kind', kind, KINDS)
-        self._check_noise(kind)
-        check_integer('limit', limit, 0)
-        columns: list[Tensor] = []
-        for added in range(limit + 1):
-            reached = torch.full_like(self.targets, -1)
-            for deleted in range(limit + 1):
-                mask = self.certified(**{kind: (added, deleted)})
-                reached += mask
-                if not bool(mask.any()):
-                    break
-            if columns and not bool((reached >= 0).any()):
-                break
-            columns.append(reached)
-        return torch.stack(columns, dim=1)
-
-    def _check_noise(self, kind: str) -> None:
-        if kind not in self.noise.noisy:
-            raise ValueError(
-                f"'{kind}' need to have noise to be certified (got "
-                f'{self.noise})'
-            )
-
-    def _budget(self, *budgets: Any) -> dict[str, tuple[int, int]]:
-        made = {}
-        for kind, value in zip(KINDS, budgets, strict=True):
-            radius = check_radius(kind, value)
-            if radius != (0, 0):
-                self._check_noise(kind)
-            if kind in self.noise.noisy:
-                made[kind] = radius
-        return made
-
-    def guarantee(self) -> Guarantee:
-        """That classes stay, with confidence, and for which classifier."""
-        total, parts = self.targets.numel(), []
-        counts: dict[str, int] = {}
-        names = {'edges': 'edges', 'features': 'entries of the features'}
-        if not self.noise.directed:
-            names['edges'] = 'undirected edges'
-        for kind in self.noise.noisy:
-            for radius in ((1, 0), (0, 1), (0, 5)):
-                count = int(self.certified(**{kind: radius}).sum())
-                name = f'{kind}_added_{radius[0]}_deleted_{radius[1]}'
-                counts[name] = count
-                parts.append(
-                    f'{count} for up to {radius[0]} added and {radius[1]} '
-                    f'deleted {names[kind]}'
-                )
-        each = (
-            'all together' if self.per == 'all' else 'each of them by itself'
-        )
-        return Guarantee(
-            procedure='certificate by smoothing',
-            promise=(
-                f"the smoothed classifier's class stays, of {total} "
-                f'{self.task}: {"; ".join(parts)}; with confidence '
-                f'{self.confidence:g}, {each} '
-                f'({self.num_abstained} abstain)'
-            ),
-            assumptions=(
-                'predictions are those of the smoothed classifier (the '
-                'likeliest class over noisy copies), as the report has them',
-                'the model is fixed, as are all inputs that have no noise',
-                'the random bits were unknown to whoever chose model and '
-                'data, and one run was made, or the worst of all reported',
-                'rounding in the model does not depend on the batch',
-            ),
-            not_covered=(
-                'the model without smoothing',
-                *UNSEEN,
-                'changes of the training data',
-                'new nodes, self-loops and parallel edges, and changes of '
-                'attributes of edges',
-                *(
-                    f'changes of the {kind}'
-                    for kind in KINDS
-                    if kind not in self.noise.noisy
-                ),
-            ),
-            data=self.data or self.fingerprint,
-            origin=self.provenance,
-            kind='robustness',
-            values={
-                **self.numbers(),
-                'noise': repr(self.noise),
-                'targets': total,
-                'certified': counts,
-                'data_fields': list(DATA_FIELDS),
-            },
-            model=self.weights,
-        )
-
-    def chart(self) -> Chart:
-        """The share of targets that stays, by the number of changes."""
-        radii, lines = range(_SHOWN[-1] + 1), {}
-        for kind in self.noise.noisy:
-            for side, place in (('added', 0), ('deleted', 1)):
-                pairs = [(r, 0) if place == 0 else (0, r) for r in radii]
-                shares = [self.certified_ratio(**{kind: p}) for p in pairs]
-                lines[f'{side} {kind}'] = (radii, shares)
-        best = max(lines, key=lambda name: sum(lines[name][1]))
-        return Chart(
-            f'{lines[best][1][1]:.0%} of {self.targets.numel()} '
-            f'{self.task} stay after 1 change ({best}), with confidence '
-            f'{self.confidence:g}',
-            lines=lines,
-            xlabel='changes',
-            ylabel='share that is certified',
-            steps=True,
-        )
-
-    def __str__(self) -> str:
-        total = self.targets.numel()
-        lines = [
-            f'smoothed classifier, {self.noise}',
-            f'{total} {self.task}, {self.num_abstained} abstain; '
-            f'{self.num_samples} samples, confidence {self.confidence:g} '
-            f'per {self.per}',
-        ]
-        for kind in self.noise.noisy:
-            for side, place in (('additions', 0), ('deletions', 1)):
-                counts = []
-                for r in _SHOWN:
-                    radius = (r, 0) if place == 0 else (0, r)
-                    mask = self.certified(**{kind: radius})
-                    counts.append(f'{r}: {int(mask.sum())}')
-                lines.append(
-                    f'certified, {side} of {kind}: {", ".join(counts)}'
-                )
-        notes = [text for text in (self.note, self.advice) if text]
-        return '\n'.join([*lines, *notes])
 
 
 @certifies(BitFlips)
@@ -757,26 +457,6 @@ def _named(call: Callable | None) -> str | None:
     if call is None:
         return None
     return getattr(call, '__qualname__', type(call).__name__)
-
-
-def digest(model: Module, graphs: Sequence[Data]) -> str:
-    """SHA-256 of a model (``identity``) and of graphs.
-
-    Args:
-        model (Module): the model.
-        graphs (list[Data]): the graphs.
-    """
-    parts: list[Any] = [identity(model)]
-    for graph in graphs:
-        parts.append(int(graph.num_nodes or 0))
-        # All that a transform or 'forward' may read, but what is to be told.
-        for name, value in sorted(graph.to_dict().items()):
-            if name != 'y' and not name.endswith('_mask'):
-                parts += [
-                    name,
-                    value if isinstance(value, Tensor) else repr(value),
-                ]
-    return fingerprint(*parts)
 
 
 def _graphs(data: Any) -> tuple[list[Data], str]:

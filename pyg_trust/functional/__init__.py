@@ -108,21 +108,23 @@ from pyg_trust.functional.out_of_core import (
     propagate_to,
 )
 from pyg_trust.functional.partition import (
+    check_partition,
+    hash_partition,
+    partition_from_lists,
+    random_partition,
+    shard_limits,
+    shard_sizes,
+    training_graph,
+)
+from pyg_trust.functional.partition_methods import (
     PartitionLosses,
     PartitionQuality,
     bekm,
     blpa,
-    check_partition,
-    hash_partition,
     metis_partition,
-    partition_from_lists,
     partition_losses,
     partition_quality,
-    random_partition,
     round_partition,
-    shard_limits,
-    shard_sizes,
-    training_graph,
 )
 from pyg_trust.functional.perturbations import (
     Perturbations,
@@ -166,17 +168,11 @@ from pyg_trust.functional.queries import (
 )
 from pyg_trust.functional.scattering import (
     ScatteringPath,
-    frame_bound,
-    frame_bounds,
     graph_fourier,
-    itersine,
-    lazy_walk,
-    monic_cubic,
-    num_paths,
     scattering_path,
     scattering_transform,
-    wavelet_bank,
 )
+from pyg_trust.functional.scattering_batch import num_paths
 from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
 from pyg_trust.functional.smoothing import (
     FlipRegions,
@@ -203,6 +199,15 @@ from pyg_trust.functional.walks import (
     max_size,
     min_subgraphs,
 )
+from pyg_trust.functional.wavelets import (
+    Wavelet,
+    frame_bound,
+    frame_bounds,
+    itersine,
+    lazy_walk,
+    monic_cubic,
+    wavelet_bank,
+)
 
 __all__ = [
     'AUC',
@@ -224,6 +229,7 @@ __all__ = [
     'ScatteringPath',
     'SingleFlip',
     'SweepCut',
+    'Wavelet',
     'WorstCase',
     'appnp',
     'attention',

@@ -15,6 +15,9 @@ from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import OpenRows
 
+# Up to so many edges are looked for one by one.
+FEW = 16
+
 
 class Journal:
     """How to take back what was written, the last first."""
@@ -79,10 +82,23 @@ class _Rows:
         self.room = length.clone()
 
     def entries(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        if nodes.numel() == 0:
+            return nodes, nodes
         start, length, col = self.view
+        if nodes.numel() == 1:
+            # What most edits name, in fewer steps.
+            first, size = int(start[nodes]), int(length[nodes])
+            return nodes.expand(size), col[first : first + size].long()
         count = length[nodes]
         at = ranges(start[nodes], count)
         return nodes.repeat_interleave(count), col[at].long()
+
+    def has(self, u: int, v: int) -> bool:
+        start, length, col = self.view
+        first = int(start[u])
+        row = col[first : first + int(length[u])].numpy()
+        at = int(row.searchsorted(v))
+        return at < row.size and int(row[at]) == v
 
     def make_room(self, row: Tensor) -> None:
         # For one more entry for each time that a row is named.
@@ -146,6 +162,7 @@ class DynamicGraph:
         self.along = along
         self.alive = torch.ones(graph.num_nodes, dtype=torch.bool)
         self._stamp = torch.zeros(graph.num_nodes, dtype=torch.int32)
+        self._entries = self.out.view.col.numel()
         self._mark = 0
 
     @property
@@ -161,7 +178,7 @@ class DynamicGraph:
     @property
     def num_entries(self) -> int:
         """The number of directed edges, self-loops included."""
-        return int(self.degree.sum())
+        return self._entries
 
     @property
     def receiving(self) -> OpenRows:
@@ -196,12 +213,14 @@ class DynamicGraph:
         """
         n = self.num_nodes
         row, col = edges
-        if row.numel() == 0:
-            return row == col
+        if row.numel() <= FEW:
+            pairs = zip(row.tolist(), col.tolist(), strict=True)
+            there = [self._has(u, v) for u, v in pairs]
+            return torch.tensor(there, dtype=torch.bool)
         inside = (edges >= 0).all(0) & (edges < n).all(0)
         source = row[inside].unique()
-        there = torch.stack(self.out.entries(source))
-        key = there[0] * n + there[1]
+        entries = torch.stack(self.out.entries(source))
+        key = entries[0] * n + entries[1]
         found = torch.isin(row * n + col, key) & inside
         loop = inside & (row == col)
         found[loop] = self.own_loop[row[loop]]
@@ -222,23 +241,31 @@ class DynamicGraph:
         Raises:
             ValueError: if a node or an edge is not there; nothing has changed.
         """
-        for node in nodes[~self._known(nodes)].tolist()[:1]:
+        if nodes.numel() + edges.numel() == 0:
+            return nodes
+        known = self._known(nodes)
+        if not bool(known.all()):
+            node = int(nodes[~known][0])
             raise ValueError(f'node {node} is not there{_GONE}')
-        for u, v in edges[:, ~self.has_edges(edges)].t().tolist()[:1]:
+        there = self.has_edges(edges)
+        if not bool(there.all()):
+            u, v = edges[:, ~there][:, 0].tolist()
             raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
-        loop = edges[0] == edges[1]
-        gone = torch.cat([nodes, edges[0, loop]])
+        gone, rest = nodes, edges
+        if edges.numel():
+            loop = edges[0] == edges[1]
+            gone = torch.cat([nodes, edges[0, loop]])
+            rest = edges[:, ~loop] if self.self_loops else edges
         journal.rows(self.own_loop, gone)
         self.own_loop[gone] = False
-        source, target = self.out.entries(nodes)
-        parts = [torch.stack([source, target])]
+        # Of an undirected graph, back as well.
+        parts = [torch.stack(self.out.entries(nodes)), rest]
         if not self.undirected:
             target, source = self.into.entries(nodes)
             parts.append(torch.stack([source, target]))
-        else:
-            parts.append(parts[0].flip(0))
-        parts.append(edges[:, ~loop] if self.self_loops else edges)
         changed = self._edit(torch.cat(parts, dim=1), False, journal)
+        if nodes.numel() == 0:
+            return changed
         journal.rows(self.alive, nodes)
         self.alive[nodes] = False
         return torch.cat([nodes, changed]).unique()
@@ -313,10 +340,15 @@ class DynamicGraph:
         """The graph as it is now; removed nodes are left without edges."""
         return CSRGraph.from_edge_index(self.edge_index(), self.num_nodes)
 
+    def _has(self, u: int, v: int) -> bool:
+        if not (0 <= u < self.num_nodes and 0 <= v < self.num_nodes):
+            return False
+        return bool(self.own_loop[u]) if u == v else self.out.has(u, v)
+
     def _known(self, nodes: Tensor) -> Tensor:
-        inside = (nodes >= 0) & (nodes < self.num_nodes)
-        inside[inside.clone()] = self.alive[nodes[inside]]
-        return inside
+        n = self.num_nodes
+        inside = (nodes >= 0) & (nodes < n)
+        return inside & self.alive[nodes.clamp(0, max(n - 1, 0))]
 
     def _edit(self, edges: Tensor, insert: bool, journal: Journal) -> Tensor:
         n = self.num_nodes
@@ -324,13 +356,17 @@ class DynamicGraph:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
         key = (edges[0] * n + edges[1]).unique()
         source, target = key // n, key % n
+        before, count = self._entries, key.numel()
+        journal.note(lambda: setattr(self, '_entries', before))
+        self._entries = before + (count if insert else -count)
         self._apply(self.out, source, target, insert, journal)
         if not self.undirected:
             order = (target * n + source).argsort()
             self._apply(
                 self.into, target[order], source[order], insert, journal
             )
-        return torch.cat([source, target]).unique()
+            return torch.cat([source, target]).unique()
+        return source.unique_consecutive()
 
     def _apply(
         self,

@@ -9,6 +9,7 @@ number of processes.
 """
 
 import itertools
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,8 +18,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.distributed import rank_and_size
+from pyg_trust._building import row_of_entries
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_range,
+    check_tensor,
+)
+from pyg_trust.distributed import (
+    check_same,
+    from_first,
+    rank_and_size,
+    run_over_ranks,
+)
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import _check_finite, _check_overflow
 
@@ -42,12 +54,12 @@ class HaloGraph(NamedTuple):
 
 class _Exchange:
     # Who sends which rows to whom, agreed upon once.
-    def __init__(self, graph: HaloGraph) -> None:
+    def __init__(self, graph: HaloGraph, measure: Measure) -> None:
         self.rank, self.size = rank_and_size()
         own = graph.rowptr.numel() - 1
-        ranges = [(graph.start, graph.start + own)] * self.size
-        if self.size > 1:
-            dist.all_gather_object(ranges, (graph.start, graph.start + own))
+        ranges = run_over_ranks(
+            range(self.size), lambda _: (graph.start, graph.start + own)
+        )
         ends = [0, *(end for _, end in ranges)]
         if ends[-1] != graph.num_nodes or any(
             first != before
@@ -57,6 +69,7 @@ class _Exchange:
                 "'graph' needs parts that follow each other, rank by rank, "
                 f'over all {graph.num_nodes} nodes (got {ranges})'
             )
+        _check_whole(graph, measure)
         strange = (graph.col < graph.start) | (graph.col >= graph.start + own)
         self.halo = graph.col[strange].unique()
         place = torch.searchsorted(self.halo, graph.col[strange]) + own
@@ -78,9 +91,7 @@ class _Exchange:
         cuts = torch.searchsorted(self.halo, borders)
         self.wanted = cuts.diff().tolist()
         asked = [self.halo[i:j] for i, j in itertools.pairwise(cuts)]
-        given: list = [asked] * self.size
-        if self.size > 1:
-            dist.all_gather_object(given, asked)
+        given = run_over_ranks(range(self.size), lambda _: asked)
         lists = [given[other][self.rank] for other in range(self.size)]
         self.sent = [each.numel() for each in lists]
         self.send = torch.cat(lists) - graph.start
@@ -94,6 +105,75 @@ class _Exchange:
             halo, own[self.send].contiguous(), self.wanted, self.sent
         )
         return torch.cat([own, halo])
+
+
+def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
+    check_instance('graph', graph, HaloGraph)
+    check_instance('measure', measure, Measure)
+    check_tensor('graph', graph.rowptr, torch.int64, ('num_own + 1',))
+    check_tensor('graph', graph.col, torch.int64, ('num_entries',))
+    check_integer('graph', graph.start, 0)
+    check_integer('graph', graph.num_nodes, 1)
+    own = graph.rowptr.numel() - 1
+    _check_rows(graph)
+    check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
+    _check_finite(x)
+
+
+def _check_rows(graph: HaloGraph) -> None:
+    rowptr, col = graph.rowptr, graph.col
+    n = graph.num_nodes
+    if (
+        rowptr.numel() == 0
+        or int(rowptr[0]) != 0
+        or int(rowptr[-1]) != col.numel()
+        or bool((rowptr.diff() < 0).any())
+    ):
+        raise ValueError(
+            "'graph' needs a 'rowptr' that ascends from 0 to the number of "
+            f"entries of 'col', {col.numel()}"
+        )
+    if n >= 2**31:
+        raise ValueError(
+            "'graph' needs to have fewer than 2**31 nodes, as the kernels "
+            f'index nodes with 32 bits (got {n})'
+        )
+    check_range('graph', col, n, "the nodes, in 'col'")
+    row = graph.start + row_of_entries(rowptr)
+    if bool(((row.diff() == 0) & (col.diff() < 0)).any()):
+        raise ValueError("'graph' needs to be ascending in every row")
+
+
+def _mixed(value: Tensor, key: int) -> Tensor:
+    # A bijection of 64 bits that depends on the key (SplitMix64's steps).
+    value = value * -7046029254386353131 + key
+    value = (value ^ ((value >> 30) & (2**34 - 1))) * -4658895280553007687
+    value = (value ^ ((value >> 27) & (2**37 - 1))) * -7723592293110705685
+    return value ^ ((value >> 31) & (2**33 - 1))
+
+
+def _check_whole(graph: HaloGraph, measure: Measure) -> None:
+    # Entries (u, v) and (v, u) are as many, for whatever pair: the sums of
+    # their keyed hashes are then the same, and otherwise for one key in 2^64
+    # or so. No process sees the entries of another.
+    keys = from_first(lambda: [secrets.randbits(62) for _ in range(2)])
+    row = graph.start + row_of_entries(graph.rowptr)
+    out = _mixed(_mixed(row, keys[0]) ^ graph.col, keys[1]).sum()
+    back = _mixed(_mixed(graph.col, keys[0]) ^ row, keys[1]).sum()
+    loops = row[row == graph.col].unique().numel()
+    bare = measure.self_loops and loops < graph.rowptr.numel() - 1
+    found = run_over_ranks(
+        range(rank_and_size()[1]), lambda _: (int(out - back), bare)
+    )
+    if sum(difference for difference, _ in found) % 2**64:
+        raise ValueError(
+            "'graph' needs to be undirected: the parts of the processes list "
+            'edges that the others do not list in return'
+        )
+    if any(bare for _, bare in found):
+        raise ValueError(
+            f"'graph' needs a self-loop at every node for 'measure' {measure}"
+        )
 
 
 def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
@@ -116,7 +196,11 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
         Tensor: its rows of :math:`z`, as :obj:`x`.
 
     Raises:
-        ValueError: if the parts of all processes do not make a graph.
+        ValueError: if the parts of all processes do not make an undirected
+            graph, which is told by sums of keyed hashes: an entry without
+            its reverse passes with a probability of about :math:`2^{-64}`; or
+            if they disagree about the measure, the columns or the dtype.
+        RuntimeError: on the others, if one process fails.
 
     Example:
         >>> from pyg_trust.functional import ppr
@@ -126,16 +210,22 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
         >>> (z - torch.tensor([[2, 1], [1, 2]]) / 3).abs().max() < 1e-3
         tensor(True)
     """
-    check_instance('graph', graph, HaloGraph)
-    check_instance('measure', measure, Measure)
-    check_tensor('graph', graph.rowptr, torch.int64, ('num_own + 1',))
-    check_tensor('graph', graph.col, torch.int64, ('num_entries',))
-    check_integer('graph', graph.start, 0)
-    check_integer('graph', graph.num_nodes, 1)
+    failed = None
+    try:
+        _check(graph, x, measure)
+    except Exception as error:
+        failed = error
+    if failed is None:
+        same = {
+            'measure': measure.key,
+            'num_nodes': graph.num_nodes,
+            'x': (str(x.dtype), x.size(1)),
+        }
+    else:
+        same = {}
+    check_same(same, failed)
+    exchange = _Exchange(graph, measure)
     own = graph.rowptr.numel() - 1
-    check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
-    _check_finite(x)
-    exchange = _Exchange(graph)
     degree = graph.rowptr.diff()
 
     def power(exponent: float) -> Tensor:

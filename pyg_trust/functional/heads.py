@@ -99,7 +99,8 @@ def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
         head (str): of the table above.
     """
     if head == 'ovr':
-        return -Y * torch.sigmoid(-Y * margin)
+        other = -Y
+        return torch.mul(other, margin).sigmoid_().mul_(other)
     if head == 'softmax':
         return margin.softmax(1) * Y.sum(1, keepdim=True) - Y
     return 2 * (margin - Y) * Y.abs()
@@ -131,6 +132,7 @@ def hidden(
     head: str,
     drift: float = 0.0,
     size: float | None = None,
+    weight: float | None = None,
 ) -> float:
     r"""What rounding can hide of :math:`Z^\top G(ZW)`, and of a drift.
 
@@ -145,14 +147,22 @@ def hidden(
         drift (float): the norm of what is added. (default: :obj:`0.0`)
         size (float, optional): the norm of :obj:`Z`, if known.
             (default: :obj:`None`)
+        weight (float, optional): that of :obj:`W`, if known.
+            (default: :obj:`None`)
     """
-    (n, d), z = Z.shape, float(Z.norm()) if size is None else size
+    n, d = G.size(0), W.size(0)
+    z = _norm(Z) if size is None else size
+    w = _norm(W) if weight is None else weight
     return UNIT * (
-        (n + 8) * z * float(G.norm())
-        + GAMMA_1[head] * (d + 8) * z**2 * float(W.norm())
+        (n + 8) * z * _norm(G)
+        + GAMMA_1[head] * (d + 8) * z**2 * w
         + 8 * z * math.sqrt(max(G.numel(), 1))
         + 4 * drift
     )
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix))
 
 
 class Factor(NamedTuple):
@@ -257,14 +267,16 @@ class Objective(NamedTuple):
         # In this order both products are faster where outputs are few.
         margin = (W.t() @ self.Z.t()).t()
         G = slopes(margin, self.Y, self.head)
-        rest = self.mu * W
-        drift = float(rest.norm())
+        value = (G.t() @ self.Z).t().add(W, alpha=self.mu)
+        weight = _norm(W)
+        drift = self.mu * weight
         if self.B is not None:
-            rest = rest + self.B
-            drift += float(self.B.norm())
-        value = (G.t() @ self.Z).t() + rest
-        measured = float(value.norm())
-        upper = measured + hidden(self.Z, G, W, self.head, drift, self.size)
+            value += self.B
+            drift += _norm(self.B)
+        measured = _norm(value)
+        upper = measured + hidden(
+            self.Z, G, W, self.head, drift, self.size, weight
+        )
         return Gradient(value, Residual(measured, upper))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
@@ -410,7 +422,8 @@ def refine(
         )
         t = 1.0
         while True:
-            tried = problem.gradient(W - t * P)
+            new = torch.sub(W, P, alpha=t)
+            tried = problem.gradient(new)
             if tried.norm.measured <= (1 - 1e-4 * t) * measured:
                 break
             t /= 2
@@ -425,13 +438,12 @@ def refine(
             past.clear()
             iteration += 1
             continue
-        change = tried.value - gradient.value
-        if not anew:
-            step = -t * P
+        if not anew and tried.norm.upper > tol:
+            step, change = new - W, tried.value - gradient.value
             past.append(
                 (step, change, _weights(step * change, factor.separate))
             )
-        W, gradient = W - t * P, tried
+        W, gradient = new, tried
         slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
         iteration += 1
     return Refined(
@@ -450,13 +462,14 @@ def _corrected(
     weights = []
     for step, change, inverse in reversed(past):
         weight = inverse * _summed(step * grad, separate)
-        grad = grad - weight * change
+        grad = torch.addcmul(grad, weight, change, value=-1)
         weights.append(weight)
     P = solve(grad)
     for (step, change, inverse), weight in zip(
         past, reversed(weights), strict=True
     ):
-        P = P + (weight - inverse * _summed(change * P, separate)) * step
+        weight = weight - inverse * _summed(change * P, separate)
+        P = torch.addcmul(P, weight, step)
     return P
 
 
@@ -468,7 +481,7 @@ def _weights(product: Tensor, separate: bool) -> Tensor:
     # 0, and so without a correction, where the curvature is not positive.
     curvature = _summed(product, separate)
     least = torch.finfo(product.dtype).tiny
-    return torch.where(curvature > least, 1 / curvature, 0.0)
+    return (curvature > least) / curvature.clamp(min=least)
 
 
 def step_bound(objective: Objective, P: Tensor, head: str) -> float:

@@ -57,7 +57,7 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.ragged import ranges
+from pyg_trust.functional.ragged import pointer, ranges
 
 # From so much of all edges on, a level is computed as a whole.
 WHOLE_ABOVE = 1 / 3
@@ -129,6 +129,14 @@ class _State:
 
     def _take(self, edit: Edit, x: Tensor | None) -> None:
         # New degrees and features.
+        self._take_degrees(edit)
+        if edit.features.numel():
+            self.journal.rows(self.x, edit.features)
+            self.x[edit.features] = 0 if x is None else x
+
+    def _take_degrees(self, edit: Edit) -> None:
+        if edit.structure.numel() == 0:
+            return
         degree = self.graph.degree[edit.structure]
         new = {
             exponent: self._power(degree, exponent)
@@ -140,8 +148,6 @@ class _State:
         ):
             self.journal.rows(power, edit.structure)
             power[edit.structure] = new[exponent]
-        self.journal.rows(self.x, edit.features)
-        self.x[edit.features] = 0 if x is None else x
 
     def _grow_rows(self, name: str, count: int, fill: float = 0) -> None:
         old = getattr(self, name)
@@ -205,7 +211,9 @@ class LevelState(_State):
         self._take(edit, x)
         touched: Tensor | None = edit.features
         if measure.b > 0:
-            touched = torch.cat([edit.features, edit.structure]).unique()
+            touched = torch.cat([edit.features, edit.structure])
+            if edit.features.numel() and edit.structure.numel():
+                touched = touched.unique()
             if self.sent:
                 self.journal.rows(self.sent[0], touched)
                 self.sent[0][touched] = (
@@ -242,7 +250,11 @@ class LevelState(_State):
                 (default: :obj:`None`)
         """
         weights = self.measure.weights
-        z = weights[0] * (self.x if nodes is None else self.x[nodes])
+        if weights[0]:
+            z = weights[0] * (self.x if nodes is None else self.x[nodes])
+        else:
+            count = self.x.size(0) if nodes is None else nodes.numel()
+            z = self.x.new_zeros((count, self.x.size(1)))
         for level in range(1, len(weights)):
             if weights[level] == 0:
                 continue
@@ -434,15 +446,17 @@ class SeriesState(_State):
         return self.theta * degree.clamp(min=1).double().sqrt()
 
     def _residue(self, nodes: Tensor) -> Tensor:
-        follow = torch.zeros((nodes.numel(), self.x.size(1))).to(self.x)
         rows = self.graph.receiving
         local = rows.length[nodes]
-        # The rows that these read, sent.
-        at = ranges(rows.start[nodes], local)
-        sender = rows.col[at].long()
-        place = torch.arange(nodes.numel()).repeat_interleave(local)
-        sent = self.send[sender].unsqueeze(1) * self.z[sender]
-        follow.index_add_(0, place, sent)
+        # Sums of the rows that these read, as they are sent.
+        sender = rows.col[ranges(rows.start[nodes], local)].long()
+        follow = torch.nn.functional.embedding_bag(
+            sender,
+            self.z,
+            pointer(local)[:-1],
+            mode='sum',
+            per_sample_weights=self.send[sender],
+        )
         follow *= (1 - self.alpha) * self.recv[nodes].unsqueeze(1)
         return self.alpha * self.x[nodes] + follow - self.z[nodes]
 
@@ -457,7 +471,7 @@ class SeriesState(_State):
         # An interrupt before the way back is noted leaves an estimate that is
         # not the old one, and of which the residual is not known.
         self._interrupted = True
-        nodes, z, residue, count = ops.push_rows(
+        nodes, residue, pushed, z, count = ops.push_rows(
             self.graph.sending,
             seeds,
             self.recv,
@@ -468,7 +482,7 @@ class SeriesState(_State):
             self.residue,
         )
         state, left = self.z, self.residue
-        self.journal.note(lambda: state.index_copy_(0, nodes, z))
+        self.journal.note(lambda: state.index_copy_(0, pushed, z))
         self.journal.note(lambda: left.index_copy_(0, nodes, residue))
         self._interrupted = False
         return nodes, count

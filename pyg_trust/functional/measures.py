@@ -50,7 +50,12 @@ from pyg_trust._checks import (
     check_non_negative,
     check_number,
 )
+from pyg_trust._registry import Registry
 from pyg_trust.graph import CSRGraph
+
+#: The functions that give a measure: their keywords are its arguments; one
+#: that is called ``graph`` is given the graph.
+MEASURES: Registry[Callable[..., 'Measure']] = Registry('measure')
 
 TOL = 1e-4
 #: The most levels of a measure: beyond, a closed form is the better way.
@@ -164,6 +169,7 @@ class Measure:
         )
 
 
+@MEASURES.builtin('transition')
 def transition(levels: int) -> Measure:
     r"""The distribution of a random walk after exactly :math:`L` steps.
 
@@ -173,6 +179,7 @@ def transition(levels: int) -> Measure:
     return Measure(0, 1, _last(levels), name='transition')
 
 
+@MEASURES.builtin('pagerank')
 def pagerank(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
@@ -191,6 +198,7 @@ def pagerank(
     return Measure(0, 1, weights, name='pagerank')
 
 
+@MEASURES.builtin('ppr')
 def ppr(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
@@ -205,6 +213,7 @@ def ppr(
     return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
 
 
+@MEASURES.builtin('single_target')
 def single_target(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
@@ -223,6 +232,7 @@ def single_target(
     return Measure(1, 0, weights, along=False, name='single_target')
 
 
+@MEASURES.builtin('hkpr')
 def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
     r"""Heat kernel PageRank.
 
@@ -235,6 +245,7 @@ def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
     return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
 
 
+@MEASURES.builtin('katz')
 def katz(
     beta: float,
     graph: CSRGraph,
@@ -300,6 +311,7 @@ def katz(
     )
 
 
+@MEASURES.builtin('sgc')
 def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
     r"""The propagation of SGC (Wu et al. 2019).
 
@@ -315,6 +327,7 @@ def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
     return Measure(0.5, 0.5, _last(levels), self_loops, True, name='sgc')
 
 
+@MEASURES.builtin('appnp')
 def appnp(
     alpha: float,
     *,
@@ -335,6 +348,7 @@ def appnp(
     return Measure(0.5, 0.5, weights, self_loops, True, name='appnp')
 
 
+@MEASURES.builtin('heat')
 def heat(
     t: float,
     *,
@@ -355,30 +369,15 @@ def heat(
     return Measure(0.5, 0.5, weights, self_loops, True, name='heat')
 
 
-MEASURES: dict[str, Callable[..., Measure]] = {
-    function.__name__: function
-    for function in (
-        transition,
-        pagerank,
-        ppr,
-        single_target,
-        hkpr,
-        katz,
-        sgc,
-        appnp,
-        heat,
-    )
-}
-
-
 def make_measure(
     measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
     r"""The measure of a name, for the classes that take one by name.
 
     Args:
-        measure (str or Measure): a name of the table above, or the measure
-            itself, which then takes no arguments.
+        measure (str or Measure): a name of the table above or of
+            :obj:`MEASURES`, or the measure itself, which then takes no
+            arguments.
         graph (CSRGraph, optional): the graph that it is for;
             :func:`katz` alone needs it.
         **kwargs (float, optional): the arguments of the function of that
@@ -421,7 +420,24 @@ def make_measure(
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in given:
             raise ValueError(f"measure '{measure}' needs '{name}'")
-    return function(**fixed, **given)
+    made = function(**fixed, **given)
+    if not isinstance(made, Measure):
+        raise TypeError(
+            f'{MEASURES.note(measure)}, needs to return a Measure '
+            f'(got {type(made).__name__})'
+        )
+    return made
+
+
+def needs_graph(measure: Any) -> bool:
+    """Whether a measure of this name depends on the graph.
+
+    Args:
+        measure (Any): what :func:`make_measure` takes.
+    """
+    if not isinstance(measure, str) or measure not in MEASURES:
+        return False
+    return 'graph' in inspect.signature(MEASURES[measure]).parameters
 
 
 def _check_tol(tol: float) -> None:

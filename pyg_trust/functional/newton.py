@@ -1,3 +1,5 @@
+# Longer than 700 lines because derivations stand beside the code that computes
+# their bounds: 360 lines of it.
 r"""Certified removal from linear classifiers: updates, bounds, exact solves.
 
 The classifiers minimise, one column :math:`w` of :math:`W` per class,

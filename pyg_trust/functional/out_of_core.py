@@ -9,7 +9,9 @@ block, in any order, by whichever process, with the bits of
 
 import contextlib
 import math
-from collections.abc import Iterator
+import os
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,17 +32,18 @@ from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
     How,
-    _check_finite,
     _check_how,
-    _check_overflow,
-    _exact,
+    _exact_checked,
+    _operator,
     _prepare_exact,
 )
 from pyg_trust.graph import CSRGraph
 
-# Columns that go through a level together, and those of a cache line.
-_TOGETHER = 64
-_LINE = 16
+# Bytes of a cache line, and how many of them go through a level together.
+_LINE = 64
+_LINES = 4
+# Bytes a node that are needed for a moment before there are levels.
+_MOMENT = 32
 
 
 class MemoryPlan(NamedTuple):
@@ -48,17 +51,22 @@ class MemoryPlan(NamedTuple):
 
     Args:
         graph (int): rows of the graph, and the diagonals of the operator.
-        column (int): each column that is in work.
+        column (int): each column of the features that is in work.
+        levels (int): two levels of these columns.
         columns (int): how many are in work.
         blocks (int): how many blocks that makes.
-        total (int): :obj:`graph` and the columns in work.
+        total (int): :obj:`graph`, :obj:`levels` and the columns in work.
+        streamed (bool): whether the edges are left out, as they are read from
+            their file once a level.
     """
 
     graph: int
     column: int
+    levels: int
     columns: int
     blocks: int
     total: int
+    streamed: bool = False
 
 
 def plan_memory(
@@ -71,6 +79,7 @@ def plan_memory(
     itemsize: int = 4,
     columns: int | None = None,
     directed: bool = False,
+    mapped: bool = False,
 ) -> MemoryPlan:
     r"""How many columns go through a graph together, and what that takes.
 
@@ -78,12 +87,20 @@ def plan_memory(
     number,
 
     .. math::
-        4 m + 8 n + 2 s n + k\, s n\, (1 + 2h)
+        4 m + 8 n + 2 s n + s n\, k + \max(2 h s n\, w(k), 32 n)
 
-    bytes for :math:`k` columns: the rows of the graph, two diagonals, and for
-    each column itself and two levels, :math:`h = 1/2` for levels in float16.
-    A directed graph whose signals travel along its edges has its transpose
-    beside it, :math:`4 m + 8 n` more.
+    bytes for :math:`k` columns: the rows of the graph, two diagonals, the
+    columns, and two levels of them, :math:`h = 1/2` for levels in float16.
+    Levels are :math:`w(k)` wide, as the kernels keep them: a power of two
+    below a cache line, else whole lines, of which there are no more than
+    four, for whatever :math:`k`. Before there are levels, up to :math:`32 n`
+    are needed for a moment. A directed graph whose signals travel along its
+    edges has its transpose beside it, :math:`4 m + 8 n` more.
+
+    The :math:`4 m` bytes of a mapped graph are left out where they leave no
+    room for a cache line of columns: they are then read from the disk once a
+    level, one after another, as the system keeps none of them. What the
+    process held before (torch, the features in memory) comes on top.
 
     Args:
         num_nodes (int): :math:`n`.
@@ -97,6 +114,8 @@ def plan_memory(
         columns (int, optional): :math:`k`; by default as many as there is
             memory for. (default: :obj:`None`)
         directed (bool): whether a transpose is kept. (default: :obj:`False`)
+        mapped (bool): whether the edges are mapped from a file.
+            (default: :obj:`False`)
 
     Raises:
         ValueError: if not even one column fits.
@@ -104,48 +123,78 @@ def plan_memory(
     Example:
         >>> plan = plan_memory(111_000_000, 3_230_000_000, 128, memory='32GB')
         >>> plan.columns, plan.blocks, round(plan.total / 1e9, 1)
-        (12, 11, 30.7)
+        (8, 16, 25.4)
     """
     n = check_integer('num_nodes', num_nodes, 1)
     m = check_integer('num_edges', num_edges, 0)
     c = check_integer('num_columns', num_columns, 0)
+    if columns is not None:
+        check_integer('columns', columns, 1)
     check_instance('half', half, bool)
     check_instance('directed', directed, bool)
+    check_instance('mapped', mapped, bool)
     if check_integer('itemsize', itemsize) not in (4, 8):
         raise ValueError(f"'itemsize' needs to be 4 or 8 (got {itemsize})")
     graph = (4 * m + 8 * n) * (2 if directed else 1) + 2 * itemsize * n
-    column = n * (2 * itemsize if half else 3 * itemsize)
+    column = itemsize * n
+
+    def levels(k: int) -> int:
+        held = 2 * _width(k, itemsize) * (2 if half else itemsize)
+        return n * max(held, _MOMENT)
+
+    def needed(k: int) -> int:
+        return graph + column * k + levels(k)
+
+    given = (
+        available_memory() * 9 // 10
+        if memory is None
+        else parse_memory(memory)
+    )
+    all_columns = max(c, 1)
+    # What levels hold in a cache line.
+    line = _LINE // itemsize * (2 if half else 1)
+    some = min(all_columns, line if columns is None else columns)
+    streamed = mapped and needed(some) > given
+    if streamed:
+        graph -= 4 * m
     if columns is not None:
-        fit = check_integer('columns', columns, 1)
-        given = None if memory is None else parse_memory(memory)
-        if given is not None and graph + column * min(fit, c) > given:
+        fit = some
+        if memory is not None and needed(fit) > given:
             raise ValueError(
-                f"'columns' needs {graph + column * min(fit, c)} bytes for "
-                f'{fit} columns of this graph (got a memory of {given})'
+                f"'columns' needs {needed(fit)} bytes for {fit} columns of "
+                f'this graph (got a memory of {given})'
             )
     else:
-        given = (
-            available_memory() * 9 // 10
-            if memory is None
-            else parse_memory(memory)
+        # All, or whole cache lines, or a power of two.
+        choices = [all_columns]
+        choices += range((all_columns - 1) // line * line, 0, -line)
+        choices += [1 << k for k in range(line.bit_length() - 2, -1, -1)]
+        fit = next(
+            (k for k in choices if k <= all_columns and needed(k) <= given), 0
         )
-        fit = (given - graph) // column
-        if fit < 1:
+        if fit == 0:
             raise ValueError(
-                f"'memory' needs to be at least {graph + column} bytes for "
+                f"'memory' needs to be at least {needed(1)} bytes for "
                 f'one column of this graph (got {given})'
             )
-    fit = min(fit, max(c, 1))
-    if columns is None and fit < c:
-        # Whole cache lines, or a power of two: what vectors hold anyway.
-        line = _LINE * 4 // itemsize * (2 if half else 1)
-        if fit >= line:
-            fit -= fit % line
-        else:
-            fit = 1 << (fit.bit_length() - 1) if fit < 4 else fit - fit % 4
     return MemoryPlan(
-        graph, column, fit, math.ceil(c / fit), graph + column * fit
+        graph,
+        column,
+        levels(fit),
+        fit,
+        math.ceil(c / fit),
+        needed(fit),
+        streamed,
     )
+
+
+def _width(columns: int, itemsize: int) -> int:
+    # Columns of a level, as csrc/cpu/propagate.cpp lays it out.
+    line = _LINE // itemsize
+    together = min(columns, _LINES * line)
+    if together < line:
+        return 1 << (together - 1).bit_length()
+    return math.ceil(together / line) * line
 
 
 def propagate_to(
@@ -165,8 +214,8 @@ def propagate_to(
 
     The same bits as :func:`.propagate`, with only a block of columns in
     memory (:func:`plan_memory`). The graph may be mapped
-    (:meth:`.CSRGraph.load`): levels then stream its rows from the disk where
-    they do not fit in memory.
+    (:meth:`.CSRGraph.load`): where it does not fit in memory, a level reads
+    its edges from the disk, from the first to the last.
 
     :obj:`out` is a ``.npy`` file in Fortran order (columns one after the
     other), of the dtype of :obj:`x`, whose float16 is computed in float32. It
@@ -181,7 +230,9 @@ def propagate_to(
     With :obj:`over_ranks`, under torchrun, every process makes its own blocks
     of the file, on a folder that all of them see, without communication but
     at the beginning and the end. The bits do not depend on the number of
-    processes, nor on which of them died and were started again.
+    processes, nor on which of them died and were started again. Processes
+    that were given another graph, other features or another way to compute
+    are refused before anything is written.
 
     Args:
         out (str or Path): the file.
@@ -196,7 +247,8 @@ def propagate_to(
         columns (int or str): how many columns go together, or
             :obj:`'auto'`. (default: :obj:`'auto'`)
         memory (int or str, optional): the most bytes for graph and columns,
-            such as ``'8GB'``; by default nine tenths of what is free.
+            such as ``'8GB'``, of each process; by default nine tenths of
+            what is free, by the processes of this machine.
             (default: :obj:`None`)
         over_ranks (bool): whether the columns are divided over the processes
             of torch.distributed. (default: :obj:`False`)
@@ -209,10 +261,63 @@ def propagate_to(
     Raises:
         TypeError, ValueError: as :func:`.propagate`, or if nothing fits in
             the memory. What was finished stays.
+        ValueError: on all processes, if they disagree.
+        RuntimeError: on the others, if one process fails.
     """
-    check_instance('out', out, str, Path)
     check_instance('over_ranks', over_ranks, bool)
     check_instance('progress_bar', progress_bar, bool)
+    rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
+
+    def prepare() -> _Job:
+        return _prepared(
+            out, graph, x, measure, half, tol, columns, memory, size
+        )
+
+    job = prepare() if size == 1 else _agreed(prepare, columns, size)
+    # Who waits here goes on from what the other has finished.
+    lock = exclusive(job.path) if rank == 0 else contextlib.nullcontext()
+    with lock:
+        return _in_blocks(job, rank, size, progress_bar)
+
+
+class _Job(NamedTuple):
+    path: Path
+    graph: CSRGraph
+    matrix: Any
+    measure: Measure
+    how: How
+    dtype: np.dtype
+    plan: MemoryPlan
+    key: tuple[str, str, str]  # the graph, what to compute, the features
+
+    @property
+    def turned(self) -> bool:
+        return on_disk.is_on_disk_by_rows(self.matrix) and self.plan.blocks > 1
+
+    def file(self, create: bool) -> on_disk.ColumnFile:
+        return on_disk.ColumnFile(
+            self.path,
+            self.matrix.shape,
+            self.matrix.dtype.newbyteorder('='),
+            '; '.join(self.key),
+            create,
+            # They are not there yet.
+            self.plan.column * self.plan.columns,
+        )
+
+
+def _prepared(
+    out: str | Path,
+    graph: CSRGraph,
+    x: Any,
+    measure: Measure,
+    half: bool,
+    tol: float,
+    columns: int | str,
+    memory: int | str | None,
+    size: int,
+) -> _Job:
+    check_instance('out', out, str, Path)
     check_instance('half', half, bool)
     path = Path(out)
     if path.suffix != '.npy':
@@ -237,6 +342,12 @@ def propagate_to(
     _check_how(how, sample.to(_torch(dtype)), graph, measure)
     if columns != 'auto':
         check_integer('columns', columns, 1)  # type: ignore[arg-type]
+    if memory is None and size > 1:
+        # Shared with the other processes of this machine.
+        here = os.environ.get('LOCAL_WORLD_SIZE', '')
+        memory = available_memory() * 9 // 10
+        memory //= int(here) if here.isdecimal() and int(here) else size
+    turned = measure.along and not graph.is_undirected
     plan = plan_memory(
         n,
         graph.num_edges,
@@ -245,67 +356,83 @@ def propagate_to(
         half=half,
         itemsize=dtype.itemsize,
         columns=None if isinstance(columns, str) else columns,
-        directed=measure.along and not graph.is_undirected,
+        directed=turned,
+        mapped=graph.is_mapped and not turned and graph.order is None,
     )
-    rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
-    turned = on_disk.is_on_disk_by_rows(matrix) and plan.blocks > 1
-    key = '; '.join(
+    how = how._replace(loops=loops)
+    # Before there are columns in memory, as it needs some for a moment.
+    _operator(looped, measure, _torch(dtype), how.tol, loops)
+    rows, entries = (
+        checksum(part.numpy()) for part in (graph.rowptr, graph.col32)
+    )
+    by_rows = on_disk.is_on_disk_by_rows(matrix)
+    return _Job(
+        path,
+        looped,
+        matrix,
+        measure,
+        how,
+        dtype,
+        plan,
         (
-            f'{graph} {checksum(graph.rowptr.numpy())}',
-            str(checksum(graph.col32.numpy())),
-            f'{measure.key} half={half} tol={how.tol} {turned}',
+            f'{graph} {rows}; {entries}',
+            f'{measure.key} half={half} tol={how.tol} {by_rows}',
             on_disk.identity(matrix),
-        )
+        ),
     )
-    # Who waits here goes on from what the other has finished.
-    lock = exclusive(path) if rank == 0 else contextlib.nullcontext()
-    with lock:
-        return _in_blocks(
-            on_disk.ColumnFile(path, (n, c), matrix.dtype, key, True)
-            if rank == 0
-            else None,
-            (path, (n, c), matrix.dtype, key),
-            matrix,
-            _Job(looped, measure, how._replace(loops=loops), dtype, plan),
-            turned,
-            (rank, size),
-            progress_bar,
-        )
 
 
-class _Job(NamedTuple):
-    graph: CSRGraph
-    measure: Measure
-    how: How
-    dtype: np.dtype
-    plan: MemoryPlan
+def _agreed(
+    prepare: Callable[[], _Job], columns: int | str, size: int
+) -> _Job:
+    # What all processes are to do, or why none of them does anything.
+    job, failed = None, None
+    try:
+        job = prepare()
+    except Exception as error:
+        failed = error
+    same: dict[str, Any] = {}
+    if job is not None:
+        same = {
+            'graph': job.key[0],
+            'measure': job.measure.key,
+            'half': job.how.half,
+            'tol': job.how.tol,
+            'columns': columns,
+            'x': (job.matrix.shape, job.matrix.dtype.str),
+        }
+    distributed.check_same(same, failed)
+    assert job is not None
+    found = distributed.run_over_ranks(
+        range(size), lambda _: (job.key, job.plan.columns)
+    )
+    if any(key != job.key for key, _ in found):
+        # Copies of a file have other names.
+        distributed.check_same({'x': on_disk.content(job.matrix)})
+    # Everybody has memory for the narrowest blocks.
+    fit = min(width for _, width in found)
+    blocks = math.ceil(job.matrix.shape[1] / fit)
+    plan = job.plan._replace(columns=fit, blocks=blocks)
+    return job._replace(key=found[0][0], plan=plan)
 
 
 def _torch(dtype: np.dtype) -> torch.dtype:
     return torch.float64 if dtype == np.float64 else torch.float32
 
 
-def _in_blocks(
-    made: on_disk.ColumnFile | None,
-    arguments: tuple[Path, tuple[int, int], np.dtype, str],
-    matrix: Any,
-    job: _Job,
-    turned: bool,
-    place: tuple[int, int],
-    progress_bar: bool,
-) -> Tensor:
-    rank, size = place
-    c = arguments[1][1]
+def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
+    c = job.matrix.shape[1]
     # One process looks at what is there, and all do what it says.
-    missing, turned = distributed.from_first(
-        lambda: _what_is_left(made, turned), size
+    token = secrets.token_hex(8) if size > 1 else None
+    missing, turned, staged, token = distributed.from_first(
+        lambda: _what_is_left(job, token), size
     )
-    file = made or on_disk.ColumnFile(*arguments, False)
-    if turned and not file.staged:
+    file = _same_file(job, token) if size > 1 else job.file(False)
+    if turned and not staged:
         panels = math.ceil(file.shape[0] / file.panel)
-        file.stage(matrix, c, range(rank, panels, size))
+        file.stage(job.matrix, c, range(rank, panels, size))
         distributed.from_first(file.mark_staged, size, after=True)
-    blocks = list(_blocks(missing, _width(missing, job.plan.columns, size)))
+    blocks = list(_blocks(missing, _share(missing, job.plan.columns, size)))
     own = blocks[rank::size]
     bar = tqdm(
         total=c,
@@ -313,29 +440,57 @@ def _in_blocks(
         disable=not progress_bar or rank != 0,
         desc='columns',
     )
-    with bar:
-        for number, (first, end) in enumerate(own):
-            if turned and file.is_features(first, end):
-                block = file.read(first, end, job.dtype)
-                if number + 1 < len(own):
-                    file.will_need(*own[number + 1])
-            else:
-                block = on_disk.read_block(matrix, first, end, job.dtype)
-            file.write(first, _compute(block, job))
-            del block
-            bar.update((end - first) * min(size, len(blocks)))
+    failed = None
+    try:
+        with bar:
+            for number, (first, end) in enumerate(own):
+                if turned and file.is_features(first, end):
+                    block = file.read(first, end, job.dtype)
+                    if number + 1 < len(own):
+                        file.will_need(*own[number + 1])
+                else:
+                    block = on_disk.read_block(
+                        job.matrix, first, end, job.dtype
+                    )
+                file.write(first, _compute(block, job))
+                del block
+                bar.update((end - first) * min(size, len(blocks)))
+    except Exception as error:
+        if size == 1:
+            raise
+        failed = error
+    if size > 1:
+        distributed.check_same({}, failed)
     distributed.from_first(lambda: _finish(file), size, after=True)
     return on_disk.open_result(file.path)
 
 
-def _what_is_left(
-    file: on_disk.ColumnFile | None, turned: bool
-) -> tuple[list[tuple[int, int]], bool]:
+def _same_file(job: _Job, token: str | None) -> on_disk.ColumnFile:
+    # The file that rank 0 has made, and not one of that name elsewhere.
+    file, failed = None, None
+    try:
+        file = job.file(False)
+        if file.token != token:
+            raise FileNotFoundError(f"it is another '{file.part}'")
+    except Exception as error:
+        failed = ValueError(
+            f"'out' needs to be in a folder that all ranks share (got {error})"
+        )
+    distributed.check_same({}, failed)
     assert file is not None
+    return file
+
+
+def _what_is_left(
+    job: _Job, token: str | None
+) -> tuple[list[tuple[int, int]], bool, bool, str | None]:
+    file, turned = job.file(True), job.turned
+    if token is not None:
+        file.token = token
     missing = _missing(file.done(verify=True), file.shape[1])
     if not missing or (not file.staged and file.has_results):
         turned = False  # results lie where features would
-    return missing, turned
+    return missing, turned, file.staged, token
 
 
 def _finish(file: on_disk.ColumnFile) -> None:
@@ -346,12 +501,10 @@ def _finish(file: on_disk.ColumnFile) -> None:
 
 
 def _compute(block: np.ndarray, job: _Job) -> np.ndarray:
-    # Over the block itself; _TOGETHER columns at a time have levels.
+    # Over the block itself; four cache lines at a time have levels.
     x = torch.from_numpy(block)
-    _check_finite(x)
     with torch.no_grad():
-        z = _exact(job.graph, x, job.measure, job.how, in_place=True)
-    _check_overflow(z, job.measure, job.how.half)
+        _exact_checked(job.graph, x, job.measure, job.how, in_place=True)
     return block
 
 
@@ -364,13 +517,14 @@ def _missing(done: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
     return left
 
 
-def _width(missing: list[tuple[int, int]], most: int, size: int) -> int:
+def _share(missing: list[tuple[int, int]], most: int, size: int) -> int:
     # Every process should have its share: narrower blocks, of whole lines.
     total = sum(end - first for first, end in missing)
     share = math.ceil(total / max(size, 1))
     if share >= most or size == 1:
         return most
-    return min(most, max(1, math.ceil(share / _LINE) * _LINE, 1))
+    line = _LINE // 4
+    return min(most, max(1, math.ceil(share / line) * line))
 
 
 def _blocks(

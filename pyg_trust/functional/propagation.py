@@ -1,3 +1,5 @@
+# Longer than 700 lines because the exact and the randomized way share
+# operator, gradient and checks.
 r"""Exact and randomized graph propagation, with its error bounds.
 
 The algorithms are those of `"Approximate Graph Propagation"
@@ -70,7 +72,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._building import own_loops, row_of_entries
+from pyg_trust._building import own_loops
 from pyg_trust._checks import (
     check_nodes,
     check_non_negative,
@@ -285,19 +287,18 @@ class _Propagate(torch.autograd.Function):
         rows: Tensor | None,
         how: How,
     ) -> Tensor:
-        if how.check:
-            _check_finite(x)
         signal = x
         if entries is not None:
             size = (graph.num_nodes, entries.width)
             signal = sparse_rows(entries.ptr, entries.column, x, size)
         if how.eps == 0:
-            z = _exact(graph, signal, measure, how, rows)
-        else:
-            z = _randomized(graph, signal, measure, how)
-            z = z if rows is None else z[rows]
-        if how.check or (how.half and is_finite(x)):
-            _check_overflow(z, measure, how.half)
+            return _exact_checked(graph, signal, measure, how, rows)
+        if how.check:
+            _check_finite(x)
+        z = _randomized(graph, signal, measure, how)
+        z = z if rows is None else z[rows]
+        if how.check:
+            _check_overflow(z, measure)
         return z
 
     @staticmethod
@@ -388,7 +389,30 @@ def _make_operator(
     return recv, send, torch.tensor(weights, dtype=torch.float64), three_term
 
 
-def _exact(
+class _Limits(NamedTuple):
+    # How large numbers become on the way from x to z.
+    room: float  # what float16 levels are scaled down by
+    gain: float  # none exceeds 2^gain times the largest entry of x
+    half_gain: float  # the same where levels are float16
+
+
+def _limits(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
+) -> _Limits:
+    key = ('limits', how.loops, _key_of(measure, dtype, how.tol))
+    if key not in graph._cache:
+        recv, send, weights, three_term = _operator(
+            graph, measure, dtype, how.tol, how.loops
+        )
+        sizes = _row_sizes(*graph.receivers(measure.along), how.loops)
+        room, fits = _growth(sizes, recv * send, weights, three_term)
+        gain = _gain(sizes, recv, send, weights, three_term)
+        half_gain = gain if fits and weights.numel() < 1000 else math.inf
+        graph._cache[key] = _Limits(room, gain, half_gain)
+    return graph._cache[key]
+
+
+def _exact_checked(
     graph: CSRGraph,
     x: Tensor,
     measure: Measure,
@@ -396,24 +420,104 @@ def _exact(
     rows: Tensor | None = None,
     in_place: bool = False,
 ) -> Tensor:
+    # One pass over x: its size mostly says that nothing can overflow. Else z
+    # is read once more.
+    largest, bound = None, math.inf
+    if how.half:
+        largest = _largest(x)
+    if how.check or how.half:
+        bound = _bound(x, largest)
+        if how.check and not math.isfinite(bound):
+            _check_finite(x)
+    asked = how.check or (how.half and math.isfinite(bound))
+    z = _exact(graph, x, measure, how, rows, in_place, largest)
+    if asked:
+        limits = _limits(graph, measure, x.dtype, how)
+        gain = limits.half_gain if how.half else limits.gain
+        if not _stays_finite(bound, gain, x.dtype):
+            _check_overflow(z, measure, how.half)
+    return z
+
+
+def _bound(x: Tensor, largest: Tensor | None) -> float:
+    # The largest magnitude in x, or a little more. Not finite if x is not;
+    # perhaps also if it overflows on the way.
+    if x.layout == torch.sparse_csr:
+        # An entry that is there twice counts twice.
+        return float(x.values().detach().abs().sum(dtype=torch.float64))
+    if largest is not None:
+        return float(largest.max()) if largest.numel() > 0 else 0.0
+    # Squares below the smallest number are lost.
+    norm = float(torch.linalg.vector_norm(x.detach()))
+    return max(norm, 1e-15) if math.isfinite(norm) else math.inf
+
+
+def _stays_finite(bound: float, gain: float, dtype: torch.dtype) -> bool:
+    if not math.isfinite(bound):
+        return False
+    most = math.log2(torch.finfo(dtype).max) - 3
+    return bound == 0 or math.log2(bound) + gain < most
+
+
+def _gain(
+    sizes: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    three_term: bool,
+) -> float:
+    # y_i = S u_i is at most max|S x| * sum |w| * rate^L, where the rate is the
+    # largest sum g of a row of S R B, at least one, and for three terms that
+    # of t_k = 2 g t_{k-1} + t_{k-2}; then what comes between y and z, and the
+    # rounding of sums and of levels.
+    if sizes.numel() == 0:
+        return 0.0
+    sums = sizes * recv.double() * send.double()
+    g = float(sums.max())
+    rate = g + math.sqrt(g * g + 1) if three_term else max(1.0, g)
+    longest = max(1.0, float(sizes.max()))
+    sending = send[send > 0].double()
+    ends = max(1.0, float(recv.max())) * longest
+    if sending.numel() > 0:
+        ends *= max(1.0, float(sending.max()))
+        ends *= max(1.0, 1 / float(sending.min()))
+    levels = weights.numel() - 1
+    total = max(1.0, float(weights.abs().sum()))
+    rounding = longest * 2**-20 + 2**-9
+    if not math.isfinite(rate * ends * total):
+        return math.inf
+    return (
+        math.log2(16 * total) + math.log2(ends) + levels * math.log2(rate)
+    ) + levels * rounding
+
+
+def _exact(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    how: How,
+    rows: Tensor | None = None,
+    in_place: bool = False,
+    largest: Tensor | None = None,
+) -> Tensor:
     recv, send, weights, three_term = _operator(
         graph, measure, x.dtype, how.tol, how.loops
     )
+    scale = None
+    if how.half:
+        largest = _largest(x) if largest is None else largest
+        room = _limits(graph, measure, x.dtype, how).room
+        scale = half_scale(largest * (send.max() * room))
+    loops = how.loops
     if graph.order is not None:
-        rowptr, col, order, rank = graph.ordered_receivers(measure.along)
+        rowptr, col, order, rank = graph.ordered_receivers(
+            measure.along, loops
+        )
         rows = None if rows is None else rank[rows]
+        loops = False
     else:
         order = None
         rowptr, col = graph.receivers(measure.along)
-    scale = None
-    if how.half:
-        largest = _largest(x)
-        ends = recv * send
-        if order is not None:
-            ends = ends[order]
-        sizes = _row_sizes(rowptr, col, how.loops, order)
-        room = _growth(sizes, ends, weights, three_term)
-        scale = half_scale(largest * (send.max() * room))
     return ops.propagate(
         rowptr,
         col,
@@ -426,7 +530,7 @@ def _exact(
         three_term,
         rows,
         order,
-        how.loops,
+        loops,
         in_place,
     )
 
@@ -439,23 +543,20 @@ def _largest(x: Tensor) -> Tensor:
         return zeros.scatter_reduce_(0, index, x.values().abs(), 'amax')
     if x.size(0) == 0:
         return x.new_zeros(x.size(1))
-    # Not aminmax, which is 25 times slower.
-    return torch.maximum(x.amax(0), -x.amin(0))
+    # Not aminmax, which is 25 times slower. So few rows at a time that the
+    # second question finds them in the cache.
+    step = x.size(0)
+    if x.device.type == 'cpu':
+        step = max(256, 2**17 // max(x.size(1), 1))
+    found = [torch.maximum(p.amax(0), -p.amin(0)) for p in x.split(step)]
+    return found[0] if len(found) == 1 else torch.stack(found).amax(0)
 
 
-def _row_sizes(
-    rowptr: Tensor, col: Tensor, loops: bool, order: Tensor | None
-) -> Tensor:
+def _row_sizes(rowptr: Tensor, col: Tensor, loops: bool) -> Tensor:
     # The entries of each row, with those that the kernels add.
     sizes = rowptr.diff()
-    if loops and order is None:
+    if loops:
         sizes += ~own_loops(rowptr, col)
-    elif loops:
-        # Rows of a reordered graph are not ascending.
-        row = row_of_entries(rowptr)
-        missing = torch.ones_like(sizes, dtype=torch.bool)
-        missing[row[row == col]] = False
-        sizes += missing
     return sizes
 
 
@@ -464,12 +565,13 @@ def _growth(
     ends: Tensor,
     weights: Tensor,
     three_term: bool,
-) -> float:
-    # What is stored is y_i = sum_{k >= i} w_k (S R B)^(k - i) S x: at most so
-    # many times the largest entry of S x, by the largest sum of a row of S R
-    # B. For Chebyshev polynomials the sizes in the mean, sum_{j >= i} (j - i +
-    # 1) |c_j|, as |U_j| <= j + 1. Beyond 2^8 precision is worth more: what
-    # overflows float16 then shows in z, and is refused.
+) -> tuple[float, bool]:
+    # And whether that is certain. What is stored is y_i = sum_{k >= i} w_k (S
+    # R B)^(k - i) S x: at most so many times the largest entry of S x, by the
+    # largest sum of a row of S R B. For Chebyshev polynomials the sizes in the
+    # mean, sum_{j >= i} (j - i + 1) |c_j|, as |U_j| <= j + 1. Beyond 2^8
+    # precision is worth more: what overflows float16 then shows in z, and is
+    # refused.
     size = weights.abs().tolist()
     largest = 1.0
     if not three_term:
@@ -485,7 +587,8 @@ def _growth(
             tail += w
             slope += tail
             top = max(top, slope)
-    return min(top, 256.0 * max(size))
+    most = 256.0 * max(size)
+    return min(top, most), not three_term and top <= most
 
 
 def half_scale(largest: Tensor) -> Tensor:
@@ -535,8 +638,8 @@ def propagate_exactly(
     """Is :func:`pyg_trust.ops.propagate` with its gradient, as one op."""
     scale = None
     if half:
-        sizes = _row_sizes(rowptr, col, loops, None)
-        room = _growth(sizes, recv * send, weights, three_term)
+        sizes = _row_sizes(rowptr, col, loops)
+        room, _ = _growth(sizes, recv * send, weights, three_term)
         scale = half_scale(_largest(x) * (send.max() * room))
     return ops.propagate(
         *(rowptr, col, x, recv, send),

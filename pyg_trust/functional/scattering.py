@@ -1,4 +1,4 @@
-r"""Graph scattering: wavelets, frames, moments, paths.
+r"""Graph scattering: paths and moments of wavelet coefficients.
 
 The transform is that of `"Geometric Scattering for Graph Data Analysis"
 <https://arxiv.org/abs/1810.03068>`_ (Gao et al. 2019) and `"Unlearning Graph
@@ -17,27 +17,7 @@ the moments of the root are those of :math:`X` itself, with its signs, and no
 root of a moment is taken. The order of the coefficients is (path, feature,
 moment), paths breadth first.
 
-**Banks.** Write :math:`d` for the degrees, :math:`1/d = 0` at degree zero.
-
-==================== =====================================================
-``geometric``        :math:`H_0 = I - P,\; H_j = P^{2^{j-1}} - P^{2^j}` of
-                     the row walk :math:`P = \frac12 (I + D^{-1} A)`
-``geometric_column`` the same of :math:`P = \frac12 (I + A D^{-1})`
-``diffusion``        the same of :math:`P = \frac12 (I + D^{-1/2} A
-                     D^{-1/2})`
-``itersine``         :math:`H_j = h_j(\Lambda)` of the Laplacian
-                     :math:`\Lambda = I - D^{-1/2} A D^{-1/2}`,
-                     :func:`itersine`
-``monic_cubic``      the same with :func:`monic_cubic`
-==================== =====================================================
-
-**Frames.** :math:`\sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2`
-with :math:`B = 1` for ``diffusion`` (the eigenvalues :math:`t` of :math:`P`
-are in :math:`[0, 1]`, the filters :math:`1 - t, t - t^2, \dots` are
-non-negative and sum to :math:`1 - t^{2^{J-1}} \le 1`, so their squares do
-too) and for ``itersine`` (with equality: a tight frame). The geometric banks
-have no such constant for all graphs: on a star of :math:`g` nodes :math:`B`
-grows as :math:`\sqrt{g}`. :func:`frame_bound` and :func:`frame_bounds` tell.
+**Banks** are those of :mod:`pyg_trust.functional.wavelets`.
 
 **Range.** With the row walk and features in :math:`[0, 1]` every coefficient
 is in :math:`[0, 1]`: the rows of every power of :math:`P` are probabilities,
@@ -46,42 +26,32 @@ so that :math:`|H_j U|` is a difference of two averages of numbers in
 has no bound that is free of the graph.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import check_choice, check_integer, check_tensor
+from pyg_trust._checks import check_choice, check_integer
 from pyg_trust.functional.ragged import pointer, ranges
+from pyg_trust.functional.scattering_batch import (
+    Batch,
+    check_features,
+    num_paths,
+)
+from pyg_trust.functional.wavelets import (
+    LAMBDA_MAX,
+    WAVELETS,
+    lazy_walk,
+    power_of,
+    wavelet_bank,
+)
 from pyg_trust.graph import CSRGraph, sparse_rows
 
-WAVELETS = (
-    'geometric',
-    'geometric_column',
-    'diffusion',
-    'itersine',
-    'monic_cubic',
-)
 LOW_PASSES = ('mean', 'degree')
 METHODS = ('auto', 'dense', 'sparse')
 
-# The spectrum of the normalized Laplacian is in [0, 2].
-LAMBDA_MAX = 2.0
-# The widest over the narrowest scale of monic cubic wavelets (Hammond et al.).
-MONIC_CUBIC_RATIO = 20.0
-
-# A multiplication in a batched dense product costs a sixth of one in a sparse
-# product, and a call costs as much as 20,000 of the latter
-# (benchmarks/scattering.py --tune).
-_DENSE_COST = 1 / 6
-_CALL_COST = 20_000
-# Nodes of a sparse block and numbers in the last layer of a dense block: both
-# keep a block's signals in the cache.
-_SPARSE_NODES = 2048
-_DENSE_NUMBERS = 2**18
 # Numbers in the last layer of a sparse block that is one large graph: more
 # columns are taken one part after the other.
 _SPARSE_NUMBERS = 2**22
@@ -107,13 +77,6 @@ class ScatteringPath(NamedTuple):
         """The path as text, such as ``'U[0,2] x3 q1'``."""
         filters = ','.join(map(str, self.filters))
         return f'U[{filters}] x{self.feature} q{self.moment}'
-
-
-def num_paths(J: int, L: int) -> int:
-    r"""The number :math:`T = \sum_{l < L} J^l` of nodes in the tree."""
-    check_integer('J', J, 1)
-    check_integer('L', L, 0)
-    return sum(J**layer for layer in range(L))
 
 
 def scattering_path(
@@ -145,199 +108,6 @@ def scattering_path(
         node // J ** (layer - 1 - depth) % J for depth in range(layer)
     )
     return ScatteringPath(layer, filters, rest // Q, rest % Q + 1)
-
-
-def itersine(eigenvalue: Tensor, J: int) -> Tensor:
-    r"""The itersine kernels, rescaled to be tight on :math:`[0, 2]`.
-
-    .. math::
-        h_j(\lambda) = \sin\!\left( \tfrac{\pi}{2} \cos^2\!\left( \pi
-        \left( s - \tfrac{j-1}{2} \right) \right) \right)
-        \mathbb{1}\!\left[ \tfrac{j}{2} - 1 \le s \le \tfrac{j}{2} \right],
-        \quad s = \frac{J - 1}{2} \cdot \frac{\lambda}{2},
-        \quad j = 1, \dots, J.
-
-    :math:`s` runs over :math:`[0, (J-1)/2]`, where every point lies in two
-    neighbouring windows (three where one of them is zero), whose arguments
-    are :math:`\frac{\pi}{2} \cos^2` and :math:`\frac{\pi}{2} \sin^2`, so
-    that :math:`\sum_j h_j^2 = 1`. Without the rescaling, as printed in the
-    paper, this holds on :math:`[0, 2]` only for :math:`J = 5`.
-
-    Args:
-        eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
-        J (int): the number of kernels, at least 3.
-
-    Returns:
-        Tensor: the kernels in a new last dimension of size :obj:`J`.
-    """
-    _check_floating('eigenvalue', eigenvalue)
-    check_integer('J', J, 3)
-    s = (eigenvalue * ((J - 1) / (2 * LAMBDA_MAX))).unsqueeze(-1)
-    j = torch.arange(1, J + 1, dtype=s.dtype, device=s.device)
-    inside = (s >= j / 2 - 1) & (s <= j / 2)
-    wave = (math.pi * (s - (j - 1) / 2)).cos().square() * (math.pi / 2)
-    return wave.sin() * inside
-
-
-def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
-    r"""The monic cubic kernels: a low-pass and :math:`J - 1` bands.
-
-    .. math::
-        h(\lambda) = \begin{cases} \lambda & \lambda < 1 \\
-        -2 + 5.5 \lambda - 3 \lambda^2 + 0.5 \lambda^3 & 1 \le \lambda \le 2
-        \\ 2 / \lambda & \lambda > 2 \end{cases}
-
-    at the scales :math:`t_1, \dots, t_{J-1}`, spaced logarithmically from
-    :math:`2 / \lambda_\mathrm{max}` to :math:`2 K / \lambda_\mathrm{max}`
-    with :math:`K = 20` and :math:`\lambda_\mathrm{max} = 2`, and the low-pass
-    :math:`\max_\lambda h(\lambda) \cdot \exp(-(\lambda / (0.6\,
-    \lambda_\mathrm{max} / K))^4)` (`Hammond et al. 2011
-    <https://arxiv.org/abs/0912.3848>`_).
-
-    The cubic is the one that meets :math:`\lambda` and :math:`2 / \lambda`
-    with equal slopes. The paper prints the cubic of :math:`\lambda^2` and
-    :math:`4 / \lambda^2` between them, which leaves kinks.
-
-    Args:
-        eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
-        J (int): the number of kernels, at least 3.
-
-    Returns:
-        Tensor: the kernels in a new last dimension of size :obj:`J`, the
-        low-pass first, then from high to low frequencies.
-    """
-    _check_floating('eigenvalue', eigenvalue)
-    check_integer('J', J, 3)
-    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
-    scales = torch.logspace(
-        math.log10(low), math.log10(high), J - 1, dtype=torch.float64
-    ).to(eigenvalue)
-    scaled = eigenvalue.unsqueeze(-1) * scales
-    # The maximum of the cubic is at 2 - 1 / sqrt(3).
-    peak = 2 - 3**-0.5
-    gamma = -2 + peak * (5.5 + peak * (-3 + 0.5 * peak))
-    cubic = -2 + scaled * (5.5 + scaled * (-3 + 0.5 * scaled))
-    bands = torch.where(
-        scaled < 1,
-        scaled,
-        torch.where(scaled <= 2, cubic, 2 / scaled.clamp(min=1)),
-    )
-    cut = 0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO
-    lowest = gamma * (-((eigenvalue / cut) ** 4)).exp()
-    return torch.cat([lowest.unsqueeze(-1), bands], dim=-1)
-
-
-_KERNELS = {'itersine': itersine, 'monic_cubic': monic_cubic}
-
-
-def frame_bound(wavelet: str, J: int) -> float:
-    r"""A constant :math:`B` that holds on every undirected graph.
-
-    .. math::
-        \sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2
-
-    One for ``diffusion`` and ``itersine``. For ``monic_cubic`` the supremum
-    of :math:`\sqrt{\sum_j h_j(\lambda)^2}` over :math:`[0, 2]`, from above:
-    the largest value on a fine grid plus half a step times
-    :math:`\sqrt{\sum_j \max |h_j'|^2}`, which bounds the slope of the root.
-    Infinite for the geometric banks, which have none.
-
-    Args:
-        wavelet (str): the bank.
-        J (int): the number of filters.
-    """
-    _check_wavelet(wavelet)
-    check_integer('J', J, _least_filters(wavelet))
-    if wavelet in ('diffusion', 'itersine'):
-        return 1.0
-    if wavelet != 'monic_cubic':
-        return math.inf
-    grid = torch.linspace(0, LAMBDA_MAX, 2**18 + 1, dtype=torch.float64)
-    height = monic_cubic(grid, J).norm(dim=-1).max()
-    # |h'| <= 1 at scale 1, times the scale; |(e^{-u^4})'| <= 4 u^3 e^{-u^4}
-    # <= 1.6, times gamma < 1.2 and 1 / cut.
-    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
-    slopes = [low * (high / low) ** (j / (J - 2)) for j in range(J - 1)]
-    slopes.append(1.2 * 1.6 / (0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO))
-    step = float(grid[1] - grid[0])
-    return float(height) + step / 2 * math.hypot(*slopes)
-
-
-def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The frame constants :math:`A \le B` of a bank on its graph.
-
-    .. math::
-        A^2 \lVert x \rVert^2 \le \sum_j \lVert H_j x \rVert^2
-        \le B^2 \lVert x \rVert^2,
-
-    the square roots of the extreme eigenvalues of :math:`\sum_j H_j^\top
-    H_j`.
-
-    Args:
-        bank (Tensor): ``[..., J, num_nodes, num_nodes]``,
-            :func:`wavelet_bank`.
-
-    Returns:
-        tuple[Tensor, Tensor]: :math:`A` and :math:`B`, ``[...]``.
-    """
-    _check_square('bank', bank, 3)
-    gram = (bank.mT @ bank).sum(-3)
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
-    return values[..., 0], values[..., -1]
-
-
-def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
-    r"""The lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})` of a bank.
-
-    :math:`(a, b)` is :math:`(1, 0)` for ``geometric``, :math:`(0, 1)` for
-    ``geometric_column`` and :math:`(\frac12, \frac12)` else. A node of degree
-    zero has :math:`P_{ii} = \frac12`.
-
-    Args:
-        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative.
-        wavelet (str): the bank.
-    """
-    _check_wavelet(wavelet)
-    _check_square('adj', adj, 2)
-    scaled = adj
-    for dim, power in (
-        (-1, _EXPONENTS[wavelet][0]),
-        (-2, _EXPONENTS[wavelet][1]),
-    ):
-        if power:
-            scaled = scaled * _power(adj.sum(dim, keepdim=True), -power)
-    eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
-    return (eye + scaled) / 2
-
-
-def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
-    r"""The filters of graphs as dense matrices.
-
-    Memory: :math:`J + 2` matrices of the size of :obj:`adj`.
-
-    Args:
-        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative;
-            symmetric unless the bank is geometric.
-        wavelet (str): the bank.
-        J (int): the number of filters.
-
-    Returns:
-        Tensor: ``[..., J, num_nodes, num_nodes]``.
-    """
-    walk = lazy_walk(adj, wavelet)
-    check_integer('J', J, _least_filters(wavelet))
-    eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
-    if wavelet in _KERNELS:
-        values, vectors = torch.linalg.eigh(2 * (eye - walk))
-        response = _KERNELS[wavelet](values.clamp(0, LAMBDA_MAX), J)
-        scaled = vectors.unsqueeze(-3) * response.mT.unsqueeze(-2)
-        return scaled @ vectors.mT.unsqueeze(-3)
-    filters = [eye - walk]
-    for _ in range(J - 1):
-        square = walk @ walk
-        filters.append(walk - square)
-        walk = square
-    return torch.stack(filters, dim=-3)
 
 
 def scattering_transform(
@@ -379,7 +149,8 @@ def scattering_transform(
         J (int): the number of filters, at least 1 (3 for spectral banks).
         Q (int): the number of moments, at least 1.
         L (int): the number of layers, the root included, at least 1.
-        wavelet (str): the bank, see the text of this module.
+        wavelet (str): one of
+            :mod:`pyg_trust.functional.wavelets`.
             (default: :obj:`'geometric'`)
         low_pass (str): the weights :math:`u`: :obj:`'mean'` for :math:`1/g`
             or :obj:`'degree'` for :math:`d / \lVert d \rVert_1` (of a graph
@@ -404,12 +175,12 @@ def scattering_transform(
     """
     check_order(wavelet, low_pass, J, Q, L)
     check_choice('method', method, METHODS)
-    if method == 'sparse' and wavelet in _KERNELS:
+    if method == 'sparse' and WAVELETS[wavelet].kernel is not None:
         raise ValueError(
             f"'method' needs to be 'dense' for the bank {wavelet!r}, which "
             'is no polynomial of the walk'
         )
-    batch = _Batch.make(graph, x, ptr, wavelet)
+    batch = Batch.make(graph, x, ptr, wavelet)
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
@@ -493,10 +264,10 @@ def graph_fourier(
     """
     if num_bands is not None:
         check_integer('num_bands', num_bands, 1)
-    _check_features(graph, x)
+    check_features(graph, x)
     if x.layout == torch.sparse_csr:
         x = x.to_dense()
-    batch = _Batch.make(graph, x, ptr, 'diffusion')
+    batch = Batch.make(graph, x, ptr, 'diffusion')
     rows = []
     graphs = range(batch.num_graphs)
     for i in tqdm(graphs, disable=not progress_bar, desc='spectra'):
@@ -524,214 +295,9 @@ def graph_fourier(
 
 # Private ####################################################################
 
-# a and b of D^-a A D^-b.
-_EXPONENTS = {
-    'geometric': (1.0, 0.0),
-    'geometric_column': (0.0, 1.0),
-    'diffusion': (0.5, 0.5),
-    'itersine': (0.5, 0.5),
-    'monic_cubic': (0.5, 0.5),
-}
-
-
-class _Batch(NamedTuple):
-    # A checked batch: its graph, where its graphs start, and the non-zero
-    # features as entries (node, slot, value), where the slot counts the
-    # active columns of each graph. A pair is a graph and an active column.
-    graph: CSRGraph
-    row: Tensor
-    weight: Tensor
-    ptr: Tensor
-    size: Tensor
-    edges: Tensor
-    entry_ptr: Tensor
-    node: Tensor
-    slot: Tensor
-    value: Tensor
-    active: Tensor
-    first: Tensor
-    pair_graph: Tensor
-    pair_column: Tensor
-
-    @property
-    def num_graphs(self) -> int:
-        return self.size.numel()
-
-    @classmethod
-    def make(
-        cls, graph: CSRGraph, x: Tensor, ptr: Tensor | None, wavelet: str
-    ) -> '_Batch':
-        _check_features(graph, x)
-        n = graph.num_nodes
-        ptr = _check_ptr(graph, ptr)
-        size = ptr.diff()
-        owner = torch.arange(size.numel(), device=ptr.device)
-        owner = owner.repeat_interleave(size)
-        row = graph.row
-        if bool((row == graph.col).any()):
-            raise ValueError(
-                "'graph' needs to have no self-loops: the lazy walk has its "
-                'own'
-            )
-        if size.numel() > 1 and bool((owner[row] != owner[graph.col]).any()):
-            raise ValueError("'graph' has edges between the parts of 'ptr'")
-        if _EXPONENTS[wavelet] == (0.5, 0.5) and not graph.is_undirected:
-            raise ValueError(
-                f"'graph' needs to be undirected for the bank {wavelet!r}: "
-                'make it so with torch_geometric.transforms.ToUndirected, or '
-                "choose 'geometric'"
-            )
-        dtype = x.dtype
-        if graph.weight is None:
-            weight = torch.ones(row.numel(), dtype=dtype, device=x.device)
-        else:
-            weight = graph.weight.to(dtype)
-            if bool((weight < 0).any()):
-                raise ValueError("'graph' needs to have no negative weights")
-
-        if x.layout == torch.strided:
-            node, column = x.nonzero(as_tuple=True)
-            value = x[node, column]
-        else:
-            node = torch.arange(n, device=x.device)
-            node = node.repeat_interleave(x.crow_indices().diff())
-            column, value = x.col_indices(), x.values()
-        d = x.size(1)
-        pairs, slot = (owner[node] * d + column).unique(return_inverse=True)
-        pair_graph = pairs // d
-        active = pair_graph.bincount(minlength=size.numel())
-        first = pointer(active)[:-1]
-        return cls(
-            graph=graph,
-            row=row,
-            weight=weight,
-            ptr=ptr,
-            size=size,
-            edges=graph.rowptr[ptr],
-            entry_ptr=torch.searchsorted(node, ptr),
-            node=node,
-            slot=slot - first[owner[node]],
-            value=value,
-            active=active,
-            first=first,
-            pair_graph=pair_graph,
-            pair_column=pairs % d,
-        )
-
-    def blocks(
-        self, wavelet: str, J: int, L: int, method: str
-    ) -> list[tuple[Tensor, bool]]:
-        # Ids of graphs that are computed together, and whether densely.
-        def prefers_dense(size: Any, nnz: Any, active: Any) -> Any:
-            # Of numbers or of tensors: what each way multiplies.
-            signals = active * num_paths(J, L - 1)
-            dense = J * size**2 * signals + (J - 1) * size**3
-            steps = 2 ** (J - 1) * (L - 1)
-            sparse = 2 ** (J - 1) * (nnz + size) * signals
-            sparse = sparse + steps * _CALL_COST / self.num_graphs
-            return dense * _DENSE_COST <= sparse
-
-        if method == 'auto' and wavelet not in _KERNELS:
-            count = (self.size, self.edges.diff(), self.active)
-            if self.num_graphs == 1:
-                # A graph after a removal: no time for the sorting below.
-                numbers = [int(each) for each in count]
-                if numbers[2] == 0:
-                    return []
-                one = torch.zeros(1, dtype=torch.int64, device=self.ptr.device)
-                return [(one, prefers_dense(*numbers))]
-            choice = prefers_dense(*(each.double() for each in count))
-        else:
-            choice = torch.full_like(
-                self.size, method != 'sparse', dtype=torch.bool
-            )
-        active = self.active
-        # Graphs without an active column have nothing to compute.
-        busy = active > 0
-        blocks = []
-        # A step of the key is 15 % in size. Spectra are not padded.
-        key = (self.size.double().log() / math.log(1.15)).long()
-        if wavelet in _KERNELS:
-            key = self.size
-        ids = _sorted(choice & busy, key, active)
-        sizes, widths, keys = (
-            each[ids].tolist() for each in (self.size, active, key)
-        )
-        start = 0
-        for end in range(1, len(sizes) + 1):
-            if end < len(sizes):
-                numbers = max(sizes[start : end + 1]) * widths[end]
-                numbers *= (end + 1 - start) * J ** (L - 1)
-                if (
-                    keys[end] == keys[start]
-                    and widths[end] <= 1.3 * widths[start] + 1
-                    and numbers <= _DENSE_NUMBERS
-                ):
-                    continue
-            blocks.append((ids[start:end], True))
-            start = end
-        ids = _sorted(~choice & busy, torch.zeros_like(key), active)
-        sizes, start, nodes = self.size[ids].tolist(), 0, 0
-        for end in range(1, len(sizes) + 1):
-            nodes += sizes[end - 1]
-            if end == len(sizes) or nodes + sizes[end] > _SPARSE_NODES:
-                blocks.append((ids[start:end], False))
-                start, nodes = end, 0
-        return blocks
-
-    def edges_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        # The positions of the block's edges, and the graph's place in it.
-        return self._rows_of(self.edges, block)
-
-    def entries_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        # The same of the block's entries.
-        return self._rows_of(self.entry_ptr, block)
-
-    def _rows_of(self, ptr: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-        if self.num_graphs == 1:
-            every = torch.arange(int(ptr[-1]), device=ptr.device)
-            return every, torch.zeros_like(every)
-        count = ptr.diff()[block]
-        place = torch.arange(block.numel(), device=block.device)
-        return ranges(ptr[block], count), place.repeat_interleave(count)
-
-    def dense(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        # Adjacency [B, g, g] and signals [B, active, g], padded with zeros.
-        b, g = block.numel(), int(self.size[block].max())
-        edge, place = self.edges_of(block)
-        start = self.ptr[block]
-        row = self.row[edge] - start[place]
-        col = self.graph.col32[edge] - start[place]
-        adj = self.value.new_zeros((b, g, g))
-        adj.view(-1)[(place * g + row) * g + col] = self.weight[edge]
-        entry, place = self.entries_of(block)
-        a = int(self.active[block].max())
-        node = self.node[entry] - start[place]
-        signal = self.value.new_zeros((b, a, g))
-        signal = signal.view(-1).index_put(
-            ((place * a + self.slot[entry]) * g + node,), self.value[entry]
-        )
-        return adj, signal.view(b, a, g)
-
-    def low_pass(self, kind: str, block: Tensor) -> tuple[Tensor, Tensor]:
-        # The weights of the block's nodes, and the place of each node's graph.
-        count = self.size[block]
-        place = torch.arange(block.numel(), device=block.device)
-        place = place.repeat_interleave(count)
-        mean = (1 / count.to(self.value.dtype))[place]
-        if kind == 'mean':
-            return mean, place
-        edge, owner = self.edges_of(block)
-        offset = pointer(count)[:-1] - self.ptr[block]
-        row = self.row[edge] + offset[owner]
-        degree = torch.zeros_like(mean).index_add_(0, row, self.weight[edge])
-        total = degree.new_zeros(block.numel()).index_add(0, place, degree)
-        share = degree / total[place]
-        return torch.where(total[place] > 0, share, mean), place
-
 
 def _embed_dense(
-    batch: _Batch,
+    batch: Batch,
     block: Tensor,
     wavelet: str,
     J: int,
@@ -766,7 +332,7 @@ def _embed_dense(
 
 
 def _embed_sparse(
-    batch: _Batch,
+    batch: Batch,
     block: Tensor,
     wavelet: str,
     J: int,
@@ -787,10 +353,12 @@ def _embed_sparse(
     col = batch.graph.col32[edge] + offset[place]
     weights = batch.weight[edge]
     value = weights / 2
-    for ends, power in zip((row, col), _EXPONENTS[wavelet], strict=True):
+    for ends, power in zip(
+        (row, col), WAVELETS[wavelet].exponents, strict=True
+    ):
         if power:
             degree = torch.zeros_like(weight).index_add_(0, ends, weights)
-            value = value * _power(degree, -power)[ends]
+            value = value * power_of(degree, -power)[ends]
     rowptr = pointer(batch.graph.rowptr.diff()[nodes])
     half_walk = sparse_rows(rowptr, col, value, (n, n))
     members = sparse_rows(
@@ -844,21 +412,6 @@ def _moments(
     return torch.stack(out, dim=-1)
 
 
-def _power(degree: Tensor, exponent: float) -> Tensor:
-    return torch.where(degree > 0, degree.pow(exponent), 0)
-
-
-def _sorted(mask: Tensor, key: Tensor, second: Tensor) -> Tensor:
-    # The places of a mask in the order of two keys.
-    ids = mask.nonzero().view(-1)
-    ids = ids[second[ids].argsort(stable=True)]
-    return ids[key[ids].argsort(stable=True)]
-
-
-def _check_wavelet(wavelet: str) -> None:
-    check_choice('wavelet', wavelet, WAVELETS)
-
-
 def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
     """Raises an error unless there is such a transform.
 
@@ -869,80 +422,8 @@ def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
         Q (int): as in :func:`scattering_transform`.
         L (int): as in :func:`scattering_transform`.
     """
-    _check_wavelet(wavelet)
+    bank = WAVELETS.find('wavelet', wavelet)
     check_choice('low_pass', low_pass, LOW_PASSES)
-    check_integer('J', J, _least_filters(wavelet))
+    check_integer('J', J, bank.least)
     check_integer('Q', Q, 1)
     check_integer('L', L, 1)
-
-
-def _least_filters(wavelet: str) -> int:
-    return 3 if wavelet in _KERNELS else 1
-
-
-def _check_square(name: str, value: Tensor, least: int) -> None:
-    _check_floating(name, value)
-    if value.dim() < least or value.size(-1) != value.size(-2):
-        raise ValueError(
-            f"'{name}' needs to have the shape "
-            f'[..., {"J, " if least == 3 else ""}num_nodes, num_nodes] '
-            f'(got {list(value.shape)})'
-        )
-    if not bool(value.isfinite().all()):
-        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
-
-
-def _check_floating(name: str, value: Tensor) -> None:
-    shape = getattr(value, 'shape', ())
-    check_tensor(name, value, None, shape)
-
-
-def _check_features(graph: CSRGraph, x: Tensor) -> None:
-    if not isinstance(graph, CSRGraph):
-        raise TypeError(
-            f"'graph' needs to be a CSRGraph (got {type(graph).__name__})"
-        )
-    if not isinstance(x, Tensor) or x.layout not in (
-        torch.strided,
-        torch.sparse_csr,
-    ):
-        got = getattr(x, 'layout', type(x).__name__)
-        raise TypeError(
-            f"'x' needs to be a dense or sparse CSR tensor (got {got})"
-        )
-    if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"'x' needs to be float32 or float64 (got {x.dtype})")
-    if x.dim() != 2 or x.size(0) != graph.num_nodes or x.size(1) < 1:
-        raise ValueError(
-            f"'x' needs to have the shape [{graph.num_nodes}, num_features] "
-            f'with at least one feature (got {list(x.shape)})'
-        )
-    if x.device != graph.device:
-        raise ValueError(
-            f"'x' needs to be on the graph's device, {graph.device} "
-            f'(got {x.device})'
-        )
-    value = x if x.layout == torch.strided else x.values()
-    if not bool(value.isfinite().all()):
-        raise ValueError("'x' needs to be finite (got NaN or infinity)")
-
-
-def _check_ptr(graph: CSRGraph, ptr: Tensor | None) -> Tensor:
-    n = graph.num_nodes
-    if ptr is None:
-        return torch.tensor([0, n], device=graph.device)
-    if not isinstance(ptr, Tensor) or ptr.dtype != torch.int64:
-        got = getattr(ptr, 'dtype', type(ptr).__name__)
-        raise TypeError(f"'ptr' needs to be an int64 tensor (got {got})")
-    if (
-        ptr.dim() != 1
-        or ptr.numel() < 2
-        or int(ptr[0]) != 0
-        or int(ptr[-1]) != n
-        or bool((ptr.diff() < 1).any())
-    ):
-        raise ValueError(
-            f"'ptr' needs to ascend from 0 to {n}, the number of nodes, and "
-            'every graph to have a node'
-        )
-    return ptr

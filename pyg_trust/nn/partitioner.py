@@ -16,9 +16,12 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.functional.partition import (
+    PARTITIONS,
+    shard_limits,
+)
+from pyg_trust.functional.partition_methods import (
     partition_losses,
     round_partition,
-    shard_limits,
 )
 
 
@@ -87,6 +90,9 @@ class ShardPartitioner(torch.nn.Module):
         return self.lin(self.norm(self.gnn(x, edge_index)).relu()).softmax(-1)
 
 
+@PARTITIONS.builtin(
+    'learned', sees='edges, features and labels of all training nodes'
+)
 @torch.enable_grad()
 def learned_partition(
     x: Tensor,

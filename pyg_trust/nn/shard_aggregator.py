@@ -7,7 +7,7 @@ labels: compare it with a plain model that is trained on them alone.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,14 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.ragged import pointer
 
+#: What makes a :class:`ShardAggregator`, by name, of the arguments given.
+AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
+    'aggregator'
+)
 FUSIONS = ('plain', 'align', 'logits')
 # Initial weights, the order of the nodes, and what a step draws.
 _INIT, _ORDER, _STEP = 0, 1, 2
@@ -114,6 +119,7 @@ class ShardAggregator(torch.nn.Module):
         raise NotImplementedError
 
 
+@AGGREGATORS.builtin('mean')
 class MeanAggregator(ShardAggregator):
     """The mean of probabilities, as in SISA.
 
@@ -125,6 +131,7 @@ class MeanAggregator(ShardAggregator):
         return aggregate.mean_probability(outputs)
 
 
+@AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
     """The majority of votes, as in SISA.
 
@@ -136,6 +143,7 @@ class MajorityAggregator(ShardAggregator):
         return aggregate.majority_vote(outputs)
 
 
+@AGGREGATORS.builtin('lbaggr')
 class LBAggregator(ShardAggregator):
     r"""GraphEraser's learned weights, one per sub-model.
 
@@ -495,6 +503,31 @@ class _CutEdges:
         return (self.edges[at] == key) | (nodes == others)
 
 
+@AGGREGATORS.builtin('plain')
+def _plain(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion by equation 8."""
+    return AttentiveAggregator(**{'fusion': 'plain', **kwargs})
+
+
+@AGGREGATORS.builtin('attentive')
+def _attentive(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion with alignment."""
+    return AttentiveAggregator(**{'fusion': 'align', **kwargs})
+
+
+@AGGREGATORS.builtin('logits')
+def _logits(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion of logits."""
+    return AttentiveAggregator(**{'fusion': 'logits', **kwargs})
+
+
+@AGGREGATORS.builtin('contrastive')
+def _contrastive(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion with alignment and both losses."""
+    weights = {'contra_weight': 1e-4, 'recon_weight': 1e-4}
+    return AttentiveAggregator(**{**weights, **kwargs})
+
+
 def make_aggregator(
     name: str | ShardAggregator, **kwargs: Any
 ) -> ShardAggregator:
@@ -512,6 +545,8 @@ def make_aggregator(
     ``'contrastive'``  ``'attentive'`` with both losses at weight 1e-4
     ================== ====================================================
 
+    Others by :obj:`pyg_trust.registries.AGGREGATORS`.
+
     Args:
         name (str or ShardAggregator): a name, or the aggregator itself, which
             then takes no arguments.
@@ -528,23 +563,37 @@ def make_aggregator(
                 f'not with a {type(name).__name__}'
             )
         return name
-    check_choice('name', name, AGGREGATORS)
-    cls, given = AGGREGATORS[name]
-    return cls(**{**given, **kwargs})
+    made = AGGREGATORS.find('name', name)(**kwargs)
+    if not isinstance(made, ShardAggregator):
+        raise TypeError(
+            f'{AGGREGATORS.note(name)}, needs to return a ShardAggregator '
+            f'(got {type(made).__name__})'
+        )
+    return made
 
 
-AGGREGATORS: dict[str, tuple[type[ShardAggregator], dict[str, Any]]] = {
-    'mean': (MeanAggregator, {}),
-    'majority': (MajorityAggregator, {}),
-    'lbaggr': (LBAggregator, {}),
-    'plain': (AttentiveAggregator, {'fusion': 'plain'}),
-    'attentive': (AttentiveAggregator, {'fusion': 'align'}),
-    'logits': (AttentiveAggregator, {'fusion': 'logits'}),
-    'contrastive': (
-        AttentiveAggregator,
-        {'contra_weight': 1e-4, 'recon_weight': 1e-4},
-    ),
-}
+# Those of this package, whose subclasses are others.
+_KNOWN = (
+    ShardAggregator,
+    MeanAggregator,
+    MajorityAggregator,
+    LBAggregator,
+    AttentiveAggregator,
+)
+
+
+def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
+    """What reports have to say of an aggregator that is not of this package.
+
+    Args:
+        aggregator (ShardAggregator): that is used.
+    """
+    if type(aggregator) in _KNOWN:
+        return ()
+    return (
+        f'NOT CHECKED: that {type(aggregator).__name__}, an aggregator of the '
+        "user's own, is a function of what it is fitted to and its seed alone",
+    )
 
 
 def _check(

@@ -1,6 +1,7 @@
 """Differential privacy of the rows of the features."""
 
 from pyg_trust.privacy.accountant import (
+    Accountant,
     FDPAccountant,
     PLDAccountant,
     PoissonAccountant,
@@ -39,6 +40,7 @@ from pyg_trust.privacy.report import PrivacyReport
 from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 __all__ = [
+    'Accountant',
     'AdaptiveNorm',
     'AuditReport',
     'ClippedSum',

@@ -1,6 +1,11 @@
-"""Opacus accountants of sampling without replacement, and by coins."""
+"""Accountants of private steps, each registered under its name.
+
+One more is a class with one method, under ``@ACCOUNTANTS.register('name')``:
+see :class:`Accountant`.
+"""
 
 import copy
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,13 +22,12 @@ from pyg_trust._checks import (
     check_number,
     check_positive,
 )
+from pyg_trust._registry import Registry
 from pyg_trust.functional.accounting import (
-    METHODS,
     ORDERS,
     calibrate_fdp,
-    calibrate_lam,
     last_that_fits,
-    max_steps,
+    least_noise,
     rdp_epsilon,
     wor_epsilon,
 )
@@ -39,7 +43,6 @@ from pyg_trust.functional.mechanisms import (
 )
 from pyg_trust.functional.poisson import (
     FORMS,
-    calibrate_poisson,
     poisson_epsilon,
     rdp_poisson,
 )
@@ -49,30 +52,56 @@ SAMPLING = 'uniform-without-replacement'
 POISSON_SAMPLING = 'poisson'
 FDP = 'rdp_fdp'
 POISSON = 'pld_poisson'
-ACCOUNTANTS = (*METHODS, POISSON, FDP)
+History = list[tuple[float, float, int]]
 
 
-class WORAccountant(IAccountant):
-    r"""Counts steps that draw subgraphs without replacement.
+def _check_accountant(name: str, entry: Any) -> None:
+    if not isinstance(entry, type) or not issubclass(entry, Accountant):
+        raise TypeError(
+            f"'entry' needs to be a subclass of Accountant (got {entry!r})"
+        )
+    said = getattr(entry.mechanism, '__func__', None)
+    if said is not Accountant.__dict__['mechanism'].__func__:
+        raise TypeError(
+            f"'entry' can't have a 'mechanism' of its own: reports call "
+            f'{entry.__name__} by the name that it is registered under'
+        )
 
-    The relation and the assumptions are those of
-    :mod:`pyg_trust.functional.mechanisms`: one row of the features is
-    replaced; a constant number :math:`m` of :math:`M` node-disjoint subgraphs
-    is drawn uniformly without replacement, afresh in every step; gradients
-    are clipped per subgraph. An epoch's shuffle and Poisson sampling are
-    *not* covered.
 
-    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and is halved
-    before it is accounted for, since replacing a row moves the sum by up to
-    :math:`2C`. :obj:`history` holds :obj:`(noise_multiplier, sample_rate,
-    steps)`, as Opacus' accountants do. Opacus' own accountants, given the
-    same history, are for adding or removing a row under Poisson sampling and
-    understate this mechanism's :math:`\epsilon` by a factor of two or more.
+#: The classes of accountants, by what reports call them.
+ACCOUNTANTS: Registry[type['Accountant']] = Registry(
+    'accountant', _check_accountant
+)
 
-    Use :class:`PLDAccountant` or :class:`RDPAccountant`.
+
+class Accountant(IAccountant):
+    r"""Counts steps, and says what they spend: the base of all accountants.
+
+    An accountant of your own overrides :meth:`epsilon_of` and states which
+    :obj:`sampling` and :obj:`relation` its proof is for; an engine refuses it
+    for a loader with others.
+
+    .. code-block:: python
+
+        from pyg_trust.registries import ACCOUNTANTS
+
+        @ACCOUNTANTS.register('mine')
+        class Mine(Accountant):
+            sampling = 'uniform-without-replacement'
+            relation = 'replace-one-feature-row'
+
+            def epsilon_of(self, history, delta):
+                ...
+
+    Reports then say that :math:`\epsilon` is by the accountant ``'mine'``,
+    registered by the user and not checked by this package.
+
+    :obj:`history` holds :obj:`(noise_multiplier, sample_rate, steps)`, as
+    Opacus' accountants do; :obj:`noise_multiplier` is Opacus' :math:`\sigma /
+    C`, whatever neighbours move the sum by.
     """
 
-    history: list[tuple[float, float, int]]
+    history: History
     pure_epsilon: float
     #: Which data are neighbours; of whole graphs, ``replace-one-graph``.
     relation: str = RELATION
@@ -82,6 +111,26 @@ class WORAccountant(IAccountant):
     def __init__(self) -> None:
         self.history = []
         self.pure_epsilon = 0.0
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name under which it is registered, or its class."""
+        named = ACCOUNTANTS.name_of(cls)
+        return (
+            f'{cls.__module__}.{cls.__qualname__}' if named is None else named
+        )
+
+    @abstractmethod
+    def epsilon_of(self, history: History, delta: float) -> float:
+        r"""The :math:`\epsilon` of a history of steps.
+
+        Args:
+            history (list): :obj:`(noise_multiplier, sample_rate, steps)`.
+            delta (float): in :math:`(0, 1)`.
+
+        Returns:
+            float: never too small; it does not fall with more steps.
+        """
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         r"""Counts one step.
@@ -120,11 +169,19 @@ class WORAccountant(IAccountant):
             raise TypeError(
                 f"'get_epsilon' takes 'delta' alone (got {args} and {kwargs})"
             )
-        return self.pure_epsilon + self._epsilon_of_steps(delta)
+        return self._epsilon(self.history, delta)
 
-    def _epsilon_of_steps(self, delta: float) -> float:
-        history = [(lam_from_opacus(z), q, n) for z, q, n in self.history]
-        return wor_epsilon(history, delta, self.mechanism())
+    def _epsilon(self, history: History, delta: float) -> float:
+        check_delta(delta)
+        spent = self.epsilon_of(list(history), delta)
+        if isinstance(spent, bool) or not (
+            isinstance(spent, int | float) and spent >= 0
+        ):
+            raise ValueError(
+                f'the accountant {self.mechanism()!r} needs to give an '
+                f'epsilon of at least 0 (got {spent!r})'
+            )
+        return self.pure_epsilon + spent
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         r"""Rényi DP of everything so far, at each order.
@@ -134,6 +191,7 @@ class WORAccountant(IAccountant):
         :func:`~pyg_trust.functional.rdp_wor_profile`; of a release that is
         :math:`\epsilon`-DP, :math:`\min(\epsilon, a \epsilon^2 / 2)` (`Bun and
         Steinke 2016, Proposition 3.3 <https://arxiv.org/abs/1605.02065>`_).
+        An accountant of the user's own gives none, unless it says how.
 
         Args:
             orders (sequence of float): the orders :math:`a > 1`.
@@ -150,8 +208,10 @@ class WORAccountant(IAccountant):
     def _rdp_of_step(
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
-        lam = lam_from_opacus(noise_multiplier)
-        return _least_rdp(tuple(orders.tolist()), sample_rate, lam)
+        raise TypeError(
+            f'the accountant {self.mechanism()!r} gives no Rényi DP, which '
+            'the choice among several runs takes'
+        )
 
     def remaining_steps(
         self,
@@ -171,14 +231,17 @@ class WORAccountant(IAccountant):
         """
         if check_non_negative('epsilon', epsilon) <= self.pure_epsilon:
             return 0
-        return max_steps(
-            epsilon - self.pure_epsilon,
-            delta,
-            check_q(sample_rate, 'sample_rate'),
-            lam_from_opacus(noise_multiplier),
-            method=self.mechanism(),
-            history=[(lam_from_opacus(z), q, n) for z, q, n in self.history],
-        )
+        self._check_rate(sample_rate)
+        noise, rate, _ = _checked((noise_multiplier, sample_rate, 1))
+
+        def fits(steps: int) -> bool:
+            history = [*self.history, (noise, rate, steps)]
+            return self._epsilon(history, delta) <= epsilon
+
+        return last_that_fits(fits)
+
+    def _check_rate(self, sample_rate: float) -> None:
+        check_q(sample_rate, 'sample_rate')
 
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
@@ -195,22 +258,23 @@ class WORAccountant(IAccountant):
             sample_rate (float): :math:`m / M`.
             steps (int): the number of steps.
         """
+        rest = _rest(epsilon, self.pure_epsilon)
         rate = check_q(sample_rate, 'sample_rate')
-        return lam_to_opacus(
-            calibrate_lam(
-                _rest(epsilon, self.pure_epsilon),
-                delta,
-                rate,
-                steps,
-                method=self.mechanism(),
-            )
-        )
+        check_delta(delta)
+        check_integer('steps', steps, 1, numpy=True)
+
+        def spent(lam: float) -> float:
+            history = [(lam_to_opacus(lam), rate, steps)]
+            return self._epsilon(history, delta) - self.pure_epsilon
+
+        what = f'{self.mechanism()!r} with {delta=:g}'
+        return lam_to_opacus(least_noise(spent, rest, 0.01, what))
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
 
     def state_dict(self, destination: Any = None) -> Any:
-        """The history, the mechanism, the relation and the sampling.
+        """The history, and what it is about: mechanism, relation, sampling.
 
         Args:
             destination (dict, optional): what to write to.
@@ -219,8 +283,7 @@ class WORAccountant(IAccountant):
         if destination is not None:
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
-        state['relation'] = self.relation
-        state['sampling'] = self.sampling
+        state.update(self._constants())
         state['pure_epsilon'] = self.pure_epsilon
         return state
 
@@ -278,31 +341,67 @@ class WORAccountant(IAccountant):
         self.pure_epsilon = float(pure)
 
 
+class WORAccountant(Accountant):
+    r"""Counts steps that draw subgraphs without replacement.
+
+    The relation and the assumptions are those of
+    :mod:`pyg_trust.functional.mechanisms`: one row of the features is
+    replaced; a constant number :math:`m` of :math:`M` node-disjoint subgraphs
+    is drawn uniformly without replacement, afresh in every step; gradients
+    are clipped per subgraph. An epoch's shuffle and Poisson sampling are
+    *not* covered.
+
+    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and is halved
+    before it is accounted for, since replacing a row moves the sum by up to
+    :math:`2C`. Opacus' own accountants, given the same history, are for
+    adding or removing a row under Poisson sampling and understate this
+    mechanism's :math:`\epsilon` by a factor of two or more.
+
+    Use :class:`PLDAccountant` or :class:`RDPAccountant`.
+    """
+
+    # That of wor_epsilon.
+    _method: str
+
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """By :func:`pyg_trust.functional.wor_epsilon`.
+
+        Args:
+            history (list): as in :class:`Accountant`.
+            delta (float): in :math:`(0, 1)`.
+        """
+        halved = [(lam_from_opacus(z), q, n) for z, q, n in history]
+        return wor_epsilon(halved, delta, self._method)
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        lam = lam_from_opacus(noise_multiplier)
+        return _least_rdp(tuple(orders.tolist()), sample_rate, lam)
+
+
+@ACCOUNTANTS.builtin('pld_wor')
 class PLDAccountant(WORAccountant):
     """Accounts with privacy loss distributions: tighter, the default.
 
     See :func:`pyg_trust.functional.wor_epsilon_pld`.
     """
 
-    @classmethod
-    def mechanism(cls) -> str:
-        """The name in Opacus' registry."""
-        return 'pld_wor'
+    _method = 'pld_wor'
 
 
+@ACCOUNTANTS.builtin('rdp_wor')
 class RDPAccountant(WORAccountant):
     """Accounts with Rényi DP, as Ayle et al. 2023 do.
 
     See :func:`pyg_trust.functional.wor_epsilon_rdp`.
     """
 
-    @classmethod
-    def mechanism(cls) -> str:
-        """The name in Opacus' registry."""
-        return 'rdp_wor'
+    _method = 'rdp_wor'
 
 
-class PoissonAccountant(WORAccountant):
+@ACCOUNTANTS.builtin(POISSON)
+class PoissonAccountant(Accountant):
     r"""Counts steps that draw every unit by a coin of its own.
 
     By the pairs of :mod:`pyg_trust.functional.poisson`, which are exact. As
@@ -330,13 +429,14 @@ class PoissonAccountant(WORAccountant):
         check_choice('form', form, FORMS)
         self.form = form
 
-    @classmethod
-    def mechanism(cls) -> str:
-        """The name."""
-        return POISSON
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """By :func:`pyg_trust.functional.poisson_epsilon`.
 
-    def _epsilon_of_steps(self, delta: float) -> float:
-        return poisson_epsilon(self.history, delta, self.form)
+        Args:
+            history (list): as in :class:`Accountant`.
+            delta (float): in :math:`[10^{-10}, 1)`.
+        """
+        return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
@@ -344,61 +444,12 @@ class PoissonAccountant(WORAccountant):
         key = tuple(orders.tolist())
         return _poisson_rdp(key, sample_rate, noise_multiplier, self.form)
 
-    def remaining_steps(
-        self,
-        epsilon: float,
-        delta: float,
-        *,
-        noise_multiplier: float,
-        sample_rate: float,
-    ) -> int:
-        r"""How many more steps stay within a budget.
-
-        Args:
-            epsilon (float): the budget of everything, also what was spent.
-            delta (float): in :math:`(0, 1)`.
-            noise_multiplier (float): of the steps to come.
-            sample_rate (float): of the steps to come.
-        """
-        check_non_negative('epsilon', epsilon)
-        z, q, _ = _checked((noise_multiplier, sample_rate, 1))
-
-        def fits(steps: int) -> bool:
-            history = [*self.history, (z, q, steps)]
-            found = poisson_epsilon(history, delta, self.form)
-            return self.pure_epsilon + found <= epsilon
-
-        return last_that_fits(fits)
-
-    def noise_multiplier_for(
-        self, epsilon: float, delta: float, *, sample_rate: float, steps: int
-    ) -> float:
-        """The noise multiplier of steps that stay within a budget.
-
-        Args:
-            epsilon (float): the budget.
-            delta (float): in :math:`(0, 1)`.
-            sample_rate (float): the probability of a unit.
-            steps (int): the number of steps.
-        """
-        rest = _rest(epsilon, self.pure_epsilon)
-        rate = check_q(sample_rate, 'sample_rate')
-        return calibrate_poisson(rest, delta, rate, steps, form=self.form)
-
-    def state_dict(self, destination: Any = None) -> Any:
-        """The history and what it is about.
-
-        Args:
-            destination (dict, optional): what to write to.
-                (default: :obj:`None`)
-        """
-        return {**super().state_dict(destination), **self._constants()}
-
     def _constants(self) -> dict[str, Any]:
         return {**super()._constants(), 'form': self.form}
 
 
-class FDPAccountant(WORAccountant):
+@ACCOUNTANTS.builtin(FDP)
+class FDPAccountant(Accountant):
     r"""Accounts for the baseline on bounded-degree graphs.
 
     See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N` training
@@ -418,11 +469,6 @@ class FDPAccountant(WORAccountant):
         self.batch_size = batch_size
         self.terms = terms
         rdp_fdp(ORDERS, num_nodes, batch_size, terms, 1.0)
-
-    @classmethod
-    def mechanism(cls) -> str:
-        """The name."""
-        return FDP
 
     def _lam(self, noise_multiplier: float) -> float:
         check_number('noise_multiplier', noise_multiplier)
@@ -460,42 +506,18 @@ class FDPAccountant(WORAccountant):
     def _rdp(self, noise_multiplier: float) -> np.ndarray:
         return self._rdp_of_step(np.asarray(ORDERS), noise_multiplier, 1.0)
 
-    def _epsilon_of_steps(self, delta: float) -> float:
-        check_delta(delta)
-        if not self.history:
-            return 0.0
-        rdp = sum(n * self._rdp(z) for z, _, n in self.history)
-        return rdp_epsilon(ORDERS, np.asarray(rdp), delta)
-
-    def remaining_steps(
-        self,
-        epsilon: float,
-        delta: float,
-        *,
-        noise_multiplier: float,
-        sample_rate: float,
-    ) -> int:
-        """How many more steps stay within a budget.
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """By Rényi DP, :func:`pyg_trust.functional.rdp_fdp`.
 
         Args:
-            epsilon (float): the budget of everything, also what was spent.
+            history (list): as in :class:`Accountant`.
             delta (float): in :math:`(0, 1)`.
-            noise_multiplier (float): of the steps to come.
-            sample_rate (float): of the steps to come.
         """
-        check_non_negative('epsilon', epsilon)
-        self._check_rate(sample_rate)
-        each = self._rdp(noise_multiplier)
-        before = sum(
-            (n * self._rdp(z) for z, _, n in self.history),
-            np.zeros_like(each),
-        )
-
-        def fits(steps: int) -> bool:
-            found = rdp_epsilon(ORDERS, before + steps * each, delta)
-            return self.pure_epsilon + found <= epsilon
-
-        return last_that_fits(fits)
+        check_delta(delta)
+        if not history:
+            return 0.0
+        rdp = sum(n * self._rdp(z) for z, _, n in history)
+        return rdp_epsilon(ORDERS, np.asarray(rdp), delta)
 
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
@@ -519,15 +541,6 @@ class FDPAccountant(WORAccountant):
         )
         return self.terms * lam_to_opacus(lam)
 
-    def state_dict(self, destination: Any = None) -> Any:
-        """The history and what it is about.
-
-        Args:
-            destination (dict, optional): what to write to.
-                (default: :obj:`None`)
-        """
-        return {**super().state_dict(destination), **self._constants()}
-
     def _constants(self) -> dict[str, Any]:
         return {
             **super()._constants(),
@@ -537,12 +550,14 @@ class FDPAccountant(WORAccountant):
         }
 
 
-def create_accountant(mechanism: str = 'pld_wor') -> WORAccountant:
+def create_accountant(mechanism: str = 'pld_wor') -> Accountant:
     """Makes an accountant by its name.
 
     Args:
-        mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'` or
-            :obj:`'pld_poisson'`. (default: :obj:`'pld_wor'`)
+        mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'`,
+            :obj:`'pld_poisson'` or one that was added to
+            :obj:`pyg_trust.registries.ACCOUNTANTS`.
+            (default: :obj:`'pld_wor'`)
 
     Example:
         >>> accountant = create_accountant('pld_wor')
@@ -551,13 +566,10 @@ def create_accountant(mechanism: str = 'pld_wor') -> WORAccountant:
         >>> 3.4 < accountant.get_epsilon(delta=1e-6) < 4.1
         True
     """
-    for kind in (PLDAccountant, RDPAccountant, PoissonAccountant):
-        if kind.mechanism() == mechanism:
-            return kind()
-    raise ValueError(
-        f"'mechanism' needs to be one of {(*METHODS, POISSON)} (got "
-        f'{mechanism!r})'
-    )
+    # That of FDP takes arguments.
+    known = [name for name in ACCOUNTANTS if name != FDP]
+    check_choice('mechanism', mechanism, known)
+    return ACCOUNTANTS[mechanism]()
 
 
 def register_accountants() -> None:
@@ -605,9 +617,9 @@ def _checked(line: Any) -> tuple[float, float, int]:
 
 
 def _merged(
-    history: list[tuple[float, float, int]],
-) -> list[tuple[float, float, int]]:
-    merged: list[tuple[float, float, int]] = []
+    history: History,
+) -> History:
+    merged: History = []
     for noise, rate, steps in history:
         if merged and merged[-1][:2] == (noise, rate):
             steps += merged.pop()[2]
@@ -616,8 +628,8 @@ def _merged(
 
 
 def _continues(
-    longer: list[tuple[float, float, int]],
-    shorter: list[tuple[float, float, int]],
+    longer: History,
+    shorter: History,
 ) -> bool:
     if not shorter:
         return True
@@ -631,12 +643,12 @@ def _continues(
 
 
 def epsilon_over_time(
-    accountant: WORAccountant, delta: float, points: int = 8
+    accountant: Accountant, delta: float, points: int = 8
 ) -> tuple[float, ...]:
     r"""How :math:`\epsilon` grew, from nothing to all steps so far.
 
     Args:
-        accountant (WORAccountant): what was counted; releases beside the
+        accountant (Accountant): what was counted; releases beside the
             steps count from the first on.
         delta (float): in :math:`(0, 1)`.
         points (int): at how many numbers of steps, evenly spaced, at

@@ -1,3 +1,5 @@
+# Longer than 700 lines because three releases share one account, and 150 lines
+# say what each of them promises.
 """Private node classification: edges, nodes and predictions."""
 
 import math
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust import noise, rng
+from pyg_trust import _marks, noise, rng
 from pyg_trust._checks import (
     check_instance,
     check_integer,
@@ -354,6 +356,12 @@ class PrivateNodeClassifier(NoCopies):
         else:
             columns_ = 'num_columns' if self._x is None else self._x.size(1)
             check_tensor('x', x, None, (self._num_nodes, columns_))
+            if x.layout == torch.strided and _marks.are_propagated(x):
+                raise ValueError(
+                    "'x' needs rows that are a node's own: these were "
+                    'propagated, so that answers would read edges, which '
+                    'nothing paid for'
+                )
         own = posteriors(outputs(encoder, x, self._private))
         return outputs(head, self._columns(own), self._private)
 
@@ -487,6 +495,13 @@ class PrivateNodeClassifier(NoCopies):
         lines = state['history']
         check_instance('state', lines, list)
         lines = [check_positive('state', mu) for mu in lines]
+        needed = math.hypot(*self.mus)
+        if math.hypot(*lines) < needed * (1 - 1e-9):
+            raise ValueError(
+                "'state' needs a 'history' that pays for the rows and weights "
+                f'it holds (got mu {math.hypot(*lines):.6g}, need '
+                f'{needed:.6g})'
+            )
         account = self._open(n)
         with account.lock:
             present = list(account.lines)

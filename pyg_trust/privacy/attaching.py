@@ -10,12 +10,14 @@ from pyg_trust._marks import are_propagated
 from pyg_trust.loader import StepLoader
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.privacy.group import Group
+from pyg_trust.privacy.loss_checks import (
+    check_criterion,
+)
 from pyg_trust.privacy.pipeline import check_transform
 from pyg_trust.privacy.state import public_fingerprint
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
-    check_criterion,
     find_call,
 )
 from pyg_trust.privacy.wrappers import (

@@ -2,13 +2,16 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
+
+from pyg_trust._checks import check_integer
 
 # Names that PyG has for how many subgraphs there are.
 _COUNTS = ('batch_size', 'num_graphs')
@@ -19,6 +22,28 @@ Leaf = Callable[[str, Any], Any]
 
 class Unsupported(Exception):
     """A method does not know what a module does."""
+
+
+class Watch(TorchFunctionMode):
+    """A mode that sees every call of a torch function, and makes it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What the function returns, here or in a subclass's own way."""
+        return func(*args, **kwargs)
 
 
 class Call:
@@ -306,3 +331,31 @@ def _cut_sparse(
     if value.layout == torch.sparse_csc:
         return out.to_sparse_csc()
     return out
+
+
+def check_owner(
+    owner: Tensor, num_subgraphs: int, name: str = 'owner'
+) -> Tensor:
+    """Checks the subgraph of each row.
+
+    Args:
+        owner (Tensor): int64, ``[num_rows]``, in ``[0, num_subgraphs)``.
+        num_subgraphs (int): how many subgraphs there are.
+        name (str): what :obj:`owner` is called. (default: :obj:`'owner'`)
+    """
+    check_integer('num_subgraphs', num_subgraphs, 1)
+    if not isinstance(owner, Tensor) or owner.dtype != torch.int64:
+        kind = owner.dtype if isinstance(owner, Tensor) else type(owner)
+        raise TypeError(f"'{name}' needs to be an int64 tensor (got {kind})")
+    if owner.dim() != 1:
+        raise ValueError(
+            f"'{name}' needs to have one dimension (got {owner.dim()})"
+        )
+    if owner.numel() and (
+        int(owner.min()) < 0 or int(owner.max()) >= num_subgraphs
+    ):
+        raise ValueError(
+            f"'{name}' needs to be in [0, {num_subgraphs}) (got values in "
+            f'[{int(owner.min())}, {int(owner.max())}])'
+        )
+    return owner

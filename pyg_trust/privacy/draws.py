@@ -8,11 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_trust import rng
-from pyg_trust.privacy.calls import Unsupported
+from pyg_trust.privacy.calls import Unsupported, Watch
 from pyg_trust.privacy.rows import Conflict, Rows, RowTracker
 
 _DROPOUT = (F.dropout, torch.dropout)
@@ -56,7 +55,7 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-class KeepDraws(TorchFunctionMode):
+class KeepDraws(Watch):
     """Keeps the masks of dropout, and notes if anything else is drawn.
 
     Args:
@@ -78,14 +77,13 @@ class KeepDraws(TorchFunctionMode):
         same = zip(now, self._states, strict=True)
         self.complete &= all(torch.equal(a, b) for a, b in same)
 
-    def __torch_function__(
+    def call(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        kwargs = kwargs or {}
+        """Keeps the masks of dropout, and follows the rest."""
         if func in _DROPOUT:
             x, p, inplace = _dropout(*args, **kwargs)
             found = self.tracker.get(x)
@@ -107,7 +105,7 @@ class KeepDraws(TorchFunctionMode):
         return out
 
 
-class UseDraws(TorchFunctionMode):
+class UseDraws(Watch):
     """Uses the masks again, for some of the subgraphs.
 
     Args:
@@ -120,14 +118,13 @@ class UseDraws(TorchFunctionMode):
         self.masks = iter(masks)
         self.chosen = chosen
 
-    def __torch_function__(
+    def call(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        kwargs = kwargs or {}
+        """Uses the next mask for a dropout."""
         if func in _DROPOUT:
             x, p, inplace = _dropout(*args, **kwargs)
             if p > 0:
@@ -146,19 +143,19 @@ class UseDraws(TorchFunctionMode):
         return mask.value.index_select(mask.axis, here)
 
 
-class NoDropout(TorchFunctionMode):
+class NoDropout(Watch):
     """Leaves dropout out."""
 
-    def __torch_function__(
+    def call(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
+        """Leaves out a dropout."""
         if func in _DROPOUTS:
-            return args[0] if args else (kwargs or {})['input']
-        return func(*args, **(kwargs or {}))
+            return args[0] if args else kwargs['input']
+        return func(*args, **kwargs)
 
 
 class DrawsBySubgraph(TorchDispatchMode):

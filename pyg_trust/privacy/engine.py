@@ -145,7 +145,10 @@ class PrivacyEngine(Spending):
             :obj:`'rdp_wor'` (the paper's) without replacement,
             :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``, and
             :obj:`'rdp_fdp'` for an :class:`~pyg_trust.loader.EgoLoader`. By
-            default the first that fits the sampling. (default: :obj:`None`)
+            default the first that fits the sampling. One that was added to
+            :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the sampling and
+            relation that it names; reports then say whose it is.
+            (default: :obj:`None`)
         seed (int, optional): of the noise and the batches, to repeat an
             experiment; what comes out is not private. A process that goes on
             from a checkpoint or a ledger draws other noise.
@@ -157,6 +160,9 @@ class PrivacyEngine(Spending):
             A ledger that does not go on from there, since lines were cut off
             or an older copy was put in its place, is refused.
             (default: :obj:`None`)
+        noise (str): where the bits of noise and batches come from without a
+            seed: an entry of :obj:`pyg_trust.registries.NOISES`. Reports name
+            one that is not of this package. (default: :obj:`'system'`)
 
     Raises:
         TypeError, ValueError: on a wrong argument.
@@ -171,8 +177,9 @@ class PrivacyEngine(Spending):
         seed: int | None = None,
         ledger: str | Path | None = None,
         ledger_head: str | None = None,
+        noise: str = 'system',
     ) -> None:
-        super().__init__(accountant, seed, ledger, ledger_head)
+        super().__init__(accountant, seed, ledger, ledger_head, noise)
         self._training: PrivateTraining | None = None
         self._adaptive: AdaptiveNorm | None = None
 

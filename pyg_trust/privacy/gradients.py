@@ -35,7 +35,13 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import CLIPPINGS, clip_factors
 from pyg_trust.privacy import fallbacks
-from pyg_trust.privacy.calls import Call, Unsupported, noise, tensors_in
+from pyg_trust.privacy.calls import (
+    Call,
+    Unsupported,
+    check_owner,
+    noise,
+    tensors_in,
+)
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.draws import (
     DrawsBySubgraph,
@@ -148,6 +154,8 @@ class SubgraphGradients:
         self.chunk_size = chunk_size
         self.chosen: str | None = None if method == 'auto' else method
         self.reason = f'{method!r} was asked for'
+        #: The user's own layer rules that were followed.
+        self.own_rules: set[str] = set()
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are trained, by name."""
@@ -293,6 +301,8 @@ class Tape:
     ) -> None:
         self._stop()
         self._returned = tensors_in(output)
+        if isinstance(self._mode, Recorder):
+            self._gradients.own_rules |= self._mode.own
         if isinstance(self._mode, KeepDraws):
             self._mode.look()
             if self._mode.complete:
@@ -645,34 +655,6 @@ def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
     order = count.argsort(stable=True)[int((count == 0).sum()) :]
     places = torch.linspace(0, order.numel() - 1, _CHECKED).long().unique()
     return order[places.to(order.device)].sort().values
-
-
-def check_owner(
-    owner: Tensor, num_subgraphs: int, name: str = 'owner'
-) -> Tensor:
-    """Checks the subgraph of each row.
-
-    Args:
-        owner (Tensor): int64, ``[num_rows]``, in ``[0, num_subgraphs)``.
-        num_subgraphs (int): how many subgraphs there are.
-        name (str): what :obj:`owner` is called. (default: :obj:`'owner'`)
-    """
-    check_integer('num_subgraphs', num_subgraphs, 1)
-    if not isinstance(owner, Tensor) or owner.dtype != torch.int64:
-        kind = owner.dtype if isinstance(owner, Tensor) else type(owner)
-        raise TypeError(f"'{name}' needs to be an int64 tensor (got {kind})")
-    if owner.dim() != 1:
-        raise ValueError(
-            f"'{name}' needs to have one dimension (got {owner.dim()})"
-        )
-    if owner.numel() and (
-        int(owner.min()) < 0 or int(owner.max()) >= num_subgraphs
-    ):
-        raise ValueError(
-            f"'{name}' needs to be in [0, {num_subgraphs}) (got values in "
-            f'[{int(owner.min())}, {int(owner.max())}])'
-        )
-    return owner
 
 
 def check_max_grad_norm(max_grad_norm: float) -> float:

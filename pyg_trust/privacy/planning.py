@@ -18,20 +18,21 @@ from pyg_trust._checks import (
     check_number,
     check_positive,
 )
-from pyg_trust.functional.accounting import METHODS, ORDERS, rdp_epsilon
+from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
 from pyg_trust.privacy.accountant import (
-    POISSON,
+    ACCOUNTANTS,
+    FDP,
     RELATION,
-    WORAccountant,
+    Accountant,
     create_accountant,
     epsilon_over_time,
 )
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.report import protected_unit
+from pyg_trust.privacy.report import protected_unit, said_by
 from pyg_trust.report import Guarantee, Report, fingerprint_model
 from pyg_trust.report.charts import Chart
 
@@ -82,7 +83,7 @@ class Proposal(Report):
             ylabel='epsilon',
         )
 
-    def accountant(self) -> WORAccountant:
+    def accountant(self) -> Accountant:
         """An account on which all steps were taken, as for :func:`search`."""
         made = create_accountant(self.mechanism)
         for _ in range(self.steps):
@@ -142,7 +143,9 @@ def propose(
     check_delta(delta)
     check_integer('steps', steps, 1)
     check_positive('slack', slack)
-    check_choice('accountant', accountant, (*METHODS, POISSON))
+    check_choice(
+        'accountant', accountant, [n for n in ACCOUNTANTS if n != FDP]
+    )
     account = create_accountant(accountant)
 
     def multiplier(size: int) -> float:
@@ -261,7 +264,7 @@ def compare_samplings(
 
 
 def search_epsilon(
-    bound: WORAccountant, delta: float, mean_runs: float, shape: float = 1.0
+    bound: Accountant, delta: float, mean_runs: float, shape: float = 1.0
 ) -> float:
     r""":math:`\epsilon` of the best of a random number of runs.
 
@@ -269,7 +272,7 @@ def search_epsilon(
     selection is analysed by Rényi DP.
 
     Args:
-        bound (WORAccountant): what each run spends at most.
+        bound (Accountant): what each run spends at most.
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.
         shape (float): of its distribution, see :func:`search`.
@@ -280,7 +283,7 @@ def search_epsilon(
         >>> 4 < search_epsilon(one, 1e-4, mean_runs=10) < 3 * 4
         True
     """
-    check_instance('bound', bound, WORAccountant)
+    check_instance('bound', bound, Accountant)
     check_delta(delta)
     check_law(mean_runs, shape, 'mean_runs')
     found = rdp_select(ORDERS, bound.rdp(ORDERS), mean_runs, shape)
@@ -331,6 +334,7 @@ class SearchReport(Report):
                 + 'the weights, settings and score of the best run are '
                 f'({self.epsilon:.4g}, {self.delta:g})-differentially private '
                 f'in any one {protected_unit(self.relation)}'
+                + said_by(self.mechanism)
             ),
             assumptions=self.assumptions,
             not_covered=('all other runs, how many there were, and the time',),
@@ -351,7 +355,7 @@ def search(
     train: Train,
     candidates: Sequence[Any],
     *,
-    bound: WORAccountant,
+    bound: Accountant,
     delta: float,
     mean_runs: float,
     shape: float = 1.0,
@@ -387,7 +391,7 @@ def search(
             a release of its own, that nothing here accounts for.
         candidates (sequence): the settings, chosen without looking at private
             data.
-        bound (WORAccountant): what a run may spend, whatever the settings
+        bound (Accountant): what a run may spend, whatever the settings
             (:meth:`Proposal.accountant`). A run that spends more is an error.
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.

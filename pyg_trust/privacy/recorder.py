@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyg_trust.privacy.calls import Unsupported
+from pyg_trust.privacy.calls import Unsupported, Watch
+from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.rows import (
     FAILURES,
     Conflict,
@@ -32,18 +31,6 @@ _VIEWS = names(
     split unbind __getitem__ T mT flatten contiguous swapaxes view_as
     """
 )
-_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    'add': torch.add,
-    'sub': torch.sub,
-    'mul': torch.mul,
-    'div': torch.div,
-    'subtract': torch.sub,
-    'multiply': torch.mul,
-    'true_divide': torch.div,
-    '__rsub__': lambda x, y: torch.sub(y, x),
-    '__rdiv__': lambda x, y: torch.div(y, x),
-    '__rtruediv__': lambda x, y: torch.div(y, x),
-}
 LINEAR, ROWS = 'linear', 'rows'
 
 
@@ -85,7 +72,7 @@ class Use:
     version: int = 0
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Watch):
     """Writes down how a forward pass uses parameters, and who uses them."""
 
     def __init__(
@@ -103,6 +90,8 @@ class Recorder(TorchFunctionMode):
         self.uses: list[Use] = []
         self.stops: set[Node] = set()
         self.problem: str | None = None
+        #: The user's own rules that were followed.
+        self.own: set[str] = set()
         self._weights = WeakTensorKeyDictionary()
 
     def weight(self, tensor: Tensor) -> Weight | None:
@@ -111,14 +100,13 @@ class Recorder(TorchFunctionMode):
             return Weight(tensor, frozenset([id(tensor)]))
         return self._weights.get(tensor)
 
-    def __torch_function__(
+    def call(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        kwargs = kwargs or {}
+        """Notes who uses parameters, and follows the rest."""
         name = getattr(func, '__name__', '')
         if name == '__get__':
             name = getattr(getattr(func, '__self__', None), '__name__', '')
@@ -158,20 +146,12 @@ class Recorder(TorchFunctionMode):
         try:
             if len(weights) == len(tensors) and base == name:
                 out = func(*args, **kwargs)
-                self._derive(name, out, weights)
+                self.derive(name, out, weights)
                 return out
-            if name == 'linear' and not kwargs.keys() - {'bias', 'weight'}:
-                return self._linear(*args, **kwargs)
-            if name in ('matmul', 'mm', '__matmul__', 'bmm') and not kwargs:
-                return self._matmul(func, *args)
-            if name == 'addmm':
-                return self._addmm(*args, **kwargs)
-            if base in _BINARY and not kwargs.keys() - {'other'}:
-                return self._binary(func, name, base, args, kwargs)
-            if name == 'layer_norm':
-                return self._layer_norm(*args, **kwargs)
-            if name == 'prelu' and not kwargs:
-                return self._prelu(*args)
+            if name in LAYER_RULES:
+                if LAYER_RULES.is_own(name):
+                    self.own.add(name)
+                return LAYER_RULES[name](self, func, *args, **kwargs)
             raise Unsupported(
                 f"'{name}' is not known to use a parameter row by row"
             )
@@ -185,7 +165,8 @@ class Recorder(TorchFunctionMode):
             self.problem = f'{", ".join(what)}: {error}'
         return func(*args, **kwargs)
 
-    def _derive(self, name: str, out: Any, weights: list[Tensor]) -> None:
+    def derive(self, name: str, out: Any, weights: list[Tensor]) -> None:
+        """Says that a result is made of parameters alone."""
         found = [w for t in weights if (w := self.weight(t)) is not None]
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if not isinstance(tensor, Tensor) or not tensor.requires_grad:
@@ -197,8 +178,8 @@ class Recorder(TorchFunctionMode):
             params = frozenset().union(*(w.params for w in found))
             self._weights[tensor] = Weight(tensor, params)
 
-    def _alias(self, tensor: Tensor | None) -> Tensor | None:
-        # All that reaches a parameter goes through such a node.
+    def alias(self, tensor: Tensor | None) -> Tensor | None:
+        """A view through which all of a rule's gradients reach a parameter."""
         if tensor is None or self.weight(tensor) is None:
             return tensor
         if not tensor.requires_grad:
@@ -207,7 +188,8 @@ class Recorder(TorchFunctionMode):
         self.stops.add(get_gradient_edge(alias).node)
         return alias
 
-    def _rows(self, tensor: Tensor) -> tuple[Rows, int]:
+    def rows_of(self, tensor: Tensor) -> tuple[Rows, int]:
+        """The rows of an input of a rule, and their dimension."""
         found = self.tracker.get(tensor)
         if found is None:
             if tensor.dim() == 0:
@@ -217,156 +199,42 @@ class Recorder(TorchFunctionMode):
             self.tracker.set(tensor, *found)
         return found
 
-    def _linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        if self.weight(x) is not None:
-            raise Unsupported('a parameter is the input of a linear map')
-        out = F.linear(x, self._alias(weight), self._alias(bias))  # type: ignore[arg-type]
-        rows, axis = self._rows(x)
-        if axis == x.dim() - 1:
-            raise Unsupported('rows are in the last dimension')
-        edge = self._edge(out, x)
-        self.tracker.set(out, rows, axis)
-        if self._trained(weight):
-            self._note_linear(weight, edge, rows, axis, x)
-        if bias is not None and self._trained(bias):
-            self._note_rows(bias, edge, rows, axis, out.dim())
-        return out
-
-    def _matmul(
-        self, func: Callable[..., Any], x: Tensor, weight: Tensor
-    ) -> Tensor:
-        if self.weight(x) is not None or weight.dim() == 0:
-            raise Unsupported('a parameter is multiplied from the left')
-        if weight.dim() == 1:
-            column = weight.unsqueeze(1)
-            self._derive('unsqueeze', column, [weight])
-            out = self._matmul(torch.matmul, x, column)
-            rows, axis = self._rows(out)
-            out = out.squeeze(-1)
-            self.tracker.set(out, rows, axis)
-            return out
-        out = func(x, self._alias(weight))
-        rows, axis = self._rows(x)
-        if axis == x.dim() - 1:
-            raise Unsupported('rows are in the last dimension')
-        edge = self._edge(out, x)
-        self.tracker.set(out, rows, axis - x.dim() + out.dim())
-        if weight.dim() == 2:
-            self._note_linear(weight.detach().t(), edge, rows, axis, x, weight)
-            return out
-        # A batch of maps: of the same rows or, if x has a batch, of its own.
-        if weight.dim() != 3 or x.dim() > 3 or axis != x.dim() - 2:
-            raise Unsupported('a product of more than three dimensions')
-        for i in range(out.size(0)):
-            j = i if weight.size(0) > 1 else 0
-            k = i if x.dim() == 3 and x.size(0) > 1 else 0
-            part = weight.detach()[j].t()
-            inner = x[k] if x.dim() == 3 else x
-            self._note_linear(part, edge, rows, 0, inner, weight, i)
-        return out
-
-    def _addmm(
-        self,
-        x: Tensor,
-        left: Tensor,
-        right: Tensor,
-        *,
-        beta: float = 1,
-        alpha: float = 1,
-    ) -> Tensor:
-        if self.weight(x) is not None or self.weight(left) is not None:
-            raise Unsupported('a parameter is added or multiplied from left')
-        out = self._matmul(torch.matmul, left, right)
-        rows, axis = self._rows(out)
-        out = torch.add(beta * x, out, alpha=alpha)
-        self.tracker.set(out, rows, axis)
-        return out
-
-    def _binary(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        base: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Tensor:
-        left, right = args[0], args[1] if len(args) > 1 else kwargs['other']
-        if not isinstance(left, Tensor) or not isinstance(right, Tensor):
-            raise Unsupported(f"'{name}' with something that is no tensor")
-        swap = self.weight(left) is not None
-        weight, x = (left, right) if swap else (right, left)
-        if self.weight(x) is not None or (swap and base != name):
-            raise Unsupported(f"'{name}' of parameters")
-        rows, axis = self._rows(x)
-        shape = torch.broadcast_shapes(x.shape, weight.shape)
-        each = self._expand(weight, shape, rows, axis - x.dim())
-        if base != name:
-            out = func(x, each)
-        else:
-            out = _BINARY[base](each, x) if swap else _BINARY[base](x, each)
-        self.tracker.set(out, rows, axis - x.dim() + len(shape))
-        return out
-
-    def _layer_norm(
-        self,
-        x: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        rows, axis = self._rows(x)
-        if axis >= x.dim() - len(normalized_shape):
-            raise Unsupported('the norm mixes rows')
-        out = F.layer_norm(x, normalized_shape, eps=eps)
-        for other, join in ((weight, torch.mul), (bias, torch.add)):
-            if other is not None and self._trained(other):
-                other = self._expand(other, x.shape, rows, axis - x.dim())
-            if other is not None:
-                out = join(out, other)
-        self.tracker.set(out, rows, axis)
-        return out
-
-    def _prelu(self, x: Tensor, weight: Tensor) -> Tensor:
-        rows, axis = self._rows(x)
-        shape = [1] * x.dim()
-        if weight.numel() > 1:
-            shape[1] = weight.numel()
-        view = weight.view(shape)
-        self._derive('view', view, [weight])
-        each = self._expand(view, x.shape, rows, axis - x.dim())
-        out = torch.where(x > 0, x, each * x)
-        self.tracker.set(out, rows, axis)
-        return out
-
-    def _trained(self, tensor: Tensor) -> bool:
+    def trained(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, or made of some, and trained."""
         return tensor.requires_grad and self.weight(tensor) is not None
 
-    def _expand(
+    def expand(
         self,
         weight: Tensor,
         shape: Sequence[int],
         rows: Rows,
         from_end: int,
     ) -> Tensor:
+        """A copy of a parameter for each row, of a shape.
+
+        Args:
+            weight (Tensor): the parameter.
+            shape (sequence of int): what it is broadcast to.
+            rows (Rows): whose the rows are.
+            from_end (int): their dimension, negative.
+        """
         axis = from_end + len(shape)
         if -from_end <= weight.dim() and weight.size(from_end) != 1:
             raise Unsupported('each row has parameters of its own')
-        alias = self._alias(weight)
+        alias = self.alias(weight)
         assert alias is not None
         each = alias.expand(shape)
         edge = get_gradient_edge(each)
-        self._note_rows(weight, edge, rows, axis, len(shape))
+        self.note_rows(weight, edge, rows, axis, len(shape))
         return each
 
-    def _edge(self, out: Tensor, x: Tensor) -> GradientEdge:
+    def edge(self, out: Tensor, x: Tensor) -> GradientEdge:
+        """Where the gradient of a linear map's result comes from."""
         if out.dtype != x.dtype:
             raise Unsupported('it is used in mixed precision')
         return get_gradient_edge(out)
 
-    def _note_linear(
+    def note_linear(
         self,
         weight: Tensor,
         edge: GradientEdge,
@@ -376,13 +244,14 @@ class Recorder(TorchFunctionMode):
         source: Tensor | None = None,
         index: int | None = None,
     ) -> None:
+        """Notes a linear map of rows, ``x @ weight.T``; see :class:`Use`."""
         found = self.weight(weight if source is None else source)
         assert found is not None
         use = Use(weight.detach(), found.base, LINEAR, edge, rows, axis, index)
         use.input, use.version = x.detach(), x._version
         self.uses.append(use)
 
-    def _note_rows(
+    def note_rows(
         self,
         weight: Tensor,
         edge: GradientEdge,
@@ -390,6 +259,7 @@ class Recorder(TorchFunctionMode):
         axis: int,
         dim: int,
     ) -> None:
+        """Notes that each row has a copy of a parameter."""
         found = self.weight(weight)
         assert found is not None
         full = weight.detach()

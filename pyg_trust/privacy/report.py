@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyg_trust.noise import SEEDED
-from pyg_trust.privacy.accountant import epsilon_over_time
+from pyg_trust.noise import NOISES, SEEDED, SYSTEM
+from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
 from pyg_trust.privacy.state import public_fingerprint
 from pyg_trust.report import (
     Guarantee,
@@ -28,6 +28,17 @@ def protected_unit(relation: str) -> str:
     if relation == 'add-or-remove-one-graph':
         return 'graph, and in whether it is there'
     return "node's features"
+
+
+def said_by(mechanism: str) -> str:
+    """Who vouches for an epsilon, if it is not this package.
+
+    Args:
+        mechanism (str): the name of an accountant.
+    """
+    if not ACCOUNTANTS.is_own(mechanism):
+        return ''
+    return f', as says {ACCOUNTANTS.note(mechanism)}'
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,7 @@ class PrivacyReport(Report):
                 + f'the weights after each of {self.steps} steps, all '
                 f'together, are ({self.epsilon:.4g}, {self.delta:g})-'
                 f'differentially private in any one {self._protected()}'
+                + said_by(self.mechanism)
             ),
             assumptions=self.assumptions,
             not_covered=self._not_covered(),
@@ -162,8 +174,8 @@ class PrivacyReport(Report):
             f'{self.noise_std:.4g}. Neighbours move the sum by at most '
             f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
             'that as noise.',
-            f'Accounted for by {self.mechanism!r}. This holds if, and covers '
-            'only what follows:',
+            f'Accounted for by {self.mechanism!r}{said_by(self.mechanism)}. '
+            'This holds if, and covers only what follows:',
             *(f'- {line}' for line in self.assumptions),
         ]
         return '\n'.join(lines)
@@ -204,6 +216,12 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         rates[rate] = rates.get(rate, 0) + count
     moves = loader.terms * (1 if loader.form == 'withdraw' else 2)
     notes = [*engine._leaks, *step.pins.notes(), *step.notes()]
+    mechanism = engine.accountant.mechanism()
+    if ACCOUNTANTS.is_own(mechanism):
+        notes.append(
+            f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
+            'relation and its proof are of whoever wrote it'
+        )
     if engine._group.size > 1:
         notes.append(
             f'{engine._group.size} processes trained together; they and the '
@@ -216,7 +234,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         steps=engine.steps,
         relation=loader.relation,
         sampling=engine.accountant.sampling,
-        mechanism=engine.accountant.mechanism(),
+        mechanism=mechanism,
         unit=loader.unit,
         batch_size=loader.subgraphs_per_batch,
         sample_rates=tuple(rates.items()),
@@ -235,6 +253,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             engine._ledger is not None,
             notes,
             loader.assumptions(),
+            engine._noise_kind,
         ),
         data=public_fingerprint(loader),
         provenance=provenance(
@@ -252,6 +271,7 @@ def assumptions(
     has_ledger: bool,
     leaks: Sequence[str],
     units: Sequence[str],
+    noise: str = SYSTEM,
 ) -> tuple[str, ...]:
     """What a guarantee rests on, and what it does not cover.
 
@@ -260,6 +280,8 @@ def assumptions(
         has_ledger (bool): whether there is a ledger.
         leaks (sequence of str): what was released beside the steps.
         units (sequence of str): what the loader's units rest on.
+        noise (str): an entry of :obj:`pyg_trust.noise.NOISES`.
+            (default: :obj:`'system'`)
     """
     lines = [
         *units,
@@ -275,11 +297,16 @@ def assumptions(
         'is followed at every step, and refused if subgraphs meet; it reads '
         'no memory that it did not write (torch.empty), nor by its address',
         'released are weights, optimizer state and this report; training '
-        'losses, clipping rates, batches, seeds and stops that depend on '
-        'private data are not covered',
+        'losses, clipping rates, batches and seeds are not covered, nor are '
+        'stops, learning rates and other settings that depend on private data',
     ]
     if seeded:
         lines.insert(0, SEEDED)
+    elif NOISES.is_own(noise):
+        lines.append(
+            f'NOT CHECKED: noise and batches are of {NOISES.note(noise)}: '
+            'that nobody can predict a bit of it'
+        )
     else:
         lines.append(
             "noise and batches are of the operating system's cryptographic "

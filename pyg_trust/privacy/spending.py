@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import check_choice, check_instance, check_integer
+from pyg_trust._checks import check_instance, check_integer
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
@@ -21,9 +21,10 @@ from pyg_trust.privacy.accountant import (
     FDP,
     POISSON,
     POISSON_SAMPLING,
+    SAMPLING,
+    Accountant,
     FDPAccountant,
     PoissonAccountant,
-    WORAccountant,
     create_accountant,
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
@@ -48,6 +49,8 @@ class Spending(Single):
         seed (int, optional): as there.
         ledger (str or Path, optional): as there.
         ledger_head (str, optional): as there.
+        kind (str): of the noise, as there.
+            (default: :obj:`'system'`)
     """
 
     def __init__(
@@ -56,9 +59,16 @@ class Spending(Single):
         seed: int | None,
         ledger: str | Path | None,
         ledger_head: str | None,
+        kind: str = noise.SYSTEM,
     ) -> None:
         if accountant is not None:
-            check_choice('accountant', accountant, ACCOUNTANTS)
+            ACCOUNTANTS.find('accountant', accountant)
+        noise.NOISES.find('noise', kind)
+        if seed is not None and kind != noise.SYSTEM:
+            raise ValueError(
+                f"'noise' needs to be {noise.SYSTEM!r} with a 'seed', which "
+                f'all noise then comes from (got {kind!r})'
+            )
         if ledger is not None:
             check_instance('ledger', ledger, str, Path)
         if ledger_head is not None:
@@ -68,10 +78,11 @@ class Spending(Single):
                     "'ledger_head' needs a 'ledger' that goes on from it"
                 )
         self._kind = accountant
-        self._accountant: WORAccountant | None = None
+        self._accountant: Accountant | None = None
         self._data = ''
         self._seed = None if seed is None else rng.resolve(seed)
         self._key: bytes | None = None
+        self._noise_kind = kind
         self._noise = self._source(_NOISE)
         self._ledger_path = ledger
         self._ledger_head = ledger_head
@@ -98,7 +109,7 @@ class Spending(Single):
 
     def _source(self, *items: int) -> SecureNoise | SeededNoise:
         if self._seed is None:
-            return noise.source()
+            return noise.source(kind=self._noise_kind)
         return noise.source(rng.derive(self._seed, *items))
 
     def _fresh_noise(self) -> None:
@@ -116,7 +127,7 @@ class Spending(Single):
         return source.choose(count, size)
 
     @property
-    def accountant(self) -> WORAccountant:
+    def accountant(self) -> Accountant:
         """The accountant; it is there once a loader is known."""
         if self._accountant is None:
             raise RuntimeError('call make_private first')
@@ -230,7 +241,7 @@ class Spending(Single):
         )
         return left > 0
 
-    def _check_left(self, ahead: WORAccountant, what: str) -> None:
+    def _check_left(self, ahead: Accountant, what: str) -> None:
         # Refuses what would bring the account to another one.
         epsilon, delta = self._target
         if epsilon is None or delta is None:
@@ -255,7 +266,7 @@ class Spending(Single):
         self.accountant.step(noise_multiplier=multiplier, sample_rate=rate)
         self._note_spent()
 
-    def _account(self, loader: StepLoader) -> WORAccountant:
+    def _account(self, loader: StepLoader) -> Accountant:
         # The account for a loader, or a new one that is nobody's yet.
         if self._accountant is not None:
             if public_fingerprint(loader) != self._data:
@@ -282,6 +293,8 @@ class Spending(Single):
         coins = loader.sampling == POISSON_SAMPLING
         if kind is None:
             kind = POISSON if coins else 'pld_wor'
+        if ACCOUNTANTS.is_own(kind):
+            return self._own_account(kind, loader)
         if (kind == POISSON) != coins:
             raise ValueError(
                 f"'accountant' needs to be {POISSON!r} for a loader with "
@@ -294,7 +307,24 @@ class Spending(Single):
         accountant.relation = loader.relation
         return accountant
 
-    def _open(self, loader: StepLoader) -> WORAccountant:
+    def _own_account(self, kind: str, loader: StepLoader) -> Accountant:
+        # For what its author says it is for, and for nothing else.
+        accountant = create_accountant(kind)
+        coins = loader.sampling == POISSON_SAMPLING
+        sampling = POISSON_SAMPLING if coins else SAMPLING
+        for name, needed in (
+            ('sampling', sampling),
+            ('relation', loader.relation),
+        ):
+            theirs = getattr(accountant, name)
+            if theirs != needed:
+                raise ValueError(
+                    f"'accountant' needs to be for the {name} {needed!r} of "
+                    f'the loader (got {kind!r}, which is for {theirs!r})'
+                )
+        return accountant
+
+    def _open(self, loader: StepLoader) -> Accountant:
         # The account for a loader: what the ledger says, or a new one.
         accountant = self._account(loader)
         if self._accountant is not None:
@@ -327,7 +357,7 @@ class Spending(Single):
             raise
         return accountant
 
-    def _read(self, accountant: WORAccountant, data: str) -> PrivacyLedger:
+    def _read(self, accountant: Accountant, data: str) -> PrivacyLedger:
         spent = {'history', 'pure_epsilon'}
         state = accountant.state_dict().items()
         header = {
@@ -409,7 +439,7 @@ class Spending(Single):
             self._ledger.close()
 
 
-def _lines(accountant: WORAccountant) -> Counter[tuple[float, float]]:
+def _lines(accountant: Accountant) -> Counter[tuple[float, float]]:
     # How many steps there were with each noise and rate.
     found: Counter[tuple[float, float]] = Counter()
     for multiplier, rate, count in accountant.history:

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pyg_trust._checks import check_positive
-from pyg_trust.privacy.accountant import WORAccountant
+from pyg_trust.noise import SYSTEM
+from pyg_trust.privacy.accountant import Accountant
 from pyg_trust.report import fingerprint
 
 if TYPE_CHECKING:
@@ -148,10 +149,14 @@ def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
 def setting(engine: 'PrivacyEngine') -> dict[str, Any]:
     """What has to be the same where a run goes on."""
     model = engine._attached().model.module
-    more = {} if engine.clipping == 'flat' else {'clipping': engine.clipping}
+    more: dict[str, Any] = {}
+    if engine.clipping != 'flat':
+        more['clipping'] = engine.clipping
     norm: Any = engine.max_grad_norm
     if engine._adaptive is not None:
         norm = asdict(engine._adaptive)
+    if engine._noise_kind != SYSTEM:
+        more['noise'] = engine._noise_kind
     return {
         **more,
         'noise_multiplier': engine.noise_multiplier,
@@ -178,7 +183,7 @@ def public_fingerprint(loader: Any) -> str:
     return fingerprint(*loader.public())
 
 
-def create_like(accountant: WORAccountant) -> WORAccountant:
+def create_like(accountant: Accountant) -> Accountant:
     """An accountant of the same kind that nothing was spent on."""
     made = deepcopy(accountant)
     made.history = []

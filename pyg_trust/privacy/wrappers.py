@@ -28,6 +28,7 @@ from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
 from pyg_trust.privacy.validation import (
@@ -84,6 +85,7 @@ class PrivateStep:
         self.trust_loss = trust_loss
         self.ignored = False
         self.states_loaded = 0
+        self.settings_changed = 0
         self.by_unit = False
         self.counts = False
         self.gradients = gradients
@@ -119,6 +121,11 @@ class PrivateStep:
                 'its own rows (trust_loss=True); a loss that couples '
                 'subgraphs has a larger epsilon'
             )
+        for name in sorted(self.gradients.own_rules):
+            notes.append(
+                f'NOT CHECKED: {LAYER_RULES.note(name)}, beyond a comparison '
+                'on random features: if its norms are too small, epsilon is'
+            )
         if self.public:
             notes.append(
                 f'DECLARED PUBLIC: {", ".join(self.public)} of the model, '
@@ -129,6 +136,13 @@ class PrivateStep:
                 'the state of the optimizer was loaded from elsewhere '
                 f'{self.states_loaded} times; it was released by this '
                 'training before, or is public'
+            )
+        if self.settings_changed:
+            notes.append(
+                'settings of the optimizer, as a learning rate, changed '
+                f'between steps ({self.settings_changed} times): this holds '
+                'if they follow a schedule that is fixed or public, and does '
+                'not if they follow a private loss, as ReduceLROnPlateau does'
             )
         if self.ignored:
             notes.append(
@@ -499,6 +513,8 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self.optimizer = optimizer
         self._step = step
         self._made = True
+        self._settings = self._find_settings()
+        self._moved = self._find_moved()
         self._hold()
 
     def step(self, closure: Any = None) -> Any:
@@ -531,8 +547,13 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     @editing
     def _private_step(self) -> None:
         self._check_hooks()
+        self._check_groups()
         self._check_state()
         if self._step.finish():
+            # Not refused: a schedule is no matter of the data.
+            settings = self._find_settings()
+            self._step.settings_changed += settings != self._settings
+            self._settings = settings
             self._moving = True
             self._step.move(self.optimizer.step)
             self._hold()
@@ -546,6 +567,24 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         """Takes the state as it is."""
         self._held = self._tensors()
         self._moving = False
+
+    def _check_groups(self) -> None:
+        if self._find_moved() != self._moved:
+            raise ValueError(
+                "'optimizer' needs to keep its parameters: others were put "
+                'into its groups after make_private, whose gradients have no '
+                'noise'
+            )
+
+    def _find_moved(self) -> list[int]:
+        groups = self.optimizer.param_groups
+        return [id(p) for group in groups for p in group['params']]
+
+    def _find_settings(self) -> list[str]:
+        return [
+            repr(sorted((k, v) for k, v in group.items() if k != 'params'))
+            for group in self.optimizer.param_groups
+        ]
 
     def _tensors(self) -> list[tuple[Any, str, Tensor]]:
         return [

@@ -46,6 +46,10 @@ def provenance(**arguments: Any) -> dict[str, Any]:
     }
 
 
+# What numpy has too.
+_PLAIN = (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)
+
+
 def fingerprint(*parts: Tensor | str | float | None) -> str:
     """A SHA-256 of tensors (type, shape and values), texts and numbers.
 
@@ -64,8 +68,10 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
         check_instance('parts', part, Tensor, str, int, float, type(None))
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
-            flat = part.detach().cpu().contiguous().view(-1)
-            content: Any = flat.view(torch.uint8).numpy()
+            held = part.detach().cpu().contiguous()
+            if held.dtype not in _PLAIN:
+                held = held.view(-1).view(torch.uint8)
+            content: Any = held.numpy().reshape(-1).view('u1')
         else:
             header, content = type(part).__name__, repr(part).encode()
         # With its length, so that no two lists of parts look alike.
@@ -123,7 +129,13 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
         str: 64 hexadecimal digits; nothing if there is no tensor.
     """
     check_instance('state', state, Mapping)
-    flat = dict(_flat('', state))
+    pairs = list(_flat('', state))
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        raise ValueError(
+            "'state' needs to have every tensor under a name of its own: of "
+            "{'a.b': ...} and {'a': {'b': ...}} either may be read"
+        )
     parts = [part for name in sorted(flat) for part in (name, flat[name])]
     return fingerprint(*parts) if parts else ''
 
@@ -374,6 +386,55 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value
+
+
+def visible(text: str) -> str:
+    r"""The text on one line, with what a screen does not show as its code.
+
+    A line end, a control sequence of a terminal or a sign that turns the
+    direction of writing would let a text look like another one.
+
+    Args:
+        text (str): from wherever.
+
+    Example:
+        >>> print(visible('a\nb\x1b[2K'))
+        a b\x1b[2K
+    """
+    check_instance('text', text, str)
+    return ''.join(
+        sign if sign.isprintable() else sign.encode('unicode_escape').decode()
+        for sign in ' '.join(text.split())
+    )
+
+
+def read_json(text: str) -> Any:
+    """The content of a JSON that every program reads alike.
+
+    Args:
+        text (str): the JSON.
+
+    Raises:
+        ValueError: if it is none, a name is in one object twice, or a number
+            is none of JSON's (``NaN``, ``Infinity``).
+    """
+    check_instance('text', text, str)
+    return json.loads(
+        text, object_pairs_hook=_each_once, parse_constant=_no_number
+    )
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'the name {twice!r} is there twice')
+    return made
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f'{text} is no number of JSON')
 
 
 def short(value: Any) -> str:

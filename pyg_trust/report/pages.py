@@ -6,35 +6,42 @@ text of a guarantee is escaped.
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_markup
 from typing import Any
 
-from pyg_trust.report.base import Guarantee, plain, short
+from pyg_trust._registry import UNCHECKED
+from pyg_trust.report.base import Guarantee, plain, short, visible
 
-# Whom a sort of promise is for, and what it does not say. Two sentences.
+# Whom a sort of promise is for, and what it says. Two sentences.
 _FOR = {
     'privacy': (
-        'This is a promise to every person whose record is in the data. '
+        'This is a promise to every person whose record is in the data.',
         'The stated numbers bound how much of what depends on that one '
-        'record can be learnt from what was released.'
+        'record can be learnt from what was released.',
     ),
     'removal': (
-        'This is a promise to everybody who asked to be forgotten. The text '
-        'and the numbers say how close what is in use now is to what would be '
-        'in use if their data had not been there.'
+        'This is a promise to everybody who asked to be forgotten.',
+        'The text and the numbers say how close what is in use now is to what '
+        'would be in use if their data had not been there.',
     ),
     'robustness': (
-        'This is a promise to everybody who is classified. Changes of the '
-        'input within the stated limits do not change their result.'
+        'This is a promise to everybody whose prediction is counted as '
+        'staying.',
+        'Changes of the input within the stated limits do not change it.',
     ),
     'accuracy': (
-        'This is a promise to whoever uses the numbers. The stated error is '
-        'not exceeded.'
+        'This is a promise to whoever uses the numbers.',
+        'The stated error is not exceeded.',
     ),
     'other': (
-        'This is a property of the procedure. It is stated here because '
-        'other promises rest on it.'
+        'This is a property of the procedure.',
+        'It is stated here because other promises rest on it.',
     ),
+}
+# Epsilon and delta, as what they bound.
+_ODDS = {
+    'privacy': 'had that one record been different',
+    'removal': 'had their data never been there',
 }
 
 # Duties that a promise can help with.
@@ -48,7 +55,21 @@ _DUTIES = {
     'accuracy': ('AI Act Article 15 (accuracy and robustness)',),
     'other': (),
 }
-_NO_ADVICE = 'It can support these duties. It is no legal advice.'
+_NO_ADVICE = 'this is no legal advice'
+_UNCHECKED = (
+    'No check was recorded with this promise. The end of this page says how '
+    'to make one.'
+)
+_CHECK = 'python -m pyg_trust check trust.json'
+_HOW = (
+    'Save the same report as trust.json and run this command, on any machine. '
+    'It recomputes epsilon from the recorded steps where there are any, and '
+    'compares what was spent with the budgets. With the files themselves '
+    '(--ledger, --model, --data) it follows the chain of the ledger, compares '
+    'the fingerprints of weights and data, and looks for what was removed. It '
+    'says in one line each what holds, what fails and what could not be '
+    'checked.'
+)
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -68,9 +89,20 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
   border-bottom: 1px solid #eaeef2; }
 th { font-weight: 600; width: 40%; }
 svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+summary { font-weight: 600; margin: 1rem 0 .25rem; cursor: pointer; }
+code { background: #f6f8fa; padding: .1rem .3rem; }
 footer { color: #57606a; font-size: .85rem; }
 @media print { section { break-inside: avoid; } }
 """
+
+
+def escape(text: str) -> str:
+    """The text as HTML shows it, no markup and nothing that is not seen.
+
+    Args:
+        text (str): of a guarantee.
+    """
+    return escape_markup(visible(text))
 
 
 def versions(guarantees: Iterable[Guarantee]) -> list[str]:
@@ -110,7 +142,9 @@ def html(guarantees: Sequence[Guarantee], created: str) -> str:
         '<p>What was promised about the data and the model, under which '
         f'conditions, and what was spent. Made on {escape(created)}.</p>\n'
         f'<table><tr><th>Procedure</th><th>Budget</th></tr>{rows}</table>\n'
-        f'{sections}<footer><p>Made with {escape(made)}.</p></footer>\n'
+        f'{sections}<section><h2>How to check this page</h2>'
+        f'<p><code>{escape(_CHECK)}</code></p><p>{escape(_HOW)}</p></section>'
+        f'<footer><p>Made with {escape(made)}.</p></footer>\n'
         '</body></html>\n'
     )
 
@@ -122,10 +156,11 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
         guarantees (tuple[Guarantee, ...]): of the report.
         created (str): when the report was made.
     """
-    lines = ['## Trust report', '', f'Made on {created}.', '']
+    made_on = f'Made on {created}. To check it: `{_CHECK}`.'
+    lines = ['## Trust report', '', made_on, '']
     for each in guarantees:
         lines += [f'### {_line(each.procedure)}', '']
-        lines += [f'**{_line(each.promise)}**', '', _FOR[each.kind], '']
+        lines += [f'**{_line(each.promise)}**', '', _line(_said(each)), '']
         for title, texts in _lists(each):
             lines += [f'{title}:', '']
             lines += [f'- {_line(text)}' for text in texts] + ['']
@@ -133,32 +168,79 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
         if table:
             lines += ['| | |', '| --- | --- |']
             lines += [f'| {_line(k)} | {_line(v)} |' for k, v in table] + ['']
-    lines += [f'Made with {", ".join(versions(guarantees))}.', '']
+    made = _line(', '.join(versions(guarantees)))
+    lines += [f'Made with {made}.', '']
     return '\n'.join(lines)
 
 
 def _line(text: str) -> str:
     # One line of Markdown in which nothing is markup.
-    for sign in '\\`*_{}[]<>|#':
+    text = visible(text)
+    for sign in '\\`*_{}[]<>|#~$&':
         text = text.replace(sign, f'\\{sign}')
-    return ' '.join(text.split())
+    return text
+
+
+def _said(each: Guarantee) -> str:
+    # To whom, and what: the odds themselves, where they are the promise.
+    whom, what = _FOR[each.kind]
+    epsilon, delta = each.values.get('epsilon'), each.values.get('delta')
+    weak = each.values.get('seeded') or each.values.get('noise') == 'objective'
+    if any(UNCHECKED in text for text in (each.promise, *each.assumptions)):
+        return (
+            f'{whom} It rests on what its user has added to this package, and '
+            'nobody here has checked that.'
+        )
+    if each.kind not in _ODDS or weak:
+        return f'{whom} {what}'
+    if not isinstance(epsilon, int | float) or not isinstance(
+        delta, int | float
+    ):
+        return f'{whom} {what}'
+    if not (0 <= epsilon < 14 and 0 <= delta < 1):
+        return f'{whom} The numbers are too large to protect anybody.'
+    chance = 'with certainty'
+    if delta > 0:
+        chance = (
+            f'apart from a probability of {short(float(delta))} (1 in '
+            f'{math.floor((1 + 1e-9) / delta):,})'
+        )
+    return (
+        f'{whom} Nothing that anybody concludes from what was released is '
+        f'more than {_factor(epsilon)} times as likely as it would be '
+        f'{_ODDS[each.kind]}, {chance}.'
+    )
+
+
+def _factor(epsilon: float) -> str:
+    # e to the epsilon, rounded up.
+    factor = math.exp(epsilon)
+    if factor < 10:
+        return f'{math.ceil(1000 * factor) / 1000:g}'
+    return f'{math.ceil(factor):,}'
 
 
 def _left(each: Guarantee) -> str:
     parts = [
-        f'{name}: {short(spent)} of {short(each.budget[name])} spent'
+        _share(name, spent, each.budget[name])
         for name, spent in each.spent.items()
     ]
-    return ', '.join(parts) or 'has none'
+    return ', '.join(parts) or 'nothing to spend'
+
+
+def _share(name: str, spent: float, limit: float) -> str:
+    if limit == math.inf:
+        return f'{name}: {short(spent)} spent, no limit was set'
+    return f'{name}: {short(spent)} of {short(limit)} spent'
 
 
 def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
     duties = _DUTIES[each.kind]
     lists = [
-        ('It holds if', each.assumptions),
         ('It does not cover', each.not_covered),
-        ('How it was checked', each.checked),
-        (f'Duties. {_NO_ADVICE}', duties),
+        ('How it was checked', each.checked or (_UNCHECKED,)),
+        (f'Duties that it can support ({_NO_ADVICE})', duties),
+        ('It holds if', each.assumptions),
     ]
     return [(title, texts) for title, texts in lists if texts]
 
@@ -167,8 +249,9 @@ def _table(each: Guarantee) -> list[tuple[str, str]]:
     rows = [
         (name.replace('_', ' '), short(value))
         for name, value in plain(each.values).items()
-        # Who asked to be forgotten is in the JSON, for whoever checks it.
-        if name != 'request'
+        # Who asked to be forgotten is in the JSON, for whoever checks it;
+        # what was spent over time is drawn.
+        if name not in ('request', 'history')
     ]
     rows += [
         (
@@ -187,13 +270,14 @@ def _table(each: Guarantee) -> list[tuple[str, str]]:
 def _section(number: int, each: Guarantee) -> str:
     parts = [
         f'<section id="p{number}"><h2>{number}. {escape(each.procedure)}</h2>',
-        f'<p class="promise">{escape(each.promise)}</p>',
-        f'<p class="for">{escape(_FOR[each.kind])}</p>',
+        f'<p class="promise">{escape(_upper(each.promise))}.</p>',
+        f'<p class="for">{escape(_said(each))}</p>',
     ]
     for name, spent in each.spent.items():
         parts.append(_bar(name, spent, each.budget[name]))
         if len(each.history.get(name, [])) > 1:
-            parts.append(_line_chart(name, each.history[name]))
+            amounts = each.history[name]
+            parts.append(_line_chart(name, amounts, each.budget[name]))
     for title, texts in _lists(each):
         items = ''.join(f'<li>{escape(text)}</li>' for text in texts)
         parts.append(f'<h3>{escape(title)}</h3><ul>{items}</ul>')
@@ -202,13 +286,16 @@ def _section(number: int, each: Guarantee) -> str:
         for name, value in _table(each)
     )
     if rows:
-        parts.append(f'<h3>Numbers</h3><table>{rows}</table>')
+        parts.append(
+            '<details><summary>Numbers, for whoever checks</summary>'
+            f'<table>{rows}</table></details>'
+        )
     return '\n'.join([*parts, '</section>\n'])
 
 
 def _bar(name: str, spent: float, limit: float) -> str:
     # The share of a budget that is spent, as a picture.
-    said = f'{name}: {short(spent)} of {short(limit)} spent'
+    said = _share(name, spent, limit)
     if not 0 < limit < math.inf or not 0 <= spent < math.inf:
         return f'<p>{escape(said)}</p>'
     width = 600 * min(spent / limit, 1.0)
@@ -222,20 +309,32 @@ def _bar(name: str, spent: float, limit: float) -> str:
     )
 
 
-def _line_chart(name: str, amounts: Sequence[float]) -> str:
-    # What was spent over time, from nothing.
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _line_chart(name: str, amounts: Sequence[float], limit: float) -> str:
+    # What was spent over time, and the budget where it is on the scale.
     finite = [value for value in amounts if math.isfinite(value)]
     top = max([*finite, 1e-300])
+    near = top < limit <= 3 * top
+    top = limit if near else top
     points = ' '.join(
         f'{40 + 550 * i / (len(finite) - 1 or 1):.1f},'
         f'{110 - 90 * value / top:.1f}'
         for i, value in enumerate(finite)
     )
-    said = f'{name} over {len(finite)} entries, up to {short(top)}'
+    said = f'{name} spent over time, from the start (left) to now (right)'
+    said += '; dashed: the budget' if near else ''
+    dashes = (
+        '<line x1="40" y1="20" x2="590" y2="20" stroke="#cf222e" '
+        'stroke-dasharray="6 4"/>'
+    )
     return (
         f'<svg viewBox="0 0 600 140" role="img" aria-label="{escape(said)}">'
         '<line x1="40" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
         '<line x1="40" y1="20" x2="40" y2="110" stroke="#8c959f"/>'
+        f'{dashes * near}'
         f'<text x="36" y="24" font-size="13" text-anchor="end">'
         f'{escape(_tick(top))}</text>'
         '<text x="36" y="114" font-size="13" text-anchor="end">0</text>'

@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pyg_trust import files
-from pyg_trust._checks import check_choice, check_instance
+from pyg_trust._checks import check_choice, check_instance, check_integer
 from pyg_trust.report import pages
-from pyg_trust.report.base import Guarantee, Report, short
+from pyg_trust.report.base import (
+    Guarantee,
+    Report,
+    read_json,
+    short,
+    visible,
+)
 from pyg_trust.report.charts import Chart
 
 #: The version of the JSON's layout; :func:`schema` describes it.
@@ -70,7 +76,9 @@ class TrustReport(Report):
                 "'created' needs to be an ISO 8601 time with its zone "
                 f'(got {self.created!r})'
             )
-        if self.schema_version != SCHEMA_VERSION:
+        if check_integer('schema_version', self.schema_version) != (
+            SCHEMA_VERSION
+        ):
             raise ValueError(
                 f"'schema_version' needs to be {SCHEMA_VERSION} "
                 f'(got {self.schema_version!r})'
@@ -131,11 +139,18 @@ class TrustReport(Report):
         """
         check_instance('path', path, str, Path)
         try:
-            fields = json.loads(Path(path).read_text())
+            fields = read_json(Path(path).read_text())
             listed = fields.pop('guarantees')
             guarantees = tuple(_guarantee(entry) for entry in listed)
             return cls(guarantees, **fields)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ValueError(
                 f"'path' needs to be a trust report in JSON: {path} is none "
                 f'({type(error).__name__}: {error})'
@@ -183,7 +198,8 @@ class TrustReport(Report):
         ]
         versions = pages.versions(self.guarantees)
         if versions:
-            lines += textwrap.wrap(f'made with {", ".join(versions)}', 79)
+            made = visible(f'made with {", ".join(versions)}')
+            lines += textwrap.wrap(made, 79)
         return '\n'.join(lines)
 
 
@@ -197,12 +213,12 @@ def _guarantee(entry: dict[str, Any]) -> Guarantee:
 
 
 def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
-    lines = [f'{number}. {guarantee.procedure}']
+    lines = [f'{number}. {visible(guarantee.procedure)}']
 
     def say(title: str, text: str) -> None:
         lines.extend(
             textwrap.wrap(
-                f'{title}: {text}',
+                visible(f'{title}: {text}'),
                 width=79,
                 initial_indent='   ',
                 subsequent_indent='     ',

@@ -203,6 +203,11 @@ class AggregationReport(Report):
                 'no row was computed from other rows',
             ]
         lines.append(
+            'errors, warnings and the time a release takes, which may tell of '
+            'what is protected (data that are refused for their loops, '
+            'directions, degrees or labels), are not published'
+        )
+        lines.append(
             SEEDED
             if self.seeded
             else "noise is of the operating system's cryptographic generator, "

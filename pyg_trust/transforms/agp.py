@@ -18,7 +18,11 @@ from pyg_trust._checks import (
 from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
-from pyg_trust.functional.measures import Measure, make_measure
+from pyg_trust.functional.measures import (
+    Measure,
+    make_measure,
+    needs_graph,
+)
 from pyg_trust.functional.out_of_core import propagate_to
 from pyg_trust.functional.propagation import (
     _check_finite,
@@ -46,7 +50,7 @@ class MeasureTransform(BaseTransform):
     ) -> None:
         self.measure = measure
         self.arguments = arguments
-        if measure != 'katz':  # which depends on the graph
+        if not needs_graph(measure):
             make_measure(measure, None, **arguments)
         self.eps = check_non_negative('eps', eps)
         self.seed = None if seed is None else rng.resolve(seed)

@@ -18,6 +18,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust.graph import sparse_rows
 
 DIVISIONS = ('edges', 'nodes', 'subgraphs', 'features', 'entries', 'grid')
 # Parts of the key.
@@ -164,6 +165,8 @@ def check_apart(
     data: Data,
     group: Tensor,
     number: int = 0,
+    *,
+    sparse: Tensor | None = None,
 ) -> None:
     """Checks that a model keeps apart whom no edge joins.
 
@@ -176,20 +179,27 @@ def check_apart(
         data (Data): the graph.
         group (Tensor): int64, ``[num_nodes]``.
         number (int): the group that is heard. (default: :obj:`0`)
+        sparse (Tensor, optional): the features as a CSR matrix, for a model
+            that is called with it; entries that are not there stay zero in
+            changed rows, too. (default: :obj:`None`)
 
     Raises:
         ValueError: if the model does not.
     """
-    view = incoming_view(data, group == number)
+    dense = incoming_view(data, group == number)
+    view = _with(dense, data.x if sparse is None else sparse)
     clean = call(view)
     others = group[group != number]
     for heard in {number, int(others[0]) if others.numel() else number}:
-        _check_halves(call, data, group == heard)
-    for node in (group != number).nonzero().view(-1)[:3].tolist():
-        bad = copy.copy(view)
-        bad.x = data.x.clone()
-        bad.x[node] = 1 - 2 * bad.x[node]
-        moved = call(bad)
+        _check_halves(call, view, data, group == heard)
+    silent = group != number
+    if sparse is not None:
+        # Others have nothing to change.
+        silent = silent & (sparse.crow_indices().diff() > 0)
+    for node in silent.nonzero().view(-1)[:3].tolist():
+        chosen = torch.zeros_like(silent)
+        chosen[node] = True
+        moved = call(_with(view, _moved(view.x, chosen, _mirrored)))
         same = (moved == clean) | (moved.isnan() & clean.isnan())
         same[node] = True
         if not bool(same.all()):
@@ -202,7 +212,7 @@ def check_apart(
         keep = group == number
         keep[node] = True
         row = int(keep[:node].sum())
-        apart = (call(view.subgraph(keep))[row] - clean[node]).abs().max()
+        apart = (call(dense.subgraph(keep))[row] - clean[node]).abs().max()
         if float(apart) > 1e-4 * max(float(clean.abs().max()), 1e-30):
             raise ValueError(
                 "'model' needs weights that do not depend on who else "
@@ -212,17 +222,16 @@ def check_apart(
 
 
 def _check_halves(
-    call: Callable[[Data], Tensor], data: Data, heard: Tensor
+    call: Callable[[Data], Tensor], like: Data, data: Data, heard: Tensor
 ) -> None:
-    view = incoming_view(data, heard)
+    view = _with(incoming_view(data, heard), like.x)
     clean = call(view)
     silent = (~heard).nonzero().view(-1)
     for some in (silent[::2], silent[1::2]):
-        for shift in (-1, 1):
-            bad = copy.copy(view)
-            bad.x = data.x.clone()
-            bad.x[some] = shift * (2 + bad.x[some].abs())
-            moved = call(bad)
+        chosen = torch.zeros_like(heard)
+        chosen[some] = True
+        for change in (_above, _below):
+            moved = call(_with(view, _moved(view.x, chosen, change)))
             same = (moved == clean) | (moved.isnan() & clean.isnan())
             same[some] = True
             if not bool(same.all()):
@@ -232,6 +241,42 @@ def _check_halves(
                     f'{int((~same).nonzero()[0, 0])} after changes of nodes '
                     'which nobody hears in this view)'
                 )
+
+
+def _mirrored(x: Tensor) -> Tensor:
+    return 1 - 2 * x
+
+
+def _above(x: Tensor) -> Tensor:
+    return 2 + x.abs()
+
+
+def _below(x: Tensor) -> Tensor:
+    return -(2 + x.abs())
+
+
+def _with(view: Data, x: Tensor) -> Data:
+    made = copy.copy(view)
+    made.x = x
+    return made
+
+
+def _moved(
+    x: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]
+) -> Tensor:
+    # Features with other values in some rows.
+    if x.layout != torch.sparse_csr:
+        made = x.clone()
+        made[chosen] = change(made[chosen])
+        return made
+    ptr, value = x.crow_indices(), x.values()
+    moves = chosen.repeat_interleave(ptr.diff().long())
+    return sparse_rows(
+        ptr,
+        x.col_indices(),
+        torch.where(moves, change(value), value),
+        (x.size(0), x.size(1)),
+    )
 
 
 def names_of(data: Data) -> Tensor:

@@ -15,10 +15,10 @@ from pyg_trust.functional.scattering import (
     ScatteringPath,
     check_order,
     graph_fourier,
-    num_paths,
     scattering_path,
     scattering_transform,
 )
+from pyg_trust.functional.scattering_batch import num_paths
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 

@@ -1,7 +1,6 @@
 """Partitions of the training nodes as a transform."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,20 +10,13 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice, check_instance
+from pyg_trust._checks import check_instance
 from pyg_trust.functional import partition
-from pyg_trust.nn.partitioner import learned_partition, partition_embedding
+from pyg_trust.functional.partition import PARTITIONS
+from pyg_trust.nn.partitioner import partition_embedding
 
-METHODS: dict[str, Callable[..., Tensor]] = {
-    'random': partition.random_partition,
-    'hash': partition.hash_partition,
-    'metis': partition.metis_partition,
-    'blpa': partition.blpa,
-    'bekm': partition.bekm,
-    'learned': learned_partition,
-}
-# Those that show how far they are.
-_LONG = ('blpa', 'bekm', 'learned')
+# What a graph can give to a partition, by the names of arguments.
+_INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
 
 
 @functional_transform('shards')
@@ -47,7 +39,8 @@ class Shards(BaseTransform):
     =============== ======================================== ================
 
     To remove a node exactly, the partition included, takes :obj:`'hash'`; the
-    others make unlearning exact given a partition that has seen the node.
+    others, and those that are added to :obj:`pyg_trust.registries.PARTITIONS`,
+    make unlearning exact given a partition that has seen the node.
 
     Args:
         num_shards (int): the number of shards.
@@ -89,17 +82,15 @@ class Shards(BaseTransform):
         progress_bar: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_choice('method', method, METHODS)
-        taken = inspect.signature(METHODS[method]).parameters.values()
-        known = [p.name for p in taken if p.kind is p.KEYWORD_ONLY]
-        known = [name for name in known if name != 'progress_bar']
+        takes, named = _arguments(method)
+        known = [name for name in named if name != 'progress_bar']
         for name in kwargs:
             if name not in known:
                 raise ValueError(
                     f"method '{method}' takes no '{name}' (it takes "
                     f'{", ".join(known)})'
                 )
-        if embedding is not None and method != 'bekm':
+        if embedding is not None and 'embedding' not in takes:
             raise ValueError(f"method '{method}' takes no 'embedding'")
         if embedding is not None:
             check_instance('embedding', embedding, str)
@@ -116,7 +107,15 @@ class Shards(BaseTransform):
     @property
     def seen(self) -> str:
         """What the shard of a node depends on, beside the seed."""
-        return partition.SEEN[self.method]
+        sees = PARTITIONS.fact(self.method, 'sees')
+        if PARTITIONS.is_own(self.method):
+            return f'{sees} (so {PARTITIONS.note(self.method)})'
+        return sees
+
+    @property
+    def sees_features(self) -> bool:
+        """Whether features are looked at."""
+        return bool({'x', 'embedding'} & set(_arguments(self.method)[0]))
 
     @property
     def exact(self) -> bool:
@@ -130,44 +129,67 @@ class Shards(BaseTransform):
                 f"'data' needs to be a Data object (got {type(data).__name__})"
             )
         index = training_nodes(data)
-        inputs = self._inputs(data, index)
+        names, named = _arguments(self.method)
+        inputs = self._inputs(data, index, names)
         kwargs = self.kwargs
-        if self.method in _LONG:
+        if 'progress_bar' in named:
             kwargs = {**kwargs, 'progress_bar': self.progress_bar}
-        shard = METHODS[self.method](*inputs, self.num_shards, **kwargs)
+        function = PARTITIONS.find('method', self.method)
+        shard = function(*inputs, self.num_shards, **kwargs)
+        if PARTITIONS.is_own(self.method):
+            partition.check_partition(shard, self.num_shards, index.numel())
         everyone = torch.full((int(data.num_nodes),), -1).to(index.device)
         data.shard = everyone.index_copy(0, index, shard.to(index.device))
         return data
 
-    def _inputs(self, data: Data, index: Tensor) -> tuple[Any, ...]:
+    def _inputs(
+        self, data: Data, index: Tensor, names: list[str]
+    ) -> tuple[Any, ...]:
         # What the function of the method takes before the number of shards.
         partition.check_shards(index.numel(), self.num_shards)
-        if self.method == 'random':
-            return (index.numel(),)
-        if self.method == 'hash':
+        made: dict[str, Any] = {'num_nodes': index.numel()}
+        takes = set(names)
+        if 'n_id' in takes:
             n_id = data.get('n_id')
-            return (index if n_id is None else n_id[index],)
-        if self.embedding is not None:
-            return (_needed(data, self.embedding)[index],)
-        edge_index = partition.training_graph(
-            _needed(data, 'edge_index'), index, int(data.num_nodes)
-        )
-        if self.method in ('metis', 'blpa'):
-            return edge_index, index.numel()
-        x, y = _needed(data, 'x')[index], _needed(data, 'y')[index]
-        if self.method == 'learned':
-            return x, edge_index, y
-        made = partition_embedding(
-            x,
-            edge_index,
-            y,
-            seed=rng.derive(self.seed, 0),
-            progress_bar=self.progress_bar,
-        )
-        return (made,)
+            made['n_id'] = index if n_id is None else n_id[index]
+        if 'embedding' in takes and self.embedding is not None:
+            made['embedding'] = _needed(data, self.embedding)[index]
+            takes.remove('embedding')
+        if takes & {'edge_index', 'embedding'}:
+            made['edge_index'] = partition.training_graph(
+                _needed(data, 'edge_index'), index, int(data.num_nodes)
+            )
+        for name in ('x', 'y'):
+            if takes & {name, 'embedding'}:
+                made[name] = _needed(data, name)[index]
+        if 'embedding' in takes:
+            made['embedding'] = partition_embedding(
+                made['x'],
+                made['edge_index'],
+                made['y'],
+                seed=rng.derive(self.seed, 0),
+                progress_bar=self.progress_bar,
+            )
+        return tuple(made[name] for name in names)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.num_shards}, {self.method!r})'
+
+
+def _arguments(method: str) -> tuple[list[str], list[str]]:
+    # What a partition takes before the number of shards, and by keyword.
+    function = PARTITIONS.find('method', method)
+    taken = inspect.signature(function).parameters.values()
+    named = [p.name for p in taken if p.kind is p.KEYWORD_ONLY]
+    first = [p.name for p in taken if p.name not in named]
+    *inputs, last = first or ['']
+    unknown = [name for name in inputs if name not in _INPUTS]
+    if unknown or last != 'num_shards':
+        raise ValueError(
+            f"'method' {method!r} needs to take some of {_INPUTS} and then "
+            f"'num_shards' (it takes {first})"
+        )
+    return inputs, named
 
 
 def training_nodes(data: Data) -> Tensor:

@@ -48,7 +48,11 @@ from pyg_trust.functional.heads import (
     refine,
     step_bound,
 )
-from pyg_trust.functional.measures import Measure, make_measure
+from pyg_trust.functional.measures import (
+    Measure,
+    make_measure,
+    needs_graph,
+)
 from pyg_trust.functional.newton import (
     gaussian_budget,
     removal_budget,
@@ -57,10 +61,12 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    Seals,
 )
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning.node_checks import (
     feature_error,
     labels,
@@ -302,7 +308,8 @@ class NodeClassifier(Saving, EditedInPlace):
         if self.measure.undirected and not graph.is_undirected:
             raise ValueError(
                 "'data' needs to be undirected for measure "
-                f"'{self.measure.name}' (got a directed graph)"
+                f"'{self.measure.name}' (got a directed graph; "
+                'torch_geometric.utils.to_undirected makes it so)'
             )
         if self.features == 'push' and not graph.is_undirected:
             raise ValueError(
@@ -632,13 +639,15 @@ def _measure(
     t: float | None,
     levels: int | None,
 ) -> Measure:
-    if measure == 'katz' or (
+    if needs_graph(measure) or (
         isinstance(measure, Measure)
         and (measure.spectral_radius is not None or measure.shrink != 1)
     ):
+        named = measure if isinstance(measure, str) else 'katz'
         raise ValueError(
-            "'measure' can't be katz: its weights depend on the spectral "
-            'radius of the graph, which a removal changes'
+            f"'measure' can't be {named}: its "
+            'weights depend on the graph (as those of katz on its spectral '
+            'radius), which a removal changes'
         )
     if measure == 'sgc' and levels is None:
         levels = 2
@@ -658,9 +667,8 @@ def _part(request: Any) -> Part:
 
 
 def _names(change: Change, part: Part) -> Tensor:
-    # Of all nodes of which something held has changed.
-    found = {*part.nodes, *part.features, *part.labels}
-    for edge in part.arcs:
-        found.update(edge)
-    named = torch.tensor(sorted(found), dtype=torch.int64)
-    return torch.cat([named, change.structure]).unique()
+    # Of all nodes of which something held has changed, some twice. A loop
+    # that is an edge changes no neighbour.
+    ends = (node for edge in part.arcs for node in edge)
+    named = (*part.nodes, *part.features, *part.labels, *ends)
+    return torch.cat([torch.tensor(named).long(), change.structure])

@@ -48,7 +48,8 @@ def read_classes(
         train_nodes, name = data.get('train_mask'), 'data.train_mask'
         if train_nodes is None:
             raise ValueError(
-                "'train_nodes' is needed where 'data' has no 'train_mask'"
+                "'train_nodes' is needed where 'data' has no 'train_mask' "
+                '(bool, true where the label is known)'
             )
         check_tensor(name, train_nodes, torch.bool, (n,))
     nodes = check_nodes(name, train_nodes, n).cpu()

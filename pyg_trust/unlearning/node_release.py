@@ -11,7 +11,13 @@ from pyg_trust._checks import check_nodes, check_tensor
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.functional.heads import Factor, Gradient
 from pyg_trust.functional.newton import shift_epsilon
-from pyg_trust.ledger import RemovalLedger, Seals, coarse
+from pyg_trust.ledger import (
+    RemovalLedger,
+    coarse,
+)
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning.node_report import OBJECTIVE, OUTPUT
 from pyg_trust.unlearning.node_state import NodeState
 

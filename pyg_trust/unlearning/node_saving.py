@@ -9,7 +9,9 @@ from pyg_trust import commit, files, noise
 from pyg_trust._checks import check_instance, check_tensor
 from pyg_trust.commit import Lineage, editing, synchronized
 from pyg_trust.functional.measures import Measure
-from pyg_trust.ledger import Seals
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning.node_release import Model, Releasing
 from pyg_trust.unlearning.node_state import NodeState, Settings
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -219,10 +220,15 @@ class NodeState:
         self.place[self.names] = torch.arange(self.names.numel())
         self.num_train = self.names.numel()
         self.y = y[self.names]
+        # How many training nodes each class has.
+        self.members = self._members(torch.arange(self.num_train))
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
+        # The square of its norm, from above.
+        self.square = 0.0
         if isinstance(self.levels, LevelState):
             self.Z = self.levels.rows(self.names)
+            self.square = _norm(self.Z) ** 2
 
     @property
     def mu(self) -> float:
@@ -246,7 +252,7 @@ class NodeState:
         """
         head = self.settings.head
         if self.Z is not None:
-            size = float(self.Z.norm())
+            size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, head, B, size)
         assert isinstance(self.levels, SeriesState)
         there = self.names >= 0
@@ -275,26 +281,26 @@ class NodeState:
         """
         alive, n = self.graph.alive, self.graph.num_nodes
 
-        def there(what: str, node: int, mask: Tensor) -> None:
-            if node >= n or not bool(mask[node]):
+        def there(what: str, node: int, found: bool) -> None:
+            if not found:
                 raise ValueError(
                     f'{what} {node} is not there: it never was, or was '
                     'removed before'
                 )
 
-        for node in part.nodes:
-            there('node', node, alive)
+        for node in (*part.nodes, *part.features, *part.labels):
+            there('node', node, node < n and bool(alive[node]))
         for node in part.features:
-            there('node', node, alive)
-            there('the feature row of node', node, ~self.featureless)
-        labelled = self.place >= 0
+            kept = not bool(self.featureless[node])
+            there('the feature row of node', node, kept)
         for node in part.labels:
-            there('node', node, alive)
+            labelled = int(self.place[node]) >= 0
             there('the training label of node', node, labelled)
         self._check_edges(part)
-        left = self.y.clone()
-        left[self._dropped(part)] = -1
-        count = left[left >= 0].bincount(minlength=len(self.classes))
+        dropped = self._dropped(part)
+        if dropped.numel() == 0:
+            return
+        count = self.members - self._members(dropped)
         if not bool(count.any()):
             raise ValueError('the request would leave no training node')
         if not bool(count.all()):
@@ -316,50 +322,69 @@ class NodeState:
             old (Gradient, optional): there, before.
         """
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
-        changed = torch.tensor(
-            sorted({*part.nodes, *part.features}), dtype=torch.int64
-        )
+        changed = nodes
+        if part.features:
+            both = sorted({*part.nodes, *part.features})
+            changed = torch.tensor(both, dtype=torch.int64)
         before = self.mu
         arcs = _edges(part.arcs)
-        arcs = arcs[:, self.graph.has_edges(arcs)]
+        if not self.graph.undirected:
+            arcs = arcs[:, self.graph.has_edges(arcs)]
         structure = self.graph.remove(nodes, arcs, self.journal)
-        self.journal.rows(self.featureless, changed)
-        self.featureless[changed] = True
+        if changed.numel():
+            self.journal.rows(self.featureless, changed)
+            self.featureless[changed] = True
         touched = self.levels.update(Edit(structure, changed))
         dropped = self._dropped(part)
-        gone = self.names[dropped]
         if touched.nodes is None:
             kept = (self.names >= 0).nonzero().view(-1)
         else:
             kept = self.place[touched.nodes]
             kept = kept[kept >= 0]
-        kept = kept[~torch.isin(kept, dropped)]
+        if dropped.numel():
+            kept = kept[~torch.isin(kept, dropped)]
         rows = torch.cat([kept, dropped])
-        follow = old if 2 * rows.numel() < self.names.numel() else None
-        if self.Z is None:
-            follow = None
-        if follow is not None:
-            follow = self._without(rows, W, follow)
-        for tensor, value in (
-            (self.place, -1),
-            (self.y, -1),
-            (self.names, -1),
-            (self.Y, 0),
-        ):
-            at = gone if tensor is self.place else dropped
-            self.journal.rows(tensor, at)
-            tensor[at] = value
-        count = self.num_train
-        self.journal.note(lambda: setattr(self, 'num_train', count))
-        self.num_train = count - dropped.numel()
+        few = 2 * rows.numel() < self.names.numel()
+        follow, goals = None, self.Y[rows]
+        if dropped.numel():
+            self._drop(dropped)
         if self.Z is not None:
             assert isinstance(self.levels, LevelState)
-            self.journal.rows(self.Z, rows)
-            self.Z[dropped] = 0
-            self.Z[kept] = self.levels.rows(self.names[kept])
-        if follow is not None:
-            follow = self._with(kept, W, follow, self.mu - before)
+            Z, new = self.Z, self.levels.rows(self.names[kept])
+            held = Z[rows]
+            self.journal.note(lambda: Z.index_copy_(0, rows, held))
+            if dropped.numel():
+                Z[dropped] = 0
+            Z[kept] = new
+            sizes = _norm(held), _norm(new)
+            self._resize(*sizes)
+            if few and old is not None:
+                drift, size = self.mu - before, math.hypot(*sizes)
+                follow = self._follow(held, new, goals, W, drift, size, old)
         return Change(touched.rows, kept.numel(), follow, structure)
+
+    def _resize(self, gone: float, new: float) -> None:
+        # Norms of rows that go and come, with what rounding may hide of them.
+        square = self.square
+        self.journal.note(lambda: setattr(self, 'square', square))
+        hidden = 1e-10 * (new**2 + gone**2) + 4 * UNIT * square
+        self.square = max(0.0, square + new**2 - gone**2) + hidden
+
+    def _drop(self, rows: Tensor) -> None:
+        # Training rows, but for their features.
+        gone, count, members = self.names[rows], self.num_train, self.members
+        self.journal.note(lambda: setattr(self, 'num_train', count))
+        self.journal.note(lambda: setattr(self, 'members', members))
+        self.num_train = count - rows.numel()
+        self.members = members - self._members(rows)
+        for tensor, at, value in (
+            (self.place, gone, -1),
+            (self.y, rows, -1),
+            (self.names, rows, -1),
+            (self.Y, rows, 0),
+        ):
+            self.journal.rows(tensor, at)
+            tensor[at] = value
 
     def compact(self) -> None:
         """Lets rows go that do not count any more; no way back is noted."""
@@ -375,6 +400,8 @@ class NodeState:
             'Z': None if self.Z is None else self.Z[keep],
         }
         vars(self).update(parts)
+        if self.Z is not None:
+            self.square = _norm(self.Z) ** 2
 
     def _check_edges(self, part: Part) -> None:
         if not part.edges and not part.directed_edges:
@@ -402,28 +429,40 @@ class NodeState:
             )
 
     def _dropped(self, part: Part) -> Tensor:
-        rows = self.place[[*part.nodes, *part.labels]]
+        named = (*part.nodes, *part.labels)
+        if not named:
+            return self.names[:0]
+        rows = self.place[list(named)]
         return rows[rows >= 0]
 
-    def _without(self, rows: Tensor, W: Tensor, old: Gradient) -> Gradient:
-        assert self.Z is not None
-        head = self.settings.head
-        Z = self.Z[rows]
-        G = slopes(Z @ W, self.Y[rows], head)
-        value = old.value - Z.t() @ G
-        return _moved(old, value, hidden(Z, G, W, head))
+    def _members(self, rows: Tensor) -> Tensor:
+        return self.y[rows].bincount(minlength=len(self.classes))
 
-    def _with(
-        self, rows: Tensor, W: Tensor, old: Gradient, mu: float
+    def _follow(
+        self,
+        gone: Tensor,
+        new: Tensor,
+        Y: Tensor,
+        W: Tensor,
+        mu: float,
+        size: float,
+        old: Gradient,
     ) -> Gradient:
-        assert self.Z is not None
-        head = self.settings.head
-        Z = self.Z[rows]
-        G = slopes(Z @ W, self.Y[rows], head)
-        drift = mu * W
-        value = old.value + Z.t() @ G + drift
-        size = float(drift.norm()) + self.mu * float(W.norm())
-        return _moved(old, value, hidden(Z, G, W, head, size))
+        # Rows go, with their targets; the first of them come again, changed,
+        # of this size together; and there is `mu` more.
+        head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
+        margin = torch.cat([gone @ W, new @ W])
+        G = slopes(margin, torch.cat([Y, Y[:kept]]), head)
+        value = new.t() @ G[count:] - gone.t() @ G[:count]
+        value.add_(old.value).add_(W, alpha=mu)
+        weight = _norm(W)
+        drift = (abs(mu) + self.mu) * weight
+        missing = hidden(new, G, W, head, drift, size, weight)
+        # Adding matrices rounds by the last bits of the sums.
+        measured = _norm(value)
+        missing += old.norm.upper - old.norm.measured
+        missing += 4 * UNIT * (measured + old.norm.measured)
+        return Gradient(value, Residual(measured, measured + missing))
 
     # Looking back ###########################################################
 
@@ -504,32 +543,26 @@ class NodeState:
             nodes (Tensor, optional): int64: of whose blocks; of all by
                 default. (default: :obj:`None`)
         """
-        n = self.graph.num_nodes
+        graph, n = self.graph, self.graph.num_nodes
         if nodes is None:
             nodes = torch.arange(0, n, BLOCK)
-        blocks = (nodes // BLOCK).unique()
-        ids = (BLOCK * blocks.unsqueeze(1) + torch.arange(BLOCK)).view(-1)
-        ids = ids[ids < n]
-        # Of all blocks at once: what follows is cut from it.
-        row, col = self.graph.out.entries(ids)
-        place = self.place[ids]
-        y = torch.where(place >= 0, self.y[place], -1)
-        ends = torch.searchsorted(row, BLOCK * (blocks + 1)).tolist()
-        made, first = {}, 0
-        for k, (block, end) in enumerate(
-            zip(blocks.tolist(), ends, strict=True)
-        ):
+        start, length, col = (part.numpy() for part in graph.out.view)
+        made = {}
+        for block in sorted({node // BLOCK for node in nodes.tolist()}):
             held = slice(block * BLOCK, (block + 1) * BLOCK)
+            place = self.place[held]
+            ends = zip(start[held], start[held] + length[held], strict=True)
             made[block] = report.fingerprint(
-                row[first:end],
-                col[first:end],
-                self.graph.alive[held],
-                self.graph.own_loop[held],
+                graph.degree[held],
+                torch.from_numpy(
+                    np.concatenate([col[first:end] for first, end in ends])
+                ),
+                graph.alive[held],
+                graph.own_loop[held],
                 self.featureless[held],
                 self.levels.x[held],
-                y[k * BLOCK : (k + 1) * BLOCK],
+                torch.where(place >= 0, self.y[place], -1),
             )
-            first = end
         return made
 
     def to_dict(self) -> dict[str, Any]:
@@ -574,13 +607,9 @@ class NodeState:
         return self.from_dict(self.settings, self.classes, self.to_dict())
 
 
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.vector_norm(matrix))
+
+
 def _edges(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
-
-
-def _moved(old: Gradient, value: Tensor, hidden: float) -> Gradient:
-    measured = float(value.norm())
-    # Adding two matrices rounds by the last bit of the sum.
-    hidden += old.norm.upper - old.norm.measured
-    hidden += 4 * UNIT * (measured + old.norm.measured)
-    return Gradient(value, Residual(measured, measured + hidden))

@@ -28,21 +28,29 @@ def opened(released: Released) -> Released:
             "'released' needs to return a dictionary of tensors and bytes "
             f'(got {type(released).__name__})'
         )
-    found: Released = {}
+    pairs: list[tuple[str, Tensor | bytes]] = []
     for name, value in released.items():
         if isinstance(value, Tensor):
-            found[_named(name)] = value.detach().clone()
+            pairs.append((name, value.detach().clone()))
         elif isinstance(value, bytes):
-            found.update(
-                (_named(key), part)
-                for key, part in _opened(name, value).items()
-            )
+            pairs += _opened(name, value)
         else:
             raise TypeError(
                 "'released' needs to hold tensors and bytes "
                 f'(got {type(value).__name__} for {name!r})'
             )
-    return found
+    alike: dict[str, list[Tensor | bytes]] = {}
+    for name, value in pairs:
+        alike.setdefault(_named(name), []).append(value)
+    # One that has the name of another is looked at as well. Their order is
+    # that of their contents: names that hold digests have another every time.
+    return {
+        name + f' ({i})' * bool(i): value
+        for name, values in alike.items()
+        for i, value in enumerate(
+            values if len(values) == 1 else sorted(values, key=_digest)
+        )
+    }
 
 
 def _named(name: str) -> str:
@@ -50,14 +58,14 @@ def _named(name: str) -> str:
     return re.sub(r'[0-9a-f]{16,}', '#', name)
 
 
-def _opened(name: str, content: bytes) -> dict[str, bytes]:
+def _opened(name: str, content: bytes) -> list[tuple[str, bytes]]:
     if content[:2] == b'PK':
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            made: dict[str, bytes] = {}
-            for member in archive.namelist():
-                inside = member.partition('/')[2] or member
+            made: list[tuple[str, bytes]] = []
+            for member in archive.infolist():
+                inside = member.filename.partition('/')[2] or member.filename
                 if inside != '.data/serialization_id':
-                    made |= _opened(f'{name}/{inside}', archive.read(member))
+                    made += _opened(f'{name}/{inside}', archive.read(member))
             return made
     for unpack in (gzip.decompress, zlib.decompress):
         try:
@@ -66,10 +74,10 @@ def _opened(name: str, content: bytes) -> dict[str, bytes]:
             continue
     if content[:1] in (b'{', b'['):
         try:
-            return dict(_values(name, json.loads(content)))
+            return _values(name, json.loads(content))
         except ValueError:
             pass
-    return {name: content}
+    return [(name, content)]
 
 
 def _values(name: str, value: Any) -> list[tuple[str, bytes]]:

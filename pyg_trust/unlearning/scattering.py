@@ -1,3 +1,5 @@
+# Longer than 700 lines because one class has its guarantee, its arguments and
+# its errors in 280 lines of docstrings.
 r"""Graph classifiers with certified removal.
 
 Every graph is embedded by a transform that is not trained
@@ -8,10 +10,9 @@ classifier is solved again from where it was
 (:mod:`pyg_trust.functional.newton` derives the guarantee).
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,51 +25,39 @@ from pyg_trust._checks import (
     check_integer,
     check_non_negative,
     check_positive,
-    check_tensor,
 )
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.functional.newton import (
     LOSSES,
     Residual,
-    compose_shifts,
     dense_rows,
-    feature_removal_bound,
     gaussian_budget,
     gram,
-    hessian_solve,
-    hessian_times,
-    loss_derivatives,
-    max_row_norm,
     minimize,
-    node_removal_bound,
-    paper_bound,
     removal_budget,
     residual,
-    shift_epsilon,
-    tight_bound,
 )
-from pyg_trust.functional.scattering import frame_bound
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    Seals,
     coarse,
-    content,
 )
 from pyg_trust.noise import LEAST_P_VALUE, p_value, source
 from pyg_trust.removal import MODES, RemovalRequest
-from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.transforms import GraphEmbedding, GraphScattering
-from pyg_trust.unlearning.leftovers import named_leftovers, views
+from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.unlearning.scattering_account import describe, newton_step
 from pyg_trust.unlearning.scattering_reports import (
-    ASSUMPTIONS,
     UnlearnReport,
     VerifyReport,
 )
+from pyg_trust.unlearning.scattering_state import (
+    Model,
+    config,
+    leftovers,
+    unpacked,
+)
 from pyg_trust.unlearning.training_graphs import (
-    Change,
     GraphKeeper,
-    TrainingGraphs,
     check_graphs,
     graph_labels,
 )
@@ -76,22 +65,6 @@ from pyg_trust.unlearning.training_graphs import (
 NOISES = ('output', 'objective')
 ACCOUNTINGS = ('residual', 'bound', 'paper')
 ON_EXCEED = ('refine', 'retrain', 'raise')
-
-
-class _Model(NamedTuple):
-    # All that training leaves behind, and its account. It is replaced as a
-    # whole, by one assignment at the end of whatever may fail or be
-    # interrupted, so that a failure changes nothing.
-    seed: int | None
-    train: TrainingGraphs
-    # Of objective perturbation, else zero.
-    B: Tensor
-    # The solution, and what is released of it.
-    W: Tensor
-    released: Tensor
-    draws: int
-    lineage: Lineage
-    ledger: RemovalLedger
 
 
 class ScatteringClassifier:
@@ -127,7 +100,7 @@ class ScatteringClassifier:
     It does not cover the pair of releases before and after, nor what reports,
     earlier states or backups reveal. Labels of graphs that lost a part stay.
     The names of what was removed stay in the ledger; its contents can't be
-    tested by who has a saved state (:class:`~pyg_trust.ledger.Seals`), which
+    tested by who has a saved state (:class:`~pyg_trust.seals.Seals`), which
     holds the released weights alone, not the solution.
 
     **Objective perturbation** (``noise='objective'``) is for comparison with
@@ -283,7 +256,7 @@ class ScatteringClassifier:
         self.tol = float(tol)
         self._keeper = GraphKeeper(transform, mode, num_classes)
         self._first_seed = seed
-        self._model: _Model | None = None
+        self._model: Model | None = None
         self._lock = ObjectLock()
 
     # Training and prediction ################################################
@@ -320,7 +293,7 @@ class ScatteringClassifier:
         if self.noise == 'objective':
             draws += 1
             B = self._draw(draws, zero.shape) * self.noise_std
-        model = _Model(
+        model = Model(
             seed=self._seed,
             train=train,
             B=B,
@@ -508,7 +481,7 @@ class ScatteringClassifier:
                     f'{self.release_std:g}'
                 )
         else:
-            model, found = self._step(old, model, change, request)
+            model, found = newton_step(self, old, model, change, request)
             action, iterations, measured, spent, increments = found
             if spent > self.budget:
                 if self.on_exceed == 'raise':
@@ -531,8 +504,15 @@ class ScatteringClassifier:
         root = model.train.seals.root
         ledger.record(action, spent, request.to_dict(), root)
         model = self._released(model._replace(ledger=ledger))
-        report = self._report(
-            model, action, request, change, measured, iterations, increments
+        report = describe(
+            self,
+            model,
+            action,
+            request,
+            change,
+            measured,
+            iterations,
+            increments,
         )
         # Model and account at once, and last of all.
         self._model = model._replace(lineage=old.lineage.next())
@@ -580,7 +560,7 @@ class ScatteringClassifier:
         # Re-embedding rounds differently: once more the rounding of both.
         holds = measured <= bound + 2 * (upper - measured)
         chance = self._noise_p_value(model)
-        leftovers = self._leftovers()
+        traces = self._leftovers()
         lines = model.ledger.entries
         sealed = not train.seals.differing(train.contents()) and (
             not lines or lines[-1].data == train.seals.root
@@ -592,7 +572,7 @@ class ScatteringClassifier:
             and distance <= allowed
             and chance >= LEAST_P_VALUE
             and sealed
-            and not leftovers,
+            and not traces,
             seeded=model.seed is not None,
             residual=measured,
             bound=bound,
@@ -603,7 +583,7 @@ class ScatteringClassifier:
             noise_p_value=chance,
             agreement=float(alike.double().mean()),
             sealed=sealed,
-            leftovers=leftovers,
+            leftovers=traces,
         )
 
     # State ##################################################################
@@ -619,7 +599,7 @@ class ScatteringClassifier:
         """
         model = self._fitted
         state = {
-            'config': self._config(),
+            'config': config(self),
             'classes': list(self.classes),
             'seed': model.seed,
             'seeded': model.seed is not None,
@@ -651,7 +631,7 @@ class ScatteringClassifier:
                 together, or the state does not continue the present one.
         """
         try:
-            self._model = self._unpacked(state, progress_bar)
+            self._model = unpacked(self, state, progress_bar)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(
                 "'state' needs to be what state_dict() returns "
@@ -708,10 +688,13 @@ class ScatteringClassifier:
     # Private ################################################################
 
     @property
-    def _fitted(self) -> _Model:
+    def _fitted(self) -> Model:
         if self._model is None:
             raise ValueError('the classifier needs to be fitted first')
         return self._model
+
+    def _leftovers(self) -> tuple[str, ...]:
+        return leftovers(self)
 
     @property
     def _seed(self) -> int | None:
@@ -727,7 +710,7 @@ class ScatteringClassifier:
         part = None if seed is None else rng.derive(seed, number)
         return source(part).normal(shape)
 
-    def _released(self, model: _Model) -> _Model:
+    def _released(self, model: Model) -> Model:
         # With fresh noise on the solution, once.
         if self.noise == 'objective':
             return model._replace(released=model.W)
@@ -737,8 +720,8 @@ class ScatteringClassifier:
         return model._replace(released=released, draws=draws)
 
     def _solved(
-        self, model: _Model, start: Tensor | None, progress_bar: bool
-    ) -> tuple[_Model, int]:
+        self, model: Model, start: Tensor | None, progress_bar: bool
+    ) -> tuple[Model, int]:
         train = model.train
         solution = minimize(
             train.Z,
@@ -754,13 +737,13 @@ class ScatteringClassifier:
         )
         return model._replace(W=solution.W), solution.iterations
 
-    def _residual(self, model: _Model) -> Residual:
+    def _residual(self, model: Model) -> Residual:
         train = model.train
         return residual(
             train.Z, train.Y, model.W, model.B, self.lam, self.loss
         )
 
-    def _shift(self, model: _Model, upper: float) -> float:
+    def _shift(self, model: Model, upper: float) -> float:
         # What a solved model spends. It is tol, or a power of two times that
         # if rounding hides more: no function of the data that lets a guess of
         # what was removed be tested.
@@ -769,269 +752,11 @@ class ScatteringClassifier:
             return beta
         return beta / (self.lam * len(model.train.graphs) * self.release_std)
 
-    def _noise_p_value(self, model: _Model) -> float:
+    def _noise_p_value(self, model: Model) -> float:
         # Of the squared distance between solution and release.
         if self.noise == 'objective':
             return 1.0
         return p_value((model.released - model.W) / self.release_std)
-
-    def _step(
-        self,
-        old: _Model,
-        new: _Model,
-        change: Change,
-        request: RemovalRequest,
-    ) -> tuple[_Model, tuple[str, int, float, float, dict[str, float]]]:
-        # One Newton step on the objective with b, and its account.
-        train, n = new.train, len(new.train.graphs)
-        mu = self.lam * n
-        _, curvature = loss_derivatives(train.Z @ old.W, train.Y, self.loss)
-        # grad L(w, D) - grad L(w, D'), to which untouched rows add nothing.
-        right = self.lam * (len(old.train.graphs) - n) * old.W
-        for (rows, Y), sign in ((change.before, 1), (change.after, -1)):
-            slope, _ = loss_derivatives(rows @ old.W, Y, self.loss)
-            right += sign * (rows.t() @ slope)
-        P = hessian_solve(train.Z, curvature, mu, right, train.K)
-        model = new._replace(W=old.W + P)
-        measured, upper = self._residual(model)
-        increments: dict[str, float] = {}
-        if self.accounting == 'residual':
-            spent = coarse(upper)
-            if spent > self.budget >= upper:
-                spent = self.budget
-        else:
-            increments = self._increments(old, new, request, P)
-            left = hessian_times(train.Z, curvature, mu, P) - right
-            which = 'tight' if self.accounting == 'bound' else 'paper'
-            spent = old.ledger.spent + increments[which]
-            # The parts of the step round too, as gradients do.
-            spent += float(left.norm()) + 4 * (upper - measured)
-        # Within an account what is spent never falls.
-        spent = max(spent, old.ledger.spent)
-        return model, ('step', 1, measured, spent, increments)
-
-    def _report(
-        self,
-        model: _Model,
-        action: str,
-        request: RemovalRequest,
-        change: Change,
-        measured: float,
-        iterations: int,
-        increments: dict[str, float],
-    ) -> UnlearnReport:
-        lines = model.ledger.entries
-        spent = lines[-1].spent
-        mu = self.lam * len(model.train.graphs)
-        output = self.noise == 'output'
-        epsilon = self.epsilon * spent / self.budget
-        transcript, beta = math.inf, spent
-        if output:
-            epsilon = shift_epsilon(spent, self.delta)
-            together = compose_shifts(line.spent for line in lines)
-            transcript = shift_epsilon(together, self.delta)
-            beta = spent * self.release_std * mu
-        return UnlearnReport(
-            action=action,
-            request=request.to_dict(),
-            mode=self.mode,
-            noise=self.noise,
-            seeded=model.seed is not None,
-            accounting=self.accounting,
-            graphs_embedded=len(change.touched),
-            num_graphs=len(model.train.graphs),
-            empty_classes=model.train.empty_classes,
-            residual=measured,
-            bound=spent,
-            budget=self.budget,
-            distance_bound=beta / mu,
-            release_std=self.release_std if output else 0.0,
-            epsilon=epsilon,
-            epsilon_transcript=transcript,
-            delta=self.delta,
-            releases=len(lines),
-            iterations=iterations,
-            increments=increments,
-            assumptions=ASSUMPTIONS[self.noise],
-            data=lines[-1].data,
-            origin=provenance(
-                transform=str(self.transform),
-                lam=self.lam,
-                noise_std=self.noise_std,
-                loss=self.loss,
-                on_exceed=self.on_exceed,
-                num_classes=self.num_classes,
-                tol=self.tol,
-            ),
-            weights=fingerprint_model({'weight': model.released}),
-            history=tuple(line.spent for line in lines),
-        )
-
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> _Model:
-        if state['config'] != self._config():
-            raise ValueError(
-                'the state was saved with other arguments (got '
-                f'{state["config"]}, need {self._config()})'
-            )
-        lineage = Lineage.of(state)
-        if self._model is not None and not lineage.continues(
-            self._model.lineage
-        ):
-            raise ValueError(
-                'the state does not continue the present one: removals can '
-                'not be turned back; a new object can load it'
-            )
-        ledger = RemovalLedger(self.budget)
-        ledger.load_state_dict(state['ledger'])
-        graphs = {
-            i: Data.from_dict(dict(data)).clone()
-            for i, data in state['graphs'].items()
-        }
-        seed = state['seed']
-        if seed is not None:
-            check_integer('seed', seed, 0)
-        if state['seeded'] is not (seed is not None):
-            raise ValueError(
-                "'seeded' of the state needs to say whether it has a seed "
-                f'(got {state["seeded"]!r})'
-            )
-        contents = {i: content(data) for i, data in graphs.items()}
-        seals = Seals.of(state['salts'], contents)
-        if ledger.entries and ledger.entries[-1].data != seals.root:
-            raise ValueError(
-                'the graphs of the state are not those of its ledger'
-            )
-        classes = tuple(state['classes'])
-        train = self._keeper.design(graphs, classes, seals, progress_bar)
-        shape = (train.Z.size(1), train.Y.size(1))
-        W = state['W']
-        B = state['B'] if self.noise == 'objective' else torch.zeros_like(W)
-        for name, value in (('W', W), ('B', B)):
-            what = f'{name} of the state'
-            check_tensor(what, value, torch.float64, shape, finite=True)
-        draws = check_integer('draws', state['draws'], 0)
-        model = _Model(
-            seed,
-            train,
-            B.clone(),
-            W.clone(),
-            W.clone(),
-            draws,
-            lineage,
-            ledger,
-        )
-        if self.noise == 'output':
-            model, _ = self._solved(model, W, progress_bar)
-            if self._noise_p_value(model) < LEAST_P_VALUE:
-                raise ValueError(
-                    'the weights of the state are not those of its ledger: '
-                    'they are not that far from the solution as their noise '
-                    'makes them'
-                )
-            return model
-        if ledger.entries:
-            measured, upper = self._residual(model)
-            # The embeddings are computed anew, and round differently.
-            if not measured <= ledger.spent + 2 * (upper - measured):
-                raise ValueError(
-                    'the weights of the state are not those of its ledger: '
-                    f'their residual is {measured:.6g}, not at most '
-                    f'{ledger.spent:.6g}'
-                )
-        return model
-
-    def _increments(
-        self, old: _Model, new: _Model, request: RemovalRequest, P: Tensor
-    ) -> dict[str, float]:
-        was, now = old.train, new.train
-        bounds = {'tight': tight_bound(now.Z, P, self.loss, now.K)}
-        if self.accounting == 'bound':
-            return bounds
-        bounds['paper'] = paper_bound(now.Z, P, self.loss, now.K)
-        parts = list(request.parts.values())
-        n, m = len(now.graphs), len(parts)
-        if self.loss != 'logistic' or n < len(was.graphs):
-            return bounds
-        # The worst cases are per class; together their Frobenius norm.
-        classes = math.sqrt(now.Y.size(1))
-        radius = max(max_row_norm(was.Z), max_row_norm(now.Z))
-        bounds['node'] = classes * node_removal_bound(n, self.lam, radius, m)
-        transform = self.transform
-        if (
-            isinstance(transform, GraphScattering)
-            and transform.Q == 1
-            and transform.low_pass == 'mean'
-            and math.isfinite(frame_bound(transform.wavelet, transform.J))
-            and all(
-                len(part.features) == 1 and not part.nodes and not part.edges
-                for part in parts
-            )
-        ):
-            frame = frame_bound(transform.wavelet, transform.J)
-            stability = math.sqrt(
-                sum(frame ** (2 * layer) for layer in range(transform.L))
-            )
-            # The removed features are at most 1 each, and the present
-            # residual adds to what the noise does to the weights.
-            width = was.graphs[request.graphs[0]].x.size(1)
-            size = min(now.graphs[i].num_nodes for i in request.graphs)
-            noise = float(old.B.norm(dim=0).max()) + old.ledger.spent
-            bounds['feature'] = classes * feature_removal_bound(
-                n,
-                size,
-                self.lam,
-                radius,
-                stability * math.sqrt(width),
-                noise,
-                m,
-            )
-        return bounds
-
-    def _leftovers(self) -> tuple[str, ...]:
-        model = self._fitted
-        train, found = model.train, []
-        for entry in model.ledger.entries:
-            for name, part in entry.request.items():
-                data = train.graphs.get(int(name))
-                if data is None:
-                    continue
-                if part.get('whole'):
-                    found.append(f'graph {name}')
-                else:
-                    found += named_leftovers(data, part, f' of graph {name}')
-        tensors: list[tuple[str, Tensor]] = [
-            ('Y', train.Y),
-            ('B', model.B),
-            ('W', model.W),
-            ('the released weights', model.released),
-            ('embeddings', train.Z),
-        ]
-        if train.K is not None:
-            tensors.append(('inner products', train.K))
-        for i, data in train.graphs.items():
-            for key, value in data.to_dict().items():
-                if isinstance(value, Tensor):
-                    tensors.append((f'{key} of graph {i}', value))
-        return (*found, *views(tensors))
-
-    def _config(self) -> dict[str, Any]:
-        transform = {
-            key: str(value) if isinstance(value, torch.dtype) else value
-            for key, value in vars(self.transform).items()
-        }
-        return {
-            'transform': [type(self.transform).__name__, transform],
-            'lam': self.lam,
-            'noise': self.noise,
-            'release_std': self.release_std,
-            'noise_std': self.noise_std,
-            'epsilon': self.epsilon,
-            'delta': self.delta,
-            'loss': self.loss,
-            'mode': self.mode,
-            'num_classes': self.num_classes,
-            'tol': self.tol,
-        }
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

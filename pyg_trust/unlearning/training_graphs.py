@@ -21,8 +21,11 @@ from pyg_trust.functional.newton import (
     replace_rows,
 )
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import Seals, content
 from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.seals import (
+    Seals,
+    content,
+)
 from pyg_trust.transforms import GraphEmbedding
 
 

@@ -218,6 +218,24 @@ def test_the_report_holds_what_one_needs():
     assert said.data == made.fingerprint
 
 
+def test_a_promise_names_the_edges_that_were_fixed():
+    # On a tree the default keeps all edges, so that everything is robust.
+    path = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    path = torch.cat([path, path.flip(0)], dim=1)
+    logits = torch.tensor([[9, 0], [0, 1], [0, 1], [9, 0]]).double()
+    kept = certify(logits, ThreatModel(path, local_budget=1, num_nodes=4))
+    free = certify(
+        logits,
+        ThreatModel(path, fixed='none', local_budget=1, num_nodes=4),
+    )
+    assert kept.num_robust == 4 > free.num_robust
+    assert any(
+        '6 directed edges are fixed' in s for s in kept.guarantee().assumptions
+    )
+    assert not any('fixed' in s for s in free.guarantee().assumptions)
+    assert 'at most 1 flip at a node' in free.guarantee().promise
+
+
 def test_witnesses_are_of_broken_targets_only():
     adj, logits, _, budget = problem(0, 'both')
     made = certify(logits, ThreatModel(csr(adj), 'both', local_budget=budget))

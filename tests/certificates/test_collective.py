@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GraphSAGE
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_trust.certificates import BitFlips, certify, certify_collective
 from pyg_trust.certificates.collective import _Fields
@@ -146,6 +146,10 @@ def smooth(model, data, noise):
         (GCN, 1, 'source', False),
         (GraphSAGE, 2, 'target', True),
         (GraphSAGE, 1, 'target', False),
+        (GAT, 2, 'target', True),
+        (GAT, 1, 'target', False),
+        (GIN, 2, 'target', True),
+        (GIN, 1, 'target', False),
     ],
 )
 def test_a_field_that_is_too_small_is_found_out(kind, hops, degrees, good):
@@ -159,6 +163,45 @@ def test_a_field_that_is_too_small_is_found_out(kind, hops, degrees, good):
     else:
         with pytest.raises(ValueError, match='outside of its field'):
             certify_collective(report, model, data, **arguments)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'degrees'),
+    [(GCN, 'source'), (GraphSAGE, 'target'), (GAT, 'target'), (GIN, 'target')],
+)
+def test_every_subgraph_shows_a_node_its_field_alone(kind, degrees):
+    # All 64 subgraphs of a tree with a chord: those that agree on the field
+    # of a node give it one output. With a hop less they do not.
+    pairs = torch.tensor([[0, 1, 2, 3, 4, 1], [1, 2, 3, 4, 5, 3]])
+    torch.manual_seed(3)
+    model, x = kind(3, 16, 2, 2).eval(), torch.randn(6, 3)
+    outputs = {}
+    for on in itertools.product([False, True], repeat=pairs.size(1)):
+        part = pairs[:, list(on)]
+        with torch.no_grad():
+            outputs[on] = model(x, torch.cat([part, part.flip(0)], 1))
+    data = Data(x=x, edge_index=torch.cat([pairs, pairs.flip(0)], 1))
+    listed = pairs.t().tolist()
+
+    def spread(hops):
+        fields = _Fields(data, hops, degrees)
+        widest = 0.0
+        for v in range(6):
+            seen = [
+                listed.index(fields.pairs[:, e].tolist())
+                for e in fields.edges[[v]].tocoo().coords[1]
+            ]
+            groups = {}
+            for on, out in outputs.items():
+                key = tuple(on[e] for e in seen)
+                groups.setdefault(key, []).append(out[v])
+            for group in groups.values():
+                rows = torch.stack(group)
+                widest = max(widest, float((rows - rows[0]).abs().max()))
+        return widest
+
+    assert spread(2) < 1e-6
+    assert spread(1) > 1e-3
 
 
 def test_more_stays_at_once_than_one_by_one():

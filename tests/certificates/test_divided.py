@@ -85,6 +85,108 @@ def test_a_changed_node_changes_one_view_bit_for_bit(kind):
     assert moved > 0, 'no attack'
 
 
+@pytest.mark.parametrize('kind', [GAT, GIN])
+def test_no_replacement_of_a_node_breaks_a_certified_class(kind):
+    # Five nodes and two layers: each node with every set of neighbours and
+    # three rows of features, exhaustively. Without groups it does break some.
+    n = 5
+    pairs = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    torch.manual_seed(3)
+    x = torch.randn(n, 4)
+    data = Data(
+        x=x,
+        edge_index=torch.cat([pairs, pairs.flip(0)], 1),
+        n_id=torch.arange(n) * 7,
+    )
+    model = model_of(kind, 1)
+    model.eval()
+    divided = Divided(model, 5, 'nodes', seed=3)
+    clean = divided.certify(data)
+    held = clean.certified(1)
+    assert int(held.sum()) >= 1
+    with torch.no_grad():
+        plain = model(x, data.edge_index).argmax(1)
+    moved = plain_moved = 0
+    for u in range(n):
+        others = [v for v in range(n) if v != u]
+        rest = (data.edge_index != u).all(0)
+        for on in itertools.product([False, True], repeat=n - 1):
+            new = torch.tensor(
+                [v for v, o in zip(others, on, strict=True) if o]
+            )
+            new = new.long()
+            star = torch.stack([new, torch.full_like(new, u)])
+            bad = data.clone()
+            bad.edge_index = torch.cat(
+                [data.edge_index[:, rest], star, star.flip(0)], 1
+            )
+            for row in (x[u], -10 * x[u], 10 * torch.ones(4)):
+                bad.x = x.clone()
+                bad.x[u] = row
+                with torch.no_grad():
+                    votes = torch.stack(
+                        [
+                            model(view.x, view.edge_index).argmax(1)
+                            for view in map(
+                                divided.division.view, [bad] * 5, range(5)
+                            )
+                        ]
+                    )
+                    now = model(bad.x, bad.edge_index).argmax(1)
+                apart = (votes != clean.votes)[:, others]
+                assert bool((apart.any(1).sum()) <= 1)
+                count = torch.nn.functional.one_hot(votes, 3).sum(0)
+                voted = count.argmax(1)  # ties: the first class
+                stays = voted == clean.predicted
+                sure = held.clone()
+                sure[u] = False
+                assert bool(stays[sure].all())
+                moved += int(apart.sum())
+                plain_moved += int((now != plain)[others].sum())
+    assert moved > 0
+    assert plain_moved > 0, 'no attack'
+
+
+class Turning(torch.nn.Module):
+    """Answers by how often it was called: a state, in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x, edge_index, *batch):
+        self.calls += 1
+        rows = x if not batch else global_add_pool(x, *batch)
+        return rows[:, :3] + self.calls
+
+
+class Leaning(torch.nn.Module):
+    """Graphs in a batch hear how large the others are."""
+
+    def forward(self, x, edge_index, batch):
+        rows = global_add_pool(x, batch)
+        return rows[:, :3] - rows[:, :3].mean(0)
+
+
+def test_a_state_between_views_is_refused():
+    graphs = [graph(seed, 9) for seed in range(3)]
+    for by in ('edges', 'subgraphs'):
+        with pytest.raises(ValueError, match='same function'):
+            Divided(Turning(), 3, by, seed=1).certify(graphs)
+    with pytest.raises(ValueError, match='same function'):
+        Divided(Turning(), 3, 'edges', seed=1).certify(graph())
+
+
+def test_views_that_hear_unlike_neighbours_are_run_alone():
+    # The first views alone may be alike: what mixes shows with others.
+    graphs = [graph(seed, 9) for seed in range(4)]
+    graphs[3].x = 50 * graphs[3].x
+    divided = Divided(Leaning(), 3, 'edges', seed=1)
+    votes = divided.certify(graphs).votes
+    # Alone, every graph is its own mean: all outputs are equal.
+    assert bool((votes == 0).all())
+
+
 def _inputs(data):
     return data.x, data.edge_index
 

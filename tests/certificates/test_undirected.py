@@ -13,7 +13,9 @@ from pyg_trust.functional import (
     linear_program,
     pagerank_bounds,
 )
-from pyg_trust.functional.budget import Mirror
+from pyg_trust.functional.dual_search import (
+    Mirror,
+)
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.search import (
     all_flips,

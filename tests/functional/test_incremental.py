@@ -12,6 +12,7 @@ from pyg_trust import ops
 from pyg_trust.functional import (
     Measure,
     appnp,
+    dynamic_graph,
     heat,
     ppr,
     propagate,
@@ -356,6 +357,49 @@ def test_editing_is_the_inverse_of_editing(data):
         )
         held -= out
         assert {tuple(e) for e in dynamic.edge_index().t().tolist()} == held
+
+
+@pytest.mark.parametrize('few', [0, 10**6])
+@pytest.mark.parametrize('self_loops', [False, True])
+def test_edges_are_found_one_by_one_or_together(few, self_loops, monkeypatch):
+    monkeypatch.setattr(dynamic_graph, 'FEW', few)
+    edges = random_graph(20, 40, 21, loops=4, directed=True)
+    there = set(map(tuple, edges.t().tolist()))
+    graph = DynamicGraph(CSRGraph.from_edge_index(edges, 20), self_loops)
+    asked = torch.cartesian_prod(torch.arange(-2, 23), torch.arange(-2, 23))
+    for _ in range(2):
+        found = graph.has_edges(asked.t())
+        wanted = [pair in there for pair in map(tuple, asked.tolist())]
+        assert found.tolist() == wanted
+        gone = edges[:, :15]
+        nodes = torch.empty(0, dtype=torch.int64)
+        graph.remove(nodes, gone, Journal())
+        assert graph.num_entries == int(graph.degree.sum())
+        there -= set(map(tuple, gone.t().tolist()))
+        edges = edges[:, 15:]
+
+
+def test_the_number_of_entries_goes_back_with_the_edit(monkeypatch):
+    edges = random_graph(20, 40, 22)
+    graph = DynamicGraph(CSRGraph.from_edge_index(edges, 20), True)
+    before, journal = graph.num_entries, Journal()
+    nodes = torch.tensor([3, 5])
+    graph.remove(nodes, edges[:, :0], journal)
+    assert graph.num_entries == int(graph.degree.sum()) < before
+    journal.undo()
+    assert graph.num_entries == int(graph.degree.sum()) == before
+    edit = ops.edit_rows
+
+    def interrupted(*args):
+        edit(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ops, 'edit_rows', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        graph.remove(nodes, edges[:, :0], journal)
+    monkeypatch.undo()
+    journal.undo()
+    assert graph.num_entries == int(graph.degree.sum()) == before
 
 
 def test_edits_that_do_not_fit_change_nothing():

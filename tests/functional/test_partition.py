@@ -8,7 +8,7 @@ import torch
 
 from pyg_trust import functional as F
 from pyg_trust import rng
-from pyg_trust.functional import partition
+from pyg_trust.functional import partition_methods
 
 pytestmark = pytest.mark.sparse
 
@@ -328,7 +328,7 @@ def test_metis_is_repaired(monkeypatch):
         seen.append((ptr, col, num_parts))
         return raw
 
-    monkeypatch.setattr(partition, '_metis', fake)
+    monkeypatch.setattr(partition_methods, '_metis', fake)
     shard = F.metis_partition(edge_index, NODES, SHARDS)
     check_balance(shard, SHARDS)
     # METIS gets a symmetric graph without loops, and who can stay, stays.
@@ -342,7 +342,7 @@ def test_metis_is_repaired(monkeypatch):
 
 def test_metis_keeps_a_good_partition(monkeypatch):
     raw = torch.arange(NODES) % SHARDS
-    monkeypatch.setattr(partition, '_metis', lambda *_: raw)
+    monkeypatch.setattr(partition_methods, '_metis', lambda *_: raw)
     shard = F.metis_partition(make('random'), NODES, SHARDS)
     assert torch.equal(shard, raw)
 
@@ -402,21 +402,23 @@ def test_blpa(name):
 
 def test_blpa_moves_and_waits():
     # Node 0 waits at the full shard 0 until node 1 leaves it for shard 1.
-    after = partition._move(
+    after = partition_methods._move(
         [1, 0, 0, 0, 1], [0, 1], [0, 1, 0, 0, 1], [3, 2], (1, 3)
     )
     assert after == [0, 1, 0, 0, 1]
     # Both shards are full: nobody moves.
     full = [0, 0, 1, 1]
-    after = partition._move(full.copy(), [0, 2], [1, 0, 0, 1], [2, 2], (1, 2))
+    after = partition_methods._move(
+        full.copy(), [0, 2], [1, 0, 0, 1], [2, 2], (1, 2)
+    )
     assert after == full
     # The first in the order takes the last place.
-    after = partition._move(
+    after = partition_methods._move(
         [0, 0, 0, 1, 1], [2, 0], [1, 0, 1, 1, 1], [3, 2], (1, 3)
     )
     assert after == [0, 0, 1, 1, 1]
     # Nobody leaves a shard of the smallest size.
-    after = partition._move([0, 1, 1], [0], [1, 1, 1], [1, 2], (1, 3))
+    after = partition_methods._move([0, 1, 1], [0], [1, 1, 1], [1, 2], (1, 3))
     assert after == [0, 1, 1]
 
 

@@ -7,16 +7,18 @@ import torch
 
 from pyg_trust.functional.scattering import (
     METHODS,
+    graph_fourier,
+    scattering_path,
+    scattering_transform,
+)
+from pyg_trust.functional.scattering_batch import num_paths
+from pyg_trust.functional.wavelets import (
     WAVELETS,
     frame_bound,
     frame_bounds,
-    graph_fourier,
     itersine,
     lazy_walk,
     monic_cubic,
-    num_paths,
-    scattering_path,
-    scattering_transform,
     wavelet_bank,
 )
 from pyg_trust.graph import CSRGraph

@@ -16,6 +16,7 @@ from pyg_trust.account import ReleaseAccount
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation
+from pyg_trust.transforms import AGP
 
 RELATIONS = [
     {'relation': 'edge'},
@@ -163,6 +164,7 @@ def test_a_checkpoint_puts_what_was_spent_on_a_fresh_account():
         fresh.fit(data)
     for changes in (
         {'history': state['history'][:1] * 2},
+        {'history': []},
         {'setting': {**state['setting'], 'epsilon': 1.0}},
         {'format': 0},
         {'released': []},
@@ -170,6 +172,31 @@ def test_a_checkpoint_puts_what_was_spent_on_a_fresh_account():
         with pytest.raises(ValueError, match="'state'"):
             model.load_state_dict({**state, **changes})
     assert model.predict().shape == (60,)
+
+
+def test_a_checkpoint_that_forgot_what_it_cost_is_refused():
+    # Weights and rows of epsilon 8 came with a report of epsilon 0.
+    data = graph()
+    state = PrivateNodeClassifier('edge', **QUICK).fit(data).state_dict()
+    fresh = PrivateNodeClassifier('edge', **QUICK)
+    for history in ([], [mu / 10 for mu in state['history']]):
+        with pytest.raises(ValueError, match='that pays for'):
+            fresh.load_state_dict({**state, 'history': history})
+    with pytest.raises(RuntimeError, match='fit data first'):
+        fresh.report()
+    fresh.load_state_dict(state)
+    assert fresh.report().epsilon == pytest.approx(8.0, rel=1e-3)
+
+
+def test_predictions_of_propagated_rows_are_refused():
+    # "Predictions never read an edge": these rows have read them before.
+    data = graph()
+    model = PrivateNodeClassifier('node', **QUICK).fit(data)
+    mixed = AGP('appnp', alpha=0.1)(copy.copy(data)).x
+    assert mixed.shape == data.x.shape
+    for ask in (model.logits, lambda x: model.predict(x=x)):
+        with pytest.raises(ValueError, match="'x' needs rows"):
+            ask(mixed)
 
 
 class Couples(nn.Module):

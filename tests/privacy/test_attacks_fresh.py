@@ -617,3 +617,59 @@ def test_what_is_spent_beside_the_plan_ends_training(private, way):
     for _ in range(3):
         setup.train()
     assert (engine.steps, engine.get_epsilon(delta)) == (steps, spent)
+
+
+# Settings that a private loss chooses ########################################
+
+
+@pytest.mark.parametrize('kind', ['plateau', 'by hand', 'tensor'])
+def test_a_learning_rate_that_reads_the_loss_is_in_the_report(private, kind):
+    # The weights then tell of losses that no noise has gone over; every step
+    # went through, and the report said nothing of it.
+    setup = private()
+    optimizer = setup.optimizer
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0
+    )
+    (group,) = optimizer.param_groups
+    for _, batch in zip(range(3), setup.loader, strict=False):
+        optimizer.zero_grad()
+        loss = setup.loss(batch)
+        loss.backward()
+        optimizer.step()
+        if kind == 'plateau':
+            plateau.step(1.0 + loss.item())
+            plateau.step(2.0 + loss.item())
+        elif kind == 'by hand':
+            group['lr'] = loss.item() / 100
+        else:
+            group['weight_decay'] = loss.detach() / 100
+    text = setup.engine.report(1e-3).explain()
+    assert 'does not if they follow a private loss' in text
+
+
+def test_a_report_of_fixed_settings_says_nothing_of_changes(private):
+    setup = private()
+    setup.train(2)
+    text = setup.engine.report(1e-3).explain()
+    assert 'changed between steps' not in text
+    assert 'learning rates' in text
+
+
+@pytest.mark.parametrize('how', ['append', 'replace'])
+def test_a_group_of_the_optimizer_takes_no_other_parameter(private, how):
+    # A temperature of the loss was moved by gradients without noise.
+    setup = private()
+    extra = torch.nn.Parameter(torch.ones(()))
+    (group,) = setup.optimizer.param_groups
+    if how == 'append':
+        group['params'].append(extra)
+    else:
+        group['params'] = [extra, *group['params'][1:]]
+    batch = next(iter(setup.loader))
+    setup.loss(batch).backward()
+    extra.grad = torch.ones(())
+    with pytest.raises(ValueError, match='keep its parameters'):
+        setup.optimizer.step()
+    assert extra.item() == 1.0
+    assert setup.engine.steps == 0

@@ -10,15 +10,14 @@ from torch_geometric.datasets import Planetoid
 
 from pyg_trust import functional as F
 from pyg_trust import rng
-from pyg_trust.functional.partition import SEEN
 from pyg_trust.nn import learned_partition, partition_embedding
 from pyg_trust.transforms import Shards
-from pyg_trust.transforms.shards import METHODS
+from pyg_trust.transforms.shards import PARTITIONS
 
 pytestmark = pytest.mark.sparse
 
 NODES, SHARDS = 90, 4
-WITHOUT_METIS = [method for method in METHODS if method != 'metis']
+WITHOUT_METIS = [method for method in PARTITIONS if method != 'metis']
 
 
 def make_data(**kwargs):
@@ -104,12 +103,14 @@ def test_hash_follows_names_where_nodes_are_renumbered():
     assert torch.equal(out.shard, shard[keep])
     assert transform.exact
     assert not any(
-        Shards(SHARDS, method).exact for method in METHODS if method != 'hash'
+        Shards(SHARDS, method).exact
+        for method in PARTITIONS
+        if method != 'hash'
     )
 
 
 def test_every_method_says_what_it_has_seen():
-    assert set(METHODS) == set(SEEN)
+    assert all(PARTITIONS.fact(name, 'sees') for name in PARTITIONS)
     assert 'name of the node' in Shards(2, 'hash').seen
     assert 'labels' in Shards(2, 'learned').seen
 

@@ -1,6 +1,8 @@
 """The audit of unlearning: planted faults have to be found."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,6 +154,47 @@ class Unpurged(ShardedSubject):
         super().remove(request)
 
 
+class Renamed(Unpurged):
+    """Keeps the old data under the name of another digest."""
+
+    def remove(self, request):
+        folder = Path(self._folder.name)
+        old = {f.name: f.read_bytes() for f in folder.glob('data-*')}
+        ShardedSubject.remove(self, request)
+        for name, content in old.items():
+            other = re.sub('[0-9a-f]{16,}', '0' * 16, name)
+            (folder / other).write_bytes(content)
+
+
+class Jitter(Nothing):
+    """Keeps all, and releases it in another form that no seed fixes."""
+
+    gone = False
+
+    def remove(self, request):
+        self.gone = True
+
+    def released(self):
+        found = super().released()
+        if not self.gone:
+            return found
+        noise = int.from_bytes(os.urandom(4), 'big') * 1e-12
+        return {'all': found['probabilities'] + noise}
+
+
+class Clock(ShardedSubject):
+    """Exact; writes down a time that is coarser than a run."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__(lambda **given: unlearner(**given))
+
+    def released(self):
+        Clock.calls += 1
+        return {**super().released(), 'time': bytes([Clock.calls // 6])}
+
+
 def audit(make, tests, **kwargs):
     data = graph()
     request = kwargs.pop('request', RemovalRequest(nodes=GONE))
@@ -278,6 +321,25 @@ def test_copies_are_found_in_any_form():
     (row,) = audit(Packed, ('bytes',)).rows
     assert row.verdict == 'failed'
     assert row.note == 'beside'
+
+
+def test_a_copy_under_the_name_of_another_digest_is_found():
+    # Names without their digests are the same: one hid the other.
+    report = audit(Renamed, ['twins', 'bytes'])
+    assert 'failed' in {row.verdict for row in report.rows}
+    (row,) = [row for row in report.rows if row.test == 'bytes']
+    assert row.verdict == 'failed'
+
+
+def test_what_can_not_be_compared_afterwards_was_not_forgotten():
+    rows = audit(Jitter, ['twins']).rows
+    assert {row.verdict for row in rows} == {'no power'}
+
+
+def test_a_clock_that_agreed_in_the_control_is_no_trace():
+    Clock.calls = 0
+    rows = audit(Clock, ['twins']).rows
+    assert 'failed' not in {row.verdict for row in rows}
 
 
 def test_a_pair_of_releases_leaks_by_design_and_nothing_is_not_good():

@@ -23,9 +23,15 @@ from pyg_trust.functional import heads as H
 from pyg_trust.functional.dynamic_graph import DynamicGraph
 from pyg_trust.functional.incremental import LevelState
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, Seals
+from pyg_trust.ledger import (
+    BudgetExceededError,
+    RemovalLedger,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
+from pyg_trust.seals import (
+    Seals,
+)
 from pyg_trust.unlearning import NodeClassifier, node, node_release
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_state import NodeState
@@ -272,6 +278,20 @@ def test_self_loops_of_the_input_are_edges():
             model.remove(RemovalRequest(edges=[(3, 3)]))
 
 
+def test_a_loop_that_goes_changes_the_digest_of_its_block_alone():
+    # No neighbour changes, where the measure adds the loop anyway.
+    data = blocks()
+    loop = torch.tensor([[70], [70]])
+    data.edge_index = torch.cat([data.edge_index, loop], dim=1)
+    model = make(data)
+    before = model._model.data.blocks()
+    model.remove(RemovalRequest(edges=[(70, 70)]))
+    after = model._model.data.blocks()
+    changed = {block for block in before if before[block] != after[block]}
+    assert changed == {70 // 64}
+    assert model.verify().ok
+
+
 def test_the_last_edge_a_leaf_an_isolated_node_and_a_hub():
     data = blocks(isolated=3)
     star = torch.stack([torch.full((60,), 80), torch.arange(60)])
@@ -402,6 +422,26 @@ def test_a_planted_fault_is_found(plant, monkeypatch):
     # The auditor is honest.
     monkeypatch.undo()
     assert not model.verify().ok
+
+
+def test_rows_that_were_kept_from_before_are_found(monkeypatch):
+    rows, kept = LevelState.rows, {}
+
+    def cached(self, nodes=None):
+        fresh = rows(self, nodes)
+        if nodes is None or nodes.numel() == 0:
+            return fresh
+        pairs = zip(nodes.tolist(), fresh, strict=True)
+        return torch.stack([kept.setdefault(v, row) for v, row in pairs])
+
+    monkeypatch.setattr(LevelState, 'rows', cached)
+    data = blocks()
+    model = make(data)
+    model.remove(RemovalRequest(nodes=[int(data.train_mask.nonzero()[1])]))
+    monkeypatch.undo()
+    found = model.verify()
+    assert found.feature_error > 0
+    assert not found.ok
 
 
 def test_a_solver_that_does_nothing_is_not_believed(monkeypatch):
@@ -589,8 +629,8 @@ STAGES = [
     (LevelState, '_pull'),
     (LevelState, 'rows'),
     (NodeState, 'forget'),
-    (NodeState, '_without'),
-    (NodeState, '_with'),
+    (NodeState, '_drop'),
+    (NodeState, '_follow'),
     (NodeState, 'blocks'),
     (node, 'refine'),
     (H.Objective, 'gradient'),
@@ -614,7 +654,7 @@ def test_a_failure_at_any_stage_changes_nothing(
     request = RemovalRequest(
         nodes=[hub, int(data.train_mask.nonzero()[0])], features=[6]
     )
-    if stage[1] in ('_with', '_without'):
+    if stage[1] == '_follow':
         # Where few rows change, the gradient follows by these alone.
         label = int(data.train_mask.nonzero()[0])
         request = RemovalRequest(labels=[label])
@@ -1047,3 +1087,23 @@ def test_digests_notice_every_change_in_their_block_alone(name):
         state.featureless[127] = True
     after = state.blocks()
     assert {k for k in before if before[k] != after[k]} == {1}
+
+
+def test_the_size_of_the_rows_is_followed_from_above_and_back():
+    data = blocks()
+    data.x[data.train_mask.nonzero()[:3, 0]] *= 1e4
+    model = make(data)
+    state = model._model.data
+    for request in requests(model, data, 24):
+        before = state.square
+        model.plan(request)
+        assert state.square == before
+        model.remove(request)
+        exact = float(state.Z.double().square().sum())
+        assert exact * (1 - 1e-12) <= state.square <= exact * (1 + 1e-6) + 1e-6
+    large = data.train_mask.nonzero()[:3, 0]
+    there = model.nodes[torch.isin(model.nodes, large)]
+    if there.numel():
+        model.remove(RemovalRequest(nodes=there))
+    exact = float(state.Z.square().sum())
+    assert exact * (1 - 1e-12) <= state.square

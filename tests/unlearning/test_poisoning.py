@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GraphNorm
+from torch_geometric.nn import GCN, GraphNorm, GraphSAGE
 
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards.inference import ViewRunner
 
 N, SHARDS, CLASSES = 60, 7, 2
 
@@ -233,3 +234,107 @@ def test_what_breaks_the_promise_is_refused():
         mixing.certify()
     with pytest.raises(ValueError, match="'inference'"):
         fit(data, epochs=1).certify(inference='whole')
+
+
+def bags(data, width=64):
+    """The same graph with mostly zeros as features."""
+    made = data.clone()
+    generator = torch.Generator().manual_seed(9)
+    made.x = torch.zeros(N, width)
+    word = torch.randint(width // 2, (N, 3), generator=generator)
+    made.x.scatter_(1, 2 * word + data.y[:, None], 1.0)
+    return made
+
+
+def fit_bags(data, factory):
+    return ShardedUnlearner(
+        factory,
+        SHARDS,
+        partition='hash',
+        aggregator='majority',
+        num_classes=CLASSES,
+        epochs=12,
+        trainer='sequential',
+        seed=4,
+    ).fit(data)
+
+
+def isolated_outputs(unlearner):
+    """What every model says of its view, to the last bit."""
+    kept = []
+    call = ViewRunner.__call__
+
+    def spied(self, graph, number, dense=None):
+        out = call(self, graph, number, dense)
+        kept.append((number, out.clone(), graph.x.layout))
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ViewRunner, '__call__', spied)
+        unlearner.certify()
+    # The last run of each number is its vote.
+    return {number: (out, layout) for number, out, layout in kept}
+
+
+@pytest.mark.parametrize('kind', [GCN, GraphSAGE])
+def test_a_dense_row_of_an_attacker_rounds_no_other_shard(kind):
+    # Features of mostly zeros are multiplied sparsely. Whoever fills rows
+    # turns that off for the own group, and must not for another.
+    data = bags(graph())
+    clean = fit_bags(data, lambda: kind(64, 8, 2, CLASSES))
+    made = clean.certify()
+    before = isolated_outputs(clean)
+    assert any(layout == torch.sparse_csr for _, layout in before.values())
+    target = int(made.group[11])
+    mine = made.group == target
+    bad = data.clone()
+    generator = torch.Generator().manual_seed(2)
+    bad.x[mine] = torch.randn(int(mine.sum()), 64, generator=generator)
+    after = isolated_outputs(fit_bags(bad, lambda: kind(64, 8, 2, CLASSES)))
+    assert after[target][1] == torch.strided
+    for number, (out, layout) in before.items():
+        if number != target:
+            assert after[number][1] == layout
+            assert torch.equal(after[number][0][~mine], out[~mine])
+
+
+class Counting(torch.nn.Module):
+    """Reads how many features are there in the whole graph."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.lin = torch.nn.Linear(width, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.lin(x) + 0.01 * torch.tanh(x.sum()) * self.lin.bias
+
+
+class Reading(torch.nn.Module):
+    """Writes to its features before it multiplies by them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.lin = torch.nn.Linear(width, CLASSES)
+
+    def forward(self, x, edge_index):
+        x = x.clone()
+        x.add_(1.0)
+        return self.lin(x)
+
+
+def test_models_that_mix_sparse_rows_are_refused():
+    data = bags(graph())
+    with pytest.raises(ValueError, match='apart'):
+        fit_bags(data, lambda: Counting(64)).certify()
+
+
+def test_sparse_rows_change_no_vote_of_a_model_that_rewrites_them():
+    data = bags(graph())
+    unlearner = fit_bags(data, lambda: Reading(64))
+    seen = isolated_outputs(unlearner)
+    made = unlearner.certify()
+    for number, (out, _) in seen.items():
+        state = unlearner.shard_state(number)
+        wanted = (data.x + 1) @ state['lin.weight'].T + state['lin.bias']
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
+    assert bool((made.radius >= 0).any())

@@ -18,18 +18,23 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice
 from pyg_trust.functional.partition import (
+    PARTITIONS,
     check_partition,
     hash_partition,
     partition_from_lists,
     shard_sizes,
 )
-from pyg_trust.ledger import RemovalLedger, Seals
+from pyg_trust.ledger import (
+    RemovalLedger,
+)
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import provenance
-from pyg_trust.transforms.shards import METHODS, Shards, training_nodes
+from pyg_trust.seals import (
+    Seals,
+)
+from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
     kind_of,
@@ -37,6 +42,10 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import evaluate_all
+from pyg_trust.unlearning.shards.packing import (
+    described,
+    plain_settings,
+)
 from pyg_trust.unlearning.shards.products import can_multiply, select_rows
 from pyg_trust.unlearning.shards.slices import induced, slice_numbers
 from pyg_trust.unlearning.shards.state import (
@@ -45,8 +54,6 @@ from pyg_trust.unlearning.shards.state import (
     State,
     Stateful,
     Work,
-    described,
-    plain_settings,
 )
 from pyg_trust.unlearning.shards.training import (
     Shard,
@@ -77,7 +84,7 @@ class Building(Stateful):
     def _checked(self, partition: Any) -> Any:
         # As given, but nothing that somebody else could change.
         if isinstance(partition, str):
-            check_choice('partition', partition, METHODS)
+            PARTITIONS.find('partition', partition)
             Shards(self.num_shards, partition, seed=0)
             return partition
         if isinstance(partition, Shards):
@@ -126,7 +133,7 @@ class Building(Stateful):
             made.shard[index] = shard
         elif isinstance(partition, Shards):
             light = without_features(data)
-            if partition.method != 'random':
+            if partition.sees_features:
                 light.x = data.x.to_dense()
             made = copy.copy(data)
             made.shard = partition(light).shard

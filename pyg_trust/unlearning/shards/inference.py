@@ -1,4 +1,4 @@
-"""Outputs of the models of all shards over one graph."""
+"""Outputs of the models of all shards over one graph, and over its views."""
 
 from collections.abc import Callable, Sequence
 
@@ -73,3 +73,87 @@ def evaluate_all(
     kinds = (out.dtype for out in outputs if out.is_floating_point())
     dtype = next(kinds, graph.x.dtype)
     return torch.stack([out.to(dtype) for out in outputs])
+
+
+class ViewRunner:
+    """The models of shards on views of a graph, one at a time.
+
+    Args:
+        factory (Callable): makes a model.
+        states (list): as :func:`evaluate_all` takes them.
+        num_classes (int): the number of classes.
+        recipe (Recipe): how they were trained.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Module],
+        states: Sequence[dict[str, Tensor]],
+        num_classes: int,
+        recipe: Recipe,
+    ) -> None:
+        self.states, self.num_classes = states, num_classes
+        self.recipe = recipe
+        with seeded(0):
+            self.module = factory()
+
+    def takes_rows(self, x: Tensor, edge_weight: Tensor | None) -> bool:
+        """Whether CSR features change nothing but the rounding.
+
+        Asked of the model as it is made, on a graph of its own: no shard, and
+        nothing that can be attacked, has a say in what becomes of others.
+
+        Args:
+            x (Tensor): features, of which type and width are looked at.
+            edge_weight (Tensor or None): weights, of which it is the type.
+        """
+        n = 6
+        like = torch.arange(n * x.size(1)).view(n, -1)
+        some = ((like * 2654435761 >> 8) % 3 == 0).to(x.dtype)
+        ring = torch.arange(n)
+        edges = torch.stack([ring, (ring + 1) % n])
+        graph = Shard(
+            seed=0,
+            x=some,
+            y=torch.zeros(n, dtype=torch.int64),
+            edge_index=torch.cat([edges, edges.flip(0)], 1),
+            edge_weight=None
+            if edge_weight is None
+            else torch.ones(2 * n, dtype=edge_weight.dtype),
+        )
+        sparse = graph._replace(x=rows_of_nonzeros(some))
+        try:
+            one = evaluate(
+                self.module, graph, sparse_adj=self.recipe.sparse_adj
+            )
+            two = evaluate(
+                self.module, sparse, sparse_adj=self.recipe.sparse_adj
+            )
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return False
+        apart = (one - two).abs().max()
+        return bool(apart <= 1e-5 * one.abs().max().clamp(min=1e-30))
+
+    def __call__(
+        self, graph: Shard, number: int, dense: Tensor | None = None
+    ) -> Tensor:
+        """The outputs of one model for all nodes.
+
+        Args:
+            graph (Shard): the view.
+            number (int): of the model.
+            dense (Tensor, optional): CSR features as a dense matrix, if there
+                is one already. (default: :obj:`None`)
+        """
+        state = self.states[number]
+        if not state:
+            return graph.y.new_zeros(graph.x.size(0), self.num_classes)
+        if self.recipe.sparse_x:
+            graph = graph._replace(x=rows_of_nonzeros(graph.x))
+        restore(self.module, state)
+        return evaluate(
+            self.module,
+            graph,
+            sparse_adj=self.recipe.sparse_adj,
+            dense=dense,
+        )

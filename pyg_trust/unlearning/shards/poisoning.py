@@ -1,6 +1,5 @@
 """Certificates of shards: what poisoned nodes can't change."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +25,16 @@ from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.division import check_apart, incoming_view
 from pyg_trust.transforms.shards import Shards
-from pyg_trust.unlearning.shards.graph import name_tensor, rows_of
+from pyg_trust.unlearning.shards.graph import as_shard, name_tensor, rows_of
+from pyg_trust.unlearning.shards.inference import ViewRunner
+from pyg_trust.unlearning.shards.products import rows_of_nonzeros
 
 INFERENCE = ('isolated', 'clean')
 # Means are deployed in float32: what they are apart at least.
 _APART = 1e-5
 _SHOWN = (1, 2, 3, 5)
+# Features of which at most this share is not zero are multiplied sparsely.
+_SPARSE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ def certify_shards(
     partition: Any,
     aggregator: ShardAggregator,
     num_classes: int | None,
-    run: Callable[[Data, int], Tensor],
+    run: ViewRunner,
     *,
     nodes: Any,
     inference: str,
@@ -234,7 +237,7 @@ def certify_shards(
         aggregator (ShardAggregator): what makes one prediction.
         num_classes (int, optional): the number of classes that the user
             fixed.
-        run (Callable): the logits of a model, by its number, on a graph.
+        run (ViewRunner): the logits of a model, by its number, on a view.
         nodes (Any): names of the targets; by default all.
         inference (str): :obj:`'isolated'` or :obj:`'clean'`.
         fingerprint (str): of models and data.
@@ -273,10 +276,7 @@ def certify_shards(
     if inference == 'isolated':
         sizes = data.shard[trained].bincount(minlength=partition.num_shards)
         live = sizes.nonzero().view(-1).tolist()
-        check_apart(lambda view: run(view, live[0]), data, group, live[0])
-        outputs = torch.zeros_like(outputs)  # of shards that are empty
-        for i in live:
-            outputs[i] = run(incoming_view(data, group == i), i)
+        outputs = _isolated(data, outputs, group, live, run)
     outputs = outputs[:, rows]
     # Whatever is not finite says nothing.
     finite = outputs.isfinite().all(2, keepdim=True)
@@ -309,3 +309,60 @@ def certify_shards(
         provenance=provenance,
         weights=weights,
     )
+
+
+def _isolated(
+    data: Data, like: Tensor, group: Tensor, live: list[int], run: ViewRunner
+) -> Tensor:
+    # What each model says that hears its own group alone; zeros of shards
+    # that are empty.
+    sparse, is_sparse = _sparse_groups(data.x, group, like.size(0))
+    if sparse is not None and not run.takes_rows(
+        data.x, data.get('edge_weight')
+    ):
+        sparse, is_sparse = None, torch.zeros_like(is_sparse)
+
+    def call(view: Data, number: int) -> Tensor:
+        return run(as_shard(view, 0), number)
+
+    first = live[0]
+    check_apart(
+        lambda view: call(view, first),
+        data,
+        group,
+        first,
+        sparse=sparse if is_sparse[first] else None,
+    )
+    made = torch.zeros_like(like)
+    for i in live:
+        graph = as_shard(incoming_view(data, group == i), 0)
+        if sparse is not None and is_sparse[i]:
+            made[i] = run(graph._replace(x=sparse), i, data.x)
+        else:
+            made[i] = run(graph, i)
+    return made
+
+
+def _sparse_groups(
+    x: Tensor, group: Tensor, num_groups: int
+) -> tuple[Tensor | None, Tensor]:
+    # The features as CSR, if there is a group in which they are mostly zero,
+    # and which groups these are. Each decides for itself, so that a node
+    # changes how the model of its own group rounds, and no other.
+    none = None, torch.zeros(num_groups, dtype=torch.bool)
+    if x.layout != torch.strided or x.dim() != 2:
+        return none
+    few = int(x.count_nonzero()) < x.numel() / 4
+    sparse = rows_of_nonzeros(x) if few else None
+    each = x.count_nonzero(1) if sparse is None else _row_sizes(sparse)
+    count = torch.zeros(num_groups, dtype=torch.int64)
+    count.index_add_(0, group, each)
+    rows = group.bincount(minlength=num_groups)
+    made = count < _SPARSE * x.size(1) * rows
+    if not bool(made.any()):
+        return none
+    return rows_of_nonzeros(x) if sparse is None else sparse, made
+
+
+def _row_sizes(x: Tensor) -> Tensor:
+    return x.crow_indices().diff().long()

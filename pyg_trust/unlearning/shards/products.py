@@ -408,16 +408,24 @@ class PreparedMode(TorchFunctionMode):
             which is made dense where a model does more than to multiply it.
         graph (PreparedGraph): the graph that it is called with.
         seed (int): of dropout.
+        dense (Tensor, optional): CSR features as a dense matrix, if there is
+            one already. (default: :obj:`None`)
     """
 
-    def __init__(self, x: Tensor, graph: PreparedGraph, seed: int) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        graph: PreparedGraph,
+        seed: int,
+        dense: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.x, self.graph = x, graph
         self.features: Operand | None = None
         if x.layout == torch.sparse_csr:
             self.features = Operand(x)
         self.generator = rng.generator(seed)
-        self._dense: Tensor | None = None
+        self._dense = dense
         # Products of constants, and what they are products of.
         self._constants: dict[tuple[int, int, int], Tensor] = {}
         self._constant_ids = {id(x)}

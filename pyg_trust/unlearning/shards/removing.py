@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from pyg_trust._checks import check_number
 from pyg_trust.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
+from pyg_trust.nn.shard_aggregator import unchecked
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.graph import (
@@ -18,6 +19,9 @@ from pyg_trust.unlearning.shards.graph import (
     rows_of,
     touched_shards,
     without_features,
+)
+from pyg_trust.unlearning.shards.packing import (
+    described,
 )
 from pyg_trust.unlearning.shards.products import clear_rows, select_rows
 from pyg_trust.unlearning.shards.reports import (
@@ -32,7 +36,6 @@ from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import (
     Stage,
     State,
-    described,
     hash_of_shards,
 )
 from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
@@ -385,7 +388,7 @@ class Removing(Building):
             exact=exact,
             exactness=exactness,
             keeps_history=self._keeps_history,
-            assumptions=ASSUMPTIONS,
+            assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),
             origin=self._origin(),
             stages=first,
             queued=len(queue),
@@ -420,7 +423,7 @@ class Removing(Building):
             max_requests=self.max_requests,
             seconds=self._seconds(state),
             trainer=state.work.trainer,
-            assumptions=ASSUMPTIONS,
+            assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),
             origin=self._origin(),
         )
 

@@ -392,6 +392,8 @@ def evaluate(
     graph: Shard,
     prepared: PreparedGraph | None = None,
     sparse_adj: bool = True,
+    *,
+    dense: Tensor | None = None,
 ) -> Tensor:
     """The outputs of a model for all nodes of a graph.
 
@@ -402,14 +404,16 @@ def evaluate(
             the model were prepared for it. (default: :obj:`None`)
         sparse_adj (bool): whether layers multiply by a sparse matrix.
             (default: :obj:`True`)
+        dense (Tensor, optional): CSR features as a dense matrix, if there is
+            one already. (default: :obj:`None`)
     """
     if prepared is None:
         prepared = graph.prepared()
         with prepared_layers(module, prepared, sparse_adj):
-            return evaluate(module, graph, prepared)
+            return evaluate(module, graph, prepared, dense=dense)
     module = module.eval()
     # For models that are random at inference, too.
-    mode = PreparedMode(graph.x, prepared, 0)
+    mode = PreparedMode(graph.x, prepared, 0, dense)
     with single_thread(), seeded(0), _quiet(), mode:
         return module(*graph.inputs)
 

@@ -1,3 +1,5 @@
+# Longer than 700 lines because one class has its guarantee, its arguments and
+# its errors in 280 lines of docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker.
 
 The training nodes are divided into shards, a model is trained on every shard
@@ -46,6 +48,10 @@ from pyg_trust.unlearning.shards.graph import (
     rows_of,
     without_features,
 )
+from pyg_trust.unlearning.shards.inference import ViewRunner
+from pyg_trust.unlearning.shards.packing import (
+    described,
+)
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
@@ -59,7 +65,6 @@ from pyg_trust.unlearning.shards.slices import check_slices
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
     State,
-    described,
     hash_of_shards,
 )
 from pyg_trust.unlearning.shards.training import (
@@ -260,7 +265,7 @@ class ShardedUnlearner(Removing):
                 'model)'
             )
         if not isinstance(aggregator, ShardAggregator):
-            check_choice('aggregator', aggregator, AGGREGATORS)
+            AGGREGATORS.find('aggregator', aggregator)
         check_shards(num_shards, num_shards)
         trainer = check_trainer(trainer)
         for name, value in (
@@ -683,9 +688,12 @@ class ShardedUnlearner(Removing):
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
-            lambda view, i: self._outputs(
-                view, [state.checkpoints[i]], state.num_classes
-            )[0],
+            ViewRunner(
+                self.model_factory,
+                [made.weights for made in state.checkpoints],
+                state.num_classes,
+                self.recipe,
+            ),
             nodes=nodes,
             inference=inference,
             fingerprint=state.seals.root,

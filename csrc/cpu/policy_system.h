@@ -1,0 +1,384 @@
+// Linear systems of a policy on the CPU: what a policy makes of a graph, and
+// the solution of x = b + a P~ x, for one thread.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "gather.h"
+#include "parallel.h"
+
+namespace pyg_trust {
+namespace {
+
+constexpr int kMaxKrylov = 200;
+constexpr int kMaxStale = 10;
+
+// Rows (ptr, node), views of somebody's arrays.
+struct Rows {
+  const int64_t* ptr;
+  const int32_t* node;
+
+  int64_t size(int64_t i) const { return ptr[i + 1] - ptr[i]; }
+  const int32_t* begin(int64_t i) const { return node + ptr[i]; }
+  const int32_t* end(int64_t i) const { return node + ptr[i + 1]; }
+};
+
+// What a policy makes of the clean graph: the edges that are gone, how many of
+// each row, and those that are new, by row.
+struct Change {
+  std::vector<uint8_t> gone;
+  std::vector<int32_t> lost;
+  std::vector<int64_t> new_ptr;
+  std::vector<int32_t> new_node;
+
+  void clear(int64_t num_nodes, int64_t num_edges) {
+    gone.assign(num_edges, 0);
+    lost.assign(num_nodes, 0);
+    new_ptr.assign(1, 0);
+    new_node.clear();
+  }
+
+  Rows added() const { return {new_ptr.data(), new_node.data()}; }
+
+  bool operator==(const Change&) const = default;
+};
+
+// Vectors, padded with zeros to a multiple of the lanes //////////////////////
+
+constexpr int kLanes = kCacheLine / sizeof(double);
+using Lanes = Vector<double, kLanes>::type;
+
+using Values = std::vector<double>;
+
+int64_t padded(int64_t n) {
+  return (n + kLanes - 1) / kLanes * kLanes;
+}
+
+inline __attribute__((always_inline)) Lanes at(const Values& x, int64_t i) {
+  return load<kLanes>(x.data() + i);
+}
+
+inline __attribute__((always_inline)) void put(Values& x,
+                                               int64_t i,
+                                               const Lanes& value) {
+  std::memcpy(x.data() + i, &value, sizeof(value));
+}
+
+inline __attribute__((always_inline)) double total(const Lanes& value) {
+  double sum = 0;
+  for (int k = 0; k < kLanes; ++k)
+    sum += value[k];
+  return sum;
+}
+
+inline __attribute__((always_inline)) double largest(const Lanes& value) {
+  double most = 0;
+  for (int k = 0; k < kLanes; ++k)
+    most = std::max(most, value[k]);
+  return most;
+}
+
+inline __attribute__((always_inline)) Lanes magnitude(const Lanes& value) {
+  return value < 0 ? -value : value;
+}
+
+inline __attribute__((always_inline)) Lanes larger(const Lanes& a,
+                                                   const Lanes& b) {
+  return a > b ? a : b;
+}
+
+PYG_TRUST_CLONES double dot(const Values& x, const Values& y) {
+  Lanes sum = {};
+  for (size_t i = 0; i < x.size(); i += kLanes)
+    sum += at(x, i) * at(y, i);
+  return total(sum);
+}
+
+// out = b + image - x; the largest magnitude.
+PYG_TRUST_CLONES double subtract(const Values& b,
+                                 const Values& image,
+                                 const Values& x,
+                                 Values& out) {
+  Lanes most = {};
+  for (size_t i = 0; i < x.size(); i += kLanes) {
+    const Lanes made = at(b, i) + at(image, i) - at(x, i);
+    put(out, i, made);
+    most = larger(magnitude(made), most);
+  }
+  return largest(most);
+}
+
+// direction = residual + beta (direction - omega image).
+PYG_TRUST_CLONES void turn(const Values& residual,
+                           double beta,
+                           double omega,
+                           const Values& image,
+                           Values& direction) {
+  for (size_t i = 0; i < residual.size(); i += kLanes)
+    put(direction, i,
+        at(residual, i) + beta * (at(direction, i) - omega * at(image, i)));
+}
+
+// image = x - image; its products with `left` and with itself.
+PYG_TRUST_CLONES std::pair<double, double> reflect(const Values& x,
+                                                   const Values& left,
+                                                   Values& image) {
+  Lanes sum = {}, square = {};
+  for (size_t i = 0; i < x.size(); i += kLanes) {
+    const Lanes made = at(x, i) - at(image, i);
+    put(image, i, made);
+    sum += at(left, i) * made;
+    square += made * made;
+  }
+  return {total(sum), total(square)};
+}
+
+// out = x - factor y.
+PYG_TRUST_CLONES void step(const Values& x,
+                           double factor,
+                           const Values& y,
+                           Values& out) {
+  for (size_t i = 0; i < x.size(); i += kLanes)
+    put(out, i, at(x, i) - factor * at(y, i));
+}
+
+// x += size direction + omega half; residual = half - omega moved. Returns the
+// largest magnitude of the residual, and its product with `shadow`.
+PYG_TRUST_CLONES std::pair<double, double> advance(double size,
+                                                   const Values& direction,
+                                                   double omega,
+                                                   const Values& half,
+                                                   const Values& moved,
+                                                   const Values& shadow,
+                                                   Values& x,
+                                                   Values& residual) {
+  Lanes most = {}, sum = {};
+  for (size_t i = 0; i < x.size(); i += kLanes) {
+    put(x, i, at(x, i) + size * at(direction, i) + omega * at(half, i));
+    const Lanes left = at(half, i) - omega * at(moved, i);
+    put(residual, i, left);
+    most = larger(magnitude(left), most);
+    sum += left * at(shadow, i);
+  }
+  return {largest(most), total(sum)};
+}
+
+// Zero stops a column that has converged to nothing or broken down.
+double quotient(double numerator, double denominator) {
+  const double ratio = numerator / denominator;
+  return std::isfinite(ratio) ? ratio : 0.0;
+}
+
+// Linear systems of a policy /////////////////////////////////////////////////
+
+// a P~ or its transpose, for one policy after another: the clean graph with
+// some edges flipped. Rows are laid out by their size, so that the inner loop
+// has a known length.
+class Operator {
+ public:
+  Operator(const Rows& clean, int64_t num_nodes, double follow)
+      : clean_(clean),
+        n_(num_nodes),
+        follow_(follow),
+        size_(num_nodes),
+        row_(num_nodes) {}
+
+  void set(const Change& change) {
+    const Rows added = change.added();
+    int64_t most = 0;
+    for (int64_t i = 0; i < n_; ++i) {
+      size_[i] = clean_.size(i) - change.lost[i] + added.size(i);
+      most = std::max(most, size_[i]);
+    }
+    start_.assign(most + 2, 0);
+    for (int64_t i = 0; i < n_; ++i)
+      ++start_[size_[i] + 1];
+    groups_.clear();
+    int64_t entries = 0;
+    for (int64_t size = 0; size <= most; ++size) {
+      const int64_t count = start_[size + 1];
+      start_[size + 1] += start_[size];
+      if (count > 0 && size > 0)
+        groups_.push_back({size, start_[size], count, entries});
+      entries += count * size;
+    }
+    for (int64_t i = 0; i < n_; ++i)
+      row_[start_[size_[i]]++] = static_cast<int32_t>(i);
+    node_.resize(entries + 1);  // one more, which compaction may write to
+    isolated_ = groups_.empty() ? n_ : groups_.front().first;
+    int32_t* out = node_.data();
+    for (int64_t k = isolated_; k < n_; ++k) {
+      const int64_t i = row_[k];
+      if (change.lost[i] == 0) {
+        out = std::copy(clean_.begin(i), clean_.end(i), out);
+      } else {
+        for (int64_t e = clean_.ptr[i]; e < clean_.ptr[i + 1]; ++e) {
+          *out = clean_.node[e];
+          out += !change.gone[e];
+        }
+      }
+      out = std::copy(added.begin(i), added.end(i), out);
+    }
+  }
+
+  // How many edges leave row i.
+  int64_t size(int64_t i) const { return size_[i]; }
+
+  // out = a P~ x.
+  void apply(const Values& x, Values& out) const {
+    for (int64_t k = 0; k < isolated_; ++k)
+      out[row_[k]] = 0;
+    const double* from = x.data();
+    each_group([&](auto length, const Group& group) {
+      const double scale = follow_ / static_cast<double>(group.size);
+      const int32_t* node = node_.data() + group.entry;
+      const int32_t* row = row_.data() + group.first;
+      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+        double sum = 0;
+        for (int64_t e = 0; e < length(group); ++e)
+          sum += from[node[e]];
+        out[row[k]] = scale * sum;
+      }
+    });
+  }
+
+  // out = a P~' x.
+  void apply_back(const Values& x, Values& out) const {
+    std::fill(out.begin(), out.end(), 0.0);
+    double* to = out.data();
+    each_group([&](auto length, const Group& group) {
+      const double scale = follow_ / static_cast<double>(group.size);
+      const int32_t* node = node_.data() + group.entry;
+      const int32_t* row = row_.data() + group.first;
+      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+        const double sent = scale * x[row[k]];
+        for (int64_t e = 0; e < length(group); ++e)
+          to[node[e]] += sent;
+      }
+    });
+  }
+
+  // Calls end(i, sum) with the sum of x over each row i: see policy.h.
+  template <typename End>
+  void exact_sums(const Values& x, const End& end) const {
+    for (int64_t k = 0; k < isolated_; ++k)
+      end(row_[k], Sum{});
+    each_group([&](auto length, const Group& group) {
+      const int32_t* node = node_.data() + group.entry;
+      const int32_t* row = row_.data() + group.first;
+      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+        Sum sum;
+        for (int64_t e = 0; e < length(group); ++e)
+          sum.add(x[node[e]]);
+        end(row[k], sum);
+      }
+    });
+  }
+
+ private:
+  struct Group {
+    int64_t size, first, count, entry;
+  };
+
+  template <typename Run>
+  void each_group(const Run& run) const {
+    for (const Group& group : groups_) {
+      switch (group.size) {
+        case 1:
+          run([](const Group&) { return int64_t{1}; }, group);
+          break;
+        case 2:
+          run([](const Group&) { return int64_t{2}; }, group);
+          break;
+        case 3:
+          run([](const Group&) { return int64_t{3}; }, group);
+          break;
+        case 4:
+          run([](const Group&) { return int64_t{4}; }, group);
+          break;
+        case 5:
+          run([](const Group&) { return int64_t{5}; }, group);
+          break;
+        case 6:
+          run([](const Group&) { return int64_t{6}; }, group);
+          break;
+        default:
+          run([](const Group& group) { return group.size; }, group);
+      }
+    }
+  }
+
+  const Rows clean_;
+  const int64_t n_;
+  const double follow_;
+  std::vector<int64_t> size_, start_;
+  std::vector<int32_t> row_, node_;
+  std::vector<Group> groups_;
+  int64_t isolated_ = 0;
+};
+
+// Solves x = b + a P~ x to a largest residual of `tol`, as far as roundoff
+// lets it: BiCGSTAB, then plain iteration, whose residual falls by a per step
+// whatever the graph.
+class Solver {
+ public:
+  explicit Solver(int64_t num_nodes) {
+    for (Values* vector : {&first_, &residual_, &shadow_, &direction_, &image_,
+                           &half_, &moved_})
+      vector->assign(padded(num_nodes), 0.0);
+  }
+
+  template <typename Apply>
+  void run(const Apply& apply, const Values& b, double tol, Values& x) {
+    krylov(apply, b, tol, x);
+    double best = std::numeric_limits<double>::infinity();
+    int stale = 0;
+    while (true) {
+      apply(x, image_);
+      const double left = subtract(b, image_, x, residual_);
+      stale = left < best ? 0 : stale + 1;
+      if (left <= tol || stale > kMaxStale)
+        return;
+      step(x, -1.0, residual_, x);
+      best = std::min(best, left);
+    }
+  }
+
+ private:
+  template <typename Apply>
+  void krylov(const Apply& apply, const Values& b, double tol, Values& x) {
+    first_ = x;
+    apply(x, image_);
+    const double initial = subtract(b, image_, x, residual_);
+    double left = initial;
+    shadow_ = residual_;
+    std::fill(direction_.begin(), direction_.end(), 0.0);
+    std::fill(image_.begin(), image_.end(), 0.0);
+    double rho = 1, size = 1, omega = 1;
+    double rho_next = dot(shadow_, residual_);
+    for (int k = 0; k < kMaxKrylov && !(left <= tol); ++k) {
+      const double beta = quotient(rho_next * size, rho * omega);
+      turn(residual_, beta, omega, image_, direction_);
+      apply(direction_, image_);
+      size = quotient(rho_next, reflect(direction_, shadow_, image_).first);
+      step(residual_, size, image_, half_);
+      apply(half_, moved_);
+      const auto [along, square] = reflect(half_, half_, moved_);
+      omega = quotient(along, square);
+      rho = rho_next;
+      std::tie(left, rho_next) = advance(size, direction_, omega, half_,
+                                         moved_, shadow_, x, residual_);
+    }
+    if (!(left <= initial))  // it broke down
+      x = first_;
+  }
+
+  Values first_, residual_, shadow_, direction_, image_, half_, moved_;
+};
+
+}  // namespace
+}  // namespace pyg_trust

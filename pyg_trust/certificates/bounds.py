@@ -1,0 +1,527 @@
+"""The bounds of an exact certificate, as they get tighter."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pyg_trust.certificates.columns import Columns
+from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.distributed import shared
+from pyg_trust.functional.budget import (
+    clip_budget,
+    pagerank_bounds,
+    refine_pagerank_bounds,
+)
+from pyg_trust.functional.flips import single_flip_margins
+from pyg_trust.functional.horizon import Horizon
+from pyg_trust.functional.perturbations import Policy
+from pyg_trust.functional.region import local_attack, local_bound
+from pyg_trust.functional.search import (
+    Exhaustive,
+    candidates,
+    count_sets,
+    greedy_attacks,
+)
+
+# Numbers in a dense block of target-class pairs by nodes.
+_BLOCK = 2**24
+# What exhaustive search may cost by itself: graphs times numbers in each.
+_CHEAP = 2**28
+_FEW = 2**14
+
+
+class Problem:
+    """The bounds of one certificate, as they get tighter."""
+
+    def __init__(
+        self,
+        deployed: Deployed,
+        threat: ThreatModel,
+        targets: Tensor,
+        reference: Tensor,
+        tolerance: float,
+        over_ranks: bool,
+        progress_bar: bool,
+    ) -> None:
+        self.deployed, self.threat = deployed, threat
+        self.logits, self.alpha = deployed.logits, deployed.alpha
+        self.horizon = Horizon(
+            deployed.alpha, deployed.K, deployed.normalization
+        )
+        self.targets, self.reference = targets, reference
+        self.tolerance, self.progress_bar = tolerance, progress_bar
+        self.over_ranks = over_ranks
+        self.budget = threat.global_budget
+        self.undirected = threat.undirected
+        self.perturbations = deployed.perturbations(threat)
+        if self.budget is not None:
+            self.perturbations = clip_budget(self.perturbations, self.budget)
+        error = deployed.error(int(self.perturbations.largest.max()))
+        self.slack = error + error[reference][:, None]
+        shape = (targets.numel(), self.logits.size(1))
+        self.lower = self.logits.new_full(shape, -math.inf)
+        self.upper = self.logits.new_full(shape[:1], math.inf)
+        self.witnesses: list[Tensor] = []
+        self.witness_of = torch.full(shape[:1], -1)
+        # V of the local worst case, by pair of classes.
+        self.local: dict[tuple[int, int], Tensor] = {}
+
+    # What is open ###########################################################
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model is PageRank itself, in the limit."""
+        return self.horizon.K is None and self.horizon.normalization == 'rw'
+
+    def open_pairs(self) -> Tensor:
+        """The classes that are not ruled out: ``[num_targets, classes]``."""
+        return self.lower - self.slack <= self.tolerance
+
+    def unknown(self) -> Tensor:
+        """The positions of targets that are neither robust nor broken."""
+        broken = self.upper + self.slack.amax(1) < -self.tolerance
+        return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
+
+    def signal(self, k: Tensor, against: Tensor) -> Tensor:
+        """What the attacker gains per visit, a row per target and class."""
+        held = self.logits[:, self.reference[k]]
+        return (self.logits[:, against] - held).t().contiguous()
+
+    def clean(self, k: Tensor, against: Tensor) -> Tensor:
+        """What the attacker has without a flip."""
+        held = self.reference[k]
+        return self.scores[k, against] - self.scores[k, held]
+
+    def clean_value(self, k: int, against: int) -> Tensor:
+        """V of the clean graph for a target and a class."""
+        return (
+            self.clean_values[against]
+            - self.clean_values[int(self.reference[k])]
+        )
+
+    # The way ################################################################
+
+    def solve(
+        self, method: str, cost: str, sign_only: bool, refine: int
+    ) -> str:
+        """Runs what a method asks for; returns what was done."""
+        if self.targets.numel() == 0:
+            return 'local'
+        budget = self.budget
+        total = int(self.perturbations.budget.sum())
+        if self.undirected:
+            # A flip takes from two rows, but that of a self-loop from one.
+            total = (total + self.loops()) // 2
+        if budget is None or budget >= total:
+            self.solve_local(witnesses=True)
+            exact = self.horizon.K is None and not self.undirected
+            if method == 'exact' and not exact:
+                every = torch.arange(self.targets.numel())
+                self.try_all(every, total)
+                return 'exact'
+            if not exact and self.unknown().numel() > 0:
+                self.see_clean()
+                self.attack_greedily(total)
+                self.decide(total)
+            return 'local'
+        every = torch.arange(self.targets.numel())
+        if method == 'exact' or (
+            method == 'auto' and budget <= 1 and self.is_cheap(budget)
+        ):
+            if self.is_plain and budget <= 1 and not self.undirected:
+                self.solve_single_flip()
+            else:
+                self.try_all(every, budget)
+            return 'exact'
+        if method == 'lp' and bool((self.perturbations.smallest < 1).any()):
+            raise ValueError(
+                "'method' can be 'lp' only where every node keeps an edge: "
+                'the linear program knows no empty rows'
+            )
+        self.solve_local(witnesses=False)
+        self.see_clean()
+        self.solve_global(method, cost, sign_only, refine)
+        if self.unknown().numel() > 0:
+            self.attack_greedily(budget)
+        if method == 'auto':
+            self.decide(budget)
+        return method
+
+    def loops(self) -> int:
+        """How many nodes can flip their self-loop."""
+        made = self.perturbations
+        row, col = made.graph.row, made.graph.col
+        gone = made.removable & (row == col) & (made.budget[row] > 0)
+        return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
+
+    def see_clean(self) -> None:
+        """The clean graph's values, where searches start."""
+        clean = self.horizon.evaluate(
+            self.perturbations.clean_policy(self.logits.size(1)),
+            self.logits.t().contiguous(),
+        )
+        self.clean_values = clean.value
+        self.scores = self.alpha * clean.value[:, self.targets].t()
+
+    def is_cheap(self, budget: int) -> bool:
+        """Whether all admissible graphs can be tried in a few seconds."""
+        made = self.perturbations
+        if made.all_pairs and made.num_nodes > 1500:
+            return False
+        numbers = self.logits.numel() + made.graph.num_edges
+        if self.is_plain and budget <= 1 and not self.undirected:
+            # A system per row, not per flip.
+            sets = made.active.numel()
+        else:
+            flips = candidates(made, self.undirected).size(1)
+            sets = count_sets(flips, budget, _FEW)
+            if sets > _FEW:
+                return False
+        return sets * numbers <= _CHEAP
+
+    def decide(self, budget: int) -> None:
+        """Tries all graphs for what is open, where they are few."""
+        open_ = self.unknown()
+        if open_.numel() > 0 and self.is_cheap(budget):
+            self.try_all(open_, budget)
+
+    def found(self, k: int, upper: float, flips: Tensor) -> None:
+        """Keeps an attack on a target, if it is the best one so far."""
+        if upper >= float(self.upper[k]):
+            return
+        self.upper[k] = upper
+        if upper + float(self.slack[k].max()) < -self.tolerance:
+            self.witness_of[k] = len(self.witnesses)
+            self.witnesses.append(flips)
+
+    # Local budgets ##########################################################
+
+    def solve_local(self, *, witnesses: bool) -> None:
+        """The worst case under local budgets, for all nodes."""
+        num_classes = self.logits.size(1)
+        classes = self.reference.unique().tolist()
+        pairs = [
+            (c1, c2) for c1 in classes for c2 in range(num_classes) if c1 != c2
+        ]
+        first, second = torch.tensor(pairs).t()
+        signal = (self.logits[:, second] - self.logits[:, first]).t()
+        signal = signal.contiguous()
+        # The clean graph's, which takes a column per class, not per pair.
+        clean = self.horizon.evaluate(
+            self.perturbations.clean_policy(num_classes),
+            self.logits.t().contiguous(),
+        ).value
+        here = torch.arange(self.targets.numel())
+        self.lower[here, self.reference] = math.inf
+        blocks = list(self.perturbations.column_blocks(len(pairs)))
+
+        def worst(block: slice) -> tuple[Any, ...]:
+            found = self.horizon.maximize(
+                self.perturbations,
+                signal[block],
+                start=clean[second[block]] - clean[first[block]],
+            )
+            reached = None
+            if witnesses:
+                reached = self.reach(found.policy, signal[block])
+            return found.value, found.high, reached
+
+        with tqdm(
+            blocks, disable=not self.progress_bar, desc='class pairs'
+        ) as bar:
+            for block, (values, high, reached) in zip(
+                bar, shared(blocks, worst, self.over_ranks), strict=True
+            ):
+                for column, (c1, c2) in enumerate(pairs[block]):
+                    mine = (self.reference == c1).nonzero().view(-1)
+                    value = values[column]
+                    if not witnesses:
+                        self.local[c1, c2] = value + high[column]
+                    top = value[self.targets[mine]] + high[column]
+                    self.lower[mine, c2] = -self.alpha * top
+                    if witnesses:
+                        self.take(mine, reached[0][column], reached[1][column])
+
+    def reach(
+        self, policy: Policy, signal: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the graphs of a policy do, with both directions if need be."""
+        flips = [policy.edges(k) for k in range(policy.num_columns)]
+        if self.undirected:
+            flips = [self.mutual(pairs) for pairs in flips]
+        policy = Policy.from_flips(self.perturbations, flips)
+        found = self.horizon.evaluate(policy, signal)
+        return -self.alpha * (found.value + found.low[:, None]), flips
+
+    def mutual(self, flips: Tensor) -> Tensor:
+        """An undirected attack out of a directed one, within all budgets."""
+        left = self.perturbations.budget.tolist()
+        chosen = []
+        for i, j in sorted({(min(p), max(p)) for p in flips.t().tolist()}):
+            if left[i] > 0 and left[j] > 0:
+                left[i] -= 1
+                left[j] -= i != j
+                chosen += [(i, j), (j, i)] if i != j else [(i, j)]
+        return torch.tensor(chosen).view(-1, 2).t().long()
+
+    def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
+        """Keeps the graph of a column for all targets that it is best for."""
+        now = upper[self.targets[mine]]
+        better = now < self.upper[mine]
+        self.upper[mine[better]] = now[better]
+        broken = better & (now + self.slack[mine].amax(1) < -self.tolerance)
+        if bool(broken.any()):
+            self.witness_of[mine[broken]] = len(self.witnesses)
+            self.witnesses.append(flips)
+
+    # Exhaustive search ######################################################
+
+    def solve_single_flip(self) -> None:
+        """The exact worst case of one directed flip of PageRank."""
+        found = single_flip_margins(
+            self.logits,
+            self.perturbations,
+            self.targets,
+            self.reference,
+            self.alpha,
+            progress_bar=self.progress_bar,
+        )
+        self.lower = found.margins - found.errors
+        upper, against = (found.margins + found.errors).min(1)
+        for k, value in enumerate(upper.tolist()):
+            flip = found.flips[k, against[k]].view(2, 1)
+            self.found(k, value, flip[:, :0] if flip[0] < 0 else flip)
+
+    def try_all(self, which: Tensor, budget: int) -> None:
+        """Every admissible graph, for some targets."""
+        flips = candidates(self.perturbations, self.undirected).size(1)
+        numbers = self.logits.numel()
+        most = 64 * _CHEAP // numbers
+        if count_sets(flips, budget, most) > most:
+            raise ValueError(
+                "'method' can be 'exact' only for few admissible graphs (got "
+                f'more than {most} sets of at most {budget} of {flips} flips)'
+            )
+        found = Exhaustive(
+            self.perturbations,
+            self.logits,
+            self.targets[which],
+            self.reference[which],
+            budget,
+            self.horizon,
+            self.undirected,
+            self.progress_bar,
+        )
+        self.lower[which] = torch.maximum(self.lower[which], found.lower)
+        upper, against = found.upper.min(1)
+        for k, value in enumerate(upper.tolist()):
+            flip = found.flips[k][int(against[k])]
+            assert flip is not None
+            self.found(int(which[k]), value, flip)
+
+    # A global budget ########################################################
+
+    def solve_global(
+        self, method: str, cost: str, sign_only: bool, refine: int
+    ) -> None:
+        """The dual bound where it is wanted, attacks where it is negative."""
+        open_ = self.open_pairs() | (not sign_only)
+        here = torch.arange(len(self.reference))
+        open_[here, self.reference] = False
+        which = open_.any(1).nonzero().view(-1)
+        costs = ['visits'] if method == 'lp' or cost == 'visits' else []
+        costs += ['pagerank'] if not costs else []
+        if cost == 'best' and method != 'lp' and not self.undirected:
+            costs.append('visits')
+        if (
+            which.numel() > 0
+            and self.is_local(which)
+            and ('pagerank' in costs and refine == 0 and method != 'lp')
+        ):
+            self.bound_regions(which, open_, sign_only)
+            return
+        kept = None
+        for number, charged in enumerate(costs):
+            if number > 0:
+                open_ &= self.open_pairs()
+                which = self.unknown()
+            if which.numel() == 0:
+                return
+            bounds = pagerank_bounds(
+                self.perturbations,
+                self.targets[which],
+                self.alpha,
+                cost=charged,
+                over_ranks=self.over_ranks,
+                progress_bar=self.progress_bar,
+            )
+            self.try_columns(which, open_, bounds, method, charged, sign_only)
+            if number == 0:
+                kept = which, bounds
+        assert kept is not None
+        which, bounds = kept
+        for _ in range(refine):
+            inside = torch.isin(which, self.unknown())
+            which, bounds = which[inside], bounds[inside]
+            assert self.budget is not None
+            bounds = refine_pagerank_bounds(
+                self.perturbations,
+                self.targets[which],
+                bounds,
+                self.budget * (1 + (self.undirected and not self.is_priced)),
+                self.alpha,
+                undirected=self.is_priced,
+                progress_bar=self.progress_bar,
+            )
+            open_ = open_ & self.open_pairs()
+            self.try_columns(
+                which, open_, bounds, method, 'pagerank', sign_only
+            )
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether an undirected edge has one price for both directions."""
+        return self.undirected and not self.perturbations.all_pairs
+
+    def is_local(self, which: Tensor) -> bool:
+        """Whether a region around each target is cheaper than the graph."""
+        made = self.perturbations
+        whole = made.active.numel() * made.num_nodes
+        return self.is_plain and which.numel() * 2**19 < whole
+
+    def bound_regions(
+        self, which: Tensor, open_: Tensor, sign_only: bool
+    ) -> None:
+        """Bounds in a region around each target."""
+        budget = self.budget
+        assert budget is not None
+
+        def bounded(k: int) -> Tensor:
+            against = open_[k].nonzero().view(-1)
+            c1 = int(self.reference[k])
+            every = torch.full_like(against, k)
+            return local_bound(
+                self.perturbations,
+                self.signal(every, against),
+                int(self.targets[k]),
+                torch.stack([self.local[c1, c2] for c2 in against.tolist()]),
+                budget,
+                self.alpha,
+                undirected=self.undirected,
+                sign_only=sign_only,
+            )
+
+        every_k = which.tolist()
+        with tqdm(
+            every_k, disable=not self.progress_bar, desc='regions'
+        ) as bar:
+            for k, made in zip(
+                bar, shared(every_k, bounded, self.over_ranks), strict=True
+            ):
+                against = open_[k].nonzero().view(-1)
+                self.lower[k, against] = torch.maximum(
+                    self.lower[k, against], -made
+                )
+
+    def try_columns(
+        self,
+        which: Tensor,
+        open_: Tensor,
+        bounds: Tensor,
+        method: str,
+        cost: str,
+        sign_only: bool,
+    ) -> None:
+        """Bounds and attacks of the classes that are open for some targets."""
+        size = max(1, _BLOCK // (self.logits.numel() * 4))
+        total = int(open_[which].sum())
+        with tqdm(
+            total=total, disable=not self.progress_bar, desc='targets, classes'
+        ) as bar:
+
+            def tried(first: int) -> tuple[Any, ...]:
+                part = which[first : first + size]
+                before = len(self.witnesses)
+                row, against = open_[part].nonzero(as_tuple=True)
+                columns = Columns(
+                    self, part[row], against, bounds[first : first + size][row]
+                )
+                multiplier = columns.bound(method, cost, sign_only, bar)
+                columns.attack(multiplier, cost)
+                return (
+                    self.lower[part],
+                    self.upper[part],
+                    self.witness_of[part],
+                    before,
+                    self.witnesses[before:],
+                )
+
+            kept = len(self.witnesses)
+            every = range(0, which.numel(), size)
+            made = list(shared(every, tried, self.over_ranks))
+        if not self.over_ranks:
+            return
+        # Of all processes, in the order of one.
+        del self.witnesses[kept:]
+        for first, (lower, upper, of, before, found) in zip(
+            every, made, strict=True
+        ):
+            part = which[first : first + size]
+            self.lower[part], self.upper[part] = lower, upper
+            moved = of + len(self.witnesses) - before
+            self.witness_of[part] = torch.where(of >= before, moved, of)
+            self.witnesses += found
+
+    def attack_greedily(self, budget: int) -> None:
+        """Greedy and swap attacks on what is open."""
+        which = self.unknown()
+        # The class that is nearest to winning, by its bound.
+        against = (self.lower - self.slack)[which].argmin(1)
+        signal = self.signal(which, against)
+        if self.is_local(which):
+
+            def attacked(i: int) -> Tensor:
+                k = int(which[i])
+                return local_attack(
+                    self.perturbations,
+                    signal[i],
+                    int(self.targets[k]),
+                    self.clean_value(k, int(against[i])),
+                    min(budget, 64),
+                    self.alpha,
+                    undirected=self.undirected,
+                )
+
+            each = range(which.numel())
+            flips = list(shared(each, attacked, self.over_ranks))
+            self.try_flips(which, signal, flips)
+            return
+        flips = greedy_attacks(
+            self.perturbations,
+            signal,
+            self.targets[which],
+            min(budget, 64),
+            self.alpha,
+            normalization=self.horizon.normalization,
+            undirected=self.undirected,
+            swaps=1 if budget <= 10 else 0,
+            progress_bar=self.progress_bar,
+        )
+        self.try_flips(which, signal, flips)
+
+    def try_flips(
+        self, which: Tensor, signal: Tensor, flips: list[Tensor]
+    ) -> None:
+        """Evaluates an attack per column in its own graph."""
+        for block in self.perturbations.column_blocks(which.numel()):
+            policy = Policy.from_flips(self.perturbations, flips[block])
+            made = self.horizon.evaluate(policy, signal[block])
+            here = torch.arange(policy.num_columns)
+            at = made.value[here, self.targets[which[block]]]
+            upper = -self.alpha * (at + made.low)
+            for i, k in enumerate(which[block].tolist()):
+                self.found(k, float(upper[i]), flips[block.start + i])

@@ -1,0 +1,130 @@
+"""Bounds under a budget for all: columns of a target and a class each."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pyg_trust.functional.budget import (
+    dual_bound,
+    pagerank_bounds,
+)
+from pyg_trust.functional.flips import budget_attacks
+from pyg_trust.functional.policy import policy_iteration
+from pyg_trust.functional.program import linear_program
+
+if TYPE_CHECKING:
+    from pyg_trust.certificates.bounds import Problem
+
+
+class Columns:
+    """Pairs of a target (its position k) and a class it may turn to."""
+
+    def __init__(
+        self, problem: 'Problem', k: Tensor, against: Tensor, upper: Tensor
+    ) -> None:
+        self.problem, self.k, self.against = problem, k, against
+        self.upper = upper
+        self.targets = problem.targets[k]
+        self.signal = problem.signal(k, against)
+
+    def bound(
+        self, method: str, cost: str, sign_only: bool, bar: tqdm
+    ) -> Tensor:
+        """Lowers the bounds; returns the multipliers that prove them."""
+        problem = self.problem
+        budget, alpha = problem.budget, problem.alpha
+        assert budget is not None
+        held = problem.reference[self.k]
+        start = self.signal.new_empty(self.signal.shape)
+        for i, pair in enumerate(
+            zip(held.tolist(), self.against.tolist(), strict=True)
+        ):
+            start[i] = problem.local[pair]
+        priced, upper = problem.is_priced, self.upper
+        if method == 'lp' and priced:
+            # The program charges visits, and an edge is priced by PageRank.
+            upper = pagerank_bounds(
+                problem.perturbations, problem.targets, alpha
+            )[self.k]
+        if method != 'lp' or priced:
+            found = dual_bound(
+                problem.perturbations,
+                self.signal,
+                self.targets,
+                upper,
+                # Without a price per edge an undirected flip is two.
+                budget * (1 + (problem.undirected and not priced)),
+                alpha,
+                cost='pagerank' if priced else cost,
+                K=problem.horizon.K,
+                normalization=problem.horizon.normalization,
+                undirected=priced,
+                sign_only=sign_only,
+                start=start,
+                clean=problem.clean(self.k, self.against),
+            )
+            made, multiplier = found.bound, found.multiplier
+        if method != 'lp':
+            bar.update(self.k.numel())
+        if method == 'lp':
+            program, multiplier = self.programs(start, bar)
+            # Its price is per direction: that of an edge may prove more.
+            made = program.minimum(made) if priced else program
+        # The local worst case is a lower bound as well.
+        pair = self.k, self.against
+        problem.lower[pair] = torch.maximum(problem.lower[pair], -made)
+        return multiplier
+
+    def programs(self, start: Tensor, bar: tqdm) -> tuple[Tensor, Tensor]:
+        """Multipliers of linear programs, and the bounds that they prove."""
+        problem = self.problem
+        budget, alpha = problem.budget, problem.alpha
+        assert budget is not None
+        budget = budget * (1 + problem.undirected)
+        multiplier = self.signal.new_zeros(self.k.numel())
+        made = self.signal.new_zeros(self.k.numel())
+        for i, target in enumerate(self.targets.tolist()):
+            _, multiplier[i] = linear_program(
+                problem.perturbations,
+                self.signal[i],
+                target,
+                self.upper[i],
+                budget,
+                alpha,
+            )
+            price = multiplier[i] / self.upper[i : i + 1] * (1 - 1e-15)
+            proof = policy_iteration(
+                problem.perturbations,
+                self.signal[i : i + 1],
+                alpha,
+                visit_cost=price,
+                start=start[i : i + 1],
+            )
+            top = proof.value[0, target] + proof.high[0]
+            made[i] = multiplier[i] * budget + alpha * top
+            bar.update()
+        return made, multiplier
+
+    def attack(self, multiplier: Tensor, cost: str) -> None:
+        """Tries what the relaxation suggests where the bound is negative."""
+        problem = self.problem
+        assert problem.budget is not None
+        if problem.undirected or not problem.is_plain:
+            return
+        weak = problem.open_pairs()[self.k, self.against]
+        column = weak.nonzero().view(-1)
+        if column.numel() == 0:
+            return
+        flips = budget_attacks(
+            problem.perturbations,
+            self.signal[column],
+            self.targets[column],
+            self.upper[column],
+            multiplier[column],
+            problem.budget,
+            problem.alpha,
+            cost=cost,
+        )
+        problem.try_flips(self.k[column], self.signal[column], flips)

@@ -1,0 +1,349 @@
+r"""Banks of wavelets on graphs, and their frames.
+
+**Banks.** Write :math:`d` for the degrees, :math:`1/d = 0` at degree zero.
+
+==================== =====================================================
+``geometric``        :math:`H_0 = I - P,\; H_j = P^{2^{j-1}} - P^{2^j}` of
+                     the row walk :math:`P = \frac12 (I + D^{-1} A)`
+``geometric_column`` the same of :math:`P = \frac12 (I + A D^{-1})`
+``diffusion``        the same of :math:`P = \frac12 (I + D^{-1/2} A
+                     D^{-1/2})`
+``itersine``         :math:`H_j = h_j(\Lambda)` of the Laplacian
+                     :math:`\Lambda = I - D^{-1/2} A D^{-1/2}`,
+                     :func:`itersine`
+``monic_cubic``      the same with :func:`monic_cubic`
+==================== =====================================================
+
+**Frames.** :math:`\sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2`
+with :math:`B = 1` for ``diffusion`` (the eigenvalues :math:`t` of :math:`P`
+are in :math:`[0, 1]`, the filters :math:`1 - t, t - t^2, \dots` are
+non-negative and sum to :math:`1 - t^{2^{J-1}} \le 1`, so their squares do
+too) and for ``itersine`` (with equality: a tight frame). The geometric banks
+have no such constant for all graphs: on a star of :math:`g` nodes :math:`B`
+grows as :math:`\sqrt{g}`. :func:`frame_bound` and :func:`frame_bounds` tell.
+
+A bank of your own is a class, under ``@WAVELETS.register('name')``
+(:class:`Wavelet`).
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import check_integer, check_tensor
+from pyg_trust._registry import Registry
+
+# The spectrum of the normalized Laplacian is in [0, 2].
+LAMBDA_MAX = 2.0
+# The widest over the narrowest scale of monic cubic wavelets (Hammond et al.).
+MONIC_CUBIC_RATIO = 20.0
+
+
+class Wavelet:
+    r"""A bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
+
+    Of the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})` with the
+    :obj:`exponents` :math:`(a, b)`; or, with a :obj:`kernel`, functions
+    :math:`h_j` of the normalized Laplacian, whose exponents are
+    :math:`(\frac12, \frac12)`.
+    """
+
+    #: :math:`a` and :math:`b`; any but a half each suit directed graphs too.
+    exponents: ClassVar[tuple[float, float]] = (0.5, 0.5)
+    #: ``kernel(eigenvalue, J)``: ``[..., J]``, or None for powers of a walk.
+    kernel: ClassVar[Any] = None
+    #: The least number of filters.
+    least: ClassVar[int] = 1
+
+    @staticmethod
+    def frame_bound(J: int) -> float:
+        """See :func:`frame_bound`; asked only of the banks of this package."""
+        return math.inf
+
+
+def _check_entry(name: str, entry: Any) -> None:
+    if not isinstance(entry, type) or not issubclass(entry, Wavelet):
+        raise TypeError(
+            f"'entry' needs to be a subclass of Wavelet (got {entry!r})"
+        )
+    if entry.kernel is not None and entry.exponents != (0.5, 0.5):
+        raise ValueError(
+            "'exponents' need to be (0.5, 0.5) where there is a kernel (got "
+            f'{entry.exponents})'
+        )
+
+
+#: The banks, by name.
+WAVELETS: Registry[type[Wavelet]] = Registry('wavelet', _check_entry)
+
+
+def itersine(eigenvalue: Tensor, J: int) -> Tensor:
+    r"""The itersine kernels, rescaled to be tight on :math:`[0, 2]`.
+
+    .. math::
+        h_j(\lambda) = \sin\!\left( \tfrac{\pi}{2} \cos^2\!\left( \pi
+        \left( s - \tfrac{j-1}{2} \right) \right) \right)
+        \mathbb{1}\!\left[ \tfrac{j}{2} - 1 \le s \le \tfrac{j}{2} \right],
+        \quad s = \frac{J - 1}{2} \cdot \frac{\lambda}{2},
+        \quad j = 1, \dots, J.
+
+    :math:`s` runs over :math:`[0, (J-1)/2]`, where every point lies in two
+    neighbouring windows (three where one of them is zero), whose arguments
+    are :math:`\frac{\pi}{2} \cos^2` and :math:`\frac{\pi}{2} \sin^2`, so
+    that :math:`\sum_j h_j^2 = 1`. Without the rescaling, as printed in the
+    paper, this holds on :math:`[0, 2]` only for :math:`J = 5`.
+
+    Args:
+        eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
+        J (int): the number of kernels, at least 3.
+
+    Returns:
+        Tensor: the kernels in a new last dimension of size :obj:`J`.
+    """
+    check_floating('eigenvalue', eigenvalue)
+    check_integer('J', J, 3)
+    s = (eigenvalue * ((J - 1) / (2 * LAMBDA_MAX))).unsqueeze(-1)
+    j = torch.arange(1, J + 1, dtype=s.dtype, device=s.device)
+    inside = (s >= j / 2 - 1) & (s <= j / 2)
+    wave = (math.pi * (s - (j - 1) / 2)).cos().square() * (math.pi / 2)
+    return wave.sin() * inside
+
+
+def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
+    r"""The monic cubic kernels: a low-pass and :math:`J - 1` bands.
+
+    .. math::
+        h(\lambda) = \begin{cases} \lambda & \lambda < 1 \\
+        -2 + 5.5 \lambda - 3 \lambda^2 + 0.5 \lambda^3 & 1 \le \lambda \le 2
+        \\ 2 / \lambda & \lambda > 2 \end{cases}
+
+    at the scales :math:`t_1, \dots, t_{J-1}`, spaced logarithmically from
+    :math:`2 / \lambda_\mathrm{max}` to :math:`2 K / \lambda_\mathrm{max}`
+    with :math:`K = 20` and :math:`\lambda_\mathrm{max} = 2`, and the low-pass
+    :math:`\max_\lambda h(\lambda) \cdot \exp(-(\lambda / (0.6\,
+    \lambda_\mathrm{max} / K))^4)` (`Hammond et al. 2011
+    <https://arxiv.org/abs/0912.3848>`_).
+
+    The cubic is the one that meets :math:`\lambda` and :math:`2 / \lambda`
+    with equal slopes. The paper prints the cubic of :math:`\lambda^2` and
+    :math:`4 / \lambda^2` between them, which leaves kinks.
+
+    Args:
+        eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
+        J (int): the number of kernels, at least 3.
+
+    Returns:
+        Tensor: the kernels in a new last dimension of size :obj:`J`, the
+        low-pass first, then from high to low frequencies.
+    """
+    check_floating('eigenvalue', eigenvalue)
+    check_integer('J', J, 3)
+    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
+    scales = torch.logspace(
+        math.log10(low), math.log10(high), J - 1, dtype=torch.float64
+    ).to(eigenvalue)
+    scaled = eigenvalue.unsqueeze(-1) * scales
+    # The maximum of the cubic is at 2 - 1 / sqrt(3).
+    peak = 2 - 3**-0.5
+    gamma = -2 + peak * (5.5 + peak * (-3 + 0.5 * peak))
+    cubic = -2 + scaled * (5.5 + scaled * (-3 + 0.5 * scaled))
+    bands = torch.where(
+        scaled < 1,
+        scaled,
+        torch.where(scaled <= 2, cubic, 2 / scaled.clamp(min=1)),
+    )
+    cut = 0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO
+    lowest = gamma * (-((eigenvalue / cut) ** 4)).exp()
+    return torch.cat([lowest.unsqueeze(-1), bands], dim=-1)
+
+
+def frame_bound(wavelet: str, J: int) -> float:
+    r"""A constant :math:`B` that holds on every undirected graph.
+
+    .. math::
+        \sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2
+
+    One for ``diffusion`` and ``itersine``. For ``monic_cubic`` the supremum
+    of :math:`\sqrt{\sum_j h_j(\lambda)^2}` over :math:`[0, 2]`, from above:
+    the largest value on a fine grid plus half a step times
+    :math:`\sqrt{\sum_j \max |h_j'|^2}`, which bounds the slope of the root.
+    Infinite for the geometric banks, which have none, and for those of users,
+    of which nobody here has proved any.
+
+    Args:
+        wavelet (str): the bank.
+        J (int): the number of filters.
+    """
+    bank = WAVELETS.find('wavelet', wavelet)
+    check_integer('J', J, bank.least)
+    if WAVELETS.is_own(wavelet):
+        return math.inf
+    return bank.frame_bound(J)
+
+
+def _monic_cubic_bound(J: int) -> float:
+    grid = torch.linspace(0, LAMBDA_MAX, 2**18 + 1, dtype=torch.float64)
+    height = monic_cubic(grid, J).norm(dim=-1).max()
+    # |h'| <= 1 at scale 1, times the scale; |(e^{-u^4})'| <= 4 u^3 e^{-u^4}
+    # <= 1.6, times gamma < 1.2 and 1 / cut.
+    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
+    slopes = [low * (high / low) ** (j / (J - 2)) for j in range(J - 1)]
+    slopes.append(1.2 * 1.6 / (0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO))
+    step = float(grid[1] - grid[0])
+    return float(height) + step / 2 * math.hypot(*slopes)
+
+
+def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The frame constants :math:`A \le B` of a bank on its graph.
+
+    .. math::
+        A^2 \lVert x \rVert^2 \le \sum_j \lVert H_j x \rVert^2
+        \le B^2 \lVert x \rVert^2,
+
+    the square roots of the extreme eigenvalues of :math:`\sum_j H_j^\top
+    H_j`.
+
+    Args:
+        bank (Tensor): ``[..., J, num_nodes, num_nodes]``,
+            :func:`wavelet_bank`.
+
+    Returns:
+        tuple[Tensor, Tensor]: :math:`A` and :math:`B`, ``[...]``.
+    """
+    check_square('bank', bank, 3)
+    gram = (bank.mT @ bank).sum(-3)
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    return values[..., 0], values[..., -1]
+
+
+def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
+    r"""The lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})` of a bank.
+
+    :math:`(a, b)` is :math:`(1, 0)` for ``geometric``, :math:`(0, 1)` for
+    ``geometric_column`` and :math:`(\frac12, \frac12)` for the others here.
+    A node of degree zero has :math:`P_{ii} = \frac12`.
+
+    Args:
+        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative.
+        wavelet (str): the bank.
+    """
+    a, b = WAVELETS.find('wavelet', wavelet).exponents
+    check_square('adj', adj, 2)
+    scaled = adj
+    for dim, power in ((-1, a), (-2, b)):
+        if power:
+            scaled = scaled * power_of(adj.sum(dim, keepdim=True), -power)
+    eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
+    return (eye + scaled) / 2
+
+
+def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
+    r"""The filters of graphs as dense matrices.
+
+    Memory: :math:`J + 2` matrices of the size of :obj:`adj`.
+
+    Args:
+        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative;
+            symmetric unless the bank is geometric.
+        wavelet (str): the bank.
+        J (int): the number of filters.
+
+    Returns:
+        Tensor: ``[..., J, num_nodes, num_nodes]``.
+    """
+    walk = lazy_walk(adj, wavelet)
+    bank = WAVELETS[wavelet]
+    check_integer('J', J, bank.least)
+    eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
+    if bank.kernel is not None:
+        values, vectors = torch.linalg.eigh(2 * (eye - walk))
+        response = bank.kernel(values.clamp(0, LAMBDA_MAX), J)
+        if WAVELETS.is_own(wavelet):
+            _check_response(wavelet, response, (*values.shape, J))
+        scaled = vectors.unsqueeze(-3) * response.mT.unsqueeze(-2)
+        return scaled @ vectors.mT.unsqueeze(-3)
+    filters = [eye - walk]
+    for _ in range(J - 1):
+        square = walk @ walk
+        filters.append(walk - square)
+        walk = square
+    return torch.stack(filters, dim=-3)
+
+
+@WAVELETS.builtin('geometric')
+class Geometric(Wavelet):
+    """Differences of dyadic powers of the row walk."""
+
+    exponents = (1.0, 0.0)
+
+
+@WAVELETS.builtin('geometric_column')
+class GeometricColumn(Wavelet):
+    """Differences of dyadic powers of the column walk."""
+
+    exponents = (0.0, 1.0)
+
+
+@WAVELETS.builtin('diffusion')
+class Diffusion(Wavelet):
+    """Differences of dyadic powers of the symmetric walk."""
+
+    @staticmethod
+    def frame_bound(J: int) -> float:
+        """One: see the text of this module."""
+        return 1.0
+
+
+@WAVELETS.builtin('itersine')
+class Itersine(Wavelet):
+    """A tight frame, :func:`itersine`."""
+
+    kernel = staticmethod(itersine)
+    least = 3
+
+    @staticmethod
+    def frame_bound(J: int) -> float:
+        """One, with equality."""
+        return 1.0
+
+
+@WAVELETS.builtin('monic_cubic')
+class MonicCubic(Wavelet):
+    """A low-pass and bands, :func:`monic_cubic`."""
+
+    kernel = staticmethod(monic_cubic)
+    least = 3
+    frame_bound = staticmethod(_monic_cubic_bound)
+
+
+def _check_response(
+    wavelet: str, response: Any, shape: tuple[int, ...]
+) -> None:
+    what = f'kernel of {WAVELETS.note(wavelet)},'
+    check_tensor(what, response, None, shape, finite=True)
+
+
+def power_of(degree: Tensor, exponent: float) -> Tensor:
+    """The power of degrees, 0 at degree zero."""
+    return torch.where(degree > 0, degree.pow(exponent), 0)
+
+
+def check_square(name: str, value: Tensor, least: int) -> None:
+    """Refuses what are no finite square matrices."""
+    check_floating(name, value)
+    if value.dim() < least or value.size(-1) != value.size(-2):
+        raise ValueError(
+            f"'{name}' needs to have the shape "
+            f'[..., {"J, " if least == 3 else ""}num_nodes, num_nodes] '
+            f'(got {list(value.shape)})'
+        )
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
+
+
+def check_floating(name: str, value: Tensor) -> None:
+    """Refuses what is no tensor of floating point."""
+    shape = getattr(value, 'shape', ())
+    check_tensor(name, value, None, shape)

@@ -1,0 +1,130 @@
+"""The state of shards as plain values, and what goes to which file."""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust.graph import sparse_rows
+from pyg_trust.nn.shard_aggregator import ShardAggregator
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.store import ShardStore
+
+# What a folder can be compared by, without reading tensors.
+_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived', 'work')
+
+
+def plain_data(data: Data) -> dict[str, Any]:
+    """A graph as a dictionary of dense tensors."""
+    plain = data.to_dict()
+    x = data.x
+    if x.layout == torch.sparse_csr:
+        plain['x'] = (
+            x.crow_indices(),
+            x.col_indices(),
+            x.values(),
+            list(x.shape),
+        )
+    return plain
+
+
+def from_plain_data(plain: dict[str, Any]) -> Data:
+    """The inverse of :func:`plain_data`."""
+    data = Data.from_dict(dict(plain))
+    if not isinstance(data.x, Tensor):
+        ptr, index, value, shape = data.x
+        data.x = sparse_rows(ptr, index, value, (shape[0], shape[1]))
+    return data
+
+
+def _told(value: Any) -> Any:
+    # Without what an object keeps for itself.
+    if isinstance(value, RemovalRequest):
+        return value.to_dict()
+    return plain_partition(value) if isinstance(value, Shards) else value
+
+
+def plain_partition(partition: Any) -> dict[str, Any]:
+    """A partition as plain values, to compare two by."""
+    if isinstance(partition, Shards):
+        rest = {
+            key: value
+            for key, value in sorted(vars(partition).items())
+            if isinstance(value, str | int | float | dict | None)
+            and key != 'progress_bar'
+        }
+        return {'name': repr(partition), **rest}
+    if isinstance(partition, str):
+        return {'name': partition}
+    if isinstance(partition, Tensor):
+        return {'name': 'a tensor', 'shard': partition.tolist()}
+    return {'name': 'a list', 'shards': [v.tolist() for v in partition]}
+
+
+def described(partition: Any) -> str:
+    """A partition in words, for reports."""
+    if isinstance(partition, Shards):
+        return repr(partition)
+    if isinstance(partition, str):
+        return partition
+    if isinstance(partition, Tensor):
+        return 'a tensor'
+    return 'a list'
+
+
+def plain_settings(aggregator: ShardAggregator) -> dict[str, Any]:
+    """The arguments of an aggregator."""
+    plain = {
+        key: value
+        for key, value in vars(aggregator).items()
+        if not key.startswith('_') and isinstance(value, str | int | float)
+    }
+    plain.pop('training', None)
+    return {'type': type(aggregator).__name__, **plain}
+
+
+def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What goes to files, and what to the manifest."""
+    parts = {
+        f'shard-{shard}-{made["key"][:16]}': made
+        for shard, made in packed['checkpoints'].items()
+    }
+    parts['data'] = packed['data']
+    parts['rest'] = {
+        key: packed[key]
+        for key in (
+            'config',
+            'seed',
+            'seeded',
+            'partition',
+            'num_classes',
+            'fresh',
+            'salts',
+            'aggregator',
+        )
+    }
+    plain = {key: packed[key] for key in _IN_MANIFEST}
+    return parts, json.loads(json.dumps(plain))
+
+
+def from_files(
+    parts: dict[str, Any], manifest: dict[str, Any]
+) -> dict[str, Any]:
+    """The inverse of :func:`to_files`."""
+    packed = {**parts.pop('rest'), 'data': parts.pop('data')}
+    packed['checkpoints'] = {
+        int(name.split('-')[1]): made for name, made in parts.items()
+    }
+    named = {key: manifest[key] for key in _IN_MANIFEST if key in manifest}
+    return {**packed, **named}
+
+
+def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
+    """Whether the manifest of a folder holds these values."""
+    manifest = store.manifest()
+    return manifest is not None and all(
+        manifest.get(key) == value for key, value in plain.items()
+    )

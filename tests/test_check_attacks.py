@@ -1,0 +1,338 @@
+"""The checker and the pages, against files that somebody wrote to fool them.
+
+Each of these passed, or came out as a traceback, before.
+"""
+
+import copy
+import json
+import math
+import re
+
+import pytest
+import torch
+from test_check import (
+    DELTA,
+    HISTORY,
+    LAM,
+    RATE,
+    STEPS,
+    failures,
+    privacy,
+    removal,
+    saved,
+)
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+from torch_geometric.utils import remove_self_loops, to_undirected
+
+from pyg_trust.__main__ import main
+from pyg_trust.check import FAILS, UNKNOWN, check_report
+from pyg_trust.functional import wor_epsilon
+from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
+from pyg_trust.transforms import PrivateAGP
+
+EPSILON = wor_epsilon(HISTORY, DELTA, 'pld_wor')
+
+
+def edited(folder, change, **values):
+    path = saved(folder, privacy(**values))
+    whole = json.loads(path.read_text())
+    change(whole['guarantees'][0])
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def told(text):
+    return lambda fields: fields.update(promise=text)
+
+
+@pytest.mark.parametrize(
+    ('change', 'caught'),
+    [
+        # The fields are right, and whoever reads the page is told less.
+        (told('the weights are (0.1, 1e-05)-private'), 'says 0.1'),
+        (told('all of 7 steps are private'), 'says 7'),
+        (
+            lambda fields: fields.update(
+                spent={'epsilon': 0.01}, budget={'epsilon': 0.02}
+            ),
+            'the field has',
+        ),
+        (lambda fields: fields['values'].update(steps=600), '600 steps'),
+        (
+            lambda fields: fields['values'].update(target_epsilon=1.0),
+            'budget is 1.0',
+        ),
+        (
+            told('not private: whoever knows or guesses the seed'),
+            'comes from a seed',
+        ),
+    ],
+)
+def test_a_page_that_says_other_than_its_fields_fails(
+    tmp_path, change, caught
+):
+    from pyg_trust.noise import SEEDED
+
+    def whole(fields):
+        change(fields)
+        fields['promise'] = fields['promise'].replace(
+            'not private: whoever knows or guesses the seed', SEEDED
+        )
+
+    texts = failures(edited(tmp_path, whole))
+    assert any(caught in text for text in texts)
+
+
+def test_an_honest_sentence_holds(tmp_path):
+    text = f'each of {STEPS} steps, together ({EPSILON:.4g}, {DELTA:g})-DP'
+    assert not failures(edited(tmp_path, told(text)))
+
+
+def book(folder, steps=STEPS, **header):
+    path = folder / 'run.ledger'
+    ledger = PrivacyLedger(path, {'mechanism': 'a', **header})
+    for _ in range(steps):
+        ledger.record(2 * LAM, RATE)
+    ledger.close()
+    return path
+
+
+def test_a_ledger_is_not_weighed_by_the_report_s_own_noise(tmp_path):
+    # 'lam' is what the noise on the ledger makes, whatever the report says.
+    low = wor_epsilon([(4 * LAM, RATE, STEPS)], DELTA, 'pld_wor')
+    report = saved(tmp_path, privacy(lam=4 * LAM, epsilon=low))
+    texts = failures(report, ledger=book(tmp_path))
+    assert any('its steps make epsilon' in text for text in texts)
+    assert any('is not what noise' in text for text in texts)
+
+
+def test_a_ledger_that_was_rolled_back_fails_without_its_head(tmp_path):
+    # The digest was taken out of the report, the last lines of the ledger.
+    texts = failures(saved(tmp_path, privacy()), ledger=book(tmp_path, 2))
+    assert any('2 steps were paid for' in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    'header',
+    [
+        {'data': 'ab' * 32},
+        {'seeded': True},
+        {'accountant': {'mechanism': 'pld_poisson'}},
+    ],
+)
+def test_the_ledger_of_another_training_fails(tmp_path, header):
+    path = book(tmp_path, **header)
+    texts = failures(saved(tmp_path, privacy(seeded=False)), ledger=path)
+    assert any('ledger: it is of' in text for text in texts)
+
+
+def test_a_promise_of_which_nothing_is_checked_says_so(tmp_path):
+    # Renamed, private training is a promise that nobody looks into.
+    path = edited(
+        tmp_path,
+        lambda fields: fields.update(
+            kind='other', spent={}, budget={}, history={}
+        ),
+    )
+    statuses = [found.status for found in check_report(path)]
+    assert statuses.count(UNKNOWN) == 1
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        # Two programs read two promises.
+        '{"guarantees": [], "guarantees": [%s], "created": "%s",'
+        ' "schema_version": 1}',
+        '{"guarantees": [%s], "created": "%s", "schema_version": true}',
+        '{"guarantees": [%s], "created": "%s", "schema_version": NaN}',
+    ],
+)
+def test_a_file_that_can_be_read_in_two_ways_is_none(tmp_path, text):
+    report = TrustReport.of(removal(nodes=[1]))
+    whole = report.to_dict()
+    path = tmp_path / 'trust.json'
+    (entry,) = whole['guarantees']
+    path.write_text(text % (json.dumps(entry), report.created))
+    with pytest.raises(ValueError, match='trust report in JSON'):
+        check_report(path)
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda text: text.replace(
+            '"epsilon": 100.0', '"epsilon": 1' + '0' * 400
+        ),
+        lambda text: '[' * 100_000,
+        lambda text: text.replace('100.0', 'Infinity'),
+    ],
+)
+def test_numbers_and_depths_that_nothing_holds_are_refused(tmp_path, damage):
+    path = saved(tmp_path, privacy())
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match='trust report in JSON'):
+        check_report(path)
+
+
+HOSTILE = (None, 0, -1, 10**400, 'x', True, [], {'a': 1}, [[1]], [[0, 1]])
+
+
+@pytest.mark.parametrize('name', sorted(privacy().values))
+def test_no_field_of_a_report_is_a_traceback_or_holds(tmp_path, name):
+    path = saved(tmp_path, privacy())
+    whole = json.loads(path.read_text())
+    for bad in HOSTILE:
+        changed = copy.deepcopy(whole)
+        changed['guarantees'][0]['values'][name] = bad
+        path.write_text(json.dumps(changed))
+        statuses = [found.status for found in check_report(path)]
+        known = name in ('mechanism', 'lam', 'sample_rates')
+        assert FAILS in statuses or (known and UNKNOWN in statuses), bad
+
+
+@pytest.mark.parametrize(
+    'request_',
+    [5, {'0': 5}, {'0': {'nodes': 5}}, {'0': {'edges': [[1]]}}, {'0': None}],
+)
+def test_requests_of_another_form_fail(tmp_path, request_):
+    promise = Guarantee(
+        'removal', 'gone', (), kind='removal', values={'request': request_}
+    )
+    torch.save(
+        {'edge_index': torch.zeros(2, 0), 'num_nodes': 1}, tmp_path / 'data.pt'
+    )
+    found = check_report(saved(tmp_path, promise), data=tmp_path / 'data.pt')
+    assert {each.status for each in found[1:]} <= {FAILS, UNKNOWN}
+
+
+@pytest.mark.parametrize('part', ['ledger', 'model', 'data'])
+@pytest.mark.parametrize(
+    'content',
+    [b'', b'5', b'text', b'{"entries": 5}', b'{"entries": [5]}', b'\x80\x02.'],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, capsys, part, content):
+    path = tmp_path / 'file'
+    path.write_bytes(content)
+    report = saved(tmp_path, removal(nodes=[1]))
+    status = main(['check', str(report), f'--{part}', str(path)])
+    assert status == 2 or (part, content) == ('ledger', b'')
+    if status == 2:
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"'{part}'" in line
+
+
+def test_what_is_not_in_the_file_is_not_called_gone(tmp_path):
+    # An empty file has nothing of anybody.
+    torch.save({}, tmp_path / 'data.pt')
+    found = check_report(
+        saved(tmp_path, removal(nodes=[1])), data=tmp_path / 'data.pt'
+    )
+    assert UNKNOWN in {each.status for each in found}
+
+
+def test_two_tensors_of_one_name_have_no_fingerprint():
+    # Whoever loads 'a.b' got other weights than those of the fingerprint.
+    good, evil = torch.ones(2), torch.zeros(2)
+    with pytest.raises(ValueError, match='a name of its own'):
+        fingerprint_model({'a.b': evil, 'a': {'b': good}})
+
+
+SNEAKY = 'a\nholds        1. b\x1b[2K\u202e\u2028c'
+
+
+def test_a_name_does_not_write_lines_of_its_own(tmp_path, capsys):
+    promise = Guarantee(
+        SNEAKY,
+        SNEAKY,
+        (SNEAKY,),
+        spent={SNEAKY: 2.0},
+        budget={SNEAKY: 1.0},
+        values={SNEAKY: SNEAKY},
+        origin={'pyg_trust': SNEAKY},
+    )
+    path = saved(tmp_path, promise)
+    assert main(['check', str(path)]) == 1
+    report = TrustReport.load(path)
+    printed = capsys.readouterr().out
+    for page in (
+        printed,
+        str(report),
+        report.to_html(),
+        report.to_markdown(),
+    ):
+        assert not re.search('[\x1b\u202e\u2028]', page)
+        assert not any(
+            line.startswith('holds  ') for line in page.splitlines()[1:]
+        )
+    assert len(printed.splitlines()) == 2
+
+
+def test_versions_and_texts_are_no_markup_in_a_model_card():
+    promise = Guarantee(
+        'removal',
+        'it is ~~not~~ gone $x$ &lt;b&gt;',
+        (),
+        origin={'pyg_trust': '0.1\n\n# Certified\n\n[by](http://x) <b>'},
+    )
+    text = TrustReport.of(promise).to_markdown()
+    assert not re.search(r'(?<!\\)(~~|\$|\[by|<b>|&lt;)', text)
+    assert '\n# Certified' not in text
+
+
+def test_infinite_budgets_are_still_read(tmp_path):
+    path = edited(
+        tmp_path,
+        lambda fields: fields.update(budget={'epsilon': 'inf'}),
+    )
+    assert TrustReport.load(path).guarantees[0].budget['epsilon'] == math.inf
+    assert not failures(path)
+
+
+def test_what_procedures_report_is_not_called_false(tmp_path):
+    # Honest reports of the package, with a thousand nodes in a sentence.
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(1200, (2, 4000), generator=generator)
+    data = Data(
+        x=torch.rand(1200, 4, generator=generator),
+        y=torch.arange(1200) % 3,
+        edge_index=to_undirected(remove_self_loops(edges)[0]),
+        train_mask=torch.arange(1200) < 600,
+    )
+    transform = PrivateAGP(relation='edge', epsilon=2.0, delta=1e-5)
+    transform(data.clone())
+    engine = PrivacyEngine(ledger=tmp_path / 'run.ledger')
+    net = torch.nn.Linear(4, 3)
+    model, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DisjointWalkLoader(data, batch_size=8, walk_length=1),
+        noise_multiplier=4.0,
+        max_grad_norm=0.5,
+        target_epsilon=3.0,
+        target_delta=1e-5,
+    )
+    for _, batch in zip(range(2), loader, strict=False):
+        optimizer.zero_grad()
+        out = model(batch.x)[: batch.batch_size]
+        cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    path = tmp_path / 'trust.json'
+    TrustReport.of(engine.report(), transform.report()).save(path)
+    engine.close()
+    torch.save(net.state_dict(), tmp_path / 'weights.pt')
+    assert not failures(
+        path,
+        ledger=tmp_path / 'run.ledger',
+        model=tmp_path / 'weights.pt',
+    )
+    whole = json.loads(path.read_text())
+    promise = whole['guarantees'][1]['promise']
+    assert '1,200 nodes' in promise
+    whole['guarantees'][1]['promise'] = promise.replace('1,200', '9,200')
+    path.write_text(json.dumps(whole))
+    assert any('says 9200' in text for text in failures(path))

@@ -1,0 +1,144 @@
+"""The snippets of CONTRIBUTING.md are run, and do what they say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parent.parent / 'CONTRIBUTING.md'
+
+# What has to hold after the snippet under each heading, in the same process;
+# all of it from other sources than what the snippet goes through.
+CHECKS = {
+    'A measure': """
+        from torch_geometric.data import Data
+        from pyg_trust.transforms import AGP
+        adj = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0.0]])
+        data = Data(x=torch.eye(3), edge_index=adj.nonzero().t())
+        z = AGP('two_ends', alpha=0.25, levels=3)(data).x
+        walk = adj / adj.sum(0)
+        dense = 0.25 * torch.eye(3) + 0.75 * torch.linalg.matrix_power(walk, 3)
+        torch.testing.assert_close(z, dense)
+    """,
+    'A wavelet': """
+        from pyg_trust.functional import frame_bounds, wavelet_bank
+        adj = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0.0]]).double()
+        bank = wavelet_bank(adj, 'bands', 3)
+        # Projections on different eigenvectors: they sum to the identity.
+        eye = torch.eye(3).double()
+        torch.testing.assert_close(bank.sum(0), eye, atol=1e-12, rtol=0)
+        torch.testing.assert_close(bank @ bank, bank, atol=1e-12, rtol=0)
+    """,
+    'A partition': """
+        from torch_geometric.data import Data
+        from pyg_trust.transforms import Shards
+        data = Data(
+            x=torch.eye(6),
+            y=torch.tensor([1, 0, 1, 0, 1, 0]),
+            edge_index=torch.empty(2, 0, dtype=torch.int64),
+            train_mask=torch.ones(6, dtype=torch.bool),
+        )
+        made = Shards(3, 'by_class', offset=1)
+        shard = made(data).shard
+        for number in range(3):
+            assert data.y[shard == number].sort().values.tolist() == [0, 1]
+        assert not made.exact
+        assert 'registered by the user' in made.seen
+    """,
+    'An aggregator': """
+        from pyg_trust.nn import make_aggregator
+        outputs = torch.tensor([[[9.0, 0]], [[0, 9.0]], [[9.0, 0]]])
+        made = make_aggregator('median')(outputs)
+        first = torch.tensor([9.0, 0]).softmax(0)
+        torch.testing.assert_close(made, first[None])
+    """,
+    'An accountant': """
+        from scipy.stats import norm
+        from pyg_trust.privacy import create_accountant
+        account = create_accountant('no_amplification')
+        for _ in range(4):
+            account.step(noise_multiplier=8.0, sample_rate=0.1)
+        epsilon, mu = account.get_epsilon(1e-5), (4 * (2 / 8.0) ** 2) ** 0.5
+        # Balle and Wang 2018, theorem 8.
+        delta = norm.cdf(mu / 2 - epsilon / mu)
+        delta -= np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        assert abs(delta / 1e-5 - 1) < 1e-3
+        left = account.remaining_steps(
+            epsilon, 1e-5, noise_multiplier=8.0, sample_rate=0.1
+        )
+        assert left == 0
+    """,
+    'A noise': """
+        from pyg_trust.noise import source
+        drawn = source(kind='device').normal((2000, 1))
+        assert abs(drawn.mean()) < 5 / 2000**0.5
+        assert 0.8 < drawn.std() < 1.2
+    """,
+    'A layer rule': """
+        from pyg_trust.privacy import SubgraphGradients
+        class Scaled(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = torch.nn.RMSNorm(4)
+                self.lin = torch.nn.Linear(4, 2)
+            def forward(self, x, edge_index):
+                return self.lin(self.norm(x))
+        net, x = Scaled(), torch.randn(5, 4)
+        owner = torch.tensor([0, 0, 1, 1, 1])
+        edge_index = torch.tensor([[0, 2], [1, 3]])
+        gradients = SubgraphGradients(net)
+        with gradients.record(owner, 2) as tape:
+            out = net(x, edge_index)
+        (grad,) = torch.autograd.grad(out.sum(), out, retain_graph=True)
+        found = tape.clipped_sum(out, grad, max_grad_norm=1e6)
+        assert found.method == 'bookkeeping', found.reason
+        for number in range(2):
+            alone = net(x[owner == number], edge_index[:, :0]).sum()
+            each = torch.autograd.grad(alone, list(net.parameters()))
+            size = sum(g.square().sum() for g in each).sqrt()
+            torch.testing.assert_close(found.norms[number], size)
+    """,
+    'A certificate': """
+        from torch_geometric.data import Data
+        from pyg_trust.certificates import certify
+        model = torch.nn.Linear(1, 2, bias=False)
+        model.weight.data = torch.tensor([[1.0], [0.0]])
+        data = Data(x=torch.tensor([[0.5], [2.0], [-3.0]]))
+        report = certify(model, data, NewFeatures(1.0))
+        assert report.num_robust == 2
+        assert 'not checked by this package' in report.guarantee().promise
+    """,
+}
+
+
+def snippets():
+    """The code under each heading of the last section."""
+    text = PAGE.read_text().split('## Add one of your own')[1]
+    return dict(re.findall(r'### (.*?)\n.*?```python\n(.*?)```', text, re.S))
+
+
+def test_there_is_a_short_snippet_of_every_kind():
+    found = snippets()
+    assert list(found) == list(CHECKS)
+    for heading, code in found.items():
+        assert len(code.splitlines()) < 40, heading
+
+
+def test_a_stranger_can_add_one_of_each():
+    pytest.importorskip('opacus')
+    lines = ['import textwrap, numpy as np, torch', 'torch.manual_seed(0)']
+    for heading, code in snippets().items():
+        # Each in a space of names of its own, as in a file of its own.
+        both = code + '\n' + 'import numpy as np, torch\n'
+        check = '\n'.join(s[8:] for s in CHECKS[heading].splitlines())
+        lines.append(f'print({heading!r}, flush=True)')
+        lines.append(f'exec({both + check!r}, {{"__name__": "mine"}})')
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', '\n'.join(lines)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split('\n') == [*CHECKS, '']
