@@ -353,7 +353,7 @@ def removal(name: str, data: Data, repeats: int) -> list[dict]:
     )
     nodes = data.train_mask.nonzero().view(-1)[pick]
     many = nodes[: max(data.num_nodes // 200, 1)]
-    setups = {
+    setups: dict[str, dict[str, Any]] = {
         'attentive': {},
         'mean': {'aggregator': 'mean'},
         'mean, 50 epochs': {'aggregator': 'mean', 'epochs': 50},

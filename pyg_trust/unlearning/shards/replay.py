@@ -144,8 +144,9 @@ class Recording(TorchDispatchMode):
         self._kept = 0
         self._steps: list[tuple[Any, Any, Any, Any]] = []
         self._values: dict[Any, _Value] = {}
-        # Memory that was there before, and that is written to.
+        # Memory that was there before, that is made, and that is written to.
         self._outside: set[int] = set()
+        self._inside: set[int] = set()
         self._written: set[int] = set()
 
     def __torch_dispatch__(
@@ -166,6 +167,7 @@ class Recording(TorchDispatchMode):
                 if func.overloadpacket in _EMPTY:
                     # Filled in every epoch: it may stay where it is.
                     self._outside.update(_places([value]))
+                    self._kept += value.untyped_storage().nbytes()
                 self._made(value)
             elif value is not None:
                 self.failed = True
@@ -185,7 +187,9 @@ class Recording(TorchDispatchMode):
         if key not in self._values:
             place = tensor.untyped_storage().data_ptr()
             self._values[key] = _Value(tensor, place in self._outside)
-            self._kept += tensor.numel() * tensor.element_size()
+            if place not in self._outside and place not in self._inside:
+                self._inside.add(place)
+                self._kept += tensor.untyped_storage().nbytes()
 
     def _named(self, value: Any) -> Any:
         # With values in place of tensors.
