@@ -707,6 +707,12 @@ entry(
     sample_rate=SHARE,
 )
 entry(
+    'ledger.checked_step',
+    lambda: {'noise_multiplier': 1.0, 'sample_rate': 0.5},
+    noise_multiplier=POSITIVE,
+    sample_rate=SHARE,
+)
+entry(
     'ledger.PrivacyLedger.record_pure',
     lambda: (privacy_ledger(), {'epsilon': 0.5}),
     epsilon=POSITIVE,
