@@ -112,7 +112,7 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
     with commit.exclusive(tmp_path / 'state'):
         assert gone == [path]
         with path.open('ab') as other, pytest.raises(BlockingIOError):
-            lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # none beside it
     assert list(tmp_path.iterdir()) == []
 
 
