@@ -5,8 +5,11 @@ Ratios of interleaved runs, medians of --repeats, in CPU time of one thread.
 draw    noisy copies of Cora-ML. Peers: the published sampler, step by step
         (as many draws with replacement as give the wanted number on average,
         then coalesced); for features torch.bernoulli on the dense matrix;
-        and, without a target, the exact law in numpy (geometric gaps,
-        vectorised; a mask of the ones; features sorted together, edges not).
+        a plain loop in torch for edges (torch.rand over the pairs, as many
+        torch.randint draws as give the wanted number on average, then
+        to_undirected); and, without a target, the exact law in numpy
+        (geometric gaps, vectorised; a mask of the ones; features sorted
+        together, edges not).
 sample  drawing and the forward pass of a model, a copy; peer: what a PyG user
         writes: torch.bernoulli on the dense features, a mask of the edges,
         the pairs by geometric gaps, model(x, edge_index) copy by copy.
@@ -183,8 +186,32 @@ def published_copy(data: Data, noise: BitFlips) -> Tensor:
     return coalesce(torch.cat([made, made.flip(0)], dim=1))
 
 
+def torch_edges(upper: Tensor, n: int, noise: BitFlips) -> Tensor:
+    """A noisy copy of the edges, as a PyG user would write it in torch.
+
+    What stays the same from copy to copy, each pair once, is made before. A
+    drawn pair that is there already is not told apart from a new one.
+
+    Args:
+        upper (Tensor): each undirected edge once: int64, ``[2, num_pairs]``.
+        n (int): the number of nodes.
+        noise (BitFlips): of the edges.
+    """
+    plus, minus = noise.edges
+    kept = upper[:, torch.rand(upper.size(1)) >= minus]
+    if plus > 0:
+        cells = n * (n - 1) / 2
+        mean = plus * cells
+        number = round(mean + math.sqrt(mean) * float(torch.randn(())))
+        new = torch.randint(n, (2, number))
+        kept = torch.cat([kept, new[:, new[0] != new[1]]], dim=1)
+        return to_undirected(kept, num_nodes=n)
+    # Nothing is there twice: both directions, in no order.
+    return torch.cat([kept, kept.flip(0)], dim=1)
+
+
 def draw(data: Data, repeats: int) -> None:
-    """Drawing alone, against three ways to do it."""
+    """Drawing alone, against four ways to do it."""
     rng = np.random.default_rng(0)
     for name, noise in NOISE.items():
         sampler = Sampler(Pipeline(GCN(1, 1, 1)), data, noise, 0).copies
@@ -196,7 +223,13 @@ def draw(data: Data, repeats: int) -> None:
             'the exact law in numpy': partial(write, data, noise, rng),
             'ours': partial(drawing, 0, 0, 10),
         }
-        if not edges:
+        if edges:
+            row, col = data.edge_index
+            upper = data.edge_index[:, row < col]
+            calls['a plain loop in torch'] = partial(
+                torch_edges, upper, int(data.num_nodes or 0), noise
+            )
+        else:
             calls['torch.bernoulli'] = partial(plain_copy, data, noise, rng)
         seconds, _ = interleaved(calls, repeats, time.process_time)
         each = seconds.pop('ours') / 10

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Batch, Data
 
+from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
@@ -44,6 +45,8 @@ from pyg_trust.transforms.division import (
 
 VOTES = ('majority', 'mean')
 _TOGETHER = 256
+# How many views of each batch, drawn at random, are asked alone as well.
+_RANDOM = 3
 _SHOWN = (1, 2, 5, 10)
 _PROTECTED = {
     'edges': 'undirected edges, inserted or deleted',
@@ -406,25 +409,48 @@ class Divided(Module):
         full = [i for i, view in enumerate(every) if view.num_nodes]
         if not full:
             raise ValueError("'data' needs to have nodes in some view")
-        some = [every[i] for i in full[:3]]
-        alone = torch.cat([self._together([view]) for view in some])
-        whole = self._together(some)
-        scale = 1e-4 * max(float(alone.abs().max()), 1e-30)
-        step = _TOGETHER if bool(((alone - whole).abs() <= scale).all()) else 1
-        if not torch.equal(self._together(some[:1]), alone[:1]):
+        out = self._batches([every[i] for i in full], _TOGETHER)
+        some = _asked_alone([every[i] for i in full])
+        alone = torch.cat([self._together([every[full[i]]]) for i in some])
+        if not torch.equal(self._together([every[full[some[0]]]]), alone[:1]):
             raise ValueError(
                 "'model' needs to be the same function at every call (got "
                 'another output for the same view in evaluation mode)'
             )
-        parts = [
-            self._together([every[i] for i in full[start : start + step]])
-            for start in range(0, len(full), step)
-        ]
+        scale = 1e-4 * max(float(alone.abs().max()), 1e-30)
+        if not bool(((alone - out[some]).abs() <= scale).all()):
+            out = self._batches([every[i] for i in full], 1)
         # A view without a node votes, too: for the first class.
-        out = torch.zeros(len(every), parts[0].size(1))
-        out[full] = torch.cat(parts).cpu().to(out.dtype)
-        return out.view(len(views), len(graphs), -1)
+        made = torch.zeros(len(every), out.size(1))
+        made[full] = out.cpu().to(made.dtype)
+        return made.view(len(views), len(graphs), -1)
+
+    def _batches(self, views: list[Data], step: int) -> Tensor:
+        parts = [
+            self._together(views[start : start + step])
+            for start in range(0, len(views), step)
+        ]
+        return torch.cat(parts)
 
     def _together(self, views: list[Data]) -> Tensor:
         batch = Batch.from_data_list(views)
         return self._call(batch, batch.batch)
+
+
+def _asked_alone(views: list[Data]) -> list[int]:
+    # Whose output alone is compared with that among others: the first and
+    # last ones, the extreme ones, and some of every batch that nobody knows.
+    sizes = [
+        [float(view.num_nodes or 0) for view in views],
+        [float(view.num_edges) for view in views],
+        [float(view.x.abs().sum()) for view in views],
+    ]
+    asked = {*range(min(3, len(views))), len(views) - 1}
+    for size in sizes:
+        asked |= {size.index(max(size)), size.index(min(size))}
+    for start in range(0, len(views), _TOGETHER):
+        count = min(_TOGETHER, len(views) - start)
+        asked |= {
+            start + rng.resolve_secret(None) % count for _ in range(_RANDOM)
+        }
+    return sorted(asked)

@@ -180,58 +180,40 @@ def check_apart(
         group (Tensor): int64, ``[num_nodes]``.
         number (int): the group that is heard. (default: :obj:`0`)
         sparse (Tensor, optional): the features as a CSR matrix, for a model
-            that is called with it; entries that are not there stay zero in
-            changed rows, too. (default: :obj:`None`)
+            that is called with it; rows that change get entries where there
+            were none, too. (default: :obj:`None`)
 
     Raises:
         ValueError: if the model does not.
     """
-    dense = incoming_view(data, group == number)
-    view = _with(dense, data.x if sparse is None else sparse)
-    clean = call(view)
     others = group[group != number]
-    for heard in {number, int(others[0]) if others.numel() else number}:
-        _check_halves(call, view, data, group == heard)
-    silent = group != number
-    if sparse is not None:
-        # Others have nothing to change.
-        silent = silent & (sparse.crow_indices().diff() > 0)
-    for node in silent.nonzero().view(-1)[:3].tolist():
-        chosen = torch.zeros_like(silent)
-        chosen[node] = True
-        moved = call(_with(view, _moved(view.x, chosen, _mirrored)))
-        same = (moved == clean) | (moved.isnan() & clean.isnan())
-        same[node] = True
-        if not bool(same.all()):
-            raise ValueError(
-                "'model' needs to keep nodes apart that no edge joins (got "
-                f'another output after a change of node {node}, which nobody '
-                'hears in this view): normalization over all nodes breaks '
-                'the isolation of views'
-            )
-        keep = group == number
-        keep[node] = True
-        row = int(keep[:node].sum())
-        apart = (call(dense.subgraph(keep))[row] - clean[node]).abs().max()
-        if float(apart) > 1e-4 * max(float(clean.abs().max()), 1e-30):
-            raise ValueError(
-                "'model' needs weights that do not depend on who else "
-                'listens to a node, such as out-degrees (got another output '
-                f'for node {node} in the subgraph of its view)'
-            )
+    # The group itself comes last.
+    for heard in (*others[:1].tolist(), number):
+        dense = incoming_view(data, group == heard)
+        view = _with(dense, data.x if sparse is None else sparse)
+        clean = call(view)
+        _check_silent(call, view, clean, group != heard)
+    _check_listeners(call, dense, clean, group == number)
 
 
-def _check_halves(
-    call: Callable[[Data], Tensor], like: Data, data: Data, heard: Tensor
+def _check_silent(
+    call: Callable[[Data], Tensor], view: Data, clean: Tensor, silent: Tensor
 ) -> None:
-    view = _with(incoming_view(data, heard), like.x)
-    clean = call(view)
-    silent = (~heard).nonzero().view(-1)
-    for some in (silent[::2], silent[1::2]):
-        chosen = torch.zeros_like(heard)
+    # Who is silent changes, in either half and either way, and one alone.
+    index = silent.nonzero().view(-1)
+    if not index.numel():
+        return
+    one = index[rng.resolve_secret(None) % index.numel()]
+    for some, changes in (
+        (index[::2], (_above, _below)),
+        (index[1::2], (_above, _below)),
+        (one.view(1), (_mirrored,)),
+    ):
+        chosen = torch.zeros_like(silent)
         chosen[some] = True
-        for change in (_above, _below):
-            moved = call(_with(view, _moved(view.x, chosen, change)))
+        x = _opened(view.x, some)
+        for change in changes:
+            moved = call(_with(view, _moved(x, chosen, change)))
             same = (moved == clean) | (moved.isnan() & clean.isnan())
             same[some] = True
             if not bool(same.all()):
@@ -239,8 +221,44 @@ def _check_halves(
                     "'model' needs to keep nodes apart that no edge joins "
                     f'(got another output for node '
                     f'{int((~same).nonzero()[0, 0])} after changes of nodes '
-                    'which nobody hears in this view)'
+                    'which nobody hears in this view): normalization over '
+                    'all nodes breaks the isolation of views'
                 )
+
+
+def _check_listeners(
+    call: Callable[[Data], Tensor], view: Data, clean: Tensor, heard: Tensor
+) -> None:
+    # The group, and for each of its nodes one of those who listen to it:
+    # without all others, what these hear is the same.
+    n = heard.numel()
+    source, target = view.edge_index
+    outer = ~heard[target]
+    inner = source[~outer & (source != target)].bincount(minlength=n)
+    source, target = source[outer], target[outer]
+    keep = heard.clone()
+    if target.numel():
+        first = torch.full_like(heard, -1, dtype=torch.int64)
+        first[source] = target
+        keep[first[first >= 0]] = True
+        # Most of its listeners are gone, whoever they listen to besides.
+        outside = source.bincount(minlength=n)
+        most = ((outside > 0) * (2 * outside + (inner > 0))).argmax()
+        keep[target[source == most]] = False
+        keep[first[most]] = not bool(inner[most])
+    else:
+        keep |= (~heard).cumsum(0) == 1
+    finite = clean.isfinite()
+    scale = float(clean.where(finite, 0).abs().max())
+    apart = (call(view.subgraph(keep)) - clean[keep]).abs()
+    bad = ~(apart <= 1e-4 * max(scale, 1e-30)) & finite[keep]
+    if bool(bad.any()):
+        node = int(keep.nonzero()[bad.nonzero()[0, 0], 0])
+        raise ValueError(
+            "'model' needs weights that do not depend on who else "
+            'listens to a node, such as out-degrees (got another output '
+            f'for node {node} in a subgraph of its view)'
+        )
 
 
 def _mirrored(x: Tensor) -> Tensor:
@@ -259,6 +277,36 @@ def _with(view: Data, x: Tensor) -> Data:
     made = copy.copy(view)
     made.x = x
     return made
+
+
+def _opened(x: Tensor, rows: Tensor) -> Tensor:
+    # CSR features with zeros as entries of some rows, which may change then:
+    # all of one row, and of more as many as it takes to reach each column.
+    if x.layout != torch.sparse_csr or not x.size(1):
+        return x
+    n, width = x.shape
+    each = -(-width // rows.numel())
+    column = torch.arange(each * rows.numel()).view(-1, each)
+    column = (column + rng.resolve_secret(None) % width) % width
+    new = (rows[:, None] * width + column).view(-1).unique()
+    ptr, col = x.crow_indices(), x.col_indices()
+    row = torch.arange(n).repeat_interleave(ptr.diff().long())
+    old = row * width + col
+    # Both are sorted.
+    at = torch.searchsorted(old, new)
+    there = old[at.clamp(max=max(old.numel() - 1, 0))] if old.numel() else -1
+    new, at = new[there != new], at[there != new]
+    place = at + torch.arange(at.numel())
+    held = torch.ones(old.numel() + new.numel(), dtype=torch.bool)
+    held[place] = False
+    value = x.values().new_zeros(held.numel())
+    value[held] = x.values()
+    made = col.new_empty(held.numel())
+    made[held], made[place] = col, (new % width).to(col.dtype)
+    more = (new // width).bincount(minlength=n).cumsum(0)
+    start = ptr.clone()
+    start[1:] += more.to(ptr.dtype)
+    return sparse_rows(start, made, value, (n, width))
 
 
 def _moved(

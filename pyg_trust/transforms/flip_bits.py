@@ -252,7 +252,9 @@ def check_graph(data: Any, noise: BitFlips) -> None:
             ):
                 raise ValueError(
                     f"'data' can't have an '{name}' under noise on the "
-                    'edges: it would stay that of the clean graph'
+                    'edges: it would stay that of the clean graph. Drop it '
+                    f'(data.{name} = None) if the model does without, or '
+                    'have noise on the features alone'
                 )
         _graph(data, noise)
     x = data.get('x')

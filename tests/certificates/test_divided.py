@@ -187,6 +187,56 @@ def test_views_that_hear_unlike_neighbours_are_run_alone():
     assert bool((votes == 0).all())
 
 
+class Triggered(torch.nn.Module):
+    """Graphs hear each other once one of a certain kind is among them."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x, edge_index, batch):
+        rows = global_add_pool(x, batch)[:, :3]
+        others = rows.size(0) > 1
+        seen = {
+            'loud': bool((x > 40).any()),
+            'large': bool(batch.bincount().max() == 11),
+            'few': bool(((x > 2.9) & (x < 3.1)).all(1).any()),
+        }[self.kind]
+        return rows - rows.mean(0) if others and seen else rows
+
+
+@pytest.mark.parametrize('kind', ['loud', 'large', 'few'])
+@pytest.mark.parametrize('place', [4, 7, 11])
+def test_a_later_graph_that_makes_a_batch_mix_is_found_out(kind, place):
+    # Only the first three views were asked whether they hear the others.
+    graphs = [graph(seed, 9) for seed in range(12)]
+    if kind == 'large':
+        graphs[place] = graph(place, 11)
+    else:
+        graphs[place].x[4] = 50.0 if kind == 'loud' else 3.0
+    divided = Divided(Triggered(kind), 3, 'edges', seed=1)
+    votes = divided.certify(graphs).votes
+    for i, one in enumerate(graphs):
+        assert torch.equal(votes[:, i], divided.certify([one]).votes[:, 0])
+
+
+def test_a_batch_that_mixes_beyond_the_first_is_found_out():
+    # 300 views: those of the first batch are apart, and all of the second
+    # lean on each other.
+    graphs = [graph(seed, 5) for seed in range(300)]
+    graphs[290].x[4] = 3.0
+    divided = Divided(Triggered('few'), 1, 'edges', seed=1)
+    calls = []
+    divided.model.register_forward_hook(
+        lambda module, args, out: calls.append(len(out))
+    )
+    votes = divided.certify(graphs).votes
+    assert calls.count(1) >= 300, 'no view was run alone'
+    for i in range(256, 300):
+        lone = divided.certify([graphs[i]]).votes[:, 0]
+        assert torch.equal(votes[:, i], lone)
+
+
 def _inputs(data):
     return data.x, data.edge_index
 
@@ -333,6 +383,21 @@ def test_models_that_break_isolation_are_refused():
             Divided(model, 4, 'nodes', seed=0).certify(graph())
     with pytest.raises(ValueError, match='cached'):
         Divided(GCNConv(4, 3, cached=True))
+
+
+def test_out_degrees_that_early_nodes_do_not_hear_are_found_out():
+    # Three silent nodes were asked what they hear: those who listen came
+    # later, or were of the group itself.
+    for seed in range(4):
+        data = graph(n=24)
+        division = Division(3, 'nodes', seed)
+        group = division.node_groups(data)
+        inside = (group == 0).nonzero().view(-1)
+        late = (group != 0).nonzero().view(-1)[5:]
+        for to in (late[:2], torch.stack([inside[1], late[0]])):
+            data.edge_index = torch.stack([inside[:1].expand(2), to])
+            with pytest.raises(ValueError, match='listens'):
+                Divided(Loud(), 3, 'nodes', seed=seed).certify(data)
 
 
 class Pooled(torch.nn.Module):

@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from scipy.stats import beta
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
     GAT,
@@ -587,6 +588,46 @@ def test_looks_pay_for_stopping_early():
 def test_options_that_do_not_fit_are_refused(change, says):
     with pytest.raises(ValueError, match=says):
         run(model_of('GCN', 6, 3, 0), small(), **change)
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+@pytest.mark.parametrize(
+    'noise',
+    [BitFlips(edges=(0.05, 0.3)), BitFlips(features=(0.1, 0.1))],
+)
+def test_an_edge_index_in_any_order_gives_the_same_votes(noise, sparse):
+    data, model = small(), model_of('GCN', 6, 3, 0)
+    u, v = data.edge_index
+    n = int(data.num_nodes)
+    options = {'sparse_x': sparse, 'sparse_adj': sparse}
+    wanted = run(model, data, noise, **options).votes
+    for order, sort, undirected in (
+        (torch.arange(u.numel()).flip(0), None, False),
+        ((u * n + v).argsort(), 'row', True),
+        ((v * n + u).argsort(), 'col', False),
+    ):
+        given = EdgeIndex(
+            data.edge_index[:, order],
+            sparse_size=(n, n),
+            sort_order=sort,
+            is_undirected=undirected,
+        )
+        other = data.clone()
+        other.edge_index = given
+        assert torch.equal(run(model, other, noise, **options).votes, wanted)
+
+
+def test_attributes_of_edges_come_with_a_way_out():
+    data = small()
+    data.edge_attr = torch.ones(data.edge_index.size(1), 2)
+    model = model_of('GCN', 6, 3, 0)
+    with pytest.raises(ValueError, match=r'data\.edge_attr = None') as refused:
+        run(model, data, BitFlips(edges=(0.0, 0.3)))
+    assert 'noise on the features alone' in str(refused.value)
+    # Either way is open.
+    run(model, data, BitFlips(features=(0.1, 0.1)))
+    data.edge_attr = None
+    run(model, data, BitFlips(edges=(0.0, 0.3)))
 
 
 def test_data_that_do_not_fit_are_refused():

@@ -328,6 +328,37 @@ def test_models_that_mix_sparse_rows_are_refused():
         fit_bags(data, lambda: Counting(64)).certify()
 
 
+class Whispering(torch.nn.Module):
+    """Reads one entry of another node, or a column, that is zero so far."""
+
+    def __init__(self, width, node, column):
+        super().__init__()
+        self.lin, self.at = torch.nn.Linear(width, CLASSES), (node, column)
+
+    def forward(self, x, edge_index):
+        node, column = self.at
+        if len(x) < N:
+            # In training, it minds its own business.
+            return self.lin(x)
+        seen = x[:, column] if node is None else x[node]
+        return self.lin(x) + 0.01 * torch.tanh(seen.sum()) * self.lin.bias
+
+
+@pytest.mark.parametrize(
+    ('node', 'column'), [(None, 63), (None, 0), (0, 0), (31, 0), (N - 1, 0)]
+)
+def test_sparse_rows_that_mix_through_zeros_are_refused(node, column):
+    # Existing entries alone were changed: nothing that is zero in all rows,
+    # and no row without an entry.
+    data = bags(graph())
+    data.x[:, [0, 63]] = 0
+    if node is not None:
+        data.x[node] = 0
+    unlearner = fit_bags(data, lambda: Whispering(64, node, column))
+    with pytest.raises(ValueError, match='apart'):
+        unlearner.certify()
+
+
 def test_sparse_rows_change_no_vote_of_a_model_that_rewrites_them():
     data = bags(graph())
     unlearner = fit_bags(data, lambda: Reading(64))

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.unlearning.shards.products import (
+    PreparedGraph,
     prepared_layers,
     rows_of_nonzeros,
 )
@@ -94,8 +95,26 @@ class ViewRunner:
     ) -> None:
         self.states, self.num_classes = states, num_classes
         self.recipe = recipe
+        # The graph of the last call, as layers multiply by it.
+        self._last: tuple[PreparedGraph, int] | None = None
         with seeded(0):
             self.module = factory()
+
+    def _prepared(self, graph: Shard) -> PreparedGraph:
+        weight = graph.edge_weight
+        version = 0 if weight is None else weight._version
+        if self._last is not None:
+            made, of = self._last
+            if (
+                made.edge_index is graph.edge_index
+                and made.edge_weight is weight
+                and (made.version, of) == (graph.edge_index._version, version)
+                and (made.num_nodes, made.dtype)
+                == (graph.x.size(0), graph.x.dtype)
+            ):
+                return made
+        self._last = (graph.prepared(), version)
+        return self._last[0]
 
     def takes_rows(self, x: Tensor, edge_weight: Tensor | None) -> bool:
         """Whether CSR features change nothing but the rounding.
@@ -151,9 +170,6 @@ class ViewRunner:
         if self.recipe.sparse_x:
             graph = graph._replace(x=rows_of_nonzeros(graph.x))
         restore(self.module, state)
-        return evaluate(
-            self.module,
-            graph,
-            sparse_adj=self.recipe.sparse_adj,
-            dense=dense,
-        )
+        prepared = self._prepared(graph)
+        with prepared_layers(self.module, prepared, self.recipe.sparse_adj):
+            return evaluate(self.module, graph, prepared, dense=dense)
