@@ -343,7 +343,7 @@ class NodeClassifier(Saving, EditedInPlace):
             B,
             self._release(found.W, releases),
             found.gradient,
-            problem.factor(found.W),
+            problem.factor(found.W).kept(),
             False,
             releases + 1,
             self._seed is None,
@@ -454,7 +454,7 @@ class NodeClassifier(Saving, EditedInPlace):
         data = model.data.rebuilt()
         problem = data.problem(self._goal(data), model.B)
         gradient = problem.gradient(model.W)
-        factor = problem.factor(model.W)
+        factor = problem.factor(model.W).kept()
         self._model = model._replace(
             data=data, gradient=gradient, factor=factor, frozen=False, excess=0
         )
@@ -576,6 +576,8 @@ class NodeClassifier(Saving, EditedInPlace):
         ):
             factor = problem.factor(W)
         fresh = factor is not model.factor
+        if fresh:
+            factor = factor.kept()
         request = part.to_dict()
         seals = model.seals.replaced(data.blocks(_names(change, part)))
         ledger = model.ledger.copy()
