@@ -121,7 +121,8 @@ class NodeClassifier(Saving, EditedInPlace):
     and for nodes at two levels; beyond that use ``features='push'``.
 
     Runs on the CPU, in float64. Memory: :math:`(L + 1) N d` numbers for
-    :math:`L` levels, and the Hessian.
+    :math:`L` levels, and the Hessian, twice where it is small (its factor
+    and, with ``head='ovr'``, its inverse).
 
     Args:
         measure (str or Measure): the propagation, with fixed weights:
