@@ -227,11 +227,11 @@ def same(one, two):
 
 
 def test_processes_give_every_shard_its_own_bits():
-    # One model of each kind, by turns.
+    # One model of each kind, by turns; enough epochs to be replayed.
     def factory(turn=iter([*MODELS.values()] * 2)):  # noqa: B008
         return next(turn)()
 
-    shards, recipe = make_shards(), Recipe(epochs=3)
+    shards, recipe = make_shards(), Recipe(epochs=7)
     alone = train(factory, shards, recipe, trainer='sequential')
     apart = train(factory, shards, recipe, trainer='process', num_workers=2)
     assert apart.trainer == 'process'
