@@ -80,7 +80,7 @@ class UserCertificate(Report):
         return getattr(self.found, name)
 
     def chart(self) -> Chart:
-        """What :meth:`plot` draws: as the report inside."""
+        """The chart of the report inside."""
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:
