@@ -69,7 +69,11 @@ RUNS = {
     ]
     + ['--only scale'],
     'sharding': ['--what accuracy --datasets Cora']
-    + [f'--what cost --datasets {name}' for name in ('Cora', 'facebook')],
+    + [f'--what cost --datasets {name}' for name in ('Cora', 'facebook')]
+    + [
+        f'--what removal --datasets {name}'
+        for name in ('facebook', 'twitch_engb')
+    ],
 }
 LARGE = ('1m', 'only scale')  # what --quick leaves out
 

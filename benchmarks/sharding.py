@@ -1,4 +1,4 @@
-"""Sharded unlearning: what it costs, and what it does to accuracy.
+r"""Sharded unlearning: what it costs, and what it does to accuracy.
 
 Ratios of one run on one thread: 20 shards, random 0.7 / 0.2 / 0.1 splits,
 several seeds.
@@ -14,9 +14,14 @@ several seeds.
   aggregator and the models' outputs included. The larger request touches
   almost every shard: retraining without shards is then as cheap, which is
   printed, not a target.
+- *removal*: requests to hash shards, in CPU seconds, over the full training
+  of version 0.1.0 (no prepared matrices, no replayed epochs), and over that of
+  today, which shards have to beat to pay.
 
     python benchmarks/sharding.py --root DATA
     python benchmarks/sharding.py --root DATA --what cost --datasets facebook
+    python benchmarks/sharding.py --root DATA --what removal \\
+        --datasets facebook twitch_engb
 
 Also written to ``--csv``.
 """
@@ -25,10 +30,13 @@ import argparse
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -44,6 +52,7 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards import training
 from pyg_trust.unlearning.shards.training import (
     Recipe,
     Shard,
@@ -59,6 +68,22 @@ MODELS = {'GCN': GCN, 'SAGE': GraphSAGE}
 TARGETS = {
     'mean': {'GCN': 0.78, 'SAGE': 0.75},
     'attentive': {'GCN': 0.95, 'SAGE': 0.85},
+}
+# Shares of the full training of 0.1.0. A fit was .398 and .979 of it then.
+REMOVALS = {
+    'facebook': {
+        'fit, attentive': 0.398,
+        'one node, attentive': 0.055,
+        'one node, mean': 0.04,
+        'one node, mean, 50 epochs': 0.03,
+        'one node, attentive: inference': 0.025,
+        '0.5 %, attentive': 0.33,
+    },
+    'twitch_engb': {
+        'fit, attentive': 0.979,
+        'one node, attentive': 0.12,
+        '0.5 %, attentive': 0.72,
+    },
 }
 AGGREGATORS = ('mean', 'majority', 'lbaggr', 'plain', 'attentive', 'logits')
 
@@ -303,6 +328,115 @@ def cost(
     ]
 
 
+def unprepared(make: Callable[[], Module], whole: Shard) -> None:
+    """The full training of version 0.1.0: features sparse, all else plain."""
+    with (
+        mock.patch.object(training, 'prepared_layers', plain_layers),
+        mock.patch.object(training, 'can_replay', return_value=False),
+    ):
+        train(make, [whole], Recipe(sparse_x=True))
+
+
+@contextmanager
+def plain_layers(*args: Any) -> Iterator[None]:
+    """Layers as they are written."""
+    yield
+
+
+def removal(name: str, data: Data, repeats: int) -> list[dict]:
+    """What exact requests cost, as shares of the old full training."""
+    split(data, 0)
+    make, case = factory('GCN', data), f'{name} GCN'
+    whole = training_graph(data, 0)
+    pick = torch.randperm(
+        whole.y.numel(), generator=torch.Generator().manual_seed(0)
+    )
+    nodes = data.train_mask.nonzero().view(-1)[pick]
+    many = nodes[: max(data.num_nodes // 200, 1)]
+    setups: dict[str, dict[str, Any]] = {
+        'attentive': {},
+        'mean': {'aggregator': 'mean'},
+        'mean, 50 epochs': {'aggregator': 'mean', 'epochs': 50},
+    }
+    found: dict[str, list[float]] = {}
+
+    def count(what: str, work: Callable[[], Any]) -> Any:
+        start = time.process_time()
+        out = work()
+        found.setdefault(what, []).append(time.process_time() - start)
+        return out
+
+    # Parts of reports, too, in CPU seconds.
+    with mock.patch.object(time, 'perf_counter', time.process_time):
+        states: dict[str, dict] = {}
+        for i in range(repeats):
+            count('full, 0.1.0', lambda: unprepared(make, whole))
+            count(
+                'full',
+                lambda: train(make, [whole], Recipe(sparse_x=True)),
+            )
+            for setup, given in setups.items():
+
+                def new(given: dict = given) -> ShardedUnlearner:
+                    return unlearner_of(
+                        data, 'GCN', 0, True, partition='hash', **given
+                    )
+
+                if setup not in states:
+                    fitted = count(f'fit, {setup}', partial(new().fit, data))
+                    states[setup] = fitted.state_dict()
+                # Another node each time, from another shard.
+                requests = {'one node': nodes[-1 - i :][:1], '0.5 %': many}
+                for what, gone in requests.items():
+                    if what == '0.5 %' and setup != 'attentive':
+                        continue
+                    fresh = new()
+                    fresh.load_state_dict(states[setup])
+                    label = f'{what}, {setup}'
+                    request = RemovalRequest(nodes=gone)
+                    report = count(label, partial(fresh.remove, request))
+                    for part, seconds in report.seconds.items():
+                        found.setdefault(f'{label}: {part}', []).append(
+                            seconds
+                        )
+                    print(f'    {label}: {len(report.shards)} shards')
+    seconds = {what: min(runs) for what, runs in found.items()}
+    old, today = seconds.pop('full, 0.1.0'), seconds.pop('full')
+    print(f'{case}: full training {old:.2f} s in 0.1.0, {today:.2f} s today')
+    rows = []
+    for what, value in seconds.items():
+        print(
+            f'    {what:34s} {value:7.3f} s, {value / old:.3f} of the full '
+            f'training of 0.1.0, {value / today:.3f} of that of today'
+        )
+        rows.append(
+            {
+                'dataset': name,
+                'model': 'GCN',
+                'what': what,
+                'value': value,
+                'ratio': value / old,
+            }
+        )
+    for what, target in REMOVALS.get(name, {}).items():
+        result(
+            f'{case}: {what}, over the full training of 0.1.0',
+            seconds[what] / old,
+            target,
+            at_most=True,
+        )
+    if name in REMOVALS:
+        # A larger request touches all shards, which cost more than no shards:
+        # printed above, and no target.
+        result(
+            f'{case}: one node, attentive, over the full training of today',
+            seconds['one node, attentive'] / today,
+            1,
+            at_most=True,
+        )
+    return rows
+
+
 def main() -> None:
     """Runs what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -320,6 +454,8 @@ def main() -> None:
     rows = []
     for name in args.datasets:
         data = load(args.root, name)
+        if 'removal' in args.what:
+            rows += removal(name, data, args.repeats)
         for kind in args.models:
             if name == 'facebook' and kind == 'SAGE':
                 # It sums neighbours' 4,714 features before it multiplies:

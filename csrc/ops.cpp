@@ -175,4 +175,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
       "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
+
+  // Z' G, G the derivative of the loss of a linear head in the margins Z W,
+  // and the sum of the squares of G. `head`: 0 for one-versus-rest logistic, 1
+  // for softmax, 2 for squared. CPU only.
+  m.def(
+      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head) "
+      "-> (Tensor, Tensor)");
 }

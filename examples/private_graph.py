@@ -342,7 +342,8 @@ def main() -> None:
                     run = found[level, method, epsilon]
                     print(
                         f'  {level} epsilon {epsilon:g} {method:<12} '
-                        f'{mean(run):.4f} +- {pstdev(run):.4f}',
+                        f'{mean(run):.4f} +- {pstdev(run):.4f} '
+                        f'(seeds: {len(run)})',
                         flush=True,
                     )
         draw(found, name, args, out / f'private_{name}.png')

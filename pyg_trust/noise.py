@@ -35,7 +35,10 @@ from pyg_trust._registry import Registry
 Bytes = Callable[[int], bytes]
 
 #: Where the bits of secret noise come from: functions from a number to so many
-#: random bytes, by name.
+#: random bytes, by name. Private training takes a name; noisy releases
+#: (:class:`~pyg_trust.transforms.PrivateAGP`,
+#: :class:`~pyg_trust.privacy.PrivateNodeClassifier`) and certified removal
+#: draw from the operating system whatever is registered.
 NOISES: Registry[Bytes] = Registry('noise')
 SYSTEM = 'system'
 
@@ -56,7 +59,8 @@ LEAST_P_VALUE = 1e-9
 # Summing 2n Gaussians costs an attacker who inverts the floating-point
 # arithmetic 2^(53 (2n - 1)) tries.
 _SUMMED = 4
-_PIECE = 2**20
+# So many at a time: what they are made of is forty times as large.
+_PIECE = 2**16
 
 
 #: How a report begins whose noise came from a seed.

@@ -1108,6 +1108,45 @@ def push_rows(
     )
 
 
+LOSS_HEADS = ('ovr', 'softmax', 'squared')
+
+
+def loss_gradient(
+    Z: Tensor, Y: Tensor, W: Tensor, head: str
+) -> tuple[Tensor, Tensor]:
+    r"""The gradient of the loss of a linear head, in one pass over the rows.
+
+    :math:`Z^\top G`, :math:`G = \partial \ell / \partial a` at the margins
+    :math:`a = ZW`, of the losses of :mod:`~pyg_trust.functional.heads`. Sums
+    of margins go through a row in order; those of the gradient through chunks
+    of rows, in order. So the bits are those of any number of threads and any
+    processor, and an entry passes at most :math:`n + 1` roundings.
+    Exponentials are off by at most 4 units in the last place.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``; on the CPU.
+        Y (Tensor): float64, ``[n, num_outputs]``: the targets; 0 in a row that
+            does not count.
+        W (Tensor): float64, ``[d, num_outputs]``.
+        head (str): :obj:`'ovr'`, :obj:`'softmax'` or :obj:`'squared'`.
+
+    Returns:
+        tuple[Tensor, Tensor]: the gradient, ``[d, num_outputs]``, and the sum
+        of the squares of :math:`G`, ``[1]``.
+    """
+    check_choice('head', head, LOSS_HEADS)
+    n, d = Z.shape if isinstance(Z, Tensor) and Z.dim() == 2 else (1, 1)
+    columns = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
+    dtype = torch.float64
+    value, square = _ops.loss_gradient(
+        _check_host('Z', Z, dtype, n, d),
+        _check_host('Y', Y, dtype, n, *columns),
+        _check_host('W', W, dtype, d, *columns),
+        LOSS_HEADS.index(head),
+    )
+    return value, square
+
+
 @torch.library.register_fake('pyg_trust::propagate')
 def _(
     rowptr: Tensor,
@@ -1368,3 +1407,8 @@ def _(
         z.new_empty((pushed, z.size(1))),
         context.new_dynamic_size(),
     )
+
+
+@torch.library.register_fake('pyg_trust::loss_gradient')
+def _(Z: Tensor, Y: Tensor, W: Tensor, head: int) -> tuple[Tensor, Tensor]:
+    return Z.new_empty(Z.size(1), W.size(1)), Z.new_empty(1)

@@ -26,6 +26,11 @@ registry                  named by
                           :func:`~pyg_trust.certificates.certify`
 ========================= ====================================================
 
+:obj:`NOISES` is read by :class:`~pyg_trust.privacy.PrivacyEngine` alone: the
+noise of :class:`~pyg_trust.transforms.PrivateAGP` and
+:class:`~pyg_trust.privacy.PrivateNodeClassifier` is of the operating system's
+generator, whatever is registered.
+
 A name that is taken stays what it is. What a user registers is not checked by
 this package: reports that rest on it say so, and guarantees that are proved
 for one entry alone (the ``'hash'`` partition, the votes of ``'majority'``)

@@ -125,6 +125,21 @@ entry(
     names={'z': "'(z|residue)'"},
 )
 
+entry(
+    'ops.loss_gradient',
+    lambda: {
+        'Z': ones(N, 2),
+        'Y': ones(N, 3),
+        'W': ones(2, 3),
+        'head': 'ovr',
+    },
+    Z=RAW,
+    Y=RAW,
+    W=RAW,
+    head=choice(),
+    names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
+)
+
 # Features of a changing graph ################################################
 
 

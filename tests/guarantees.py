@@ -12,6 +12,7 @@ from pyg_trust.certificates import (
     BitFlips,
     Divided,
     ThreatModel,
+    UserCertificate,
     certify,
     certify_collective,
 )
@@ -53,6 +54,11 @@ def exact(folder, **kwargs):
     threat = ThreatModel(data, 'removals', local_budget=1, **kwargs)
     report = certify(model, data, threat)
     return report, {'model': model.state_dict(), 'data': data.to_dict()}
+
+
+def of_a_stranger(folder):
+    report, files = exact(folder)
+    return UserCertificate('Mine', report), files
 
 
 def smoothing(data):
@@ -202,6 +208,7 @@ MADE = {
     'AGP, cut': lambda folder: propagated(folder, level_tol=0.125, half=True),
     'Certificate': exact,
     'Certificate, global': lambda folder: exact(folder, global_budget=2),
+    'UserCertificate': of_a_stranger,
     'SmoothedCertificate': smoothed,
     'CollectiveCertificate': collective,
     'VoteCertificate': voted,

@@ -9,6 +9,7 @@ process of its own, because a process that forks can't have threads.
 """
 
 import json
+import math
 import os
 import random
 import select
@@ -23,14 +24,16 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import files
+from pyg_trust import files, noise
 from pyg_trust._columns import ColumnFile
+from pyg_trust.account import ReleaseAccount
 from pyg_trust.functional import appnp, propagate, propagate_to
 from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import GraphScattering
+from pyg_trust.transforms import GraphScattering, PrivateAGP
 from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
 
 
@@ -251,11 +254,126 @@ class Columns:
         self.there = markers
 
 
+class Seen(noise.SecureNoise):
+    """Tells of all noise that is there, and of what shape."""
+
+    def __init__(self, acknowledge):
+        super().__init__()
+        self.acknowledge = acknowledge
+
+    def normal(self, shape):
+        drawn = super().normal(shape)
+        self.acknowledge(shape[0])
+        return drawn
+
+
+class Release:
+    """Noisy sums: a line is on the disk before its noise is anywhere."""
+
+    NUM_NODES, MU = 60, 0.25
+    MOMENTS = range(8)  # within a release of three hops, and between two
+
+    def __init__(self, folder):
+        self.ledger = folder / 'ledger.jsonl'
+        self.released = 0  # hops whose noise was seen
+
+    def start(self):
+        pass
+
+    def work(self, acknowledge):
+        noise.source = lambda seed=None, kind='system': Seen(acknowledge)
+        transform = PrivateAGP(
+            3, mu=math.sqrt(3) * self.MU, delta=1e-3, ledger=self.ledger
+        )
+        while True:
+            data = path(self.NUM_NODES, 1.0, 0)
+            data.x = torch.randn(self.NUM_NODES, 3)
+            transform(data)
+
+    def account(self):
+        about = {
+            'relation': 'edge',
+            'form': 'either',
+            'directed': False,
+            'max_degree': None,
+            'delta': 1e-3,
+            'num_nodes': self.NUM_NODES,
+            'seeded': False,
+        }
+        return ReleaseAccount(about, ledger=self.ledger)
+
+    def check(self, acknowledged):
+        self.released += len(acknowledged)
+        account = self.account()
+        lines = len(account.lines)
+        # One may have been paid for whose noise nobody saw.
+        assert self.released <= lines <= self.released + 1
+        least = math.sqrt(self.released) * self.MU
+        assert account.mu >= least * (1 - 1e-12)
+        self.released = lines
+        account.close()
+
+
+class Fitting:
+    """A classifier: encoder, sums and head, each paid for as a whole."""
+
+    NUM_NODES, STEPS = 40, 12
+    # In every one of its parts, between two, before and after all.
+    MOMENTS = (0, 1, 6, 11, 12, 13, 14, 20, 24, 25)
+
+    def __init__(self, folder):
+        self.ledger = folder / 'ledger.jsonl'
+
+    def start(self):
+        pass
+
+    def model(self):
+        return PrivateNodeClassifier(
+            'node', 4.0, 1e-3, ledger=self.ledger, steps=self.STEPS
+        )
+
+    def data(self):
+        data = path(self.NUM_NODES, 1.0, 0)
+        data.x = torch.randn(self.NUM_NODES, 3)
+        data.y = torch.arange(self.NUM_NODES) % 2
+        data.train_mask = torch.ones(self.NUM_NODES, dtype=torch.bool)
+        return data
+
+    def work(self, acknowledge):
+        noise.source = lambda seed=None, kind='system': Seen(acknowledge)
+        self.model().fit(self.data())
+        while True:
+            time.sleep(1)
+
+    def check(self, acknowledged):
+        # Weights have four rows, then five; the sums one for each node.
+        assert set(acknowledged) <= {4, 5, self.NUM_NODES}
+        model = self.model()
+        parts = dict(zip((4, self.NUM_NODES, 5), model.mus, strict=True))
+        seen = math.hypot(*(parts[part] for part in set(acknowledged)))
+        fresh = not self.ledger.exists()
+        assert not fresh or not acknowledged
+        account = model._open(self.NUM_NODES)
+        assert account.mu >= seen * (1 - 1e-12), 'the ledger claims less'
+        assert len(account.lines) <= len(set(acknowledged)) + 1
+        # What is left is not enough for half a model, let alone a second.
+        if account.lines:
+            try:
+                model.fit(self.data())
+                raise AssertionError('was fitted on what was spent')
+            except BudgetExceededError:
+                pass
+        model.close()
+        self.ledger.unlink(missing_ok=True)  # the next one begins anew
+
+
 PROCEDURES = {
     'removal': Removal,
     'training': Training,
     'shards': Shards,
     'columns': Columns,
+    'release': Release,
+    'fitting': Fitting,
 }
 
 
@@ -282,7 +400,8 @@ def main():
         os.close(other)
         # Some die before the first acknowledgement, some in between.
         content = b''
-        for _ in range(source.choice([0, 1, 1, 2, 3, 5])):
+        moments = getattr(procedure, 'MOMENTS', (0, 1, 1, 2, 3, 5))
+        for _ in range(source.choice(moments)):
             if not select.select([end], [], [], 60)[0]:
                 break
             content += os.read(end, 4)

@@ -95,6 +95,27 @@ def test_the_lock_is_one_for_all_and_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
+    # Between opening and locking, whoever held it lets go and deletes it: who
+    # comes next would lock another file, and both would write.
+    fcntl = pytest.importorskip('fcntl')
+    path = tmp_path / '.state.lock'
+    lock, gone = fcntl.flock, []
+
+    def late(file, how):
+        if not gone:
+            path.unlink()
+            gone.append(path)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, 'flock', late)
+    with commit.exclusive(tmp_path / 'state'):
+        assert gone == [path]
+        with path.open('ab') as other, pytest.raises(BlockingIOError):
+            lock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # none beside it
+    assert list(tmp_path.iterdir()) == []
+
+
 CHILD = """
 import os, signal, sys
 from pyg_trust import commit, files

@@ -13,10 +13,12 @@ FULL = os.environ.get('FULL_TEST') == '1'
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 @pytest.mark.parametrize(
-    'procedure', ['removal', 'training', 'shards', 'columns']
+    'procedure',
+    ['removal', 'training', 'shards', 'columns', 'release', 'fitting'],
 )
 def test_killing(procedure, tmp_path):
-    kills = 70 if FULL else 20 if procedure == 'columns' else 10
+    few = procedure in ('removal', 'training', 'shards')
+    kills = 70 if FULL else 10 if few else 20
     script = Path(__file__).with_name('killing.py')
     done = subprocess.run(
         [sys.executable, script, procedure, tmp_path, str(kills), '0'],

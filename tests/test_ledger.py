@@ -128,6 +128,18 @@ def test_file_is_read_back(tmp_path):
         ledger.record(8.0, 0.5)
 
 
+def test_every_pure_release_counts(tmp_path):
+    # A ledger that remembered the last alone would hide all before it.
+    path = tmp_path / 'ledger'
+    ledger = PrivacyLedger(path, HEADER)
+    for epsilon in (0.25, 2.0, 0.5):
+        ledger.record_pure(epsilon)
+    ledger.record(8.0, 0.4)
+    assert ledger.pure_epsilon == 2.75
+    ledger.close()
+    assert PrivacyLedger(path, HEADER).pure_epsilon == 2.75
+
+
 def test_line_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
     ledger = PrivacyLedger(tmp_path / 'ledger', HEADER)
     synced = []

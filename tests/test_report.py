@@ -360,3 +360,12 @@ def test_fingerprint_tells_apart_what_differs():
     assert fingerprint(torch.tensor(True), x.bfloat16()) == fingerprint(
         torch.tensor(True), x.bfloat16()
     )
+
+
+@pytest.mark.parametrize(
+    ('one', 'two'),
+    [(torch.float32, torch.int32), (torch.float64, torch.int64)],
+)
+def test_bytes_of_another_type_have_another_fingerprint(one, two):
+    x = torch.tensor([0.0, 1.5, -2.0], dtype=one)
+    assert fingerprint(x) != fingerprint(x.view(two))

@@ -96,6 +96,21 @@ struct Loops {
 
 constexpr int32_t kNoPlace = -1;  // it is there already
 
+enum Head : int64_t { kOneVersusRest, kSoftmax, kSquared };
+
+// Rows of a linear head: row i of Z has the targets Y[i] and the margins
+// Z[i] W. W, and sums of gradients, have rows of `stride` numbers: 1, 2, 4 or
+// whole cache lines, zeros beyond the real outputs.
+struct LossRows {
+  const double* Z;
+  const double* Y;
+  const double* W;
+  int64_t d;
+  int64_t outputs;
+  int64_t stride;
+  Head head;
+};
+
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
 
@@ -127,6 +142,13 @@ struct Kernels {
                int64_t count,
                uint64_t below,
                uint8_t* kept);
+  // sum += Z' G of the rows [begin, end), G the slopes of the loss, for which
+  // there is room for 8 rows. Returns the sum of their squares.
+  double (*loss_gradient)(const LossRows& loss,
+                          int64_t begin,
+                          int64_t end,
+                          double* room,
+                          double* sum);
 };
 
 extern const Kernels kBaseKernels;

@@ -30,7 +30,7 @@ constexpr int64_t kFewEntries = 8;
 
 // A level is computed for some rows alone if these have no more of all entries
 // of the graph than this.
-constexpr double kFewRows = 0.6;
+constexpr double kFewRows = 0.92;
 
 // The kernels of a type.
 void load(const Step<float, float>& step, int64_t begin, int64_t end) {

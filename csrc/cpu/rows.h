@@ -4,6 +4,7 @@
 #include "flip.h"
 #include "gather.h"
 #include "kernels.h"
+#include "loss.h"
 
 namespace pyg_trust {
 namespace {
@@ -415,5 +416,5 @@ inline void stay(uint64_t key,
                         step_all<double, double>, wide_rows<float>,          \
                         wide_rows<double>, find_places,                      \
                         round_half,      gap_lengths,                        \
-                        stay};                                               \
+                        stay,            loss_gradient};                     \
   }

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_trust._registry import Registry
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.charts import Chart
 
 Route = TypeVar('Route', bound=Callable[..., Report])
 
@@ -77,6 +78,10 @@ class UserCertificate(Report):
         if name.startswith('__') or 'found' not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.found, name)
+
+    def chart(self) -> Chart:
+        """The chart of the report inside."""
+        return self.found.chart()
 
     def guarantee(self) -> Guarantee:
         """What its author says, and that nobody here has checked it."""

@@ -157,7 +157,8 @@ def wor_epsilon(
 
     Args:
         history (iterable): of :obj:`(lam, q, steps)`.
-        delta (float): in :math:`(0, 1)`.
+        delta (float): in :math:`(0, 1)`; not below :obj:`1e-10` for
+            ``'pld_wor'`` with a rate below 1.
         method (str): :obj:`'pld_wor'` (:func:`wor_epsilon_pld`, tighter) or
             :obj:`'rdp_wor'` (:func:`wor_epsilon_rdp`, the paper's).
             (default: :obj:`'pld_wor'`)
@@ -173,7 +174,8 @@ def wor_epsilon(
     if method == 'rdp_wor':
         return wor_epsilon_rdp(history, delta)
     phases = check_history(history)
-    if check_delta(delta) >= pld.MIN_DELTA and all(q == 1 for _, q in phases):
+    delta = check_delta(delta)
+    if all(q == 1 for _, q in phases):
         mu = math.hypot(*(math.sqrt(n) / k for (k, _), n in phases.items()))
         return gaussian_epsilon(mu, delta)
     return wor_epsilon_pld([(*key, n) for key, n in phases.items()], delta)

@@ -57,6 +57,7 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.newton import GAMMA_2, Residual, spectral_norm
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import loss_gradient
 
 HEADS = ('ovr', 'softmax', 'squared')
 GAMMA_1 = {'ovr': 0.25, 'softmax': 0.5, 'squared': 2.0}
@@ -68,6 +69,8 @@ CURVATURE_CHANGE = {
 
 # Up to so many weights the whole Hessian of softmax is factored.
 JOINT_LIMIT = 1024
+# Up to so many columns a Hessian that is kept is inverted.
+INVERSE_LIMIT = 256
 
 UNIT = torch.finfo(torch.float64).eps / 2
 
@@ -125,6 +128,25 @@ def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
     return 2 * change * Y.abs()
 
 
+def loss_part(
+    Z: Tensor, Y: Tensor, W: Tensor, head: str
+) -> tuple[Tensor, float]:
+    r""":math:`Z^\top G(ZW)` and the norm of :math:`G`.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``.
+        Y (Tensor): of :func:`targets`.
+        W (Tensor): ``[d, num_outputs]``.
+        head (str): of the table above.
+    """
+    if W.size(1) > 2:
+        value, square = loss_gradient(Z, Y, W, head)
+        return value, math.sqrt(float(square))
+    # Products of few columns wait for memory alone, faster in this order.
+    G = slopes((W.t() @ Z.t()).t(), Y, head)
+    return (G.t() @ Z).t(), _norm(G)
+
+
 def hidden(
     Z: Tensor,
     G: Tensor,
@@ -150,13 +172,32 @@ def hidden(
         weight (float, optional): that of :obj:`W`, if known.
             (default: :obj:`None`)
     """
-    n, d = G.size(0), W.size(0)
-    z = _norm(Z) if size is None else size
-    w = _norm(W) if weight is None else weight
+    return _hidden(
+        _norm(Z) if size is None else size,
+        _norm(G),
+        _norm(W) if weight is None else weight,
+        (G.size(0), W.size(0), G.size(1)),
+        head,
+        drift,
+    )
+
+
+def _hidden(
+    z: float,
+    g: float,
+    w: float,
+    sizes: tuple[int, int, int],
+    head: str,
+    drift: float,
+) -> float:
+    # From norms. Of a row of slopes every entry may be off by a few units,
+    # and by one more for every output that softmax sums.
+    n, d, outputs = sizes
+    slope = math.sqrt(n) * (8 * math.sqrt(outputs) + outputs)
     return UNIT * (
-        (n + 8) * z * _norm(G)
+        (n + 8) * z * g
         + GAMMA_1[head] * (d + 8) * z**2 * w
-        + 8 * z * math.sqrt(max(G.numel(), 1))
+        + z * slope
         + 4 * drift
     )
 
@@ -178,11 +219,14 @@ class Factor(NamedTuple):
             and :math:`\mu` along their sum.
         lower (Tensor): Cholesky factors.
         mu (float): of the Hessian.
+        inverse (Tensor, optional): of the Hessians, which is faster to
+            multiply by again and again. (default: :obj:`None`)
     """
 
     kind: str
     lower: Tensor
     mu: float
+    inverse: Tensor | None = None
 
     @property
     def separate(self) -> bool:
@@ -196,9 +240,11 @@ class Factor(NamedTuple):
             right (Tensor): as the result.
         """
         if self.kind == 'classes':
-            found = torch.cholesky_solve(
-                right.t().unsqueeze(2).contiguous(), self.lower
-            )
+            columns = right.t().unsqueeze(2).contiguous()
+            if self.inverse is not None:
+                found = torch.bmm(self.inverse, columns)
+            else:
+                found = torch.cholesky_solve(columns, self.lower)
             return found.squeeze(2).t()
         if self.kind == 'joint':
             flat = right.t().reshape(-1, 1)
@@ -209,6 +255,12 @@ class Factor(NamedTuple):
         along = right.mean(1, keepdim=True)
         across = torch.cholesky_solve(right - along, self.lower)
         return across + along / self.mu
+
+    def kept(self) -> 'Factor':
+        """The same for many solves: with inverses, where they are small."""
+        if self.kind != 'classes' or self.lower.size(-1) > INVERSE_LIMIT:
+            return self
+        return self._replace(inverse=torch.cholesky_inverse(self.lower))
 
 
 class Gradient(NamedTuple):
@@ -264,20 +316,23 @@ class Objective(NamedTuple):
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
-        # In this order both products are faster where outputs are few.
-        margin = (W.t() @ self.Z.t()).t()
-        G = slopes(margin, self.Y, self.head)
-        value = (G.t() @ self.Z).t().add(W, alpha=self.mu)
+        value, slope = loss_part(self.Z, self.Y, W, self.head)
+        value.add_(W, alpha=self.mu)
         weight = _norm(W)
         drift = self.mu * weight
         if self.B is not None:
             value += self.B
             drift += _norm(self.B)
         measured = _norm(value)
-        upper = measured + hidden(
-            self.Z, G, W, self.head, drift, self.size, weight
+        missing = _hidden(
+            _norm(self.Z) if self.size is None else self.size,
+            slope,
+            weight,
+            (self.Z.size(0), *W.shape),
+            self.head,
+            drift,
         )
-        return Gradient(value, Residual(measured, upper))
+        return Gradient(value, Residual(measured, measured + missing))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
         """The Hessian at :obj:`W` times a matrix.

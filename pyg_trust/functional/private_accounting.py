@@ -35,6 +35,10 @@ from pyg_trust.functional.mechanisms import check_delta, numbers
 
 # Below this the first tail is so near to 1 that no ratio is needed.
 _DIRECT = -20.0
+# Below this a difference over so short a way is an integral, of these points.
+_CLOSE = 1e-2
+_NODES, _SHARES = np.polynomial.legendre.leggauss(8)
+_NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
 _ROUNDS = 200
 
 
@@ -173,7 +177,13 @@ def _log_delta(epsilon: float, mu: float) -> float:
         return kept + math.log(-math.expm1(min(taken - kept, -5e-324)))
     root = math.sqrt(2)
     # sqrt(pi / 2) erfcx(t / sqrt(2)) is Mills' ratio.
-    apart = float(erfcx(t / root) - erfcx((t + mu) / root)) / 2
+    if mu < _CLOSE:
+        # Two that are nearly equal: the integral of -R'(s) = 1 - s R(s).
+        s = t + mu * _NODES
+        slope = 1 - s * math.sqrt(math.pi / 2) * erfcx(s / root)
+        apart = mu * float(_SHARES @ slope) / math.sqrt(2 * math.pi)
+    else:
+        apart = float(erfcx(t / root) - erfcx((t + mu) / root)) / 2
     return -t * t / 2 + (math.log(apart) if apart > 0 else -math.inf)
 
 

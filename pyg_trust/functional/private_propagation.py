@@ -68,7 +68,7 @@ linear chain of sums grows with the largest degree.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,14 +98,94 @@ MARGIN = 1e-6
 MAX_COLUMNS = 200_000
 _BLOCK = 256
 _DENSE = 0.1
+# Messages are made some columns at a time, of about so many numbers, and their
+# lengths taken of fewer: no release holds all messages beside its sums.
+_NUMBERS = 2**20
+_LEAST_COLUMNS = 2
 
 
 class Noise(Protocol):
     """A source of standard Gaussians, as those of :mod:`pyg_trust.noise`."""
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard Gaussians, float64, on the CPU."""
+        """Standard Gaussians, float64, on the CPU: a tensor to write into."""
         ...
+
+
+class MessageBlocks:
+    """The messages of rows, made some columns at a time.
+
+    :func:`messages` says what they are. What is kept is three numbers a row.
+
+    Args:
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        between (str): as of :func:`messages`.
+        degree_channel (float): as of :func:`messages`.
+    """
+
+    def __init__(self, x: Tensor, between: str, degree_channel: float) -> None:
+        check_tensor('x', x, REAL, ('num_nodes', 'num_columns'))
+        check_choice('between', between, BETWEEN)
+        c = check_number('degree_channel', degree_channel)
+        if not 0 <= c < 1:
+            raise ValueError(
+                f"'degree_channel' needs to be in [0, 1) (got {c})"
+            )
+        self._x, self._c = x.detach(), c
+        # Places for all first: what is kept lies in no gap of what is not.
+        shape = (x.size(0), 1)
+        length = torch.zeros(shape, dtype=torch.float64)
+        self._scale = torch.ones_like(length)
+        self._broken = torch.zeros(shape, dtype=torch.bool)
+        size = max(1, _NUMBERS // 8 // max(1, x.size(1)))
+        for start in range(0, x.size(0) if x.size(1) else 0, size):
+            part = slice(start, start + size)
+            rows = self._x[part].cpu().to(torch.float64, copy=True)
+            self._broken[part] = ~rows.isfinite().all(1, keepdim=True)
+            rows.masked_fill_(self._broken[part], 0.0)
+            # By the largest entry first: the square of 1e200 is none.
+            largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-300)
+            self._scale[part] = largest
+            length[part] = rows.div_(largest).square_().sum(1, keepdim=True)
+        length.sqrt_()
+        self._norm = length.clamp(min=1.0)
+        self._clip: Tensor | None = None
+        if between == 'clip':
+            clip = (length * self._scale).clamp(max=1.0)
+            self._clip = torch.where(length > 0, clip, 0.0)
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return self._x.size(1) + bool(self._c)
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Messages, float64, on the CPU, ``[num_nodes, stop - start]``.
+
+        Args:
+            start (int): the first column.
+            stop (int): the one behind the last.
+        """
+        made = self._x[:, start:stop].cpu()
+        made = made.to(
+            torch.float64, copy=True, memory_format=torch.contiguous_format
+        )
+        made.masked_fill_(self._broken, 0.0)
+        made.div_(self._scale).div_(self._norm)
+        if self._clip is not None:
+            made.mul_(self._clip)
+        made.mul_(math.sqrt(1 - self._c * self._c))
+        if self._c and stop > self._x.size(1):
+            channel = made.new_full((made.size(0), 1), self._c)
+            made = torch.cat([made, channel], 1)
+        return made.mul_(1 - MARGIN)
+
+    def blocks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """First column, end and messages of one block after the other."""
+        size = max(_LEAST_COLUMNS, _NUMBERS // max(1, self._x.size(0)))
+        for start in range(0, self.width, size):
+            stop = min(self.width, start + size)
+            yield start, stop, self.columns(start, stop)
 
 
 def messages(
@@ -133,28 +213,8 @@ def messages(
         Tensor: float64, ``[num_nodes, num_columns]``, with a column more for
         a degree channel.
     """
-    check_tensor('x', x, REAL, ('num_nodes', 'num_columns'))
-    check_choice('between', between, BETWEEN)
-    c = check_number('degree_channel', degree_channel)
-    if not 0 <= c < 1:
-        raise ValueError(
-            f"'degree_channel' needs to be in [0, 1) (got {degree_channel})"
-        )
-    rows = x.detach().cpu().double()
-    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
-    # By the largest entry first: the square of 1e200 is none.
-    largest = rows.abs().amax(1, keepdim=True) if rows.size(1) else 0.0
-    scale = torch.as_tensor(largest, dtype=torch.float64).clamp(min=1e-300)
-    unit = rows / scale
-    norm = unit.square().sum(1, keepdim=True).sqrt()
-    unit = unit / norm.clamp(min=1.0)
-    if between == 'clip':
-        length = (norm * scale).clamp(max=1.0)
-        unit = unit * torch.where(norm > 0, length, 0.0)
-    made = unit * math.sqrt(1 - c * c)
-    if c:
-        made = torch.cat([made, made.new_full((made.size(0), 1), c)], 1)
-    return made * (1 - MARGIN)
+    made = MessageBlocks(x, between, degree_channel)
+    return made.columns(0, made.width)
 
 
 def hop_sensitivity(
@@ -252,7 +312,8 @@ def private_propagate(
     with :math:`m` of :func:`messages`, :math:`c = 1` for ``'edge'`` and
     ``'node_incident'`` and :func:`energy_weights` for ``'node'``. Neighbours
     move each hop by at most :func:`hop_sensitivity`. Nothing is accounted for
-    here; see :class:`pyg_trust.transforms.PrivateAGP`.
+    here; see :class:`pyg_trust.transforms.PrivateAGP`. Beside what it returns
+    and the graph, a hop holds messages of some columns, and their sums.
 
     Args:
         graph (CSRGraph): unweighted, without duplicates.
@@ -297,11 +358,13 @@ def private_propagate(
     released: list[Tensor] = []
     rows = x
     for std in stds:
-        sent = messages(rows, between=between, degree_channel=degree_channel)
-        if weights is not None:
-            sent = sent * weights[:, None]
-        total = torch.from_numpy(into @ sent.numpy())
-        rows = total.add_(noise.normal(tuple(total.shape)), alpha=std)
+        sent = MessageBlocks(rows, between, degree_channel)
+        # The sums are added to noise that is there, and paid for, as a whole.
+        rows = noise.normal((graph.num_nodes, sent.width)).mul_(std)
+        for start, stop, block in sent.blocks():
+            if weights is not None:
+                block.mul_(weights[:, None])
+            rows[:, start:stop] += torch.from_numpy(into @ block.numpy())
         released.append(rows)
     return released
 
@@ -409,11 +472,15 @@ def scaled_propagate(
     # What is nothing but rounding is not scaled up to 1.
     silent = norms <= 1e-7 * diagonal.abs()
     inverse = torch.where(silent | (norms == 0), 0.0, 1 / norms)
-    sent = messages(x) * inverse[:, None]
-    total = torch.from_numpy(_series(operator, measure, sent.numpy()))
-    if not own:
-        total = total - diagonal[:, None] * sent
-    return total + std * noise.normal(tuple(total.shape))
+    sent = MessageBlocks(x, 'normalize', 0.0)
+    total = noise.normal((graph.num_nodes, sent.width)).mul_(std)
+    for start, stop, block in sent.blocks():
+        block.mul_(inverse[:, None])
+        made = torch.from_numpy(_series(operator, measure, block.numpy()))
+        if not own:
+            made = made - diagonal[:, None] * block
+        total[:, start:stop] += made
+    return total
 
 
 def _check_noise(noise: Noise) -> None:

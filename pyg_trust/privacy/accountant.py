@@ -600,7 +600,7 @@ def _poisson_rdp(
 
 
 def _rest(epsilon: float, spent: float) -> float:
-    if not spent < check_number('epsilon', epsilon):
+    if not spent < check_positive('epsilon', epsilon):
         raise ValueError(
             f"'epsilon' needs to be above the {spent} spent beside the steps "
             f'(got {epsilon})'

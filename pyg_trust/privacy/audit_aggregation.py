@@ -43,7 +43,13 @@ _COLUMNS = 16
 
 @dataclass(frozen=True)
 class MuAuditReport(Report):
-    r"""What a test of a release has shown.
+    r"""What a test of a release has shown about :math:`\mu` alone.
+
+    A claim of :math:`\mu` has no :math:`\delta` that it could be wrong at. An
+    :class:`~pyg_trust.privacy.AuditReport` is of a claim of
+    :math:`(\epsilon, \delta)`, in whose fields this one would be empty; both
+    have ``violated``, ``trials`` and ``confidence``, and ``mu_lower`` and
+    ``mu_claimed`` mean the same in both.
 
     Args:
         mu_lower (float): the true :math:`\mu` is at least this, with

@@ -54,7 +54,10 @@ _THRESHOLDS = 500
 
 @dataclass(frozen=True)
 class AuditReport(Report):
-    r"""What a test has shown.
+    r"""What a test has shown about a claim of epsilon and delta.
+
+    Of a release with a claim of :math:`\mu` alone there is a
+    :class:`~pyg_trust.privacy.MuAuditReport`.
 
     Args:
         epsilon_lower (float): the true :math:`\epsilon` at ``delta`` is at

@@ -207,6 +207,20 @@ class AggregationReport(Report):
             'what is protected (data that are refused for their loops, '
             'directions, degrees or labels), are not published'
         )
+        if self.relation != 'feature':
+            lines.append(
+                'that not every arc has one back is known: a graph all of '
+                'whose arcs have one is refused as undirected, so that of the '
+                'last other arc a refusal tells'
+                if self.directed
+                else 'that every edge is in both directions is known: a graph '
+                'with one that is not is refused'
+            )
+        lines.append(
+            'which calls had the same data is known: the first release of '
+            'data costs, the next is free, and the number of releases '
+            f'({self.releases}) tells which were alike'
+        )
         lines.append(
             SEEDED
             if self.seeded

@@ -121,7 +121,8 @@ class NodeClassifier(Saving, EditedInPlace):
     and for nodes at two levels; beyond that use ``features='push'``.
 
     Runs on the CPU, in float64. Memory: :math:`(L + 1) N d` numbers for
-    :math:`L` levels, and the Hessian.
+    :math:`L` levels, and the Hessian, twice where it is small (its factor
+    and, with ``head='ovr'``, its inverse).
 
     Args:
         measure (str or Measure): the propagation, with fixed weights:
@@ -343,7 +344,7 @@ class NodeClassifier(Saving, EditedInPlace):
             B,
             self._release(found.W, releases),
             found.gradient,
-            problem.factor(found.W),
+            problem.factor(found.W).kept(),
             False,
             releases + 1,
             self._seed is None,
@@ -454,7 +455,7 @@ class NodeClassifier(Saving, EditedInPlace):
         data = model.data.rebuilt()
         problem = data.problem(self._goal(data), model.B)
         gradient = problem.gradient(model.W)
-        factor = problem.factor(model.W)
+        factor = problem.factor(model.W).kept()
         self._model = model._replace(
             data=data, gradient=gradient, factor=factor, frozen=False, excess=0
         )
@@ -576,6 +577,8 @@ class NodeClassifier(Saving, EditedInPlace):
         ):
             factor = problem.factor(W)
         fresh = factor is not model.factor
+        if fresh:
+            factor = factor.kept()
         request = part.to_dict()
         seals = model.seals.replaced(data.blocks(_names(change, part)))
         ledger = model.ledger.copy()

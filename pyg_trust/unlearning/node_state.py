@@ -551,12 +551,13 @@ class NodeState:
         for block in sorted({node // BLOCK for node in nodes.tolist()}):
             held = slice(block * BLOCK, (block + 1) * BLOCK)
             place = self.place[held]
-            ends = zip(start[held], start[held] + length[held], strict=True)
+            # Row after row, without the room behind each.
+            count = length[held]
+            end = count.cumsum()
+            at = np.arange(end[-1]) + (start[held] - end + count).repeat(count)
             made[block] = report.fingerprint(
                 graph.degree[held],
-                torch.from_numpy(
-                    np.concatenate([col[first:end] for first, end in ends])
-                ),
+                torch.from_numpy(col[at]),
                 graph.alive[held],
                 graph.own_loop[held],
                 self.featureless[held],

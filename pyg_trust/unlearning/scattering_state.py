@@ -71,7 +71,7 @@ def config(classifier: 'ScatteringClassifier') -> dict[str, Any]:
 def unpacked(
     classifier: 'ScatteringClassifier',
     state: dict[str, Any],
-    progress_bar: bool,
+    bar: bool,
 ) -> Model:
     """The model of a saved state, which continues the present one."""
     if state['config'] != config(classifier):
@@ -106,7 +106,7 @@ def unpacked(
     if ledger.entries and ledger.entries[-1].data != seals.root:
         raise ValueError('the graphs of the state are not those of its ledger')
     classes = tuple(state['classes'])
-    train = classifier._keeper.design(graphs, classes, seals, progress_bar)
+    train = classifier._keeper.design(graphs, classes, seals, bar)
     shape = (train.Z.size(1), train.Y.size(1))
     W = state['W']
     B = state['B'] if classifier.noise == 'objective' else torch.zeros_like(W)
@@ -125,7 +125,7 @@ def unpacked(
         ledger,
     )
     if classifier.noise == 'output':
-        model, _ = classifier._solved(model, W, progress_bar)
+        model, _ = classifier._solved(model, W, bar)
         if classifier._noise_p_value(model) < LEAST_P_VALUE:
             raise ValueError(
                 'the weights of the state are not those of its ledger: '

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from scipy.stats import beta
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
@@ -390,6 +391,25 @@ def test_selection_and_bounds_use_different_copies():
     made = run(model, data, num_selection=2000)
     shifted = run(model, data, num_selection=1)
     assert not torch.equal(made.votes, shifted.votes)
+
+
+@pytest.mark.parametrize(('per', 'share'), [('all', 12), ('node', 1)])
+def test_the_level_is_shared_by_nodes_sides_and_classes(per, share):
+    # Of twelve nodes with three classes, and what is not finite a fourth.
+    data, model, alpha = small(), model_of('GCN', 6, 3, 0), 0.06
+    made = run(model, data, per=per, classes='all', confidence=1 - alpha)
+    n, level = 2000, alpha / share
+    for votes, lower, upper in zip(
+        made.votes, made.p_lower, made.p_upper, strict=True
+    ):
+        chosen = int((upper == 0).nonzero()[0])
+        k = int(votes[chosen])
+        below = beta.ppf(level / 2, k, n - k + 1)
+        assert float(lower) == pytest.approx(below, rel=1e-9)
+        for other in {0, 1, 2} - {chosen}:
+            k = int(votes[other])
+            above = beta.ppf(1 - level / 6, k + 1, n - k)
+            assert float(upper[other]) == pytest.approx(above, rel=1e-9)
 
 
 class Coin(torch.nn.Module):

@@ -192,6 +192,21 @@ def test_a_useless_factor_is_replaced():
     assert found.iterations < 20
 
 
+@pytest.mark.parametrize('d', [5, H.INVERSE_LIMIT + 1])
+@pytest.mark.parametrize('head', H.HEADS)
+def test_a_factor_that_is_kept_solves_the_same(head, d):
+    random = torch.Generator().manual_seed(21)
+    Z = torch.randn((40, d), generator=random).double()
+    Y = H.targets(torch.arange(40) % 3, 3, head)
+    W = torch.randn((d, 3), generator=random).double()
+    factor = H.Objective(Z, Y, 0.3, head).factor(W)
+    kept = factor.kept()
+    assert (kept.inverse is not None) == (head == 'ovr' and d == 5)
+    # A matrix whose columns are not contiguous, as steps are.
+    right = torch.randn((3, d), generator=random).double().t()
+    torch.testing.assert_close(kept.solve(right), factor.solve(right))
+
+
 @pytest.mark.parametrize('separate', [True, False])
 def test_corrected_steps_are_those_of_the_matrix_of_bfgs(separate):
     # Nocedal and Wright 2006, (6.17), written out for every problem.

@@ -225,6 +225,15 @@ def test_hash_depends_on_key_and_name_alone():
     assert not torch.equal(F.hash_partition(n_id, 20, seed=2), shard)
 
 
+def test_the_key_of_the_hash_is_secret_unless_given():
+    # Who knows what seeded torch would know the shard of every name.
+    names, made = torch.arange(200), []
+    for _ in range(2):
+        torch.manual_seed(1)
+        made.append(F.hash_partition(names, 4))
+    assert not torch.equal(*made)
+
+
 def test_hash_is_uniform():
     sizes = F.shard_sizes(
         F.hash_partition(torch.arange(20000), 20, seed=9), 20

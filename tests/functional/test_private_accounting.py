@@ -12,6 +12,7 @@ from pyg_trust.functional import (
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_for,
+    hop_sensitivity,
     wor_epsilon,
     wor_epsilon_pld,
 )
@@ -118,6 +119,14 @@ def test_all_rows_of_the_oracle(shared):
         assert mu == pytest.approx(row['mu'], rel=1e-9)
         std = row['sensitivity'] * math.sqrt(row['hops']) / mu
         assert std == pytest.approx(row['noise_std'], rel=1e-9)
+        # Its sensitivity is that of the relation that it names.
+        name, which = row['relation'].split('_')
+        given = {
+            'edge': {'directed': which == 'directed'},
+            'node': {'form': which, 'max_degree': row['max_degree']},
+        }[name]
+        moved = hop_sensitivity(name, **given)
+        assert moved == pytest.approx(row['sensitivity'], rel=1e-12)
     for row in oracle['contraction']:
         found = contraction_mu(
             row['c'], row['hops'], row['sensitivity_over_std']

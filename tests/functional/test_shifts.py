@@ -55,6 +55,16 @@ def test_epsilon_of_a_shift_is_the_smallest(m, delta):
         assert integrated(epsilon * (1 - 1e-4), m) > delta
 
 
+@pytest.mark.parametrize('delta', [1e-12, 1e-6, 1e-2])
+def test_no_shift_beyond_delta_is_free(delta):
+    # The best test of epsilon 0 gains the total variation, erf(m / sqrt 8).
+    free = delta * math.sqrt(2 * math.pi)
+    for share in (1.01, 1.5, 3.0):
+        assert math.erf(share * free / math.sqrt(8)) > delta
+        assert shift_epsilon(share * free, delta) > 0
+    assert shift_epsilon(0.99 * free, delta) == 0
+
+
 def test_both_are_inverse_and_safe_at_the_ends():
     for epsilon in (1e-2, 1.0, 7.0):
         m = gaussian_budget(epsilon, 1e-5)

@@ -191,6 +191,15 @@ def test_bad_arguments(arguments, error, match):
         make_loader(**arguments)
 
 
+def test_one_receiver_too_many_is_refused():
+    # Nobody in a star has more than its centre, which has exactly three.
+    star = Data(edge_index=torch.tensor([[0, 0, 0], [1, 2, 3]]), num_nodes=4)
+    made = EgoLoader(star, batch_size=1, num_hops=1, max_degree=3, seed=0)
+    assert made.terms == 4
+    with pytest.raises(ValueError, match=r'with 3\): apply BoundedDegree'):
+        EgoLoader(star, batch_size=1, num_hops=1, max_degree=2, seed=0)
+
+
 def test_bad_graphs():
     twice = Data(edge_index=torch.tensor([[0, 0], [1, 1]]), num_nodes=2)
     with pytest.raises(ValueError, match='more than once'):

@@ -312,6 +312,18 @@ def test_sparse_features_are_those_of_dense_ones():
     assert torch.allclose(*made)
 
 
+def test_the_length_of_a_row_says_nothing():
+    # The own model of nodes reads directions alone, to the bit.
+    data = graph()
+    other = data.clone()
+    other.x = data.x * 2.0 ** (torch.arange(60) % 9 - 4)[:, None]
+    one, two = (
+        PrivateNodeClassifier('node', **QUICK, seed=3).fit(each).logits()
+        for each in (data, other)
+    )
+    assert torch.equal(one, two)
+
+
 def test_the_account_is_one_closed_form():
     model = PrivateNodeClassifier('node', **QUICK, hops=2)
     encoder, sums, head = model.mus

@@ -157,6 +157,17 @@ def test_bound_of_a_known_mechanism():
     assert 0.93 * truth < report.epsilon_lower <= truth
 
 
+def test_both_rates_share_the_level():
+    # Nothing overlaps, so 500 trials of each are counted without an error:
+    # by hand each rate is that of level**(1/500).
+    sure = 0.05 ** (1 / 500)
+    report = empirical_epsilon(
+        np.zeros(1000), np.ones(1000), 0.01, confidence=0.9
+    )
+    expected = math.log((sure - 0.01) / (1 - sure))
+    assert report.epsilon_lower == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize('sign', [1, -1])
 def test_direction_is_found(sign):
     generator = np.random.default_rng(1)

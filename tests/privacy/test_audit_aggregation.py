@@ -1,6 +1,7 @@
 """The audit of releases: right ones pass, planted faults are caught."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -120,3 +121,11 @@ def test_bounds_are_those_of_two_gaussians():
     assert above <= 25
     same = empirical_mu(np.zeros(50), np.zeros(50))
     assert same.mu_lower == 0
+
+
+def test_both_errors_share_the_level():
+    # Nothing overlaps, so 500 trials of each are counted without an error:
+    # of each the chance is at most 1 - level**(1/500), by hand.
+    report = empirical_mu(np.zeros(1000), np.ones(1000), confidence=0.9)
+    expected = 2 * NormalDist().inv_cdf(0.05 ** (1 / 500))
+    assert report.mu_lower == pytest.approx(expected, rel=1e-9)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pyg_trust.privacy import PoissonAccountant
+from pyg_trust.privacy.group import keyed_bytes
 
 WORKER = Path(__file__).with_name('together.py')
 
@@ -49,6 +50,20 @@ def trained(request, tmp_path_factory):
         json.loads((folder / f'out{rank}.json').read_text())
         for rank in range(request.param)
     ]
+
+
+def test_bytes_of_a_key_never_repeat():
+    # Batches of all steps come from one key: whoever saw two draws alike
+    # would know one by the other.
+    key, other = bytes(32), bytes(31) + b'\x01'
+    made = []
+    for k in (key, other):
+        for step in (0, 1, 256):
+            draw, again = keyed_bytes(k, step), keyed_bytes(k, step)
+            drawn = [draw(32) for _ in range(300)]
+            assert drawn == [again(32) for _ in range(300)]
+            made += drawn
+    assert len(set(made)) == len(made) == 1800
 
 
 def test_noise_is_added_once(trained):

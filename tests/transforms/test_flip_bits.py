@@ -59,6 +59,23 @@ def test_the_share_of_flips_is_that_of_the_noise():
         assert abs(float(moved.mean()) - p) < 5 * error
 
 
+def test_edges_and_features_are_flipped_by_noise_of_their_own():
+    # A joint certificate multiplies both laws. Two nodes have one edge to
+    # add, and x one bit to set: all that one number could decide of both.
+    data = Data(
+        x=torch.zeros(2, 1), edge_index=torch.empty(2, 0, dtype=torch.int64)
+    )
+    made = [
+        FlipBits(edges=(0.4, 0.4), features=(0.4, 0.4), seed=seed)(data)
+        for seed in range(400)
+    ]
+    edge = torch.tensor([view.edge_index.numel() > 0 for view in made])
+    for bit in range(2):
+        agree = edge == torch.tensor([bool(view.x[bit]) for view in made])
+        # They agree with probability .52: five standard errors about it.
+        assert abs(float(agree.double().mean()) - 0.52) < 0.125
+
+
 def test_directed_graphs_flip_each_direction():
     made = FlipBits(edges=(0.0, 0.5), directed=True, seed=1)(data_of('random'))
     assert not is_undirected(made.edge_index)

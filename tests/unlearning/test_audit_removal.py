@@ -88,6 +88,24 @@ class OldOutputs(Faulty):
         return new._replace(outputs=old.outputs[:, keep])
 
 
+class LateSlice(ShardedSubject):
+    """Goes on from a checkpoint that has seen what goes."""
+
+    def __init__(self):
+        slices = [(0.5, 3), (1, 2)]
+        super().__init__(
+            lambda **given: unlearner(epochs=None, slices=slices, **given)
+        )
+
+    def fit(self, data, seed):
+        super().fit(data, seed)
+
+        def late(state, data, shard, count):
+            return state.checkpoints[shard].stages[: count + 1]
+
+        self.unlearner._kept = late
+
+
 class Kept(ShardedSubject):
     """Releases something beside."""
 
@@ -191,6 +209,8 @@ CERTAIN = ('twins', 'poison', 'bytes', 'neighbours')
     [
         ('hash', 'attentive'),
         ('hash', 'majority'),
+        ('hash', 'lbaggr'),
+        ('hash', 'contrastive'),
         ('random', 'mean'),
         ('blpa', 'mean'),
     ],
@@ -219,10 +239,15 @@ def test_exact_shards_are_not_rejected(aggregator, partition):
         RemovalRequest(nodes=[TESTED, 3]),
         RemovalRequest(features=[4, 9]),
         RemovalRequest(nodes=[7], features=[2]),
+        'an edge',
     ],
 )
 def test_exact_shards_under_other_requests(request_):
     tests = ('twins', 'bytes', 'neighbours')
+    if request_ == 'an edge':
+        edge = graph().edge_index[:, 4].tolist()
+        # With a node, so that there is something to vary.
+        request_ = RemovalRequest(edges=[tuple(edge)], nodes=[3])
     report = audit(exact('attentive'), tests, request=request_)
     assert report.failed == ()
     assert report.rows[0].verdict == 'not rejected'
@@ -252,6 +277,7 @@ def test_starting_over_is_not_rejected():
         (NoShard, ('shard 0', 'shard 1', 'outputs')),
         (OldAggregator, ('aggregator', 'probabilities')),
         (OldOutputs, ('outputs', 'probabilities')),
+        (LateSlice, ('shard', 'outputs')),
         (KeptFeatures, ('beside',)),
         (KeptDigest, ('beside',)),
     ],

@@ -119,6 +119,66 @@ def test_another_graph_between_two_removals_leaves_nothing():
     assert unlearner.verify().ok
 
 
+def odd(kind):
+    """A graph with something unusual in it, and what goes."""
+    data = graph()
+    a, b = data.edge_index
+    if kind == 'a node without neighbours':
+        data.edge_index = data.edge_index[:, (a != 5) & (b != 5)]
+        return data, RemovalRequest(nodes=[5])
+    if kind == 'all neighbours of a node':
+        return data, RemovalRequest(nodes=b[a == 5].unique().tolist())
+    if kind == 'a directed edge':
+        data.edge_index = data.edge_index[:, a < b]
+        return data, RemovalRequest(edges=[tuple(data.edge_index[:, 2])])
+    if kind == 'self-loops':
+        loops = torch.tensor([[3, 9, 60], [3, 9, 60]])
+        data.edge_index = torch.cat([data.edge_index, loops], 1)
+        return data, RemovalRequest(nodes=[3], edges=[(9, 9)])
+    if kind == 'edges twice':
+        data.edge_index = data.edge_index.repeat(1, 2)
+        return data, RemovalRequest(edges=[tuple(data.edge_index[:, 2])])
+    if kind == 'weights':
+        data.edge_weight = torch.rand(
+            a.numel(), generator=torch.Generator().manual_seed(1)
+        )
+        return data, RemovalRequest(nodes=[5], features=[7])
+    assert kind == 'features alone'
+    return data, RemovalRequest(features=[5, 60])
+
+
+@pytest.mark.parametrize('sparse_x', [False, True])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        'a node without neighbours',
+        'all neighbours of a node',
+        'a directed edge',
+        'self-loops',
+        'edges twice',
+        'weights',
+        'features alone',
+    ],
+)
+def test_odd_removals_equal_a_fresh_start(kind, sparse_x):
+    data, request = odd(kind)
+    options = {
+        'aggregator': 'mean',
+        'num_classes': CLASSES,
+        'sparse_x': sparse_x,
+        # Enough for epochs to be replayed.
+        'epochs': 7,
+    }
+    unlearner = make(**options).fit(data)
+    unlearner.remove(request)
+    left = remove_from_data(data, request.parts[0])
+    fresh = make(**options).fit(left)
+    for shard in range(SHARDS):
+        assert equal(fresh.shard_state(shard), unlearner.shard_state(shard))
+    assert torch.equal(fresh.outputs, unlearner.outputs)
+    assert unlearner.verify().ok
+
+
 # Empty shards and classes ####################################################
 
 

@@ -30,6 +30,7 @@ from pyg_trust.unlearning.shards.training import (
     check_model,
     evaluate,
     restore,
+    seeded,
     snapshot,
     train,
 )
@@ -227,11 +228,11 @@ def same(one, two):
 
 
 def test_processes_give_every_shard_its_own_bits():
-    # One model of each kind, by turns.
+    # One model of each kind, by turns; enough epochs to be replayed.
     def factory(turn=iter([*MODELS.values()] * 2)):  # noqa: B008
         return next(turn)()
 
-    shards, recipe = make_shards(), Recipe(epochs=3)
+    shards, recipe = make_shards(), Recipe(epochs=7)
     alone = train(factory, shards, recipe, trainer='sequential')
     apart = train(factory, shards, recipe, trainer='process', num_workers=2)
     assert apart.trainer == 'process'
@@ -425,6 +426,16 @@ def test_models_of_their_seed_give_the_same_bits(model):
     assert random.getstate() == state[1]
     # Nor does it matter what was trained before.
     assert same(one[2:], train(model, shards[2:], recipe).states)
+
+
+@pytest.mark.parametrize('bit', [0, 31, 32, 62])
+def test_every_bit_of_a_seed_moves_every_generator(bit):
+    # Shards whose seeds agree in 32 bits would share the draws of numpy.
+    drawn = []
+    for seed in (5, 5 ^ 1 << bit):
+        with seeded(seed):
+            drawn.append((np.random.rand(), random.random(), torch.rand(())))
+    assert all(one != two for one, two in zip(*drawn, strict=True))
 
 
 def test_a_buffer_outside_of_the_state_dict_is_kept():

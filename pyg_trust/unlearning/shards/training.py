@@ -2,8 +2,10 @@ r"""Training the models of many shards, each on its own shard alone.
 
 One model after the other, each an ordinary module on an ordinary graph, in a
 plain loop of full-batch steps on prepared matrices
-(:mod:`pyg_trust.unlearning.shards.products`); or shared out to processes,
-which give the same bits.
+(:mod:`pyg_trust.unlearning.shards.products`), which is replayed from the
+third step on for models of known classes
+(:mod:`pyg_trust.unlearning.shards.replay`); or shared out to processes, which
+give the same bits.
 
 **Why a model is a function of its shard and seed.** A floating-point result
 depends on the order of its sums and on which instructions a value meets. One
@@ -55,6 +57,7 @@ from pyg_trust.unlearning.shards.products import (
     prepared_layers,
     rows_of_nonzeros,
 )
+from pyg_trust.unlearning.shards.replay import can_replay, repeat
 
 TRAINERS = ('sequential', 'process')
 # Of 0.1.0; it means the first of them.
@@ -511,6 +514,8 @@ def train_alone(
     if recipe.sparse_x:
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
     prepared = shard.prepared()
+    # Before the layers are.
+    replay = can_replay(module)
     layers = prepared_layers(module.train(), prepared, recipe.sparse_adj)
     seed = rng.derive(shard.seed, _DROPOUT)
     mode = PreparedMode(shard.x, prepared, seed)
@@ -521,21 +526,25 @@ def train_alone(
     )
     target: Tensor | None = None
     count = shard.x.size(0)
+
+    def step() -> None:
+        nonlocal target
+        with mode:
+            out = module(*shard.inputs)
+        if target is None:
+            target = _one_hot(out, shard.y)
+        # Of the mean cross entropy.
+        slope = (out.detach().softmax(1) - target) / count
+        grads = torch.autograd.grad(out, leaves, slope, allow_unused=True)
+        for block, grad in zip(blocks, grads, strict=True):
+            if grad is not None:
+                grad = turned(grad).reshape(-1)
+            block.grad = grad
+        optimizer.step()
+
     other = seeded(rng.derive(shard.seed, _OTHER))
     with other, layers, _quiet(), torch.enable_grad():
-        for _ in range(recipe.epochs):
-            with mode:
-                out = module(*shard.inputs)
-            if target is None:
-                target = _one_hot(out, shard.y)
-            # Of the mean cross entropy.
-            slope = (out.detach().softmax(1) - target) / count
-            grads = torch.autograd.grad(out, leaves, slope, allow_unused=True)
-            for block, grad in zip(blocks, grads, strict=True):
-                if grad is not None:
-                    grad = turned(grad).reshape(-1)
-                block.grad = grad
-            optimizer.step()
+        repeat(step, recipe.epochs, replay)
     # As they lie in memory in any other model.
     for leaf in leaves:
         leaf.data = leaf.detach().contiguous()

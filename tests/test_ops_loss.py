@@ -1,0 +1,198 @@
+"""The gradient of a linear head in one pass, against 40 digits."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from pyg_trust import ops
+from pyg_trust.functional import heads as H
+
+UNIT = 2.0**-53
+
+
+def problem(n, d, classes, head, seed=0, scale=1.0):
+    # Numbers of numpy: those of torch depend on the processor.
+    random = np.random.default_rng(seed)
+    Z = torch.from_numpy(random.standard_normal((n, d)))
+    y = torch.from_numpy(random.integers(-1, classes, n))
+    Z[y < 0] = 0
+    Y = H.targets(y, classes, head)
+    W = torch.from_numpy(random.standard_normal((d, Y.size(1))))
+    return Z, Y, scale * W
+
+
+def exact_slope(margins, y, head):
+    """The derivative of the loss of a row, from its definition."""
+    a = [mpmath.mpf(x) for x in margins]
+    if not any(y):
+        return [mpmath.mpf(0) for _ in a]
+    if head == 'softmax':
+        total = sum(mpmath.exp(x) for x in a)
+        return [mpmath.exp(x) / total - t for x, t in zip(a, y, strict=True)]
+    if head == 'ovr':
+        return [
+            -t / (1 + mpmath.exp(t * x)) for x, t in zip(a, y, strict=True)
+        ]
+    return [2 * (x - t) for x, t in zip(a, y, strict=True)]
+
+
+def exact_gradient(Z, Y, W, head):
+    Z, Y, W = Z.tolist(), Y.tolist(), W.tolist()
+    columns = list(zip(*W, strict=True))
+    value = [[mpmath.mpf(0)] * len(columns) for _ in W]
+    square = mpmath.mpf(0)
+    for z, y in zip(Z, Y, strict=True):
+        z = [mpmath.mpf(x) for x in z]
+        margins = [mpmath.fdot(z, w) for w in columns]
+        slope = exact_slope(margins, y, head)
+        square += sum(g * g for g in slope)
+        for k, x in enumerate(z):
+            for c, g in enumerate(slope):
+                value[k][c] += x * g
+    return value, square
+
+
+@pytest.mark.parametrize('head', ops.LOSS_HEADS)
+@pytest.mark.parametrize('classes', [2, 3, 4, 5, 8, 9, 17])
+@pytest.mark.parametrize('scale', [1.0, 300.0])
+def test_what_rounding_hides_is_bounded(head, classes, scale):
+    # 19 rows: tiles of 8 and of 4, and rows that are left.
+    Z, Y, W = problem(19, 5, classes, head, classes, scale)
+    found = H.Objective(Z, Y, 0.0, head).gradient(W)
+    with mpmath.workdps(40):
+        value, square = exact_gradient(Z, Y, W, head)
+        off = mpmath.sqrt(
+            sum(
+                (x - exact) ** 2
+                for row, line in zip(found.value.tolist(), value, strict=True)
+                for x, exact in zip(row, line, strict=True)
+            )
+        )
+        norm = mpmath.sqrt(sum(x * x for line in value for x in line))
+        assert off <= found.norm.upper - found.norm.measured
+        assert norm <= found.norm.upper
+        mine = ops.loss_gradient(Z, Y, W, head)[1]
+        assert abs(float(mine) - square) <= 1e-13 * square
+
+
+@pytest.mark.parametrize('head', ops.LOSS_HEADS)
+def test_every_slope_is_within_its_units(head):
+    # With Z = 1 the gradient is the slopes at the margins W. The bound takes
+    # eight units for each, and one for every output that softmax sums.
+    n, classes = 400, 5
+    random = torch.Generator().manual_seed(1)
+    W = torch.empty((n, classes), dtype=torch.float64)
+    W.uniform_(-1, 1, generator=random)
+    # Margins of every size, those that overflow, and the halves of log 2 where
+    # the reduction of the argument turns over.
+    W *= torch.logspace(-3, 3.2, n, dtype=torch.float64).unsqueeze(1)
+    turns = (torch.arange(-40, 40) + 0.5).double() * 0.6931471805599453
+    W[:80, 0] = turns
+    W[80:86, 1] = torch.tensor([708.0, -708, 709, -709, 746, -746]).double()
+    Y = H.targets(torch.arange(n) % classes, classes, head)
+    eye = torch.eye(n, dtype=torch.float64)
+    found, _ = ops.loss_gradient(eye, Y, W, head)
+    units = 8 + classes * (head == 'softmax')
+    with mpmath.workdps(40):
+        for got, margins, y in zip(
+            found.tolist(), W.tolist(), Y.tolist(), strict=True
+        ):
+            wanted = exact_slope(margins, y, head)
+            for x, exact in zip(got, wanted, strict=True):
+                assert abs(x - exact) <= units * UNIT * max(1, abs(exact))
+
+
+@pytest.mark.parametrize('head', ops.LOSS_HEADS)
+@pytest.mark.parametrize(
+    ('n', 'd', 'classes'),
+    [(0, 3, 3), (1, 1, 2), (512, 7, 3), (513, 7, 8), (3001, 9, 11)],
+)
+def test_chunks_of_rows_are_all_there(head, n, d, classes):
+    Z, Y, W = problem(n, d, classes, head)
+    value, square = ops.loss_gradient(Z, Y, W, head)
+    G = H.slopes(Z @ W, Y, head)
+    torch.testing.assert_close(value, Z.t() @ G, rtol=1e-11, atol=1e-10)
+    torch.testing.assert_close(square, G.square().sum().view(1))
+
+
+@pytest.mark.parametrize('head', ops.LOSS_HEADS)
+@pytest.mark.parametrize('number', [float('nan'), float('inf')])
+@pytest.mark.parametrize('where', ['Z', 'W'])
+def test_what_is_not_finite_does_not_pass_for_a_small_residual(
+    head, number, where
+):
+    Z, Y, W = problem(30, 4, 3, head)
+    bad = Z if where == 'Z' else W
+    row = int(Y.abs().sum(1).argmax())
+    bad[row if where == 'Z' else 2, 1 if where == 'Z' else 0] = number
+    found = H.Objective(Z, Y, 1.0, head).gradient(W)
+    assert not found.norm.upper < float('inf')
+
+
+def test_gradients_have_the_bits_of_one_thread():
+    Z, Y, W = problem(40_000, 9, 5, 'ovr')
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = ops.loss_gradient(Z, Y, W, 'ovr')
+        torch.set_num_threads(3)
+        for _ in range(5):
+            for one, other in zip(
+                alone, ops.loss_gradient(Z, Y, W, 'ovr'), strict=True
+            ):
+                assert torch.equal(one, other)
+    finally:
+        torch.set_num_threads(threads)
+
+
+SCRIPT = """
+from test_ops_loss import digest
+print(digest())
+"""
+
+
+def digest():
+    """Of gradients of every width."""
+    made = hashlib.sha256()
+    for head in ops.LOSS_HEADS:
+        for classes in (2, 3, 4, 7, 9):
+            Z, Y, W = problem(701, 13, classes, head)
+            for part in ops.loss_gradient(Z, Y, W, head):
+                made.update(part.numpy().tobytes())
+    return made.hexdigest()
+
+
+@pytest.mark.parametrize('kind', ['default', 'avx2'])
+def test_gradients_have_the_bits_of_any_processor(kind):
+    here = os.path.dirname(__file__)
+    done = subprocess.run(
+        [sys.executable, '-c', SCRIPT],
+        cwd=here,
+        env={
+            **os.environ,
+            'ATEN_CPU_CAPABILITY': kind,
+            'PYTHONPATH': os.pathsep.join([os.path.dirname(here), here]),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == digest()
+
+
+def test_the_op_is_registered_as_it_is():
+    Z, Y, W = problem(20, 4, 3, 'ovr')
+    torch.library.opcheck(torch.ops.pyg_trust.loss_gradient, (Z, Y, W, 0))
+
+
+def test_weights_may_be_a_view():
+    Z, Y, W = problem(20, 4, 3, 'softmax')
+    whole = ops.loss_gradient(Z, Y, W, 'softmax')[0]
+    view = ops.loss_gradient(Z, Y, W.t().contiguous().t(), 'softmax')[0]
+    assert torch.equal(whole, view)
