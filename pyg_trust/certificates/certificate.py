@@ -16,7 +16,7 @@ ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
 @dataclass(frozen=True)
 class Certificate(SpeaksOf, Report):
-    r"""What is known about the worst-case margins of some nodes.
+    r"""Bounds of the worst-case margins of some nodes.
 
     The worst-case margin of a node is the smallest margin of its reference
     class over any other class, in any admissible graph. It lies in ``[lower,
@@ -74,7 +74,7 @@ class Certificate(SpeaksOf, Report):
     """Lower bounds by class, infinite at the reference class: float64,
     ``[num_targets, num_classes]``."""
     local_budget: Tensor
-    """What each node of the graph can lose or gain at most: int64."""
+    """The local budget of each node of the graph, in flips: int64."""
     flips: Tensor
     """The edges of all witnesses one after another: ``[2, num_flips]``."""
     flips_ptr: Tensor
@@ -82,7 +82,7 @@ class Certificate(SpeaksOf, Report):
     flips_of: Tensor
     """The witness of each target, -1 if there is none."""
     assumptions: tuple[str, ...]
-    """What has to be true of the model."""
+    """The assumptions about the model."""
     provenance: dict[str, Any]
     weights: str = ''
     """SHA-256 of the model's weights, if there is a model that has some."""

@@ -62,7 +62,7 @@ def certifies(threat: type) -> Callable[[Route], Route]:
 
 @dataclass(frozen=True)
 class UserCertificate(Report):
-    """What a certificate of the user's own found.
+    """The report of a certificate of the user's own.
 
     Whatever the report inside has, this one has as well.
 
@@ -84,7 +84,7 @@ class UserCertificate(Report):
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:
-        """What its author says, and that nobody here has checked it."""
+        """The guarantee that its author states, marked as not checked."""
         said, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
         return dataclasses.replace(
             said,

@@ -374,7 +374,7 @@ def certify_collective(
 
 
 class _Fields:
-    """What every node sees of features and edges."""
+    """The receptive field of every node, in features and in edges."""
 
     def __init__(self, data: Data, hops: int, degrees: str) -> None:
         self.data = data

@@ -307,7 +307,7 @@ class SmoothedClassifier(Module):
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """What :func:`certify_smoothed` says of this model.
+        """The certificate of :func:`certify_smoothed` for this model.
 
         Args:
             data (Data or list[Data]): as there.

@@ -210,7 +210,7 @@ class DualSearch:
         )
 
     def prices(self, columns: Tensor, multiplier: Tensor) -> Prices:
-        """What flips cost at a multiplier per column."""
+        """The prices of flips at a multiplier per column."""
         price = multiplier[:, None] * _DOWN / self.upper[columns]
         if self.cost == 'visits':
             return Prices(visit=price)

@@ -61,7 +61,7 @@ class Journal:
 
 
 class Edit(NamedTuple):
-    """What an edit changed, in names of nodes.
+    """The names of the nodes that an edit changed.
 
     Args:
         structure (Tensor): int64: nodes whose degree or neighbours changed.

@@ -76,7 +76,7 @@ UNIT = torch.finfo(torch.float64).eps / 2
 
 
 def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
-    """What the outputs are compared with: float64, ``[n, num_outputs]``.
+    """The targets of the outputs: float64, ``[n, num_outputs]``.
 
     Args:
         y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
@@ -156,7 +156,7 @@ def hidden(
     size: float | None = None,
     weight: float | None = None,
 ) -> float:
-    r"""What rounding can hide of :math:`Z^\top G(ZW)`, and of a drift.
+    r"""A bound of the rounding error of :math:`Z^\top G(ZW)` plus a drift.
 
     As in :func:`.newton.residual`; slopes are computed from exponentials,
     which are off by a few units, absolutely.
@@ -277,7 +277,7 @@ class Gradient(NamedTuple):
 
 
 class Problem(Protocol):
-    """What :func:`refine` minimises."""
+    """The interface of the problems that :func:`refine` minimises."""
 
     def gradient(self, W: Tensor) -> Gradient:
         """The gradient, with a bound of its error."""
@@ -415,7 +415,7 @@ def _conjugate_gradients(
 
 
 class Refined(NamedTuple):
-    """What :func:`refine` found.
+    """The weights that :func:`refine` found, and their gradient.
 
     Args:
         W (Tensor): the weights.

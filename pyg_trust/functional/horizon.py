@@ -55,7 +55,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 @dataclass(frozen=True)
 class Prices:
-    r"""What flips cost: of a row, and of single edges, see :mod:`.policy`.
+    r"""The prices of flips: of rows and of single edges, see :mod:`.policy`.
 
     Args:
         step (Tensor, optional): :math:`\nu_i`, ``[num_columns, num_nodes]``.

@@ -92,7 +92,7 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
 
 
 class Touched(NamedTuple):
-    """What an update recomputed.
+    """The nodes that an update recomputed, and its work.
 
     Args:
         nodes (Tensor, optional): int64: the nodes whose :math:`z` may have

@@ -441,7 +441,7 @@ def hessian_solve(
 
 
 class Solution(NamedTuple):
-    """What :func:`minimize` found.
+    """The weights that :func:`minimize` found, and their residual.
 
     Args:
         W (Tensor): the weights, ``[d, C]``.

@@ -401,7 +401,7 @@ def partition_losses(
 
 
 class PartitionQuality(NamedTuple):
-    """What a partition does to graph and labels.
+    """The balance, edge cut and label entropy of a partition.
 
     Args:
         balance (float): the largest shard over the mean.

@@ -58,7 +58,7 @@ _SPARSE_NUMBERS = 2**22
 
 
 class ScatteringPath(NamedTuple):
-    """What one scattering coefficient is.
+    """The path of one scattering coefficient: filters, feature and moment.
 
     Args:
         layer (int): how many filters were applied.

@@ -250,7 +250,7 @@ def group_probability_bound(
     epsilon: float | Sequence[float],
     delta: float | Sequence[float] = 0.0,
 ) -> float:
-    r"""What replaced training rows leave of a class's probability.
+    r"""A lower bound of a class's probability after rows are replaced.
 
     For training that is :math:`(\epsilon, \delta)`-private when one row of
     features is replaced, and a class that it gives with probability
