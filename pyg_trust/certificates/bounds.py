@@ -249,7 +249,7 @@ class Problem:
     def reach(
         self, policy: Policy, signal: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """What the graphs of a policy do, with both directions if need be."""
+        """Margins and flips of a policy's graphs, symmetric if undirected."""
         flips = [policy.edges(k) for k in range(policy.num_columns)]
         if self.undirected:
             flips = [self.mutual(pairs) for pairs in flips]

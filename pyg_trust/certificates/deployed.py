@@ -180,7 +180,7 @@ class Deployed:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What has to be true of the model."""
+        """The assumptions about the model."""
         steps = 'in the limit' if self.K is None else f'K={self.K} steps'
         loops = 'with' if self.self_loops else 'without'
         said = (
@@ -380,7 +380,7 @@ def diffuse_steps(
     K: int | None,
     normalization: str,
 ) -> Tensor:
-    """What a model returns, in float64."""
+    """The diffused logits of a model, in float64."""
     if K is None:
         return diffuse(graph, h, alpha, normalization=normalization)
     degree = graph.degree.clamp(min=1).double()

@@ -80,7 +80,7 @@ class VoteCertificate(SpeaksOf, Report):
     radius: Tensor
     """The most views that may say anything else, -1 for none: int64."""
     votes: Tensor
-    """What each view says: int64, ``[num_views, num_targets]``."""
+    """The vote of each view: int64, ``[num_views, num_targets]``."""
     by: str
     vote: str
     num_groups: int

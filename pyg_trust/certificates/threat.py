@@ -134,7 +134,7 @@ class ThreatModel:
 
     @property
     def local_budget(self) -> Tensor:
-        """What each node can lose or gain at most: int64, ``[num_nodes]``.
+        """The local budget of each node, in flips: int64, ``[num_nodes]``.
 
         At most the number of its fragile edges, and the global budget.
         """

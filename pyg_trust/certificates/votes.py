@@ -54,7 +54,7 @@ class SmoothedCertificate(SpeaksOf, Report):
     per: str
     classes: str
     tolerance: float
-    """What is taken off :obj:`p_lower` and added to :obj:`p_upper`."""
+    """The slack taken off :obj:`p_lower` and added to :obj:`p_upper`."""
     seed: int
     note: str
     advice: str

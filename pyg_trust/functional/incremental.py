@@ -92,7 +92,7 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
 
 
 class Touched(NamedTuple):
-    """The nodes that an update recomputed, and its work.
+    """The nodes that an update recomputed, and the work it took.
 
     Args:
         nodes (Tensor, optional): int64: the nodes whose :math:`z` may have

@@ -54,7 +54,7 @@ _MAX_TERNARY = 256
 def clip_factors(
     norms: Tensor, max_grad_norm: float, clipping: str = 'flat'
 ) -> Tensor:
-    r"""The clipping factor of each gradient, applied before they are summed.
+    r"""The factors that clip gradients before they are summed.
 
     .. math::
         c_i = \begin{cases}

@@ -22,7 +22,7 @@ from pyg_trust.graph import CSRGraph, LastGraph
 
 
 class _Propagation:
-    """What SGC and APPNP share: the graph, what is kept, how it is done."""
+    """The base of SGC and APPNP: the graph, caches and options."""
 
     measure: Measure
     cached: bool

@@ -119,7 +119,7 @@ class PageRankDiffusion(MessagePassing):
         return z
 
     def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
-        """What a node receives along an edge."""
+        """The message along each edge: the source's row times the weight."""
         return edge_weight.view(-1, 1) * x_j
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ _INIT, _ORDER, _STEP = 0, 1, 2
 
 @dataclass(frozen=True)
 class Examples:
-    """What an aggregator learns from; see :meth:`ShardAggregator.fit`."""
+    """The training data of an aggregator; see :meth:`ShardAggregator.fit`."""
 
     outputs: Tensor
     y: Tensor
@@ -583,7 +583,7 @@ _KNOWN = (
 
 
 def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
-    """What reports have to say of an aggregator that is not of this package.
+    """The unchecked assumption on an aggregator that is the user's own.
 
     Args:
         aggregator (ShardAggregator): that is used.

@@ -1,4 +1,4 @@
-"""What noisy sums over neighbours guarantee, with every assumption."""
+"""The guarantee of noisy sums over neighbours, with every assumption."""
 
 import math
 from dataclasses import dataclass
@@ -112,7 +112,7 @@ def make_relation(
 
 @dataclass(frozen=True)
 class AggregationReport(Report):
-    r"""What was guaranteed, and under which assumptions.
+    r"""The privacy guarantee of noisy sums, with its assumptions.
 
     All :math:`\mu` are of Gaussian differential privacy
     (:mod:`pyg_trust.functional.private_accounting`); a part that was not used
@@ -178,7 +178,7 @@ class AggregationReport(Report):
 
     @property
     def unit(self) -> str:
-        """What is protected, in words."""
+        """The unit of privacy, in words."""
         unit = _UNITS[self.relation].format(self.max_degree)
         if self.relation == 'edge':
             kind = 'arc' if self.directed else 'undirected edge'
@@ -188,7 +188,7 @@ class AggregationReport(Report):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the guarantee rests on."""
+        """The assumptions of the guarantee."""
         lines = [
             'ids, number of nodes, whether edges are directed, the train mask '
             'and all arguments were chosen without looking at what is '
@@ -246,7 +246,7 @@ class AggregationReport(Report):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What a reader could think is promised too, and is not."""
+        """The data and relations that the guarantee does not cover."""
         lines = [
             'ids and number of nodes',
             'the train mask',
@@ -269,7 +269,7 @@ class AggregationReport(Report):
         return (*lines, 'the relations ' + ', '.join(map(repr, others)))
 
     def promise(self) -> str:
-        """What holds, in one sentence."""
+        """The guarantee, in one sentence."""
         hops = f'{self.hops} hop' + ('s' if self.hops > 1 else '')
         if self.relation == 'feature':
             hops = 'a linear propagation'
@@ -287,7 +287,7 @@ class AggregationReport(Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """What nobody can tell from what was released."""
+        """The privacy guarantee, in the form that all reports share."""
         limit = self.target_epsilon
         fields = self.to_dict()
         fields.pop('provenance')

@@ -571,7 +571,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         return data
 
     def report(self, delta: float | None = None) -> AggregationReport:
-        r"""What is guaranteed so far, with every assumption.
+        r"""The privacy guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the
