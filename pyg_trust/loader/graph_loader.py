@@ -232,7 +232,7 @@ class GraphLoader(WholeUnitLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """What is public of the graphs: their number, and what they have."""
+        """The public part of the graphs: attributes, and number if public."""
         first = self.graphs[0].to_dict()
         shapes = {
             name: [list(value.shape[1:]), str(value.dtype)]
@@ -244,7 +244,7 @@ class GraphLoader(WholeUnitLoader):
         return len(self.graphs), repr(sorted(shapes))
 
     def assumptions(self) -> tuple[str, ...]:
-        """What a guarantee in one graph rests on, and does not cover."""
+        """The assumptions and limits of a guarantee in one graph."""
         what = (
             'protected is one graph with its nodes, edges, features and label'
         )

@@ -206,7 +206,7 @@ class StepLoader(NodeLoader):
         """The public arguments, by name; seeds are secret."""
 
     def public(self) -> tuple[Any, ...]:
-        """What is public of the data, to tell them from others.
+        """The public part of the data, to tell data sets apart.
 
         Nodes, edges, roots and what the features look like, not the features:
         a hash of these in a file would tell two neighbouring graphs apart.
@@ -221,7 +221,7 @@ class StepLoader(NodeLoader):
         return ''
 
     def assumptions(self) -> tuple[str, ...]:
-        """What a guarantee in one unit rests on, and does not cover."""
+        """The assumptions and limits of a guarantee in one unit."""
         return (
             'protected is one row of the features (with the label, if masks, '
             'sampling and loss weights do not depend on labels); edges, the '

@@ -1,4 +1,4 @@
-"""What loaders share whose units are whole and have no node in common."""
+"""The base of loaders whose units are whole and share no node."""
 
 from abc import abstractmethod
 from typing import Any

@@ -39,7 +39,7 @@ from pyg_trust.report import (
 
 
 class MeasureTransform(BaseTransform):
-    """What the transforms that compute a measure share: its arguments."""
+    """The base of transforms that compute a measure, with its arguments."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class AGP(MeasureTransform):
         return data
 
     def guarantee(self, data: Data) -> Guarantee:
-        """What holds for the features that this writes.
+        """The accuracy guarantee of the features that this writes.
 
         Args:
             data (Data): the graph *before* it was transformed.

@@ -223,7 +223,7 @@ class GraphScattering(GraphEmbedding):
     def path(
         self, index: int, num_features: int | None = None
     ) -> ScatteringPath:
-        """What a coefficient is: its layer, filters, feature and moment.
+        """The path of a coefficient: its layer, filters, feature and moment.
 
         Args:
             index (int): its position.

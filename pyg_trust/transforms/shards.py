@@ -106,7 +106,7 @@ class Shards(BaseTransform):
 
     @property
     def seen(self) -> str:
-        """What the shard of a node depends on, beside the seed."""
+        """The data that a node's shard depends on, beside the seed."""
         sees = PARTITIONS.fact(self.method, 'sees')
         if PARTITIONS.is_own(self.method):
             return f'{sees} (so {PARTITIONS.note(self.method)})'
