@@ -87,12 +87,12 @@ class Problem:
         return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
 
     def signal(self, k: Tensor, against: Tensor) -> Tensor:
-        """What the attacker gains per visit, a row per target and class."""
+        """The attacker's reward per visit, a row per target and class."""
         held = self.logits[:, self.reference[k]]
         return (self.logits[:, against] - held).t().contiguous()
 
     def clean(self, k: Tensor, against: Tensor) -> Tensor:
-        """What the attacker has without a flip."""
+        """The clean margins of other classes over the reference class."""
         held = self.reference[k]
         return self.scores[k, against] - self.scores[k, held]
 
