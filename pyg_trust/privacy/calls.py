@@ -127,7 +127,7 @@ class Call:
         yield from found
 
     def level(self, name: str, value: Any) -> str | None:
-        """What the rows of a tensor are: nodes, edges, or neither."""
+        """The level of a tensor's rows: node, edge, index or :obj:`None`."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return None
         if _is_edges(value) or _is_sparse(value):
