@@ -363,7 +363,7 @@ class NodeClassifier(Saving, EditedInPlace):
     @property
     @synchronized
     def graph(self) -> CSRGraph:
-        """What remains of the graph; removed nodes have no edges."""
+        """The remaining graph; removed nodes have no edges."""
         return self._fitted.data.graph.to_csr()
 
     @property
