@@ -415,7 +415,7 @@ class NodeClassifier(Saving, EditedInPlace):
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
-        """What :meth:`remove` would do; everything is as before.
+        """A dry run of :meth:`remove`; everything is as before.
 
         Costs the features of a removal, and no step.
 
