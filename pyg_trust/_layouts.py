@@ -1,4 +1,4 @@
-"""What is computed of a graph's rows: the layout for pushes, its spectrum."""
+"""Computations on a graph's rows: the layout for pushes, its spectrum."""
 
 from typing import TYPE_CHECKING
 

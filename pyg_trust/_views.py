@@ -1,4 +1,4 @@
-"""What is known of a graph, and what is derived from it when asked for."""
+"""Properties of a graph, and views of it that are derived when asked for."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

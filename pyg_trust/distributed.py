@@ -27,7 +27,7 @@ def rank_and_size() -> tuple[int, int]:
 def from_first(
     work: Callable[[], T], size: int | None = None, *, after: bool = False
 ) -> T:
-    """What the first process makes, on all of them.
+    """The result of the first process's work, broadcast to all of them.
 
     Args:
         work (callable): done by rank 0 alone.

@@ -1,4 +1,4 @@
-"""What was spent and what is left: ledgers of certified procedures."""
+"""Ledgers of certified procedures: the budget spent, and the budget left."""
 
 import copy
 import hashlib
@@ -104,7 +104,7 @@ class RemovalLedger:
 
     @property
     def remaining(self) -> float:
-        """What is left of the budget."""
+        """The amount that is left of the budget."""
         return self.budget - self.spent
 
     @property
@@ -381,7 +381,7 @@ class PrivacyLedger:
 
     @property
     def pure_epsilon(self) -> float:
-        """What the releases beside the steps have spent."""
+        """The pure epsilon that the releases beside the steps have spent."""
         return self._account.pure_epsilon
 
     @property

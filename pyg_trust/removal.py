@@ -32,7 +32,7 @@ Edges = Tensor | Iterable[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Part:
-    """What is asked of one graph.
+    """The part of a removal request that concerns one graph.
 
     Args:
         whole (bool): whether the graph goes as a whole.
@@ -59,7 +59,7 @@ class Part:
         return tuple(sorted({*self.edges, *back, *self.directed_edges}))
 
     def to_dict(self) -> dict[str, Any]:
-        """What is not empty, as plain lists."""
+        """The fields that are not empty, as plain lists."""
         if self.whole:
             return {'whole': True}
         named = {
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, init=False)
 class RemovalRequest:
-    r"""What is to be forgotten.
+    r"""A removal request: whole graphs, nodes, features, edges and labels.
 
     .. code-block:: python
 

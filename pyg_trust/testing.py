@@ -1,4 +1,4 @@
-"""What tests need, here and in projects that build on pyg_trust."""
+"""Helpers for tests, here and in projects that build on pyg_trust."""
 
 import torch
 from torch import Tensor

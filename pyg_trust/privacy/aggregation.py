@@ -385,7 +385,7 @@ class PrivateNodeClassifier(NoCopies):
 
     @synchronized
     def report(self, delta: float | None = None) -> AggregationReport:
-        r"""What is guaranteed so far, with every assumption.
+        r"""The guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the

@@ -1,4 +1,4 @@
-"""What may become private: the parts of a training."""
+"""Checks of the parts of a training that is to become private."""
 
 import inspect
 from typing import Any

@@ -43,7 +43,7 @@ _COLUMNS = 16
 
 @dataclass(frozen=True)
 class MuAuditReport(Report):
-    r"""What a test of a release has shown about :math:`\mu` alone.
+    r"""The result of auditing a release for :math:`\mu` alone.
 
     A claim of :math:`\mu` has no :math:`\delta` that it could be wrong at. An
     :class:`~pyg_trust.privacy.AuditReport` is of a claim of

@@ -54,7 +54,7 @@ _THRESHOLDS = 500
 
 @dataclass(frozen=True)
 class AuditReport(Report):
-    r"""What a test has shown about a claim of epsilon and delta.
+    r"""The result of auditing a claim of epsilon and delta.
 
     Of a release with a claim of :math:`\mu` alone there is a
     :class:`~pyg_trust.privacy.MuAuditReport`.
@@ -90,7 +90,7 @@ class AuditReport(Report):
     mu_claimed: float | None = None
 
     def chart(self) -> Chart:
-        """What was measured, beside what was claimed."""
+        """A bar chart of the measured lower bound, beside the claim."""
         claim = self.epsilon_claimed
         bars = {'measured, at least': self.epsilon_lower}
         if claim is not None:

@@ -42,12 +42,12 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What the function returns, here or in a subclass's own way."""
+        """The function's result, computed here or in a subclass's own way."""
         return func(*args, **kwargs)
 
 
 class Call:
-    r"""What a module was called with, and what each tensor's rows are.
+    r"""The arguments of a module's call, and the level of each tensor's rows.
 
     A tensor of type int64 and shape ``[2, num_edges]`` holds edges. Of the
     others, one with ``num_nodes`` rows holds nodes and one with ``num_edges``
@@ -127,7 +127,7 @@ class Call:
         yield from found
 
     def level(self, name: str, value: Any) -> str | None:
-        """What the rows of a tensor are: nodes, edges, or neither."""
+        """The level of a tensor's rows: node, edge, index or :obj:`None`."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return None
         if _is_edges(value) or _is_sparse(value):

@@ -33,7 +33,7 @@ _DROPOUTS = frozenset(
 
 @dataclass
 class Mask:
-    """What a dropout multiplied its input with, and whose the rows are."""
+    """The multiplier that a dropout applied, and whose the rows are."""
 
     value: Tensor
     rows: Rows

@@ -683,7 +683,7 @@ class PrivacyEngine(Spending):
         return self._attached().optimizer._step
 
     def report(self, delta: float | None = None) -> PrivacyReport:
-        r"""What is guaranteed so far, with every assumption.
+        r"""The guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the

@@ -64,7 +64,7 @@ _HINT = (
 
 
 class Watch:
-    """What is known of the loss of one batch."""
+    """The state of one batch's loss while it is followed."""
 
     def __init__(self) -> None:
         #: Whether the gradient is still to come.

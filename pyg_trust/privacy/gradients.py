@@ -600,7 +600,7 @@ class _Trial:
         return DrawsBySubgraph(call.owner, edges, names, _SEED)
 
     def problem(self, method: str, chunk_size: int) -> str | None:
-        """What is wrong with a method, if something is."""
+        """The fault of a method, in words, or :obj:`None`."""
         norms = torch.stack(
             [
                 torch.stack([g.norm() for g in each]).norm()

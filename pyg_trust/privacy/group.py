@@ -13,7 +13,7 @@ T = TypeVar('T')
 
 
 class Group:
-    """What ``torch.distributed`` has, or one process alone.
+    """The process group of ``torch.distributed``, or one process alone.
 
     The processes trust each other and the network between them: what they
     exchange are clipped sums without noise and the key of the draws. The first
@@ -76,7 +76,7 @@ class Group:
             )
 
     def of_first(self, call: Callable[[], T]) -> T:
-        """What a call returns in the first process, in all of them.
+        """The result of a call in the first process, broadcast to all of them.
 
         Args:
             call (callable): is called in the first process alone.

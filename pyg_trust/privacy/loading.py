@@ -118,7 +118,7 @@ class PrivateLoader(Single):
 
 
 class PrivateTraining(NamedTuple):
-    """What :meth:`PrivacyEngine.make_private` returns.
+    """The result of :meth:`PrivacyEngine.make_private`.
 
     Args:
         model (PrivateModule): call it as the model.

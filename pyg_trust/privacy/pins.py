@@ -102,7 +102,7 @@ class Pins:
         return next((n for n, f in zip(names, found, strict=True) if f), None)
 
     def notes(self) -> list[str]:
-        """What the report has to say."""
+        """The report's notes on weights that were changed or loaded."""
         notes = []
         name = self.moved()
         if name is not None:

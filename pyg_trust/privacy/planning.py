@@ -181,7 +181,7 @@ def propose(
 
 @dataclass(frozen=True)
 class SamplingReport(Report):
-    r"""What the same steps cost by either law of batches.
+    r"""The privacy cost of the same steps under either sampling scheme.
 
     Args:
         sample_rate (float): :math:`q`.
@@ -292,7 +292,7 @@ def search_epsilon(
 
 @dataclass(frozen=True)
 class SearchReport(Report):
-    r"""What a search released, and what that cost.
+    r"""The result of a private search for settings, and its privacy cost.
 
     How many runs there were is not in it: it has to stay secret.
 
@@ -326,7 +326,7 @@ class SearchReport(Report):
     relation: str = RELATION
 
     def guarantee(self) -> Guarantee:
-        """What nobody can tell from the weights of the best run."""
+        """The differential privacy of the weights of the best run."""
         return Guarantee(
             procedure='search for settings of private training',
             promise=(

@@ -95,7 +95,7 @@ class Recorder(Watch):
         self._weights = WeakTensorKeyDictionary()
 
     def weight(self, tensor: Tensor) -> Weight | None:
-        """What a tensor is, if it is made of parameters alone."""
+        """The ``Weight`` of a tensor of parameters alone, or :obj:`None`."""
         if id(tensor) in self.names:
             return Weight(tensor, frozenset([id(tensor)]))
         return self._weights.get(tensor)

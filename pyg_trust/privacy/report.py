@@ -1,4 +1,4 @@
-"""What private training guarantees, with every assumption."""
+"""The guarantee of private training, with every assumption."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from pyg_trust.report.charts import Chart
 
 
 def protected_unit(relation: str) -> str:
-    """What differs between neighbours, to stand after 'any one'.
+    """The unit in which neighbours differ, to stand after 'any one'.
 
     Args:
         relation (str): of an accountant.
@@ -43,7 +43,7 @@ def said_by(mechanism: str) -> str:
 
 @dataclass(frozen=True)
 class PrivacyReport(Report):
-    r"""What was guaranteed, and under which assumptions.
+    r"""The differential privacy of a training, and its assumptions.
 
     Args:
         epsilon (float): :math:`\epsilon` of everything so far.
@@ -104,7 +104,7 @@ class PrivacyReport(Report):
     history: tuple[float, ...] = ()
 
     def guarantee(self) -> Guarantee:
-        """What nobody can tell from the weights."""
+        """The differential privacy of the released weights."""
         limit = self.target_epsilon
         return Guarantee(
             procedure='private training',
@@ -273,7 +273,7 @@ def assumptions(
     units: Sequence[str],
     noise: str = SYSTEM,
 ) -> tuple[str, ...]:
-    """What a guarantee rests on, and what it does not cover.
+    """The assumptions of a guarantee, and what it does not cover.
 
     Args:
         seeded (bool): whether noise and batches come from an explicit seed.

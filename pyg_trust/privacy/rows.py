@@ -62,7 +62,7 @@ class Rows:
         self._same: Rows | None = None
 
     def find(self) -> 'Rows':
-        """What stands for all rows that were found to be the same."""
+        """The representative of all rows that were found to be the same."""
         rows = self
         while rows._same is not None:
             rows = rows._same

@@ -1,4 +1,4 @@
-"""What an engine has spent, and what it may still spend."""
+"""The privacy budget of an engine: spent, and still to spend."""
 
 import math
 import os

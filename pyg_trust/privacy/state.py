@@ -147,7 +147,7 @@ def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
 
 
 def setting(engine: 'PrivacyEngine') -> dict[str, Any]:
-    """What has to be the same where a run goes on."""
+    """The settings that have to be equal where a run is resumed."""
     model = engine._attached().model.module
     more: dict[str, Any] = {}
     if engine.clipping != 'flat':

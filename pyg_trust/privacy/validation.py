@@ -1,4 +1,4 @@
-"""What has to hold before private training may start, and is checked.
+"""Checks that have to pass before private training may start.
 
 The guarantee rests on one sentence: the clipped gradient of a subgraph is a
 function of this subgraph's rows alone. What a model does is up to its author,

@@ -113,7 +113,7 @@ class PrivateStep:
         self._drop_tape()
 
     def notes(self) -> list[str]:
-        """What the report has to say of the loss."""
+        """The report's notes on the loss, the layers and the optimizer."""
         notes = []
         if self.trust_loss:
             notes.append(
@@ -466,7 +466,7 @@ def _note(module: nn.Module, keys: Any) -> None:
 
 
 class Single:
-    """What there is once: a copy would spend the same budget again."""
+    """An object without copies: a copy would spend the same budget again."""
 
     #: What to do instead.
     advice = ''
@@ -675,7 +675,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     @property
     def grad_scale(self) -> None:
-        """What GradScaler asks for; it is refused when it writes."""
+        """The attribute that GradScaler asks for; a write to it is refused."""
         raise AttributeError('grad_scale')
 
     @grad_scale.setter

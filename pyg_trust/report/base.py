@@ -186,7 +186,7 @@ class Report:
         }
 
     def guarantee(self) -> 'Guarantee':
-        """What is promised, in the words that all reports share.
+        """The promise of this report, in the words that all reports share.
 
         Raises:
             TypeError: if this kind of report promises nothing by itself.
@@ -194,7 +194,7 @@ class Report:
         raise TypeError(f'a {type(self).__name__} promises nothing by itself')
 
     def chart(self) -> Chart:
-        """What :meth:`plot` draws; by default what is spent, or numbers."""
+        """The chart that :meth:`plot` draws; by default budgets or numbers."""
         try:
             promise = self.guarantee()
         except TypeError:
@@ -334,7 +334,7 @@ class Guarantee(Report):
 
     @property
     def remaining(self) -> dict[str, float]:
-        """What is left of each budget."""
+        """The amount that is left of each budget."""
         return {
             name: self.budget[name] - spent
             for name, spent in self.spent.items()

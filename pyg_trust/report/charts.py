@@ -1,4 +1,4 @@
-"""What a report draws: data and words, apart from matplotlib."""
+"""Charts of reports: data and words, apart from matplotlib."""
 
 import math
 import textwrap
@@ -49,7 +49,7 @@ class Chart:
 
 
 def verified(ok: bool, pairs: Mapping[str, tuple[float, float]]) -> Chart:
-    """What was measured, as a share of what it may be.
+    """A bar chart of measured values, as shares of their bounds.
 
     Args:
         ok (bool): whether all that was verified holds.

@@ -1,4 +1,4 @@
-"""What an audit of unlearning reports."""
+"""The report of an audit of unlearning."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class AuditRow(Report):
 
 @dataclass(frozen=True)
 class AuditReport(Report):
-    """What an audit of a removal found.
+    """The verdicts of an audit of a removal.
 
     Args:
         request (dict): the names of what was removed.
@@ -81,7 +81,7 @@ class AuditReport(Report):
         return tuple(row.test for row in self.rows if row.verdict == FAILED)
 
     def guarantee(self) -> Guarantee:
-        """What the audit found, which is no promise that all is forgotten."""
+        """The verdicts of the audit, no promise that all is forgotten."""
         verdicts = {
             verdict: ', '.join(
                 row.test for row in self.rows if row.verdict == verdict

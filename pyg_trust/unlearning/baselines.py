@@ -1,4 +1,4 @@
-"""What certified removal is compared with.
+"""Baselines that certified removal is compared with.
 
 linear-GST and GFT are other transforms of the same
 :class:`~pyg_trust.unlearning.ScatteringClassifier`; unstructured removal (Guo

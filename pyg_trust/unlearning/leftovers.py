@@ -13,7 +13,7 @@ from pyg_trust._checks import check_instance
 def named_leftovers(
     data: Data, part: Mapping[str, Any], where: str = ''
 ) -> list[str]:
-    """What a request has named and a graph still holds.
+    """Items that a request has named and a graph still holds.
 
     Edges are looked for in every direction that had to go.
 

@@ -363,7 +363,7 @@ class NodeClassifier(Saving, EditedInPlace):
     @property
     @synchronized
     def graph(self) -> CSRGraph:
-        """What remains of the graph; removed nodes have no edges."""
+        """The remaining graph; removed nodes have no edges."""
         return self._fitted.data.graph.to_csr()
 
     @property
@@ -415,7 +415,7 @@ class NodeClassifier(Saving, EditedInPlace):
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
-        """What :meth:`remove` would do; everything is as before.
+        """A dry run of :meth:`remove`; everything is as before.
 
         Costs the features of a removal, and no step.
 

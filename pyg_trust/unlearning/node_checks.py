@@ -1,4 +1,4 @@
-"""What a node classifier is checked for."""
+"""Checks that verify a node classifier."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def labels(margin: Tensor) -> Tensor:
 
 
 def still_named(model: Model) -> tuple[str, ...]:
-    """What the ledger lists as removed, and is there.
+    """Items that the ledger lists as removed and the data still hold.
 
     Args:
         model (Model): with its ledger.

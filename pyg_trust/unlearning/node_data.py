@@ -1,4 +1,4 @@
-"""What a node classifier reads from a user's data, checked."""
+"""Readers of a user's data for node classifiers, with checks."""
 
 from collections.abc import Callable
 

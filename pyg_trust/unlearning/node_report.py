@@ -1,4 +1,4 @@
-"""What certified unlearning of node classifiers reports."""
+"""Reports of certified unlearning of node classifiers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ OBJECTIVE = (
 
 @dataclass(frozen=True)
 class NodeUnlearnReport(Report):
-    r"""What a removal did, and what is certified about its release.
+    r"""The result of a removal, and the certificate of its release.
 
     Args:
         action (str): ``'hold'`` (the weights already fit what remains),
@@ -144,7 +144,7 @@ class NodeUnlearnReport(Report):
 
 @dataclass(frozen=True)
 class NodePlan(Report):
-    """What a removal would do.
+    """A dry run of a removal: its action, and the rows that it would touch.
 
     Args:
         action (str): ``'hold'`` or ``'refine'`` (one step or more).
@@ -176,7 +176,7 @@ class NodePlan(Report):
 
 @dataclass(frozen=True)
 class NodeVerifyReport(Report):
-    r"""What :meth:`NodeClassifier.verify` found.
+    r"""The findings of :meth:`NodeClassifier.verify`.
 
     Args:
         ok (bool): whether everything below is as it has to be.
@@ -218,7 +218,7 @@ class NodeVerifyReport(Report):
     leftovers: tuple[str, ...]
 
     def chart(self) -> Chart:
-        """What was measured, as a share of what it may be."""
+        """A bar chart of measured values, as shares of their bounds."""
         return verified(
             self.ok,
             {

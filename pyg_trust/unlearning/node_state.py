@@ -1,4 +1,4 @@
-"""What a node classifier holds of its data, edited with a way back."""
+"""The state that a node classifier keeps of its data, with undoable edits."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ BLOCK = 64
 
 
 class Settings(NamedTuple):
-    r"""What does not depend on the data.
+    r"""The hyperparameters of a node classifier, independent of the data.
 
     Args:
         measure (Measure): of the features.
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What forgetting did to features and gradient.
+    """The changes that a removal made to features and gradient.
 
     Args:
         rows (int): rows of features that may have changed.
@@ -237,14 +237,14 @@ class NodeState:
 
     @property
     def feature_error(self) -> float:
-        """What the error of the features adds to a residual: nothing.
+        """The error of the features to be added to a residual: zero.
 
         Where estimates are held, the residual comes from exact solves.
         """
         return 0.0
 
     def problem(self, goal: float, B: Tensor | None = None) -> Problem:
-        """What is to be minimised.
+        """The objective that training minimises.
 
         Args:
             goal (float): the residual that matters.
@@ -489,7 +489,7 @@ class NodeState:
         )
 
     def leftovers(self) -> tuple[str, ...]:
-        """What still holds something that was removed, or could."""
+        """The traces of removed data that are still held, or could be."""
         found = []
         gone = (~self.graph.alive).nonzero().view(-1)
         levels = self.levels

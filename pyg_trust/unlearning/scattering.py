@@ -409,7 +409,7 @@ class ScatteringClassifier:
 
     @property
     def graphs(self) -> dict[int, Data]:
-        """What is left of the training graphs, by name, as copies."""
+        """The remaining training graphs, by name, as copies."""
         found = self._fitted.train.graphs
         return {i: data.clone() for i, data in found.items()}
 

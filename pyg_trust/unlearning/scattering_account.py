@@ -1,4 +1,4 @@
-"""What a removal from a classifier of graphs spends, and its report."""
+"""The budget that a removal from a graph classifier spends, and its report."""
 
 import math
 from typing import TYPE_CHECKING, Any

@@ -10,7 +10,7 @@ from pyg_trust.report.charts import Chart, verified
 
 @dataclass(frozen=True)
 class UnlearnReport(Report):
-    r"""What a removal did, and what is certified about the model after it.
+    r"""The result of a removal, and the certificate of the model after it.
 
     Keep reports as private as the data: residuals are functions of what was
     removed, and no part of the release.
@@ -129,7 +129,7 @@ class UnlearnReport(Report):
 
 @dataclass(frozen=True)
 class VerifyReport(Report):
-    r"""What :meth:`~.ScatteringClassifier.verify` found.
+    r"""The findings of :meth:`~.ScatteringClassifier.verify`.
 
     Args:
         ok (bool): whether everything below is as it has to be.
@@ -171,7 +171,7 @@ class VerifyReport(Report):
     leftovers: tuple[str, ...]
 
     def chart(self) -> Chart:
-        """What was measured, as a share of what it may be."""
+        """A bar chart of measured values, as shares of their bounds."""
         return verified(
             self.ok,
             {

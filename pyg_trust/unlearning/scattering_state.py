@@ -48,7 +48,7 @@ class Model(NamedTuple):
 
 
 def config(classifier: 'ScatteringClassifier') -> dict[str, Any]:
-    """What has to be the same where a saved state goes on."""
+    """The settings that have to be equal where a saved state is restored."""
     transform = {
         key: str(value) if isinstance(value, torch.dtype) else value
         for key, value in vars(classifier.transform).items()

@@ -38,7 +38,7 @@ class ShardStore:
         self.folder = Path(folder).absolute()
 
     def manifest(self) -> dict[str, Any] | None:
-        """What is in force, or :obj:`None` in a folder without it.
+        """The manifest in force, or :obj:`None` in a folder without it.
 
         Raises:
             ValueError: if the manifest is none of ours.

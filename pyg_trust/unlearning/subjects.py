@@ -1,4 +1,4 @@
-"""What an audit of unlearning runs: four calls, for any unlearner."""
+"""Subjects of an audit of unlearning: four calls, for any unlearner."""
 
 import tempfile
 from collections.abc import Callable, Iterable

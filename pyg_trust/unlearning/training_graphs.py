@@ -56,12 +56,12 @@ class TrainingGraphs(NamedTuple):
         return tuple(label for label in self.classes if label not in there)
 
     def contents(self) -> dict[int, str]:
-        """What the seals are of."""
+        """The unsalted content hashes that the seals are made of, by name."""
         return {i: content(data) for i, data in self.graphs.items()}
 
 
 class Change(NamedTuple):
-    """What a removal does to the rows.
+    """The embedded rows that a removal replaces, and the graphs that remain.
 
     Args:
         left (TrainingGraphs): what remains.
@@ -180,7 +180,7 @@ class GraphKeeper:
         request: RemovalRequest,
         progress_bar: bool = False,
     ) -> Change:
-        """What remains after a removal; nothing is changed.
+        """The graphs that remain after a removal; nothing is changed.
 
         Args:
             old (TrainingGraphs): the graphs before.

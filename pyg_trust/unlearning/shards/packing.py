@@ -87,7 +87,7 @@ def plain_settings(aggregator: ShardAggregator) -> dict[str, Any]:
 
 
 def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What goes to files, and what to the manifest."""
+    """The parts of a state that go to files, and the part for the manifest."""
     parts = {
         f'shard-{shard}-{made["key"][:16]}': made
         for shard, made in packed['checkpoints'].items()

@@ -57,7 +57,7 @@ class PoisonCertificate(Report):
     radius: Tensor
     """The most shards that may be corrupted, -1 for none: int64."""
     votes: Tensor
-    """What each model says, a class of its own for a shard that has no
+    """The vote of each model, a class of its own for a shard that has no
     training node: int64, ``[num_shards, num_targets]``."""
     num_classes: int
     """Of the votes: the last one is that of shards without training nodes."""

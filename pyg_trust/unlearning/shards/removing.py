@@ -1,4 +1,4 @@
-"""What an unlearner of shards does to forget."""
+"""Removal from a sharded unlearner: plans, the queue and retraining."""
 
 import copy
 import math
@@ -50,7 +50,7 @@ class Removing(Building):
 
     @synchronized
     def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
-        """What a removal would touch and cost; nothing is changed.
+        """The shards that a removal would touch, and its cost; a dry run.
 
         Args:
             request (RemovalRequest, optional): what to forget; by default all
@@ -195,7 +195,7 @@ class Removing(Building):
 
     @synchronized
     def policy(self, rate: float, max_wait: float) -> BatchPlan:
-        """What it costs to let requests wait for one another, and not to.
+        """The cost of batching removal requests, and of removing each at once.
 
         Args:
             rate (float): how many requests come per second; each names one

@@ -25,7 +25,7 @@ FROM_SEED = (
 
 @dataclass(frozen=True)
 class ShardPlan(Report):
-    """What a removal would do; nothing was changed.
+    """A dry run of a removal, with its estimated cost; nothing was changed.
 
     Args:
         request (dict): the names of what would be removed.
@@ -57,7 +57,7 @@ class ShardPlan(Report):
     stages: dict[int, int]
 
     def chart(self) -> Chart:
-        """What the removal would take, by part."""
+        """A bar chart of the removal's estimated time, by part."""
         return Chart(
             f'Forgetting would train {len(self.shards)} shards again and '
             f'take {self.fraction:.0%} of a full fit',
@@ -68,7 +68,7 @@ class ShardPlan(Report):
 
 @dataclass(frozen=True)
 class ShardRemovalReport(Report):
-    """What a removal did, and what it cost.
+    """The result of a removal, and its cost.
 
     Args:
         secrets (str): where the keys of the hashes come from.
@@ -124,7 +124,7 @@ class ShardRemovalReport(Report):
     data: str = ''
 
     def chart(self) -> Chart:
-        """What the removal took, by part."""
+        """A bar chart of the removal's time, by part."""
         return Chart(
             f'Forgetting trained {len(self.shards)} shards again and took '
             f'{self.fraction:.0%} of a full fit',
@@ -163,7 +163,7 @@ class ShardRemovalReport(Report):
 
 @dataclass(frozen=True)
 class ShardReport(Report):
-    """What a sharded unlearner is now.
+    """The present state of a sharded unlearner.
 
     Args:
         secrets (str): where the keys of the hashes come from.
@@ -224,7 +224,7 @@ class ShardReport(Report):
 
 @dataclass(frozen=True)
 class ShardVerifyReport(Report):
-    """What :meth:`ShardedUnlearner.verify` found.
+    """The findings of :meth:`ShardedUnlearner.verify`.
 
     Args:
         ok (bool): whether everything below is as it has to be.

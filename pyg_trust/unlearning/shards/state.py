@@ -69,7 +69,7 @@ class Checkpoint(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What was done last."""
+    """The last training of shards, and its times."""
 
     shards: tuple[int, ...]
     seconds: dict[str, float]

@@ -100,7 +100,7 @@ class Recipe:
     slices: tuple[tuple[float, int], ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """What a state is saved with: slices are named where there are any."""
+        """The fields to be saved: slices are named where there are any."""
         found = asdict(self)
         if not self.slices:
             del found['slices']
@@ -114,7 +114,7 @@ class Recipe:
 
 
 class Shard(NamedTuple):
-    """What one model is trained on, and nothing else.
+    """The data, seed and stages that one model is trained on, nothing else.
 
     Args:
         seed (int): of initial weights and dropout.
@@ -139,7 +139,7 @@ class Shard(NamedTuple):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the model is called with."""
+        """The arguments of the model's forward pass."""
         weight = () if self.edge_weight is None else (self.edge_weight,)
         return (self.x, self.edge_index, *weight)
 
@@ -151,7 +151,7 @@ class Shard(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What came of it.
+    """The result of training: the models' states, and the time taken.
 
     Args:
         states (list): what :func:`snapshot` gives for every model.

@@ -485,7 +485,7 @@ class ShardedUnlearner(Removing):
 
     @property
     def outputs(self) -> Tensor:
-        """What every model says about the nodes of the present graph.
+        """The predictions of every model for the nodes of the present graph.
 
         Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
         """
@@ -649,7 +649,7 @@ class ShardedUnlearner(Removing):
 
     @synchronized
     def report(self) -> ShardReport:
-        """What the unlearner is now, and what its guarantee means."""
+        """The present state of the unlearner, with its guarantee explained."""
         return self._report()
 
     @torch.no_grad()

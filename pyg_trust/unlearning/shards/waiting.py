@@ -34,7 +34,7 @@ ASSUMED = (
 
 @dataclass(frozen=True)
 class BatchPlan(Report):
-    """What it costs to let requests wait for one another.
+    """The cost of batching removal requests, by the longest wait.
 
     Args:
         rate (float): requests per second.
