@@ -163,7 +163,8 @@ def test_a_mean_is_turned_by_no_fewer_shards_than_suspects_are_in():
     # Suspects in k shards may be all that an attacker of k shards needs.
     data = graph()
     made = fit(data, aggregator='mean').certify(inference='clean')
-    one_of = {int(g): int(v) for g, v in zip(made.group, made.n_id)}
+    groups, names = made.group.tolist(), made.n_id.tolist()
+    one_of = dict(zip(groups, names, strict=True))
     assert len(one_of) == SHARDS
     suspects, at_the_edge = [], 0
     for k, name in enumerate(one_of.values(), 1):
