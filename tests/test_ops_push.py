@@ -212,6 +212,34 @@ def test_push_sparse_equals_the_reference():
     assert ptr[1] == ptr[2]
 
 
+@pytest.mark.parametrize('seed', [11 + 2**32, 2**62 + 5, 2**63 - 1])
+def test_every_bit_of_a_seed_counts(seed):
+    args = arguments('random', F.appnp(0.3, levels=3))
+    eps = torch.full((3,), 0.2, dtype=torch.float64)
+    got, _ = ops.push(**args, eps=eps, seed=seed)
+    wanted = push_reference(**without_pull(args), eps=eps, seed=seed)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    low, _ = ops.push(**args, eps=eps, seed=seed % 2**32)
+    assert not torch.equal(got, low)
+    sparse = sparse_arguments()
+    ptr, node, value = ops.push_sparse(**sparse, seed=seed)
+    x = torch.zeros(40, 1, dtype=torch.float64)
+    x[1], x[4] = 1.0, -2.0
+    wanted = push_reference(
+        sparse['graph'],
+        sparse['send'],
+        x,
+        sparse['eps'][:1],
+        sparse['ratio'],
+        sparse['keep'],
+        seed,
+    )
+    first = int(ptr[1])
+    got = torch.zeros(40, dtype=torch.float64)
+    got[node[:first]] = value[:first]
+    torch.testing.assert_close(got, wanted[:, 0])
+
+
 def opcheck_cases():
     args = arguments('random', F.appnp(0.3, levels=3))
     graph = args['graph']

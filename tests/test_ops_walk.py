@@ -104,6 +104,20 @@ def test_restricted_roots_equal_the_reference():
     assert as_lists(*ops.disjoint_walks(*args)) == walk_reference(*args)
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_the_list_of_a_root_outlives_what_later_walks_claim(seed):
+    # In a complete graph the root's tries fail soon, and its list of free
+    # neighbours is made once: the walks after it claim most of what it names.
+    n = 40
+    col = torch.arange(n).repeat(n).view(n, n)
+    col = col[~torch.eye(n, dtype=torch.bool)].int()
+    rowptr = torch.arange(0, n * n, n - 1)[: n + 1]
+    args = (rowptr, col, torch.arange(n), 3, n, seed)
+    subgraphs = as_lists(*ops.disjoint_walks(*args))
+    assert sorted(v for part in subgraphs for v in part) == list(range(n))
+    assert subgraphs == walk_reference(*args)
+
+
 def test_no_roots():
     rowptr, col, roots, *numbers = arguments()
     ptr, node = ops.disjoint_walks(rowptr, col, roots[:0], *numbers)

@@ -968,6 +968,19 @@ def test_leftovers_are_found_where_they_are_planted(where, what):
     assert any(what in text for text in found), found
 
 
+def test_the_other_direction_of_a_removed_edge_is_a_leftover():
+    data = blocks()
+    forward = data.edge_index[:, data.edge_index[0] < data.edge_index[1]]
+    data.edge_index = forward
+    model = make(data, 'ppr', alpha=0.3, levels=3)
+    u, v = forward[:, 0].tolist()
+    model.remove(RemovalRequest(edges=[(u, v)]))
+    state = model._model.data
+    assert still_named(model._model) == ()
+    state.graph.insert(torch.tensor([[v], [u]]), state.journal)
+    assert still_named(model._model) == (f'edge {v} -> {u}',)
+
+
 def test_states_go_on_where_they_were_saved(tmp_path):
     data = blocks()
     model = make(data)
@@ -1011,6 +1024,10 @@ def test_older_changed_and_foreign_states_are_refused():
     refused('not those of its ledger', {**good, 'W': good['W'] + 1})
     refused('finite', {**good, 'W': good['W'] / 0})
     refused('state_dict', {**good, 'data': {}})
+    # Weights with other noise than the release has: none, or far too much.
+    W, weight = good['W'], good['weight']
+    refused('their noise', {**good, 'weight': W.clone()})
+    refused('their noise', {**good, 'weight': W + 9 * (weight - W)})
     # The removed node put back.
     back = {
         **data_of,

@@ -159,6 +159,24 @@ def test_means_are_certified_as_deployed():
         made.collective(1)
 
 
+def test_a_mean_is_turned_by_no_fewer_shards_than_suspects_are_in():
+    # Suspects in k shards may be all that an attacker of k shards needs.
+    data = graph()
+    made = fit(data, aggregator='mean').certify(inference='clean')
+    groups, names = made.group.tolist(), made.n_id.tolist()
+    one_of = dict(zip(groups, names, strict=True))
+    assert len(one_of) == SHARDS
+    suspects, at_the_edge = [], 0
+    for k, name in enumerate(one_of.values(), 1):
+        suspects.append(name)
+        # A second node of a shard that is counted already.
+        twin = made.n_id[made.group == made.group[made.n_id == name]][0]
+        kept = made.survives([*suspects, int(twin)])
+        assert torch.equal(kept, made.certified(k))
+        at_the_edge += int((made.radius == k - 1).sum())
+    assert at_the_edge > 0
+
+
 def test_reports_count_shards_and_suspects():
     data = graph()
     made = fit(data).certify(nodes=[5, 8, 11])
