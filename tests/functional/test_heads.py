@@ -1,6 +1,7 @@
 """Heads: the step, the residual, and bounds, against dense oracles."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -417,3 +418,30 @@ def test_gradients_are_sound_at_large_margins():
         found = H.Objective(Z, Y, 0.0, head).gradient(W)
         assert bool(found.value.isfinite().all())
         assert math.isfinite(found.norm.upper)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_margins_that_cancel_hide_no_more_than_the_bound(seed):
+    # Large features whose margins are almost the targets: the slopes are
+    # small, and nearly all of them is rounding. The truth is in fractions.
+    random = torch.Generator().manual_seed(seed)
+    Z = 1e5 * torch.randn((12, 6), generator=random, dtype=torch.float64)
+    W = torch.randn((6, 1), generator=random, dtype=torch.float64)
+    Y = H.targets(torch.arange(12) % 2, 2, 'squared')[:, :1]
+    W[-1] = 1.0
+    Z[:, -1:] += Y - Z @ W
+    found = H.Objective(Z, Y, 0.0, 'squared').gradient(W)
+    exact = [Fraction(0)] * 6
+    w = [Fraction(v) for v in W[:, 0].tolist()]
+    for row, y in zip(Z.tolist(), Y[:, 0].tolist(), strict=True):
+        z = [Fraction(v) for v in row]
+        gap = sum(a * b for a, b in zip(z, w, strict=True)) - Fraction(y)
+        exact = [e + 2 * gap * a for e, a in zip(exact, z, strict=True)]
+    norm = math.sqrt(sum(e * e for e in exact))
+    assert norm <= found.norm.upper
+    off = [
+        Fraction(v) - e
+        for v, e in zip(found.value[:, 0].tolist(), exact, strict=True)
+    ]
+    hidden = found.norm.upper - found.norm.measured
+    assert math.sqrt(sum(e * e for e in off)) <= hidden

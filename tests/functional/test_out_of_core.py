@@ -233,6 +233,9 @@ def test_the_transform_writes_a_file(tmp_path, graph):
 def test_the_plan_is_the_sum_of_its_parts():
     plan = plan_memory(1000, 50_000, 64, memory='2MB', half=True)
     assert plan.graph == 4 * 50_000 + 8 * 1000 + 8 * 1000
+    # Of a directed graph both directions are held: ends, and pointers.
+    both = plan_memory(1000, 50_000, 64, memory='2MB', directed=True)
+    assert both.graph == 2 * (4 * 50_000 + 8 * 1000) + 8 * 1000
     assert plan.column == 4 * 1000
     assert plan.levels == 2 * 64 * 2 * 1000
     total = plan.graph + plan.columns * plan.column + plan.levels

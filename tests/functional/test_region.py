@@ -103,6 +103,35 @@ def test_no_undirected_graph_exceeds_a_bound_of_a_region(size, seed):
         assert bool(fragile[flips[0], flips[1]].all())
 
 
+@pytest.mark.parametrize('size', [1, 2, 3])
+@pytest.mark.parametrize('far', [4, 5])
+def test_an_edge_may_be_added_to_a_node_far_beyond_the_border(far, size):
+    # A ring: what pays is neither in the region nor next to it, and only the
+    # target can add an edge, so that nodes of the border are worth little.
+    n, alpha = 10, ALPHA
+    nodes = torch.arange(n)
+    adj = torch.zeros((n, n), dtype=torch.bool)
+    adj[nodes, (nodes + 1) % n] = True
+    adj = adj | adj.t()
+    fragile = ~adj & ~torch.eye(n, dtype=torch.bool)
+    graph = csr(adj)
+    budget = (nodes == 0).long()
+    none = torch.zeros(graph.num_edges, dtype=torch.bool)
+    made = Perturbations(graph, none, budget, all_pairs=True)
+    region = Region(made, nearest(graph, 0, alpha, size))
+    known = torch.cat([region.inside, region.border])
+    assert far not in known.tolist()
+    logits = torch.zeros((n, 2), dtype=torch.float64)
+    logits[far, 1] = 1.0
+    local = worst_case_margins(logits, made, alpha)
+    free = -local.lower[0, 1][None] / alpha
+    graphs = admissible(adj, fragile, budget, 1)
+    most = (pagerank(graphs, alpha) @ logits[:, 1])[:, 0].max()
+    reward = logits[:, 1][None].contiguous()
+    bound = local_bound(made, reward, 0, free, 1, alpha, size=size)
+    assert float(bound[0]) >= float(most) - 1e-12
+
+
 def test_the_whole_graph_is_a_region_like_any_other():
     adj, logits, _, _, made = problem(0, 'removals')
     region = Region(made, torch.arange(6))

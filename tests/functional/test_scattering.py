@@ -328,6 +328,17 @@ def test_itersine_is_tight_on_the_spectrum(J):
         assert abs(high - 1) < 1e-12
 
 
+@pytest.mark.parametrize('J', [3, 4, 5, 6, 8, 12])
+def test_no_eigenvalue_between_grid_points_exceeds_the_frame_bound(J):
+    # The supremum lies between the points of any grid: a finer one about it.
+    grid = torch.linspace(0, 2, 2**18 + 1, dtype=torch.float64)
+    at = int(monic_cubic(grid, J).norm(dim=-1).argmax())
+    ends = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, 2**18)])
+    fine = torch.linspace(*ends, 100_001, dtype=torch.float64)
+    most = float(monic_cubic(fine, J).norm(dim=-1).max())
+    assert most <= frame_bound('monic_cubic', J) <= most + 1e-3
+
+
 def test_monic_cubic_has_no_kinks():
     # The first band (index 1) has scale 1; its knots are at 1 and 2.
     h = 1e-6

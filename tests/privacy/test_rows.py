@@ -68,6 +68,10 @@ def test_rows_stay_where_they_are(name):
         (lambda x: torch.cat([x, x[:1]]), [2, 0, 1, 0, 2], 0),
         (lambda x: x.view(-1, 3), [2, 2, 0, 0, 1, 1, 0, 0], 0),
         (lambda x: x.view(4, 2, 3).transpose(0, 1), [2, 0, 1, 0], 1),
+        # A sum over what stands before the rows, as long as what is behind.
+        (lambda x: x[:, :4].expand(2, 4, 4).sum(0), [2, 0, 1, 0], 0),
+        (lambda x: x.view(4, 2, 3).transpose(0, 1).mean(0), [2, 0, 1, 0], 0),
+        (lambda x: x[:, :4].expand(2, 4, 4).sum((0, 2)), [2, 0, 1, 0], 0),
         (
             # Pooling.
             lambda x: x.new_zeros(3, 6).index_add_(0, OWNER, x),
