@@ -370,19 +370,27 @@ def test_the_plan_is_what_a_process_takes(tmp_path):
         made.save(tmp_path / name)
         x = torch.rand(n, 32, generator=generator)
         np.save(tmp_path / f'{name}.npy', x.numpy())
+    # The least of some runs: what the system takes back and reads again counts
+    # as grown, and a plan that is too small is so in all of them.
+    runs = [measured(tmp_path) for _ in range(3)]
+    # Nothing is held before the first. 12 columns have levels of 16: a plan
+    # without them is 9.6 MB less, and more than what the allocator keeps.
+    assert runs[0][0][0] > 0.7 * runs[0][0][1]
+    for lines in zip(*runs, strict=True):
+        grown, planned = min(lines)
+        assert grown < planned + 9e6, runs
+
+
+def measured(folder):
     done = subprocess.run(
-        [sys.executable, '-c', MEASURED, tmp_path],
+        [sys.executable, '-c', MEASURED, folder],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     lines = [list(map(int, x.split())) for x in done.stdout.splitlines()]
-    # Nothing is held before the first. 12 columns have levels of 16: a plan
-    # without them is 9.6 MB less, and more than what the allocator keeps.
     assert len(lines) == 3
-    assert lines[0][0] > 0.7 * lines[0][1]
-    for grown, planned in lines:
-        assert grown < planned + 9e6, done.stdout
+    return lines
 
 
 def test_slices_of_a_file_are_told_apart(tmp_path, graph, monkeypatch):
