@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_sharded_unlearner import SHARDS, TESTED, TRAIN, quick
-from test_sharded_unlearner import make_data as graph
+from sharded import SHARDS, TESTED, TRAIN, quick
+from sharded import make_data as graph
 from torch_geometric.nn import GCN
 
 from pyg_trust.functional import holm, permutation_test
