@@ -114,18 +114,28 @@ PYG_TRUST_HD inline void push_points(const PushGraph<scalar_t, Col>& graph,
 // line. `part` is for threads that share a row: each calls push_row for some
 // units (push_units), and together they make the calls of one that does all.
 struct PushPart {
-  int64_t from = 0;  // the units [from, stop)
-  int64_t stop = INT64_MAX;
-  int64_t sure = INT64_MAX;  // PushUnits::sure, needed if from > 0
+  int64_t from;  // the units [from, stop)
+  int64_t stop;
+  int64_t sure;  // PushUnits::sure
 };
 
-template <typename scalar_t, typename Col, typename To>
+// All units: constants, which cost a push nothing.
+struct PushWhole {
+  static constexpr int64_t from = 0;
+  static constexpr int64_t stop = INT64_MAX;
+  static constexpr int64_t sure = INT64_MAX;
+};
+
+template <typename scalar_t,
+          typename Col,
+          typename To,
+          typename Part = PushWhole>
 PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t, Col>& graph,
                                   int64_t u,
                                   scalar_t mass,
                                   uint64_t key,
                                   To&& to,
-                                  const PushPart& part = {}) {
+                                  const Part& part = {}) {
   const int64_t begin = graph.rowptr[u], end = graph.rowptr[u + 1];
   const int64_t skipped = part.from < part.sure ? part.from : part.sure;
   int64_t e = begin + skipped;
@@ -149,9 +159,11 @@ PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t, Col>& graph,
   }
   if (e == stop)
     return;
+  const auto stop_piece = part.stop == PushWhole::stop
+                              ? ~uint64_t{0}
+                              : static_cast<uint64_t>(part.stop - (e - begin));
   push_points(graph, u, e, mass, key,
-              static_cast<uint64_t>(part.from - skipped),
-              static_cast<uint64_t>(part.stop - (e - begin)), to);
+              static_cast<uint64_t>(part.from - skipped), stop_piece, to);
 }
 
 // The expected cost of push_row: the entries and points it would send.
