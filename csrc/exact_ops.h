@@ -12,6 +12,7 @@
 #include "half.h"
 
 namespace pyg_trust {
+namespace {  // what holds tensors is as hidden as they are
 
 // x: dense, or the rows (ptr, index, value) of a sparse matrix.
 struct Signal {
@@ -120,4 +121,5 @@ struct ExactOps {
   }
 };
 
+}  // namespace
 }  // namespace pyg_trust

@@ -12,6 +12,7 @@
 #include "push.h"
 
 namespace pyg_trust {
+namespace {  // what holds tensors is as hidden as they are
 
 // The levels of one propagation: Y_{i+1} / Y_i and w_i / Y_i.
 struct Levels {
@@ -154,4 +155,5 @@ struct PushOps {
   }
 };
 
+}  // namespace
 }  // namespace pyg_trust
