@@ -107,6 +107,15 @@ def test_batches_are_whole_graphs():
         assert one.input_id.equal(two.input_id)
 
 
+def test_a_unit_more_than_a_step_draws_is_refused():
+    # All of them whole and distinct: six, where five were paid for.
+    six, five = (GraphLoader(GRAPHS, size, seed=3) for size in (6, 5))
+    batch = next(iter(six))
+    assert six.check_batch(batch, 0)[1] == 6
+    with pytest.raises(ValueError, match='whole, distinct units'):
+        five.check_batch(batch, 0)
+
+
 def test_gradients_are_clipped_per_graph():
     engine, net, training = attach(max_grad_norm=0.05)
     reference = copy.deepcopy(net)

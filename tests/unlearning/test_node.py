@@ -870,6 +870,25 @@ def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
         assert model.verify().ok
 
 
+def test_the_ledger_says_of_a_residual_its_size_alone():
+    # Noise so small that rounding is a part of the budget, which steps can
+    # not get below: the account has a power of two, not 16 digits of data.
+    between = 0
+    for exponent in range(4, 60):
+        try:
+            model = make(release_std=2.0**-exponent, accounting='residual')
+            model.remove(RemovalRequest(nodes=[3]))
+        except BudgetExceededError:
+            break
+        for entry in model.ledger.entries:
+            least, most = 0.01 * model.budget, model.budget
+            if entry.spent not in (least, most):
+                assert math.frexp(entry.spent)[0] == 0.5
+                assert least < entry.spent < most
+                between += 1
+    assert between >= 2
+
+
 # Leftovers and state #########################################################
 
 
