@@ -120,6 +120,22 @@ def test_rows_are_those_of_a_stable_sort(seed):
     assert whole.is_undirected == undirected(more, others, None, n)
 
 
+@pytest.mark.parametrize('length', [2048, 2049, 2050, 6000])
+def test_long_rows_are_sorted_by_all_of_their_digits(length):
+    # Digits of 11 bits: targets differ in the third one too.
+    n = 2**22 + 5000
+    generator = torch.Generator().manual_seed(length)
+    col = torch.randint(n, (length,), generator=generator)
+    col[:600] = col[:600] % 5000 + 2**22
+    col[600:900] = col[:300]
+    row = torch.full_like(col, 7)
+    graph = CSRGraph.from_edge_index(
+        torch.stack([row, col]), n, duplicates='keep'
+    )
+    assert torch.equal(graph.col, col.sort().values)
+    assert graph.rowptr[8] - graph.rowptr[7] == length
+
+
 @pytest.mark.parametrize('ordered', [False, True])
 @pytest.mark.parametrize('how', [{}, {'half': True}, {'tol': 1e-3}])
 @pytest.mark.parametrize('seed', range(6))

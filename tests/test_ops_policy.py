@@ -274,6 +274,78 @@ def test_iteration_ends_at_the_fixed_point(kind, priced):
         assert torch.allclose(reward[c] + best, value[c], atol=1e-10)
 
 
+def best_priced_row(value, row, prices, bonus, visit, step):
+    """The maximum over every set of flips, each with a price of its own."""
+    _, mine, lose, win, budget = row
+    best = -math.inf
+    flips = [*lose, *win]
+    for k in range(min(budget, len(flips)) + 1):
+        for chosen in itertools.combinations(flips, k):
+            left = set(mine) ^ set(chosen)
+            total = sum(value[j] for j in left)
+            gain = (FOLLOW * total if left else 0.0) + bonus - visit * k
+            made = gain / max(len(left), 1) - step * k
+            best = max(best, made - sum(prices[j] for j in chosen))
+    return best
+
+
+@pytest.mark.parametrize('priced', [(), COSTS])
+@pytest.mark.parametrize('size', [0.02, 0.1, 0.3])
+@pytest.mark.parametrize('seed', range(4))
+def test_iteration_with_a_price_per_edge_ends_at_the_fixed_point(
+    seed, size, priced
+):
+    n, columns = 9, 3
+    threat = random_threat(seed, n, 'explicit')
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(count):
+        made = torch.rand(columns, count, generator=generator)
+        return size * made.double()
+
+    reward = torch.randn(columns, n, generator=generator).double()
+    removal, addition = (
+        uniform(threat.col.numel()),
+        uniform(threat.add_col.numel()),
+    )
+    costs = random_costs(seed, (columns, n), priced)
+    value, gap, ptr, *_ = ops.policy_iteration(
+        threat,
+        reward,
+        reward,
+        torch.full((columns,), 1e-12, dtype=torch.float64),
+        0.0,
+        FOLLOW,
+        100,
+        removal_cost=removal,
+        addition_cost=addition,
+        **{
+            name: cost.contiguous()
+            for name, cost in zip(COSTS, costs, strict=True)
+            if name in priced
+        },
+    )
+    assert int(ptr[-1]) > 0
+    assert float(gap.abs().max()) <= 1e-12
+    start, end = threat.rowptr.tolist(), threat.add_ptr.tolist()
+    for c in range(columns):
+        for row in rows_of(threat):
+            i = row[0]
+            out = slice(start[i], start[i + 1])
+            into = slice(end[i], end[i + 1])
+            names = [*threat.col[out].tolist(), *threat.add_col[into].tolist()]
+            paid = [*removal[c, out].tolist(), *addition[c, into].tolist()]
+            best = best_priced_row(
+                value[c].tolist(),
+                row,
+                dict(zip(names, paid, strict=True)),
+                *costs[:, c, i].tolist(),
+            )
+            assert math.isclose(
+                float(reward[c, i]) + best, float(value[c, i]), abs_tol=1e-10
+            )
+
+
 @pytest.mark.parametrize('back', [False, True])
 @pytest.mark.parametrize('follow', [0.3, 0.85, 0.999])
 def test_solutions_are_those_of_dense_algebra(back, follow):
