@@ -218,6 +218,64 @@ def test_roundoff_is_within_its_bound(kind):
             assert error <= 64 * UNIT * ratio * float(value.abs().max())
 
 
+@pytest.mark.parametrize('budget', [0, 8192, 9000])
+def test_sums_that_round_one_way_hide_no_flip(budget):
+    # A row of 8192 removable edges to one value, five to one a little larger,
+    # and ten that stay to one between: all of the first go, and no other.
+    # Plain sums of the first gain half a unit in the last place with every
+    # term above 4096, and above 1024, and are off by more than there is to
+    # win.
+    low, middle, high = 1 + 2561 * 2.0**-52, 1 + 2.0**-37, 1 + 2.0**-36
+    values = [low] * 8192 + [high] * 5 + [middle] * 10
+    n = len(values) + 1
+    threat = PolicyThreat(
+        torch.cat([torch.zeros(1).long(), torch.arange(n - 1, 2 * n - 1)]),
+        torch.cat([torch.arange(1, n), torch.zeros(n - 1).long()]).int(),
+        torch.arange(2 * n - 2) < 8197,
+        torch.tensor([budget] + [0] * (n - 1)),
+        torch.zeros(n + 1, dtype=torch.int64),
+        torch.zeros(0, dtype=torch.int32),
+        False,
+    )
+    value = 2 * torch.tensor([[0.0, *values]], dtype=torch.float64)
+    _, gap, ptr, *_ = ops.policy_iteration(
+        threat,
+        torch.zeros_like(value),
+        value,
+        torch.zeros(1, dtype=torch.float64),
+        0.0,
+        0.5,
+        1,
+    )
+    left = [Fraction(x) for x in values[8192 if budget else 0 :]]
+    exact = sum(left) / len(left)
+    assert int(ptr[-1]) == min(budget, 8192)
+    assert abs(Fraction(float(gap[0, 0])) - exact) <= 64 * UNIT * 2 * high
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_rows_may_add_every_edge_that_is_missing(seed):
+    # Budgets beyond what there is to add, rows that lack few edges, and
+    # self-loops, which are no edge to another node.
+    n = 7
+    generator = torch.Generator().manual_seed(seed)
+    adj = torch.rand(n, n, generator=generator) < 0.7
+    adj[torch.arange(n), torch.arange(n)] = torch.arange(n) % 2 == 0
+    adj[torch.arange(n), (torch.arange(n) + 1) % n] = True
+    none = torch.zeros_like(adj)
+    budget = torch.full((n,), n)
+    threat = dense_threat(adj, none, none, budget, True)
+    value = torch.randn(2, n, generator=generator).double()
+    value[1] = torch.arange(n)
+    gap, flips = one_step(threat, value)
+    zero = [0.0] * n
+    for c in range(2):
+        expected = reference_step(threat, value[c].tolist(), (zero,) * 3)
+        expected = torch.tensor(expected, dtype=torch.float64)
+        assert torch.allclose(gap[c] + value[c], expected, rtol=0, atol=1e-12)
+        assert not bool((perturbed(threat, flips, c) < adj).any())
+
+
 def reference_iteration(threat, reward, costs):
     """Policy iteration with dense solves, as the text of a paper has it."""
     n = reward.numel()
@@ -427,6 +485,22 @@ def test_overflow_is_told_by_nan():
     assert bool(value[1].isfinite().all())
     assert float(gap[1].abs().max()) < 1e-8
     assert ptr.numel() == 3
+
+
+@pytest.mark.parametrize('number', [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize('kind', KINDS)
+def test_where_there_is_no_order_there_is_no_bound(kind, number):
+    threat = random_threat(0, 30, kind)
+    start = torch.zeros(2, 30, dtype=torch.float64)
+    start[0, 4] = number
+    goal = torch.full((2,), 1e-9, dtype=torch.float64)
+    reward = torch.ones_like(start)
+    for most in (1, 50):
+        _, gap, *_ = ops.policy_iteration(
+            threat, reward, start, goal, 0.0, FOLLOW, most
+        )
+        assert bool(gap[0].isnan().all())
+        assert bool(gap[1].isfinite().all())
 
 
 def iteration_arguments(kind='explicit', n=40, columns=2):
