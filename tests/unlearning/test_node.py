@@ -1,6 +1,7 @@
 """Certified unlearning of node classifiers: what it promises, attacked."""
 
 import gc
+import itertools
 import math
 
 import numpy as np
@@ -524,6 +525,26 @@ def test_noise_is_fresh_for_every_release_and_the_same_until_then():
     one = make(seed=None).weight
     torch.manual_seed(0)
     assert not torch.equal(one, make(seed=None).weight)
+
+
+def test_a_seed_gives_every_release_noise_of_its_own(monkeypatch):
+    # The difference of two releases with the same noise is that of the
+    # weights.
+    model = make(seed=7, release_std=1e-3)
+    drawn = []
+    for name in (3, 5, 8, 11):
+        drawn.append((model.weight - model._model.W) / model.release_std)
+        model.remove(RemovalRequest(nodes=[name]))
+    for one, two in itertools.combinations(drawn, 2):
+        assert float((one - two).abs().min()) > 1e-6
+    monkeypatch.setattr(node, 'MAX_STEPS', 0)
+    model = make(seed=7, noise='objective', on_exceed='retrain')
+    terms = []
+    for name in (3, 5, 8):
+        terms.append(model._model.B)
+        assert model.remove(RemovalRequest(nodes=[name])).action == 'retrain'
+    for one, two in itertools.combinations(terms, 2):
+        assert float((one - two).abs().min()) > 0
 
 
 def test_a_seed_repeats_the_release_and_the_report_says_so(threads):

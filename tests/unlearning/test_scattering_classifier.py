@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 import random
 
@@ -196,6 +197,20 @@ def test_noise_is_gaussian_fresh_and_secret():
     report = str(model.remove(RemovalRequest(graphs=[0])))
     for shown in (repr(model), report, str(model.verify())):
         assert str(float(B[0, 0]))[:8] not in shown
+
+
+def test_a_seed_gives_every_fit_noise_of_its_own():
+    graphs = random_graphs(20)
+    model = make(graphs, noise_std=1e-7, on_exceed='retrain', seed=5)
+    terms = [model.state_dict()['B']]
+    for i in range(4):
+        report = model.remove(RemovalRequest(nodes={i: [0]}))
+        assert report.action == 'retrain'
+        terms.append(model.state_dict()['B'])
+    model.fit(graphs)
+    terms.append(model.state_dict()['B'])
+    for one, two in itertools.combinations(terms, 2):
+        assert float((one - two).abs().min()) > 0
 
 
 def test_the_callers_graphs_stay_as_they_are():
