@@ -461,11 +461,11 @@ def test_a_direction_is_not_tested_on_the_runs_that_chose_it():
     # differ, any two samples are told apart.
     random = torch.Generator().manual_seed(0)
     found = []
-    for seed in range(25):
+    for seed in range(12):
         one, two = torch.randn((2, 8, 300), generator=random).double()
         found.append(noisy_runs.told_apart(list(one), list(two))(seed))
-    # Nine or more of 25 happen once in 2,000.
-    assert sum(p <= 0.1 for p in found) < 9
+    # Six or more of 12 happen once in 1,800.
+    assert sum(p <= 0.1 for p in found) < 6
     two[:, 0] += 30
     assert noisy_runs.told_apart(list(one), list(two))(0) < 0.05
 
