@@ -589,9 +589,10 @@ def shards(data: Data, repeats: int) -> None:
 
 def large(copies: int) -> None:
     """A graph of 200,000 nodes: seconds and memory."""
-    edge_index = power_law(200_000, 2_000_000)
+    num_nodes = 200_000
+    edge_index = power_law(num_nodes, 2_000_000)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200_000, 32, generator=generator)
+    x = torch.randn(num_nodes, 32, generator=generator)
     data = Data(x=x, edge_index=edge_index)
     model = GCN(32, 16, 2, 4)
     noise = BitFlips(edges=(1e-6, 0.5))
@@ -617,7 +618,14 @@ def large(copies: int) -> None:
         f'{spent:.0f} CPU s, slack {report.tolerance:.1e}'
     )
     grown = (after - before) / 2**20
-    result('GiB beyond the graph itself', grown, 4.0, at_most=True)
+    result(
+        f'GiB beyond the graph itself, {num_nodes:,} nodes and '
+        f'{edge_index.size(1) / 1e6:.2f} million edges, '
+        f'{report.num_samples:,} samples',
+        grown,
+        4.0,
+        at_most=True,
+    )
 
 
 def main() -> None:

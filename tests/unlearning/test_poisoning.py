@@ -13,6 +13,7 @@ from torch_geometric.nn import (
     SAGEConv,
 )
 
+from pyg_trust.nn.shard_aggregator import MajorityAggregator
 from pyg_trust.transforms.division import check_apart
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import inference, poisoning
@@ -565,3 +566,36 @@ def test_known_models_pass_the_probes_that_they_are_spared(which, sparse_adj):
 )
 def test_layers_that_need_a_look_are_not_known(layer):
     assert not keeps_apart(layer)
+
+
+@pytest.mark.parametrize('inference_', ['clean', 'isolated'])
+def test_the_class_is_the_deployed_one_where_votes_are_tied(inference_):
+    # Six shards, four classes and little training: many ties, which means of
+    # probabilities break.
+    data = graph()
+    data.y = torch.arange(N) % 3
+    unlearner = ShardedUnlearner(
+        lambda: GCN(4, 8, 2, 4),
+        6,
+        aggregator='majority',
+        num_classes=4,
+        epochs=2,
+        seed=4,
+    ).fit(data)
+    made = unlearner.certify(inference=inference_)
+    counts = torch.stack([(made.votes == c).sum(0) for c in range(4)], 1)
+    tied = (counts == counts.amax(1, keepdim=True)).sum(1) > 1
+    assert 0 < int(tied.sum()) < N
+    first = counts.argmax(1)
+    assert not torch.equal(first[tied], made.predicted[tied])
+    assert bool((made.radius[tied] < 0).all())
+    outputs = unlearner.outputs
+    if inference_ == 'clean':
+        assert torch.equal(made.predicted, unlearner.predict())
+    else:
+        seen = isolated_outputs(unlearner)
+        outputs = torch.stack([seen[i][0] for i in range(6)])
+    whole = MajorityAggregator()(outputs).argmax(1)
+    assert torch.equal(made.predicted, whole)
+    some = unlearner.certify(made.n_id[tied].flip(0), inference=inference_)
+    assert torch.equal(some.predicted, whole[tied].flip(0))

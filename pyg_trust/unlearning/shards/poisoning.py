@@ -280,10 +280,12 @@ def certify_shards(
         sizes = data.shard[trained].bincount(minlength=partition.num_shards)
         live = sizes.nonzero().view(-1).tolist()
         outputs = _isolated(data, outputs, group, live, run)
-    outputs = outputs[:, rows]
+    if nodes is not None:
+        outputs = outputs[:, rows]
     # Whatever is not finite says nothing.
     finite = outputs.isfinite().all(2, keepdim=True)
-    outputs = torch.where(finite, outputs, 0.0)
+    if not bool(finite.all()):
+        outputs = torch.where(finite, outputs, 0.0)
     votes = outputs.argmax(2)
     # Equal logits, as of a shard without training nodes, are no vote. Counted
     # as one for a class of their own, they promise no more than there is: to
@@ -296,7 +298,7 @@ def certify_shards(
     else:
         chance = outputs.double().softmax(2)
         made = certified_mean(chance, tolerance=_APART)
-    predicted = aggregator(outputs).argmax(1)
+    predicted = _deployed(aggregator, outputs, made.counts)
     sure = predicted == made.predicted
     return PoisonCertificate(
         targets=names.clone(),
@@ -312,6 +314,21 @@ def certify_shards(
         provenance=provenance,
         weights=weights,
     )
+
+
+def _deployed(
+    aggregator: ShardAggregator, outputs: Tensor, counts: Tensor
+) -> Tensor:
+    # The classes that the aggregator gives. By a majority it is asked about
+    # ties alone: elsewhere, they are those with most votes.
+    if type(aggregator) is not MajorityAggregator:
+        return aggregator(outputs).argmax(1)
+    counts = counts[:, : outputs.size(2)]
+    most, predicted = counts.max(1)
+    tied = ((counts == most[:, None]).sum(1) > 1).nonzero().view(-1)
+    if tied.numel():
+        predicted[tied] = aggregator(outputs[:, tied]).argmax(1)
+    return predicted
 
 
 def _isolated(

@@ -78,7 +78,8 @@ def rows_of_nonzeros(x: Tensor) -> Tensor:
     at = flat.nonzero().view(-1)
     ptr = torch.searchsorted(at, width * torch.arange(n + 1))
     start = (width * torch.arange(n)).repeat_interleave(ptr.diff())
-    return sparse_rows(ptr.int(), (at - start).int(), flat[at], (n, width))
+    value = flat.index_select(0, at)
+    return sparse_rows(ptr.int(), (at - start).int(), value, (n, width))
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -177,6 +178,8 @@ class Operand:
         Args:
             dense (Tensor): ``[num_cols, channels]``.
         """
+        if not torch.is_grad_enabled():
+            return multiply(self.matrix, dense.contiguous())
         return _Product.apply(dense, self)
 
 
