@@ -23,7 +23,12 @@ from torch_geometric.nn import (
 )
 
 from pyg_trust.unlearning.shards import training
-from pyg_trust.unlearning.shards.products import PreparedGraph
+from pyg_trust.unlearning.shards.products import (
+    Block,
+    PreparedGraph,
+    blocks,
+    rows_of_nonzeros,
+)
 from pyg_trust.unlearning.shards.training import (
     Recipe,
     Shard,
@@ -154,6 +159,85 @@ def test_prepared_products_are_those_of_plain_pyg(name, weighted):
             restore(fresh, state)
             out = evaluate(fresh, shard, sparse_adj=sparse_adj)
             torch.testing.assert_close(out, expected)
+
+
+def same_matrix(one, two):
+    return all(
+        torch.equal(a, b)
+        for a, b in (
+            (one.crow_indices(), two.crow_indices()),
+            (one.col_indices(), two.col_indices()),
+            (one.values(), two.values()),
+        )
+    )
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_blocks_have_the_bits_of_each_graph_alone(weighted):
+    # Loops, edges twice, nodes without an edge at both ends, and graphs
+    # without one: the first, the last and one in between.
+    generator = torch.Generator().manual_seed(5)
+    n, count = 30, 6
+    edges = torch.randint(2, n - 1, (2, 150), generator=generator)
+    edges = torch.cat([edges, edges[:, :9], edges[:1, :5].repeat(2, 1)], 1)
+    weight = None
+    if weighted:
+        weight = torch.rand(edges.size(1), generator=generator)
+    choice = torch.tensor([1, 2, 4])
+    number = choice[torch.randint(3, edges.shape[1:], generator=generator)]
+    made = blocks(edges, weight, number, count, n, torch.float32)
+    assert len(made) == count
+    for i, graph in enumerate(made):
+        assert type(graph) is Block
+        own = number == i
+        part = None if weight is None else weight[own]
+        alone = PreparedGraph(edges[:, own], part, n, torch.float32)
+        assert torch.equal(graph.edge_index, alone.edge_index)
+        assert (part is None) == (graph.edge_weight is None)
+        if part is not None:
+            assert torch.equal(graph.edge_weight, part)
+            assert same_matrix(graph.adjacency(True), alone.adjacency(True))
+        assert same_matrix(graph.adjacency(False), alone.adjacency(False))
+        for improved, loops in ((False, True), (True, True), (False, False)):
+            for flow in ('source_to_target', 'target_to_source'):
+                asked = (improved, loops, flow)
+                one, _ = graph.normalised(*asked, True)
+                two, _ = alone.normalised(*asked, True)
+                assert same_matrix(one, two)
+                assert id(one) in graph.operands
+                listed = graph.normalised(*asked, False)
+                assert all(
+                    map(torch.equal, listed, alone.normalised(*asked, False))
+                )
+
+
+def test_blocks_that_need_longer_indices_stand_alone():
+    edges = torch.tensor([[0, 1], [1, 0]])
+    number = torch.tensor([1, 0])
+    made = blocks(edges, None, number, 2, 2**30, torch.float32)
+    assert [type(graph) for graph in made] == [PreparedGraph] * 2
+    assert made[0].edge_index.tolist() == [[1], [0]]
+    assert made[1].edge_index.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize('shape', [(7, 5), (1, 9), (4, 0), (0, 3)])
+def test_rows_of_nonzeros_are_the_matrix(shape):
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randint(-1, 2, shape, generator=generator).float()
+    if x.numel():
+        x.view(-1)[0] = -0.0
+    for dense in (x, x.t().contiguous().t(), x.double()):
+        made = rows_of_nonzeros(dense)
+        assert made.shape == dense.shape
+        assert made.crow_indices().dtype == torch.int32
+        assert made.values().dtype == dense.dtype
+        assert torch.equal(made.to_dense(), dense + 0)
+        assert made.values().numel() == int((dense != 0).sum())
+        row = torch.arange(shape[0]).repeat_interleave(
+            made.crow_indices().diff().long()
+        )
+        key = row * (shape[1] + 1) + made.col_indices()
+        assert bool((key.diff() > 0).all())
 
 
 def test_what_was_prepared_ends_with_the_run():
