@@ -260,6 +260,9 @@ GUIDES = sorted((ROOT / 'docs').glob('*.rst')) + sorted(
 def named(text):
     """What a page calls by its full name: in links and in code."""
     found = re.findall(r'`~?(pyg_trust\.[\w.]+)', text)
+    rooms = '|'.join(p.parent.name for p in PACKAGE.glob('*/__init__.py'))
+    short = re.findall(rf'``((?:{rooms})\.\w[\w.]*)', text)
+    found += [f'pyg_trust.{name}' for name in short]
     for line in re.findall(r'(?:from|import) pyg_trust[\w., ]+', text):
         home, _, names = line.partition(' import ')
         if names:
@@ -293,11 +296,36 @@ def test_what_a_page_names_is_there(page):
 
 def test_a_name_that_is_gone_is_found():
     text = ':class:`~pyg_trust.privacy.Gone`, ``pyg_trust.nn.PPNP``'
+    text += ' ``nn.Gone``'
     names = named(text + '\nfrom pyg_trust.graph import CSRGraph, Lost\n')
     assert {n for n in names if not resolves(n)} == {
+        'pyg_trust.nn.Gone',
         'pyg_trust.privacy.Gone',
         'pyg_trust.graph.Lost',
     }
+
+
+FOLDERS = ('benchmarks', 'csrc', 'docs', 'examples', 'pyg_trust', 'tests')
+
+
+def files(text):
+    """The files of the repository that a page names."""
+    return set(
+        re.findall(r'``[^`]*?([\w/]+\.(?:py|sh|h|cpp|rst|cff))\b', text)
+    )
+
+
+@pytest.mark.parametrize('page', GUIDES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_are_there(page):
+    known = [p for f in FOLDERS for p in (ROOT / f).rglob('*.*')]
+    known += [p for p in ROOT.glob('*') if p.is_file()]
+    names = [f'/{path.relative_to(ROOT)}' for path in known]
+    lost = [
+        name
+        for name in files(page.read_text())
+        if not any(path.endswith(f'/{name}') for path in names)
+    ]
+    assert set(lost) <= {'job.py'}
 
 
 def options(text):

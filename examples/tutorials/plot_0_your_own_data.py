@@ -155,7 +155,7 @@ print(*check_report('trust.json', ledger='private.ledger'), sep='\n')
 # What was spent, what is certain, and how little of the removal can be told.
 import matplotlib.pyplot as plt
 
-figure, axes = plt.subplots(1, 3, figsize=(15, 3.4), layout='constrained')
+figure, axes = plt.subplots(3, 1, figsize=(7, 9), layout='constrained')
 for axis, each in zip(axes, (training, certificate, removal), strict=True):
     each.plot(axis)
 plt.show()

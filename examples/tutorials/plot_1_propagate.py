@@ -62,7 +62,7 @@ for eps in grid:
     found = propagate(graph, data.x, measure, eps=eps, seed=0, force_push=True)
     errors.append(float((found - exact).norm() / exact.norm()))
 
-figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout='constrained')
+figure, axes = plt.subplots(2, 1, figsize=(6, 6), layout='constrained')
 bars = axes[0].bar(list(scores), list(scores.values()))
 axes[0].bar_label(bars, fmt='{:.1%}')
 axes[0].set(

@@ -51,7 +51,7 @@ print(found)
 assert found.ok
 after = model.score(test, data.y)
 
-figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout='constrained')
+figure, axes = plt.subplots(3, 1, figsize=(6, 9), layout='constrained')
 bars = axes[0].bar(
     ['first fit', 'one removal'], [seconds['fit'], sum(took) / 10]
 )

@@ -62,7 +62,7 @@ curves = {
     ],
 }
 clean = report.certified_accuracy(data.y)
-figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout='constrained')
+figure, axes = plt.subplots(2, 1, figsize=(7, 7), layout='constrained')
 for name, shares in curves.items():
     axes[0].step(changes, shares, where='post', label=f'{name} friendships')
 axes[0].axhline(clean, color='C7', linestyle='--', label='no attack')
