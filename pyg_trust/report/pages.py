@@ -100,6 +100,8 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
   border-bottom: 1px solid #eaeef2; }
 th { font-weight: 600; width: 40%; }
 svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+p.figure { margin: .75rem 0 .25rem; }
+@media (max-width: 30rem) { svg text { font-size: 22px; } }
 summary { font-weight: 600; margin: 1rem 0 .25rem; cursor: pointer; }
 code { background: #f6f8fa; padding: .1rem .3rem; }
 footer { color: #57606a; font-size: .85rem; }
@@ -343,10 +345,10 @@ def _bar(name: str, spent: float, limit: float) -> str:
     width = 600 * min(spent / limit, 1.0)
     color = '#1f6feb' if spent <= limit else '#cf222e'
     return (
-        f'<svg viewBox="0 0 600 44" role="img" aria-label="{escape(said)}">'
-        f'<text x="0" y="16" font-size="15">{escape(said)}</text>'
-        '<rect y="24" width="600" height="16" rx="4" fill="#eaeef2"/>'
-        f'<rect y="24" width="{width:.1f}" height="16" rx="4" fill="{color}"/>'
+        f'<p class="figure">{escape(said)}</p>'
+        f'<svg viewBox="0 0 600 16" role="img" aria-label="{escape(said)}">'
+        '<rect width="600" height="16" rx="4" fill="#eaeef2"/>'
+        f'<rect width="{width:.1f}" height="16" rx="4" fill="{color}"/>'
         '</svg>'
     )
 
@@ -362,27 +364,27 @@ def _line_chart(name: str, amounts: Sequence[float], limit: float) -> str:
     near = top < limit <= 3 * top
     top = limit if near else top
     points = ' '.join(
-        f'{70 + 520 * i / (len(finite) - 1 or 1):.1f},'
+        f'{96 + 494 * i / (len(finite) - 1 or 1):.1f},'
         f'{110 - 90 * value / top:.1f}'
         for i, value in enumerate(finite)
     )
     said = f'{name} over time, from the start (left) to now (right)'
     said += '; dashed: the budget' if near else ''
     dashes = (
-        '<line x1="70" y1="20" x2="590" y2="20" stroke="#cf222e" '
+        '<line x1="96" y1="20" x2="590" y2="20" stroke="#cf222e" '
         'stroke-dasharray="6 4"/>'
     )
     return (
-        f'<svg viewBox="0 0 600 140" role="img" aria-label="{escape(said)}">'
-        '<line x1="70" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
-        '<line x1="70" y1="20" x2="70" y2="110" stroke="#8c959f"/>'
+        f'<p class="figure">{escape(_upper(said))}</p>'
+        f'<svg viewBox="0 0 600 124" role="img" aria-label="{escape(said)}">'
+        '<line x1="96" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
+        '<line x1="96" y1="20" x2="96" y2="110" stroke="#8c959f"/>'
         f'{dashes * near}'
-        f'<text x="64" y="24" font-size="13" text-anchor="end">'
+        f'<text x="88" y="24" font-size="13" text-anchor="end">'
         f'{escape(_tick(top))}</text>'
-        '<text x="64" y="114" font-size="13" text-anchor="end">0</text>'
+        '<text x="88" y="114" font-size="13" text-anchor="end">0</text>'
         f'<polyline points="{points}" fill="none" stroke="#1f6feb" '
-        'stroke-width="2"/>'
-        f'<text x="70" y="132" font-size="13">{escape(said)}</text></svg>'
+        'stroke-width="2"/></svg>'
     )
 
 
