@@ -1,11 +1,13 @@
 """Epsilons of reports, by an accountant that is not of this package."""
 
+import dataclasses
 import json
 import sys
 
 import pytest
 import torch
-from procedures import cycle
+from guarantees import unlearner
+from procedures import classifier, cycle, dataset
 from test_check import DELTA, HISTORY, LAM, RATE, STEPS, privacy, saved
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -292,6 +294,35 @@ def test_a_removal_says_how_it_was_checked():
         report.verified(model.verify())
     with pytest.raises(TypeError, match="'found'"):
         report.verified(report)
+
+
+SHARDS = [RemovalRequest(nodes=[n]) for n in (3, 5)]
+GRAPHS = [RemovalRequest(nodes={n: [0]}) for n in (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ('make', 'data', 'requests', 'said'),
+    [
+        (unlearner, cycle(40), SHARDS, '3 of 3 shards equal, to the bit'),
+        (classifier, dataset(), GRAPHS, 'exact retraining'),
+    ],
+)
+def test_other_removals_say_what_was_verified(make, data, requests, said):
+    model = make().fit(data)
+    report = model.remove(requests[0])
+    assert 'verify()' not in ' '.join(report.guarantee().checked)
+    found = model.verify()
+    assert found.ok
+    (*_, line) = report.verified(found).guarantee().checked
+    assert 'verify() found' in line
+    assert said in line
+    bad = dataclasses.replace(found, ok=False, leftovers=('node 3 in a file',))
+    (*_, line) = report.verified(bad).guarantee().checked
+    assert 'FAILED' in line
+    assert 'node 3 in a file' in line
+    model.remove(requests[1])
+    with pytest.raises(ValueError, match='of the weights of this report'):
+        report.verified(model.verify())
 
 
 def test_a_verification_that_fails_says_so(monkeypatch):

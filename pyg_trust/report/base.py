@@ -14,7 +14,7 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch_geometric
@@ -348,6 +348,32 @@ class Guarantee(Report):
             name: self.budget[name] - spent
             for name, spent in self.spent.items()
         }
+
+
+Reported = TypeVar('Reported', bound=Report)
+
+
+def with_verification(
+    report: Reported, found: Any, kind: type[Report]
+) -> Reported:
+    """The report of a removal, with what a verification of it found.
+
+    Args:
+        report (Report): with ``weights`` and ``verification``.
+        found (Report): with ``weights``.
+        kind (type): what it has to be.
+
+    Raises:
+        TypeError: if it is of another kind.
+        ValueError: if it is of other weights.
+    """
+    check_instance('found', found, kind)
+    if found.weights != report.weights:  # type: ignore[attr-defined]
+        raise ValueError(
+            "'found' needs to be of the weights of this report: call "
+            'verify() before the next removal'
+        )
+    return dataclasses.replace(report, verification=found)  # type: ignore
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,12 +1,11 @@
 """Reports of certified unlearning of node classifiers."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from pyg_trust._checks import check_instance
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import with_verification
 from pyg_trust.report.charts import Chart, verified
 
 # Section by section of what a user could think is covered, and is not.
@@ -119,13 +118,7 @@ class NodeUnlearnReport(Report):
             TypeError: if it is none.
             ValueError: if it is of other weights.
         """
-        check_instance('found', found, NodeVerifyReport)
-        if found.weights != self.weights:
-            raise ValueError(
-                "'found' needs to be of the weights of this report: call "
-                'verify() before the next removal'
-            )
-        return dataclasses.replace(self, verification=found)
+        return with_verification(self, found, NodeVerifyReport)
 
     def guarantee(self) -> Guarantee:
         """How close the release is to one that never saw what was removed."""
