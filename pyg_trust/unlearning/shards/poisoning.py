@@ -174,16 +174,16 @@ class PoisonCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
-        counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
+        counts = [f'{int((self.radius >= k).sum())} if {k} do' for k in _SHOWN]
         isolated = self.inference == 'isolated'
         when = 'in training and at inference' if isolated else 'in training'
         return Guarantee(
             procedure='certificate against poisoning, by shards',
             promise=(
-                'the class that the shards vote for stays, of '
-                f'{self.targets.numel()} nodes, whatever so many other nodes '
-                f'do {when} (inserted, deleted, other features, labels or '
-                f'edges): {", ".join(counts)}'
+                f'of {self.targets.numel()} nodes these keep the class that '
+                f'the shards vote for, whatever other nodes do {when} (are '
+                'inserted or deleted, have other features, labels or edges): '
+                f'{", ".join(counts)}'
             ),
             assumptions=(
                 'predictions are the classes of this report'

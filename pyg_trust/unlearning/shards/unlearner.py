@@ -645,6 +645,7 @@ class ShardedUnlearner(Removing):
             outputs_equal=same_outputs,
             aggregator_equal=same_aggregator,
             leftovers=leftovers,
+            weights=hash_of_shards(state),
         )
 
     @synchronized
