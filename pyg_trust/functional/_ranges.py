@@ -80,7 +80,7 @@ def power_norms(
     Args:
         rowptr (Tensor): as in :func:`pyg_trust.ops.propagate`.
         col (Tensor): as there.
-        ends (Tensor): float64: the diagonal of S R.
+        ends (Tensor): the diagonal of S R, in the dtype to compute in.
         levels (int): the last power.
         loops (bool): as in :func:`pyg_trust.ops.propagate`.
     """

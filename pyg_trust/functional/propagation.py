@@ -400,7 +400,6 @@ def _make_operator(
         fewer = chebyshev(measure, tol)
         if fewer.levels < measure.levels:
             weights, three_term = fewer.coefficients, True
-    check_weights(measure, dtype, lambda: _powers(graph, measure, loops))
     if measure.shrink != 1:
         check_shrink(measure, dtype)
         # As rounded; the weights make up for the rounding.
@@ -409,15 +408,38 @@ def _make_operator(
         if not three_term:
             off = measure.shrink / float(shrink)
             weights = tuple(w * off**i for i, w in enumerate(weights))
+    check_weights(
+        measure, dtype, lambda: _powers(graph, measure, recv * send, loops)
+    )
     return recv, send, torch.tensor(weights, dtype=torch.float64), three_term
 
 
-def _powers(graph: CSRGraph, measure: Measure, loops: bool) -> list[float]:
-    ends = graph.degree_power(-measure.a, torch.float64, loops)
-    ends = ends * graph.degree_power(-measure.b, torch.float64, loops)
-    ends = ends * measure.shrink
+def _powers(
+    graph: CSRGraph, measure: Measure, ends: Tensor, loops: bool
+) -> list[float]:
+    # Bounds of what the powers of S R B, of the diagonal `ends`, do to a
+    # level. Where P keeps the sum of a signal, what vanishes stays as small.
+    keeps_sums = measure.b == 1 if measure.along else measure.a == 1
+    known = graph.is_undirected and measure.a + measure.b >= 1
+    if measure.shrink <= 1 and (known or keeps_sums):
+        return [1.0] * (measure.levels + 1)
     rows = graph.receivers(measure.along)
     return power_norms(*rows, ends, measure.levels, loops)
+
+
+def _check_half(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
+) -> None:
+    key = ('fits half', how.loops, _key_of(measure, dtype, how.tol))
+    recv, send, weights, three_term = _operator(
+        graph, measure, dtype, how.tol, how.loops
+    )
+    if three_term or key in graph._cache:
+        return
+    norms = _powers(graph, measure, recv * send, how.loops)
+    room = _limits(graph, measure, dtype, how).room
+    check_half(measure, weights, room, norms)
+    graph._cache[key] = True
 
 
 class _Limits(NamedTuple):
@@ -536,13 +558,9 @@ def _exact(
     )
     scale = None
     if how.half:
+        _check_half(graph, measure, x.dtype, how)
         largest = _largest(x) if largest is None else largest
         room = _limits(graph, measure, x.dtype, how).room
-        fits = ('fits half', how.loops, _key_of(measure, x.dtype, how.tol))
-        if not three_term and fits not in graph._cache:
-            norms = _powers(graph, measure, how.loops)
-            check_half(measure, weights, room, norms)
-            graph._cache[fits] = True
         scale = half_scale(largest * (send.max() * room))
     loops = how.loops
     if graph.order is not None:

@@ -197,6 +197,8 @@ class AGP(MeasureTransform):
         check_instance('attr', attr, str)
         if out is not None:
             check_instance('out', out, str, Path)
+        check_instance('force_push', force_push, bool)
+        check_instance('half', half, bool)
         check_instance('over_ranks', over_ranks, bool)
         check_instance('progress_bar', progress_bar, bool)
         if columns != 'auto':

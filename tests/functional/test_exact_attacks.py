@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 from pyg_trust.functional import (
     Measure,
     appnp,
+    diffuse,
     heat,
     katz,
     ppr,
@@ -166,6 +167,27 @@ def test_a_sparse_signal_that_torch_did_not_check_reads_no_memory(
     )
     with pytest.raises(ValueError, match="'x'"):
         propagate(GRAPH, x, appnp(0.1, levels=3), half=half)
+
+
+# Diffusion ###################################################################
+
+
+def test_no_columns_diffuse_to_none():
+    x = torch.ones(6, 0, requires_grad=True)
+    z = diffuse(GRAPH, x, 0.1)
+    assert z.shape == (6, 0)
+    z.sum().backward()
+    assert x.grad.shape == (6, 0)
+
+
+@pytest.mark.parametrize('weight', [-1.0, 1e308])
+def test_weights_that_make_no_probabilities_are_refused(weight):
+    # A sum of 1e308 overflows, and every neighbour would count for nothing.
+    weights = torch.ones(EDGES.size(1), dtype=torch.float64)
+    weights[:4] = weight
+    graph = CSRGraph.from_edge_index(EDGES, 6, weights)
+    with pytest.raises(ValueError, match=r"'graph'.*weights"):
+        diffuse(graph, signal(6), 0.1)
 
 
 # Words that are no flags, and promises #######################################
