@@ -499,6 +499,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             weights,
             between=self.between,
             degree_channel=self.degree_channel,
+            dtype=x.dtype,
         )
 
     def _source(self, number: int) -> SecureNoise | SeededNoise:
