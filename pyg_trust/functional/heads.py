@@ -54,8 +54,9 @@ import torch
 from torch import Tensor
 
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import GAMMA_2, Residual, spectral_norm
+from pyg_trust.functional.newton import Residual, spectral_norm
 from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.removal_bounds import GAMMA_2
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import loss_gradient
 
