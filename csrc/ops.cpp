@@ -177,9 +177,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
 
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,
-  // and the sum of the squares of G. `head`: 0 for one-versus-rest logistic, 1
-  // for softmax, 2 for squared. CPU only.
+  // and the sums of the squares of G, by output; of the outputs that `columns`
+  // lists, or all. `head`: 0 for one-versus-rest logistic, 1 for softmax, 2
+  // for squared. CPU only.
   m.def(
-      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head) "
+      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
+      "Tensor? columns=None) "
       "-> (Tensor, Tensor)");
 }

@@ -132,11 +132,13 @@ entry(
         'Y': ones(N, 3),
         'W': ones(2, 3),
         'head': 'ovr',
+        'columns': torch.tensor([2, 0]),
     },
     Z=RAW,
     Y=RAW,
     W=RAW,
     head=choice(),
+    columns=tensor(rows=False, finite=False, none=True),
     names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
 )
 

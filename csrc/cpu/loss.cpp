@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <optional>
 #include <tuple>
+#include <vector>
 
+#include "gather.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "scratch.h"
@@ -20,55 +24,69 @@ using torch::stable::Tensor;
 // of threads.
 constexpr int64_t kChunkRows = 512;
 constexpr int64_t kMostChunks = 64;
-constexpr int64_t kMostTile = 8;
 
-std::tuple<Tensor, Tensor> loss_gradient(const Tensor& Z,
-                                         const Tensor& Y,
-                                         const Tensor& W,
-                                         int64_t head) {
+std::tuple<Tensor, Tensor> loss_gradient(
+    const Tensor& Z,
+    const Tensor& Y,
+    const Tensor& W,
+    int64_t head,
+    const std::optional<Tensor>& columns) {
   const int64_t n = Z.size(0), d = Z.size(1), outputs = W.size(1);
-  const int64_t lanes = outputs > 4 ? 8 : outputs > 2 ? 4 : outputs;
-  const int64_t stride =
-      lanes == 0 ? 0 : (outputs + lanes - 1) / lanes * lanes;
-  Tensor value = torch::stable::new_empty(Z, {d, outputs});
-  Tensor square = torch::stable::new_empty(Z, {1});
+  std::vector<int64_t> listed(columns ? columns->numel() : outputs);
+  if (columns)
+    std::copy_n(columns->const_data_ptr<int64_t>(), listed.size(),
+                listed.begin());
+  else
+    std::iota(listed.begin(), listed.end(), 0);
+  const auto count = static_cast<int64_t>(listed.size());
+  constexpr int64_t line = kCacheLine / sizeof(double);
+  const int64_t stride = (d + line - 1) / line * line;
+  Tensor value = torch::stable::new_empty(Z, {d, count});
+  Tensor square = torch::stable::new_empty(Z, {count});
   auto* out = value.mutable_data_ptr<double>();
-  std::fill_n(out, d * outputs, 0.0);
-  auto& total = square.mutable_data_ptr<double>()[0];
-  total = 0;
-  if (n == 0 || outputs == 0)
+  auto* squared = square.mutable_data_ptr<double>();
+  std::fill_n(out, d * count, 0.0);
+  std::fill_n(squared, count, 0.0);
+  if (n == 0 || count == 0)
     return {value, square};
-  Scratch<double> weights(d * stride, Pages::kSmall);
+  Scratch<double> weights(count * stride, Pages::kSmall);
   const auto* given = W.const_data_ptr<double>();
-  for (int64_t k = 0; k < d; ++k)
-    std::copy_n(given + k * outputs, outputs, weights.get() + k * stride);
+  for (int64_t c = 0; c < count; ++c) {
+    for (int64_t k = 0; k < d; ++k)
+      weights[c * stride + k] = given[k * outputs + listed[c]];
+  }
   const int64_t even = (n + kMostChunks - 1) / kMostChunks;
   const int64_t rows = std::max(kChunkRows, even);
   const int64_t chunks = (n + rows - 1) / rows;
-  Scratch<double> sums(chunks * d * stride, Pages::kSmall);
-  Scratch<double> squares(chunks, Pages::kSmall);
+  Scratch<double> sums(chunks * count * stride, Pages::kSmall);
+  Scratch<double> squares(chunks * count, Pages::kSmall);
   const LossRows loss{Z.const_data_ptr<double>(),
                       Y.const_data_ptr<double>(),
                       weights.get(),
+                      listed.data(),
                       d,
                       outputs,
+                      count,
                       stride,
                       static_cast<Head>(head)};
-  parallel_tasks(chunks, n * d, [&] {
-    return [&, room = Scratch<double>(kMostTile * stride, Pages::kSmall)](
-               int64_t chunk) mutable {
-      squares[chunk] = kernels().loss_gradient(
-          loss, chunk * rows, std::min(n, (chunk + 1) * rows), room.get(),
-          sums.get() + chunk * d * stride);
+  const int64_t work = n * d * (count + 3) / 4;
+  parallel_tasks(chunks, work, [&] {
+    return [&, room = Scratch<double>(2 * kLossStrip * count,
+                                      Pages::kSmall)](int64_t chunk) mutable {
+      kernels().loss_gradient(loss, chunk * rows,
+                              std::min(n, (chunk + 1) * rows), room.get(),
+                              sums.get() + chunk * count * stride,
+                              squares.get() + chunk * count);
     };
   });
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const double* sum = sums.get() + chunk * d * stride;
+    const double* sum = sums.get() + chunk * count * stride;
     for (int64_t k = 0; k < d; ++k) {
-      for (int64_t c = 0; c < outputs; ++c)
-        out[k * outputs + c] += sum[k * stride + c];
+      for (int64_t c = 0; c < count; ++c)
+        out[k * count + c] += sum[c * stride + k];
     }
-    total += squares[chunk];
+    for (int64_t c = 0; c < count; ++c)
+      squared[c] += squares[chunk * count + c];
   }
   return {value, square};
 }

@@ -129,25 +129,6 @@ def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
     return 2 * change * Y.abs()
 
 
-def loss_part(
-    Z: Tensor, Y: Tensor, W: Tensor, head: str
-) -> tuple[Tensor, float]:
-    r""":math:`Z^\top G(ZW)` and the norm of :math:`G`.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``.
-        Y (Tensor): of :func:`targets`.
-        W (Tensor): ``[d, num_outputs]``.
-        head (str): of the table above.
-    """
-    if W.size(1) > 2:
-        value, square = loss_gradient(Z, Y, W, head)
-        return value, math.sqrt(float(square))
-    # Products of few columns wait for memory alone, faster in this order.
-    G = slopes((W.t() @ Z.t()).t(), Y, head)
-    return (G.t() @ Z).t(), _norm(G)
-
-
 def hidden(
     Z: Tensor,
     G: Tensor,
@@ -271,10 +252,14 @@ class Gradient(NamedTuple):
         value (Tensor): ``[d, num_outputs]``.
         norm (Residual): its norm, as computed and with all that may be
             missing.
+        squares (Tensor, optional): the squares of the slopes that it was
+            measured with, summed by output; :obj:`None` if there was no pass
+            over all rows. (default: :obj:`None`)
     """
 
     value: Tensor
     norm: Residual
+    squares: Tensor | None = None
 
 
 class Problem(Protocol):
@@ -317,23 +302,51 @@ class Objective(NamedTuple):
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
-        value, slope = loss_part(self.Z, self.Y, W, self.head)
+        value, squares = loss_gradient(self.Z, self.Y, W, self.head)
         value.add_(W, alpha=self.mu)
+        if self.B is not None:
+            value += self.B
+        return self._measured(W, value, squares)
+
+    def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
+        r"""The same where few columns of the weights have moved.
+
+        For outputs that are problems of their own: the gradient of the others
+        is what it was, and counts in the norm as it did.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+            known (Gradient): of :meth:`gradient`, at weights that differ from
+                :obj:`W` in some columns alone.
+            columns (Tensor): int64: these columns.
+        """
+        assert known.squares is not None
+        value, squares = loss_gradient(self.Z, self.Y, W, self.head, columns)
+        value.add_(W[:, columns], alpha=self.mu)
+        if self.B is not None:
+            value += self.B[:, columns]
+        return self._measured(
+            W,
+            known.value.index_copy(1, columns, value),
+            known.squares.index_copy(0, columns, squares),
+        )
+
+    def _measured(self, W: Tensor, value: Tensor, squares: Tensor) -> Gradient:
         weight = _norm(W)
         drift = self.mu * weight
         if self.B is not None:
-            value += self.B
             drift += _norm(self.B)
         measured = _norm(value)
         missing = _hidden(
             _norm(self.Z) if self.size is None else self.size,
-            slope,
+            math.sqrt(float(squares.sum())),
             weight,
             (self.Z.size(0), *W.shape),
             self.head,
             drift,
         )
-        return Gradient(value, Residual(measured, measured + missing))
+        norm = Residual(measured, measured + missing)
+        return Gradient(value, norm, squares)
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
         """The Hessian at :obj:`W` times a matrix.
@@ -476,10 +489,18 @@ def refine(
             partial(problem.direction, W, factor=factor),
             factor.separate,
         )
+        still, moving = None, None
+        if factor.separate and isinstance(problem, Objective):
+            still, moving = _columns(gradient, tol)
+        if still is not None:
+            P[:, still] = 0
         t = 1.0
         while True:
             new = torch.sub(W, P, alpha=t)
-            tried = problem.gradient(new)
+            if moving is None:
+                tried = problem.gradient(new)
+            else:
+                tried = problem.moved(new, gradient, moving)
             if tried.norm.measured <= (1 - 1e-4 * t) * measured:
                 break
             t /= 2
@@ -527,6 +548,23 @@ def _corrected(
         weight = weight - inverse * _summed(change * P, separate)
         P = torch.addcmul(P, weight, step)
     return P
+
+
+def _columns(
+    gradient: Gradient, tol: float
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    # The columns with the least residuals, half of what is allowed together,
+    # and the others, whose steps alone are worth a pass over the rows. Before
+    # the first pass nothing is known of the columns to build on.
+    if gradient.squares is None:
+        return None, None
+    sizes = torch.linalg.vector_norm(gradient.value, dim=0)
+    order = sizes.argsort()
+    sums = sizes[order].square().cumsum(0)
+    count = int((sums <= (tol / 2) ** 2).sum())
+    if count in (0, sizes.numel()):
+        return None, None
+    return order[:count], order[count:]
 
 
 def _summed(product: Tensor, separate: bool) -> Tensor:

@@ -41,6 +41,7 @@ With one feature, two points of which one is removed, and a promised
 """
 
 import math
+import sys
 from collections.abc import Iterable
 
 from scipy.special import log_ndtr
@@ -162,17 +163,31 @@ def shift_epsilon(m: float, delta: float) -> float:
         return high
     if _profile_above(0.0, m) <= delta:
         return 0.0
+
+    def beyond(epsilon: float) -> float:
+        # A logarithm, which secants follow well.
+        return math.log(max(_profile_above(epsilon, m), least) / delta)
+
+    least = sys.float_info.min
+    above, below, last = beyond(low), min(beyond(high), 0.0), 0
     for _ in range(200):
-        middle = (low + high) / 2
-        if not low < middle < high:
+        # From above, to twelve digits.
+        if high - low <= 2**-40 * high:
             break
-        if _profile_above(middle, m) <= delta:
-            high = middle
-            # From above, to twelve digits.
-            if high - low <= 2**-40 * high:
-                break
+        # The rule of Illinois: an end that stays counts half. The smallest
+        # move closes the gap where a secant has found the zero.
+        middle = low + (high - low) * above / ((above - below) or 1.0)
+        room = 2**-42 * high
+        middle = min(max(middle, low + room), high - room)
+        value = beyond(middle)
+        if value <= 0:
+            high, below = middle, value
+            above /= 1 + (last < 0)
+            last = -1
         else:
-            low = middle
+            low, above = middle, value
+            below /= 1 + (last > 0)
+            last = 1
     return high
 
 
