@@ -184,4 +184,10 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
       "Tensor? columns=None) "
       "-> (Tensor, Tensor)");
+
+  // A step from a gradient by an inverse Hessian for each output, corrected by
+  // `count` pairs of steps and changes of the gradient (BFGS). CPU only.
+  m.def(
+      "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
+      "-> Tensor");
 }

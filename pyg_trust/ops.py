@@ -918,9 +918,24 @@ class OpenRows(NamedTuple):
     col: Tensor
 
 
+_OPEN = (torch.int64, torch.int64, torch.int32)
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.dtype == dtype
+        and tensor.device.type == 'cpu'
+        and tensor.dim() == 1
+        and tensor.is_contiguous()
+    )
+
+
 def _check_open(rows: OpenRows) -> tuple[Tensor, Tensor, Tensor]:
     check_instance('rows', rows, OpenRows)
     n = _size(rows.start)
+    if all(map(_is_plain, rows, _OPEN)) and _size(rows.length) == n:
+        return rows  # as always
     return (
         _check_own('start', rows.start, torch.int64, n),
         _check_own('length', rows.length, torch.int64, n),
@@ -1143,7 +1158,7 @@ def loss_gradient(
         the sums of the squares of :math:`G`, ``[k]``.
     """
     check_choice('head', head, LOSS_HEADS)
-    n, d = Z.shape if isinstance(Z, Tensor) and Z.dim() == 2 else (1, 1)
+    n, d = Z.shape if _is_matrix(Z) else (1, 1)
     outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
     dtype = torch.float64
     Z = _check_host('Z', Z, dtype, n, d)
@@ -1161,6 +1176,40 @@ def loss_gradient(
         Z, Y, W, LOSS_HEADS.index(head), columns
     )
     return value, squares
+
+
+def quasi_newton(
+    grad: Tensor, inverse: Tensor, past: Tensor, count: int
+) -> Tensor:
+    r"""A step from a gradient by BFGS, for every output by itself.
+
+    The two-loop recursion (Nocedal and Wright 2006, Algorithm 7.4) from a
+    given inverse Hessian for every output. A pair without positive curvature
+    has no part.
+
+    Args:
+        grad (Tensor): float64, ``[d, num_outputs]``; on the CPU.
+        inverse (Tensor): float64, ``[num_outputs, d, d]``, symmetric.
+        past (Tensor): float64, ``[m, 2, d, num_outputs]``: steps, and the
+            changes of the gradient that came of them, the oldest first.
+        count (int): how many of them count.
+
+    Returns:
+        Tensor: the step, to be subtracted: as :obj:`grad`.
+    """
+    d, outputs = grad.shape if _is_matrix(grad) else (1, 1)
+    most = len(past) if isinstance(past, Tensor) and past.dim() else 0
+    dtype = torch.float64
+    return _ops.quasi_newton(
+        _check_host('grad', grad, dtype, d, outputs),
+        _check_host('inverse', inverse, dtype, outputs, d, d),
+        _check_host('past', past, dtype, most, 2, d, outputs),
+        check_integer('count', count, 0, most),
+    )
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    return isinstance(tensor, Tensor) and tensor.dim() == 2
 
 
 @torch.library.register_fake('pyg_trust::propagate')
@@ -1435,3 +1484,8 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     count = W.size(1) if columns is None else columns.numel()
     return Z.new_empty(Z.size(1), count), Z.new_empty(count)
+
+
+@torch.library.register_fake('pyg_trust::quasi_newton')
+def _(grad: Tensor, inverse: Tensor, past: Tensor, count: int) -> Tensor:
+    return grad.new_empty(grad.shape)

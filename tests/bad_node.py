@@ -142,6 +142,21 @@ entry(
     names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
 )
 
+entry(
+    'ops.quasi_newton',
+    lambda: {
+        'grad': ones(2, 3),
+        'inverse': ones(3, 2, 2),
+        'past': ones(4, 2, 2, 3),
+        'count': 1,
+    },
+    grad=RAW,
+    inverse=RAW,
+    past=LIST,
+    count=integer(0, 4),
+    names={'grad': "'(grad|inverse|past)'", 'past': "'(past|count)'"},
+)
+
 # Features of a changing graph ################################################
 
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -91,9 +92,81 @@ std::tuple<Tensor, Tensor> loss_gradient(
   return {value, square};
 }
 
+// The two loops of BFGS for one output: from the gradient g to the step p, with
+// `count` pairs (s, y) of d numbers each, the oldest first. Pairs without
+// positive curvature have a product of 0, and no part.
+PYG_TRUST_CLONES void two_loops(const double* inverse,
+                                const double* pairs,
+                                const double* products,
+                                int64_t count,
+                                int64_t d,
+                                double* shares,
+                                double* g,
+                                double* p) {
+  const auto dot = [&](const double* a, const double* b) {
+    double sum = 0;
+    for (int64_t k = 0; k < d; ++k)
+      sum += a[k] * b[k];
+    return sum;
+  };
+  for (int64_t i = count - 1; i >= 0; --i) {
+    const double *s = pairs + 2 * i * d, *y = s + d;
+    shares[i] = products[i] == 0 ? 0 : dot(s, g) / products[i];
+    for (int64_t k = 0; k < d; ++k)
+      g[k] -= shares[i] * y[k];
+  }
+  for (int64_t k = 0; k < d; ++k)
+    p[k] = 0;
+  for (int64_t j = 0; j < d; ++j) {
+    for (int64_t k = 0; k < d; ++k)
+      p[k] += inverse[j * d + k] * g[j];
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const double *s = pairs + 2 * i * d, *y = s + d;
+    if (products[i] == 0)
+      continue;
+    const double share = shares[i] - dot(y, p) / products[i];
+    for (int64_t k = 0; k < d; ++k)
+      p[k] += share * s[k];
+  }
+}
+
+Tensor quasi_newton(const Tensor& grad,
+                    const Tensor& inverse,
+                    const Tensor& past,
+                    int64_t count) {
+  const int64_t d = grad.size(0), outputs = grad.size(1);
+  Tensor step = torch::stable::new_empty(grad, {d, outputs});
+  auto* out = step.mutable_data_ptr<double>();
+  const auto* from = grad.const_data_ptr<double>();
+  const auto* held = past.const_data_ptr<double>();
+  const auto* blocks = inverse.const_data_ptr<double>();
+  std::vector<double> pairs(2 * count * d), products(count), shares(count);
+  std::vector<double> g(d), p(d);
+  for (int64_t c = 0; c < outputs; ++c) {
+    for (int64_t k = 0; k < d; ++k)
+      g[k] = from[k * outputs + c];
+    for (int64_t k = 0; k < 2 * count * d; ++k)
+      pairs[k] = held[k * outputs + c];
+    for (int64_t i = 0; i < count; ++i) {
+      const double *s = pairs.data() + 2 * i * d, *y = s + d;
+      double sum = 0;
+      for (int64_t k = 0; k < d; ++k)
+        sum += s[k] * y[k];
+      products[i] = sum > std::numeric_limits<double>::min() ? sum : 0;
+    }
+    two_loops(blocks + c * d * d, pairs.data(), products.data(), count, d,
+              shares.data(), g.data(), p.data());
+    for (int64_t k = 0; k < d; ++k)
+      out[k * outputs + c] = p[k];
+  }
+  return step;
+}
+
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("loss_gradient", TORCH_BOX(&pyg_trust::loss_gradient));
+  m.impl("quasi_newton", TORCH_BOX(&pyg_trust::quasi_newton));
 }
