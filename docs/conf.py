@@ -133,6 +133,8 @@ CAPABILITIES = {
         'nn.partitioner',
         'nn.shard_aggregator',
         'functional.newton',
+        'functional.shifts',
+        'functional.removal_bounds',
         'functional.scattering',
         'functional.wavelets',
         'functional.partition',
