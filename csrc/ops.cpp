@@ -60,6 +60,10 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows, Tensor? order, bool loops, bool in_place) -> Tensor");
 
+  // The largest magnitude in every column of a float32 matrix; NaN where one
+  // is in it.
+  m.def("column_magnitudes(Tensor x) -> Tensor");
+
   // The part of each node (int32) in a partition into parts of equal size with
   // few edges between them.
   m.def(
