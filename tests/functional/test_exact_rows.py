@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from pyg_trust import functional as F
 from pyg_trust.graph import CSRGraph
 
@@ -101,9 +102,11 @@ def test_magnitudes_of_columns(n, columns):
     odd[n - 1, 0] = torch.tensor([-4194303], dtype=torch.int32).view(
         torch.float32
     )[0]
-    assert odd[n - 1, 0].isnan() and odd[n - 1, 0].signbit()
+    assert odd[n - 1, 0].isnan()
+    assert odd[n - 1, 0].signbit()
     found = torch.ops.pyg_trust.column_magnitudes(odd)
-    assert found[0].isnan() and torch.equal(found[1:], x.abs().amax(0)[1:])
+    assert found[0].isnan()
+    assert torch.equal(found[1:], x.abs().amax(0)[1:])
 
 
 @pytest.mark.parametrize('value', [torch.nan, torch.inf, -torch.inf])
@@ -115,6 +118,6 @@ def test_half_refuses_what_is_not_finite_wherever_it_stands(value):
         x[row, column] = value
         with pytest.raises(ValueError, match='finite'):
             F.propagate(graph, x, F.sgc(2), half=True)
+        rows = torch.tensor([5])
         with pytest.raises(ValueError, match='finite'):
-            rows = torch.tensor([5])
             F.propagate(graph, x, F.sgc(2), half=True, rows=rows)
