@@ -94,6 +94,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows, Tensor? order, bool loops, bool in_place) -> Tensor");
 
+  // The largest magnitude in every column of a float32 matrix; NaN where one
+  // is in it.
+  // x: float32 [n, C]. Returns float32 [C].
+  m.def("column_magnitudes(Tensor x) -> Tensor");
+
   // The part of each node in a partition into parts of equal size with few
   // edges between them: int32 [n], in [0, parts).
   m.def(

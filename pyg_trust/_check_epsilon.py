@@ -21,7 +21,7 @@ from pyg_trust.functional import (
     wor_epsilon,
 )
 from pyg_trust.functional.mechanisms import lam_from_opacus
-from pyg_trust.functional.newton import shift_epsilon
+from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.report import Guarantee
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
