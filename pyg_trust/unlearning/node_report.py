@@ -266,11 +266,6 @@ class NodeVerifyReport(Report):
         """A bar chart of measured values, as shares of their bounds."""
         return verified(
             self.ok,
-            {
-                'gradient residual': (self.residual, self.bound),
-                'distance to retraining': (
-                    self.distance_to_retrain,
-                    self.distance_bound,
-                ),
-            },
+            residual=(self.residual, self.bound),
+            distance=(self.distance_to_retrain, self.distance_bound),
         )

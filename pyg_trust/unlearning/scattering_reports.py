@@ -213,13 +213,8 @@ class VerifyReport(Report):
         """A bar chart of measured values, as shares of their bounds."""
         return verified(
             self.ok,
-            {
-                'gradient residual': (self.residual, self.bound),
-                'distance to retraining': (
-                    self.distance_to_retrain,
-                    self.distance_bound,
-                ),
-            },
+            residual=(self.residual, self.bound),
+            distance=(self.distance_to_retrain, self.distance_bound),
         )
 
     def __str__(self) -> str:

@@ -684,7 +684,7 @@ class ShardedUnlearner(Removing):
         """
         state = self._fitted
         return certify_shards(
-            self.data,
+            state.data,
             self._present(state),
             self._shards(state.partition),
             state.aggregator,
