@@ -904,6 +904,8 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f'(got {list(x.shape)})'
         )
     _check_device('x', x, graph)
+    if x.layout == torch.sparse_csr:
+        ops.sparse_parts(x)
 
 
 def _check_finite(x: Tensor) -> None:

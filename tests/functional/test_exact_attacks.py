@@ -2,7 +2,9 @@
 
 import contextlib
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch_geometric.data import Data
 
@@ -17,6 +19,7 @@ from pyg_trust.functional import (
     ppr,
     propagate,
     propagate_halo,
+    propagate_to,
     transition,
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -186,13 +189,15 @@ def test_entries_that_are_there_often_do_not_overflow_half(measure, sign, tol):
 
 
 @pytest.mark.parametrize('loops', [False, True])
-def test_a_view_of_the_other_sign_is_read_with_its_sign(loops):
+def test_a_view_of_the_other_sign_is_read_with_its_sign(tmp_path, loops):
     base = signal(6, 3)
     measure = appnp(0.1, levels=3, self_loops=loops)
     view = torch._neg_view(base)
     assert view.is_neg()
     z = propagate(GRAPH, view, measure)
     assert torch.equal(z, propagate(GRAPH, -base, measure))
+    file = propagate_to(tmp_path / 'z.npy', GRAPH, view, measure)
+    assert torch.equal(z, file)
 
 
 @pytest.mark.parametrize(
@@ -208,14 +213,27 @@ def test_a_view_of_the_other_sign_is_read_with_its_sign(loops):
 )
 @pytest.mark.parametrize('half', [False, True])
 def test_a_sparse_signal_that_torch_did_not_check_reads_no_memory(
-    ptr, index, half
+    tmp_path, ptr, index, half
 ):
     x = torch.sparse_csr_tensor(
         *(torch.tensor(ptr), torch.tensor(index), torch.ones(2), (6, 2)),
         check_invariants=False,
     )
+    measure = appnp(0.1, levels=3)
     with pytest.raises(ValueError, match="'x'"):
-        propagate(GRAPH, x, appnp(0.1, levels=3), half=half)
+        propagate(GRAPH, x, measure, half=half)
+    with pytest.raises(ValueError, match="'x'"):
+        propagate(GRAPH, x, measure, eps=0.1)
+    with pytest.raises(ValueError, match="'x'"):
+        propagate_to(tmp_path / 'z.npy', GRAPH, x, measure, half=half)
+    matrix = scipy.sparse.csr_array((6, 2), dtype=np.float32)
+    matrix.indptr = np.array(ptr)
+    matrix.indices, matrix.data = np.array(index), np.ones(2, np.float32)
+    with pytest.raises(ValueError, match="'x'"):
+        propagate_to(tmp_path / 'z.npy', GRAPH, matrix, measure, half=half)
+    data = Data(x=x, edge_index=EDGES)
+    with pytest.raises(ValueError, match="'x'"):
+        AGP(measure, eps=0.1).guarantee(data)
 
 
 # Diffusion ###################################################################
