@@ -151,6 +151,7 @@ from pyg_trust.functional.private_accounting import (
     gaussian_mu_for,
 )
 from pyg_trust.functional.private_propagation import (
+    class_messages,
     column_norms,
     energy_weights,
     hop_sensitivity,
@@ -246,6 +247,7 @@ __all__ = [
     'chebyshev',
     'check_partition',
     'check_walks',
+    'class_messages',
     'clip_budget',
     'clip_factors',
     'clopper_pearson',

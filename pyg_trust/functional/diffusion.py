@@ -4,6 +4,11 @@
 residual above a bound, and rounds once, so that a certificate
 (:mod:`pyg_trust.certificates`) can say how far it is from exact arithmetic:
 :func:`diffusion_error`.
+
+BiCGSTAB stands here and in ``csrc/cpu/policy_system.h``, and has to: here all
+columns share one graph, which may have weights and lie on any device, so that
+a step is one sparse product of torch; there every column has a graph of its
+own, the clean one with some edges flipped, no weights, and one thread.
 """
 
 import math
