@@ -18,6 +18,7 @@ from pyg_trust import _marks, noise, rng
 from pyg_trust._checks import (
     check_instance,
     check_integer,
+    check_ledger,
     check_nodes,
     check_number,
     check_positive,
@@ -253,14 +254,7 @@ class PrivateNodeClassifier(NoCopies):
         if num_classes is not None:
             check_integer('num_classes', num_classes, 1)
         self.num_classes = num_classes
-        if ledger is not None:
-            check_instance('ledger', ledger, str, Path)
-        if ledger_head is not None:
-            check_instance('ledger_head', ledger_head, str)
-            if ledger is None:
-                raise ValueError(
-                    "'ledger_head' needs a 'ledger' that goes on from it"
-                )
+        check_ledger(ledger, ledger_head)
         self.ledger, self.ledger_head = ledger, ledger_head
         self.seed = None if seed is None else rng.resolve(seed)
         self._owner = os.getpid()
