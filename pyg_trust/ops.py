@@ -106,7 +106,8 @@ def _check(
             f"'{name}' needs to have the shape {list(shape)} "
             f'(got {list(tensor.shape)})'
         )
-    return tensor.contiguous()
+    # The kernels read memory, where a view may have another sign.
+    return tensor.resolve_neg().contiguous()
 
 
 def _check_device(name: str, tensor: Tensor) -> torch.device:
@@ -303,18 +304,28 @@ def propagate(
 
 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Rows, columns and values of a sparse CSR matrix, and its width."""
+    """Rows, columns and values of a sparse CSR matrix, and its width.
+
+    Raises:
+        TypeError: on another layout.
+        ValueError: on rows or columns out of range, which torch does not
+            check by itself.
+    """
     check_instance('x', x, Tensor)
     if x.layout != torch.sparse_csr:
         raise TypeError(
             f"'x' needs to be a sparse CSR tensor (got {x.layout})"
         )
-    return (
-        x.crow_indices().long().contiguous(),
-        x.col_indices().long().contiguous(),
-        x.values().contiguous(),
-        x.size(1),
-    )
+    ptr = x.crow_indices().long().contiguous()
+    index = x.col_indices().long().contiguous()
+    check_range('x', index, x.size(1), 'its columns')
+    ends = (int(ptr[0]), int(ptr[-1]))
+    if ends != (0, index.numel()) or bool((ptr.diff() < 0).any()):
+        raise ValueError(
+            "'x' needs to have crow_indices that ascend from 0 to "
+            f'{index.numel()} (got {ends[0]} to {ends[1]})'
+        )
+    return ptr, index, x.values().resolve_neg().contiguous(), x.size(1)
 
 
 def instruction_set() -> str:

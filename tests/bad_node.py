@@ -400,3 +400,18 @@ def saved_state() -> Path:
     path = temporary()
     fitted().save(path)
     return path
+
+
+def removed() -> tuple[Any, dict[str, Any]]:
+    """The report of a removal, and what was verified after it."""
+    model = fitted()
+    report = model.remove(RemovalRequest(nodes=[0]))
+    return report, {'found': model.verify()}
+
+
+entry(
+    'unlearning.NodeUnlearnReport.verified',
+    removed,
+    Row('of other weights', {'found': fitted().verify()}, "'found'"),
+    found=instance(),
+)

@@ -122,6 +122,20 @@ def test_chunks_of_rows_are_all_there(head, n, d, classes):
 
 
 @pytest.mark.parametrize('head', ops.LOSS_HEADS)
+@pytest.mark.parametrize('classes', [2, 3, 7, 9])
+def test_rows_without_a_target_add_nothing(head, classes):
+    # Whatever their features are.
+    Z, Y, W = problem(41, 6, classes, head)
+    there = Y.abs().sum(1) > 0
+    Z[~there] = 5.0
+    assert 0 < int(there.sum()) < 41
+    whole = ops.loss_gradient(Z, Y, W, head)
+    part = ops.loss_gradient(Z[there], Y[there], W, head)
+    for one, other in zip(whole, part, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('head', ops.LOSS_HEADS)
 @pytest.mark.parametrize('number', [float('nan'), float('inf')])
 @pytest.mark.parametrize('where', ['Z', 'W'])
 def test_what_is_not_finite_does_not_pass_for_a_small_residual(

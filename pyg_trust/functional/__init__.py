@@ -140,6 +140,7 @@ from pyg_trust.functional.private_accounting import (
     gaussian_mu_for,
 )
 from pyg_trust.functional.private_propagation import (
+    class_messages,
     column_norms,
     energy_weights,
     hop_sensitivity,
@@ -247,6 +248,7 @@ __all__ = [
     'chebyshev',
     'check_partition',
     'check_walks',
+    'class_messages',
     'clip_budget',
     'clip_factors',
     'clopper_pearson',

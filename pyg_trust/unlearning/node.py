@@ -505,6 +505,7 @@ class NodeClassifier(Saving, EditedInPlace):
             agreement=float(alike.double().mean()),
             frozen_factor=model.frozen,
             leftovers=leftovers,
+            weights=fingerprint_model({'weight': model.weight}),
         )
 
     def __repr__(self) -> str:

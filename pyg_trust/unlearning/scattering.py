@@ -43,6 +43,7 @@ from pyg_trust.ledger import (
 )
 from pyg_trust.noise import LEAST_P_VALUE, p_value, source
 from pyg_trust.removal import MODES, RemovalRequest
+from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.scattering_account import describe, newton_step
 from pyg_trust.unlearning.scattering_reports import (
@@ -584,6 +585,7 @@ class ScatteringClassifier:
             agreement=float(alike.double().mean()),
             sealed=sealed,
             leftovers=traces,
+            weights=fingerprint_model({'weight': model.released}),
         )
 
     # State ##################################################################
