@@ -37,6 +37,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -547,29 +548,40 @@ def attacks(data: Data, copies: int = 400, nodes: int = 10) -> None:
     result('certified classes that attacks change', broken, 0, at_most=True)
 
 
-def shards(data: Data) -> None:
-    """Certificates against poison, beside the training they come from."""
-    unlearner = ShardedUnlearner(
-        partial(GCN, data.x.size(1), 16, 2, 7),
-        num_shards=20,
-        partition='hash',
-        aggregator='majority',
-        num_classes=7,
-        epochs=100,
-        seed=0,
-    )
+def shards(data: Data, repeats: int) -> None:
+    """Certificates against poison, beside the training they come from.
+
+    A fit as the defaults have it, but for what certificates ask: a majority
+    of hashed shards, and the number of classes. One training is a twentieth
+    of the fit.
+    """
     data = data.clone()
     data.train_mask = torch.arange(int(data.num_nodes or 0)) % 10 < 8
-    start = time.process_time()
-    unlearner.fit(data)
-    training = (time.process_time() - start) / 20
-    for inference in ('isolated', 'clean'):
+    ratios: dict[str, list[float]] = {'isolated': [], 'clean': []}
+    for _ in range(repeats):
+        unlearner = ShardedUnlearner(
+            partial(GCN, data.x.size(1), 16, 2, 7),
+            num_shards=20,
+            partition='hash',
+            aggregator='majority',
+            num_classes=7,
+            seed=0,
+        )
         start = time.process_time()
-        unlearner.certify(inference=inference)
-        spent = time.process_time() - start
+        unlearner.fit(data)
+        training = (time.process_time() - start) / 20
+        text = f'training of one of 20 shards {1e3 * training:.1f} CPU ms'
+        for inference, kept in ratios.items():
+            start = time.process_time()
+            unlearner.certify(inference=inference)
+            spent = time.process_time() - start
+            kept.append(spent / training)
+            text += f', {inference} certificates {1e3 * spent:.1f}'
+        print(text, flush=True)
+    for inference, kept in ratios.items():
         result(
             f'{inference} certificates of 20 shards, in trainings of one',
-            spent / training,
+            median(kept),
             1.0,
             at_most=True,
         )
@@ -577,9 +589,10 @@ def shards(data: Data) -> None:
 
 def large(copies: int) -> None:
     """A graph of 200,000 nodes: seconds and memory."""
-    edge_index = power_law(200_000, 2_000_000)
+    num_nodes = 200_000
+    edge_index = power_law(num_nodes, 2_000_000)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200_000, 32, generator=generator)
+    x = torch.randn(num_nodes, 32, generator=generator)
     data = Data(x=x, edge_index=edge_index)
     model = GCN(32, 16, 2, 4)
     noise = BitFlips(edges=(1e-6, 0.5))
@@ -605,7 +618,14 @@ def large(copies: int) -> None:
         f'{spent:.0f} CPU s, slack {report.tolerance:.1e}'
     )
     grown = (after - before) / 2**20
-    result('GiB beyond the graph itself', grown, 4.0, at_most=True)
+    result(
+        f'GiB beyond the graph itself, {num_nodes:,} nodes and '
+        f'{edge_index.size(1) / 1e6:.2f} million edges, '
+        f'{report.num_samples:,} samples',
+        grown,
+        4.0,
+        at_most=True,
+    )
 
 
 def main() -> None:
@@ -635,7 +655,7 @@ def main() -> None:
     if 'attacks' in args.parts:
         attacks(data)
     if 'shards' in args.parts:
-        shards(data)
+        shards(data, args.repeats)
     if 'large' in args.parts:
         large(min(args.samples, 1000))
 

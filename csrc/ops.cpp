@@ -1,6 +1,24 @@
-// Every op of pyg_trust: the whole C++ surface on one page. The Python side,
-// with checks and documentation, is pyg_trust/ops.py. On CUDA, the weights of
-// levels (weights, ratio, keep) stay on the CPU, as they go into the launches.
+// Every op of pyg_trust: the whole C++ surface on one page, with the layout of
+// what goes in and comes out. The contracts in full (cost, bits, sources) are
+// those of the functions of the same names in pyg_trust/ops.py.
+//
+// Layout. n is the number of nodes, m of edges, C of columns, L of levels.
+// `real` is float32 or float64, one of both in a call. Tensors are contiguous
+// and on the device that the op runs on; on CUDA too, the weights of levels
+// (weights, ratio, keep) stay on the CPU, as they go into the launches. Rows
+// are (rowptr, col): int64 [n + 1], ascending from 0 to m, and int32 [m] with
+// nodes in [0, n), ascending in every row where "sorted". What is marked (a!)
+// is written in place; everything else that comes out is new.
+//
+// Errors. Ops trust what they get: dtypes, shapes, devices and ranges are
+// checked in Python, before (pyg_trust/ops.py, for the rows of edge lists
+// pyg_trust/_building.py), where all that is not written in place is also made
+// contiguous. From here come std::bad_alloc and a RuntimeError of a dtype or a
+// device that has no kernel.
+//
+// Random numbers are those of a stream of counters (rng.h), keyed by `seed`
+// and by what is drawn: not torch's generator, and none that the number of
+// threads or the order of calls could change.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
@@ -10,42 +28,58 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // levels of a float32 x in float16, each column times its `scale` (powers of
   // two). Of z only the rows in `rows` if given. `order` names the rows of
   // the graph in x, recv, send and z, but not in `rows`.
+  // x: real [n, C]; recv, send: real [n]; weights: float64 [L + 1]; scale:
+  // float32 [C]; rows: int64 [k], any nodes; order: int64 [n], each node once.
+  // Returns real [n, C], or [k, C].
   m.def(
       "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
       "Tensor send, Tensor weights, bool half, Tensor? scale, "
       "bool three_term, Tensor? rows, Tensor? order) -> Tensor");
 
-  // The same for the rows (ptr, index, value) of a sparse x.
+  // The same for the rows (ptr, index, value) of a sparse x with C = columns.
+  // ptr: int64 [n + 1]; index: int64 [nnz], in [0, C); value: real [nnz].
   m.def(
       "propagate_entries(Tensor rowptr, Tensor col, Tensor ptr, "
       "Tensor index, Tensor value, int columns, Tensor recv, Tensor send, "
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows, Tensor? order) -> Tensor");
 
-  // Of lists of edges (int64 or int32), sorted rows; CPU only, as all of
-  // these. count[index[e]] += 1; the first e whose index is no node, or -1.
+  // Of lists of edges (row, col: int64 or int32, [m]), sorted rows; CPU only,
+  // as all down to `instruction_set`. None of these relies on the numbers that
+  // count_rows, place_rows and check_rows get: they may be any.
+  //
+  // count[index[e]] += 1; the first e whose index is no node, or -1.
+  // count: int64 [n].
   m.def("count_rows(Tensor index, Tensor(a!) count) -> int");
   // Puts col[e] in the next place of its row, from cursor[row[e] - first] on,
   // and first_edge + e in perm; edges of other rows are left out. False if
   // these are not the edges that were counted.
+  // cursor: int64, one for each row from `first` on; out: int32, and perm:
+  // int64, a place for each of their edges.
   m.def(
       "place_rows(Tensor row, Tensor col, Tensor(a!) cursor, Tensor(b!) out, "
       "Tensor(c!)? perm, int first, int num_nodes, int first_edge) -> bool");
-  // Sorts every row. How many entries repeat the one before, and the first.
+  // Sorts every row, and perm (int64 [m]) with it. How many entries repeat the
+  // one before, and the first that does, or -1.
   m.def(
       "sort_rows(Tensor rowptr, Tensor(a!) col, Tensor(b!)? perm) "
       "-> (int, int)");
-  // One of equal entries of a row stays; how many entries are left.
+  // One of equal entries of a sorted row stays; how many entries are left:
+  // what is behind them in col means nothing.
   m.def("merge_rows(Tensor(a!) rowptr, Tensor(b!) col) -> int");
   // 0 for sorted rows; 1: rowptr is none, 2: no node, 3: not sorted.
   m.def("check_rows(Tensor rowptr, Tensor col) -> int");
-  // Whether every entry is there in both directions, weights alike.
+  // Whether every entry of sorted rows is there in both directions, weights
+  // (real [m]) alike.
   m.def("is_symmetric(Tensor rowptr, Tensor col, Tensor? weight) -> bool");
-  // rowptr and col of the reversed edges, and their positions in col.
+  // rowptr and col of the reversed edges, sorted, and the position of each in
+  // col before: int64 [m], or [0] without `with_perm`.
   m.def(
       "transpose_rows(Tensor rowptr, Tensor col, bool with_perm) "
       "-> (Tensor, Tensor, Tensor)");
-  // A mask of the nodes in their own rows; the rows with the others put in.
+  // A mask of the nodes in their own rows, bool [n]; the sorted rows with the
+  // others put in, and the position of each entry in col before, -1 for what
+  // was put in (int64, or [0] without `with_perm`).
   m.def("own_loops(Tensor rowptr, Tensor col) -> Tensor");
   m.def(
       "add_loops(Tensor rowptr, Tensor col, Tensor own, bool with_perm) "
@@ -53,7 +87,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // `propagate` (or `propagate_entries`, if x is none) on the CPU, with an
   // entry more in every row that has none of its own node, if `loops`: recv
-  // and send count it. Written over x if `in_place`.
+  // and send count it. Written over x if `in_place`: dense, all rows.
   m.def(
       "propagate_looped(Tensor rowptr, Tensor col, Tensor(a!)? x, Tensor? ptr, "
       "Tensor? index, Tensor? value, int columns, Tensor recv, Tensor send, "
@@ -62,10 +96,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // The largest magnitude in every column of a float32 matrix; NaN where one
   // is in it.
+  // x: float32 [n, C]. Returns float32 [C].
   m.def("column_magnitudes(Tensor x) -> Tensor");
 
-  // The part of each node (int32) in a partition into parts of equal size with
-  // few edges between them.
+  // The part of each node in a partition into parts of equal size with few
+  // edges between them: int32 [n], in [0, parts).
   m.def(
       "partition_nodes(Tensor rowptr, Tensor col, int parts, int rounds) "
       "-> Tensor");
@@ -80,7 +115,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // that v receives from. A level of a block is done exactly where pushing it
   // is expected to cost more than `pull_above` times as much. Also returns how
   // many levels of each block were pushed. `deterministic`: on CUDA, sums are
-  // repeatable.
+  // repeatable. Block k, of 64 bytes of columns, draws from (seed, first + k).
+  // scale: real [m], descending in every row; group_ptr: int64 [n + 1], of
+  // group_end: int64; recv, send: real [n]; x: real [n, C]; eps: real [C];
+  // ratio: float64 [L]; keep: float64 [L + 1]. Returns real [n, C] and int64,
+  // one for each block.
   m.def(
       "push(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
@@ -89,7 +128,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // `push` as long as it pushes nothing: else the number of levels pushed is
   // -1, and the result nothing. Of (rowptr, col) only the rows that costs are
-  // estimated from are read.
+  // estimated from are read. CPU only.
   m.def(
       "pull(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
@@ -99,7 +138,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
   // itself, with sparse rows (ptr, node, value) as the result: per row the
   // top_k entries (all if top_k < 0) of magnitude above `threshold`. Residues
-  // with |r| * send < prune are not pushed.
+  // with |r| * send < prune are not pushed. Signal k draws from
+  // (seed, first + k).
+  // sig_ptr: int64 [S + 1]; sig_node: int64 [nnz]; sig_value: real [nnz]; eps,
+  // prune: real [S]. Returns int64 [S + 1], int64 [out], ascending in every
+  // row, and real [out].
   m.def(
       "push_sparse(Tensor rowptr, Tensor col, Tensor? scale, "
       "Tensor group_ptr, Tensor group_end, Tensor send, Tensor sig_ptr, "
@@ -111,7 +154,9 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // (first) that is uniform among those of `roots` not yet in a subgraph:
   // `restarts` walks of `walk_length` steps, each step uniform among the
   // neighbours (row of rowptr, col) not yet in a subgraph. On CUDA, roots go in
-  // rounds, with a law that is near to this one (device/walk.h).
+  // rounds, with a law that is near to this one (device/walk.h). Roots are
+  // drawn from (seed, 0), the walks of root r from (seed, 1, r).
+  // roots: int64, distinct nodes. Returns int64 [subgraphs + 1] and int64.
   m.def(
       "disjoint_walks(Tensor rowptr, Tensor col, Tensor roots, "
       "int walk_length, int restarts, int seed) -> (Tensor, Tensor)");
@@ -121,7 +166,8 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // with p_minus, all by themselves. `cells`: 0 for all entries, 1 for those
   // off the diagonal (a directed graph), 2 for pairs of an undirected graph;
   // graphs come as blocks on a diagonal, and their self-loops stay. Copy s
-  // depends on (seed, first + s) alone.
+  // depends on (seed, first + s) alone. Rows are sorted, without repetitions,
+  // of columns in [0, num_cols). Returns int64 [num_samples * n + 1] and int32.
   m.def(
       "flip_bits(Tensor rowptr, Tensor col, int num_cols, float p_plus, "
       "float p_minus, int cells, int seed, int first, int num_samples) "
@@ -134,7 +180,12 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // `removable` and of pairs (add_ptr, add_col), or of all pairs. Stops where
   // T V - V is within goal and within rounding |V|, in the largest entry.
   // Returns V, T V - V and the flips of the maximizing policy, sorted, by
-  // column: ptr, row, col.
+  // column: ptr, row, col. CPU only, and so is policy_solve.
+  // Rows are sorted, without repetitions. removable: bool [m]; budget: int64
+  // [n]; (add_ptr, add_col): rows of what is in no row; reward, start, bonus,
+  // visit_cost, step_cost, root: float64 [C, n]; removal_cost: float64 [C, m];
+  // addition_cost: float64 [C, pairs]; goal: float64 [C]. Returns float64
+  // [C, n] twice, int64 [C + 1], int32 [flips] and int32 [flips].
   m.def(
       "policy_iteration(Tensor rowptr, Tensor col, Tensor removable, "
       "Tensor budget, Tensor add_ptr, Tensor add_col, bool all_pairs, "
@@ -145,6 +196,9 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // x = r + a P x (or P', `back`) for the policy of each column, given by its
   // flips, from `start` to a residual within goal. Returns x and the residual.
+  // (flip_ptr, flip_row, flip_col): int64 [C + 1], int32, int32, by column,
+  // sorted; reward, start: float64 [C, n]; goal: float64 [C]. Returns float64
+  // [C, n] twice.
   m.def(
       "policy_solve(Tensor rowptr, Tensor col, Tensor flip_ptr, "
       "Tensor flip_row, Tensor flip_col, Tensor reward, Tensor start, "
@@ -153,14 +207,18 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // Rows of one level of `propagate`, in place: for the rows v in `list` (all
   // if none), y(v) = recv[v] * the sum of in(u) over row v; out(v) = send[v] *
   // y(v); z(k) += weight * y(list[k]). Row v is the `length[v]` entries of col
-  // from start[v] on, ascending; behind them there may be room.
+  // from start[v] on, ascending; behind them there may be room. CPU only, as
+  // all that follows.
+  // start, length: int64 [n]; list: int64 [k]; x, out: real [n, C]; recv, send:
+  // real [n]; z: real [k, C].
   m.def(
       "pull_rows(Tensor start, Tensor length, Tensor col, Tensor? list, "
       "Tensor x, Tensor recv, Tensor send, Tensor(a!)? out, Tensor(b!)? z, "
       "float weight) -> ()");
 
   // The nodes of `extra` and those in the rows of `seeds`, each once;
-  // stamp[v] = mark for them.
+  // stamp[v] = mark for them, which no node has before.
+  // seeds, extra: int64; stamp: int32 [n]. Returns int64, as they were met.
   m.def(
       "touched_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor extra, Tensor(a!) stamp, int mark) -> Tensor");
@@ -168,6 +226,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // Takes entries (row, target), sorted, out of such rows, or puts them in.
   // Returns -1, or the first one that is not there (is there already): then
   // nothing has changed.
+  // row, target: int64, one for each entry; what is put in needs room.
   m.def(
       "edit_rows(Tensor start, Tensor(a!) length, Tensor(b!) col, Tensor row, "
       "Tensor target, bool insert) -> int");
@@ -175,15 +234,29 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
   // within its limit. Returns the rows that changed as they were before, (node,
   // R) and (node, z), and the number of pushes.
+  // seeds: int64, all nodes that may be above their limit; recv, send, limit:
+  // float64 [n]; z, residue: float64 [n, C].
   m.def(
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
       "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
 
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,
-  // and the sum of the squares of G. `head`: 0 for one-versus-rest logistic, 1
-  // for softmax, 2 for squared. CPU only.
+  // and the sums of the squares of G, by output; of the outputs that `columns`
+  // lists, or all. `head`: 0 for one-versus-rest logistic, 1 for softmax, 2
+  // for squared. CPU only.
+  // Z: float64 [n, d]; Y: float64 [n, C]; W: float64 [d, C]; columns: int64
+  // [k]. Returns float64 [d, k] and [k].
   m.def(
-      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head) "
+      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
+      "Tensor? columns=None) "
       "-> (Tensor, Tensor)");
+
+  // A step from a gradient by an inverse Hessian for each output, corrected by
+  // `count` pairs of steps and changes of the gradient (BFGS). CPU only.
+  // grad: float64 [d, C]; inverse: float64 [C, d, d]; past: float64
+  // [m, 2, d, C], m >= count. Returns float64 [d, C].
+  m.def(
+      "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
+      "-> Tensor");
 }

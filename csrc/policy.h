@@ -4,9 +4,10 @@
 //   (follow * sum_{j in S} V_j + bonus - visit * k) / |S| + root / sqrt |S|
 //     - step * k,
 //
-// (an empty S counts as one edge that leads nowhere) and what is wanted is its maximum over the admissible S. For given numbers of
-// additions and removals the best S adds the largest V_j and takes away the
-// smallest ones, so only those come here, sorted.
+// (an empty S counts as one edge that leads nowhere) and what is wanted is its
+// maximum over the admissible S. For given numbers of additions and removals
+// the best S adds the largest V_j and takes away the smallest ones, so only
+// those come here, sorted.
 //
 // Roundoff, with unit u and |V_j| <= M: where a row may only lose or only win
 // edges, every worth that is compared comes from a sum with compensation, whose

@@ -30,8 +30,8 @@ struct PushGraph {
   const int64_t* group_end;  // where in `col` each group ends
 };
 
-// The points of the pieces [piece, stop) of the line that push_row lays from
-// entry e of row u on.
+// The points of the pieces [piece, stop_piece) of the line that push_row lays
+// from entry e of row u on.
 template <typename scalar_t, typename Col, typename To>
 PYG_TRUST_HD inline void push_points(const PushGraph<scalar_t, Col>& graph,
                                      int64_t u,
@@ -109,39 +109,61 @@ PYG_TRUST_HD inline void push_points(const PushGraph<scalar_t, Col>& graph,
 //
 // Cost: the deterministic entries, the points (at most 2^a times the expected
 // number of samples of the paper, plus one), and the groups passed.
-template <typename scalar_t, typename Col, typename To>
+//
+// The units of this work are the deterministic entries, then the pieces of the
+// line. `part` is for threads that share a row: each calls push_row for some
+// units (push_units), and together they make the calls of one that does all.
+struct PushPart {
+  int64_t from;  // the units [from, stop)
+  int64_t stop;
+  int64_t sure;  // PushUnits::sure
+};
+
+// All units: constants, which cost a push nothing.
+struct PushWhole {
+  static constexpr int64_t from = 0;
+  static constexpr int64_t stop = INT64_MAX;
+  static constexpr int64_t sure = INT64_MAX;
+};
+
+template <typename scalar_t,
+          typename Col,
+          typename To,
+          typename Part = PushWhole>
 PYG_TRUST_HD inline void push_row(const PushGraph<scalar_t, Col>& graph,
                                   int64_t u,
                                   scalar_t mass,
                                   uint64_t key,
-                                  To&& to) {
-  int64_t e = graph.rowptr[u];
-  const int64_t end = graph.rowptr[u + 1];
-  if (e == end)
-    return;
+                                  To&& to,
+                                  const Part& part = {}) {
+  const int64_t begin = graph.rowptr[u], end = graph.rowptr[u + 1];
+  const int64_t skipped = part.from < part.sure ? part.from : part.sure;
+  int64_t e = begin + skipped;
+  const int64_t stop = part.stop < end - begin ? begin + part.stop : end;
   // The last entry that may be looked at ahead of time.
   const int64_t last = end - 1;
   const auto ahead = [&] {
     to.prefetch(graph.col[e + kPushAhead < last ? e + kPushAhead : last]);
   };
 
-  if (graph.scale == nullptr) {
-    if (mass >= 1) {
-      for (; e < end; ++e) {
-        ahead();
-        to.add(graph.col[e], scalar_t(1));
-      }
-      return;
-    }
-  } else {
-    for (; e < end && mass * graph.scale[e] >= 1; ++e) {
+  if (graph.scale != nullptr) {
+    for (; e < stop && mass * graph.scale[e] >= 1; ++e) {
       ahead();
       to.add(graph.col[e], graph.scale[e]);
     }
-    if (e == end)
-      return;
+  } else if (mass >= 1) {
+    for (; e < stop; ++e) {
+      ahead();
+      to.add(graph.col[e], scalar_t(1));
+    }
   }
-  push_points(graph, u, e, mass, key, 0, ~uint64_t{0}, to);
+  if (e == stop)
+    return;
+  const auto stop_piece = part.stop == PushWhole::stop
+                              ? ~uint64_t{0}
+                              : static_cast<uint64_t>(part.stop - (e - begin));
+  push_points(graph, u, e, mass, key,
+              static_cast<uint64_t>(part.from - skipped), stop_piece, to);
 }
 
 // The expected cost of push_row: the entries and points it would send.
@@ -163,8 +185,7 @@ PYG_TRUST_HD inline double push_cost(const PushGraph<scalar_t>& graph,
   return cost;
 }
 
-// How the work of one push divides into units that threads can share: first
-// the entries that are sent as they are, then the unit pieces of the line.
+// How many units push_row has.
 struct PushUnits {
   int64_t sure;  // entries that are sent as they are
   int64_t all;   // these and the pieces
@@ -177,14 +198,14 @@ PYG_TRUST_HD inline PushUnits push_units(const PushGraph<scalar_t>& graph,
   const int64_t begin = graph.rowptr[u], end = graph.rowptr[u + 1];
   if (begin == end || !(mass > 0))
     return {0, 0};
+  int64_t sure = 0;
   double total = 0;  // the length of the line
-  int64_t e = begin;
   if (graph.scale == nullptr) {
     if (mass >= 1)
       return {end - begin, end - begin};
     total = static_cast<double>(mass) * static_cast<double>(end - begin);
   } else {
-    int64_t after = end;  // the first entry that is not sent as it is
+    int64_t e = begin, after = end;  // where the first that is not sure lies
     while (e < after) {
       const int64_t middle = e + (after - e) / 2;
       if (mass * graph.scale[middle] >= 1)
@@ -192,7 +213,7 @@ PYG_TRUST_HD inline PushUnits push_units(const PushGraph<scalar_t>& graph,
       else
         after = middle;
     }
-    const int64_t sure = e - begin;
+    sure = e - begin;
     int64_t group = graph.group_ptr[u];
     while (e < end && graph.group_end[group] <= e)
       ++group;
@@ -202,34 +223,9 @@ PYG_TRUST_HD inline PushUnits push_units(const PushGraph<scalar_t>& graph,
       total += p * static_cast<double>(stop - e);
       e = stop;
     }
-    const auto whole = static_cast<int64_t>(total);
-    return {sure, sure + whole + (static_cast<double>(whole) < total)};
   }
   const auto whole = static_cast<int64_t>(total);
-  return {0, whole + (static_cast<double>(whole) < total)};
-}
-
-// The part of push_row that is the units [from, to) of its work, which lie in
-// [0, units.all): over all units, the same calls of to.add.
-template <typename scalar_t, typename To>
-PYG_TRUST_HD inline void push_part(const PushGraph<scalar_t>& graph,
-                                   int64_t u,
-                                   scalar_t mass,
-                                   uint64_t key,
-                                   const PushUnits& units,
-                                   int64_t from,
-                                   int64_t to,
-                                   const To& target) {
-  const int64_t begin = graph.rowptr[u];
-  for (; from < to && from < units.sure; ++from) {
-    const int64_t e = begin + from;
-    target.add(graph.col[e],
-               graph.scale == nullptr ? scalar_t(1) : graph.scale[e]);
-  }
-  if (from < to)
-    push_points(graph, u, begin + units.sure, mass, key,
-                static_cast<uint64_t>(from - units.sure),
-                static_cast<uint64_t>(to - units.sure), target);
+  return {sure, sure + whole + (static_cast<double>(whole) < total)};
 }
 
 // What is sampled depends on which levels are done exactly, and on every bit of

@@ -6,6 +6,7 @@ and ``ValueError`` for one that does not fit.
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,3 +183,15 @@ def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
     check_tensor(name, value, torch.int64, ('num',))
     check_range(name, value, num_nodes, 'the nodes')
     return value
+
+
+def check_ledger(ledger: str | Path | None, ledger_head: str | None) -> None:
+    """Refuses what is no file of a ledger, or a digest without one."""
+    if ledger is not None:
+        check_instance('ledger', ledger, str, Path)
+    if ledger_head is not None:
+        check_instance('ledger_head', ledger_head, str)
+        if ledger is None:
+            raise ValueError(
+                "'ledger_head' needs a 'ledger' that goes on from it"
+            )

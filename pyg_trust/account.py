@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_positive
+from pyg_trust._checks import check_instance, check_ledger, check_positive
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
 
@@ -89,12 +89,7 @@ class ReleaseAccount(NoCopies):
     ) -> None:
         check_instance('about', about, dict)
         self.limit = None if limit is None else check_positive('limit', limit)
-        if ledger is not None:
-            check_instance('ledger', ledger, str, Path)
-        elif ledger_head is not None:
-            raise ValueError(
-                "'ledger_head' needs a 'ledger' that goes on from it"
-            )
+        check_ledger(ledger, ledger_head)
         self.about = dict(about)
         self.lock = threading.RLock()
         self._owner = os.getpid()

@@ -27,13 +27,19 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import files
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_non_negative,
+from pyg_trust._check_epsilon import (
+    FAILS,
+    HOLDS,
+    ROUNDING,
+    UNKNOWN,
+    Said,
+    account,
+    check_epsilon,
+    check_shift,
+    close,
+    recomputed,
 )
-from pyg_trust.functional import wor_epsilon
-from pyg_trust.functional.mechanisms import lam_from_opacus
+from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.ledger import checked_step
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import (
@@ -45,9 +51,6 @@ from pyg_trust.report import (
 from pyg_trust.report.base import read_json, visible
 from pyg_trust.unlearning.leftovers import named_leftovers
 
-HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
-# Epsilons are computed in floating point, by sums of many terms.
-_ROUNDING = 1e-3
 # What is raised by fields and files that are not what they should be.
 _WRONG = (
     ArithmeticError,
@@ -133,9 +136,6 @@ def check_report(
     return found
 
 
-Said = Iterator[tuple[str, str]]
-
-
 def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
     try:
         return reader(path)
@@ -179,7 +179,7 @@ def _check_guarantee(each: Guarantee) -> Said:
 
 def _check_fields(each: Guarantee) -> Said:
     for name, spent in each.spent.items():
-        if not _close(each.values.get(name, spent), spent):
+        if not close(each.values.get(name, spent), spent):
             yield (
                 FAILS,
                 f'{name}: {spent:.6g} is said to be spent, and the field has '
@@ -192,15 +192,17 @@ def _check_fields(each: Guarantee) -> Said:
         )
     if 'target_epsilon' in each.values:
         target, limit = each.values['target_epsilon'], each.budget['epsilon']
-        if not _close(limit, math.inf if target is None else target):
+        if not close(limit, math.inf if target is None else target):
             yield FAILS, f'epsilon: the budget is {target}, not {limit:.6g}'
     if each.values.get('seeded') or SEEDED in each.promise:
         yield FAILS, 'the noise comes from a seed: nothing is private'
     if each.kind == 'privacy':
         yield from _check_sentence(each)
-        yield from _check_epsilon(each)
+        yield from check_epsilon(each)
+    if each.kind == 'removal':
+        yield from check_shift(each)
     for name, amounts in each.history.items():
-        if amounts and not _close(amounts[-1], each.spent[name]):
+        if amounts and not close(amounts[-1], each.spent[name]):
             yield (
                 FAILS,
                 f'{name}: its history ends at {amounts[-1]:.6g}, and '
@@ -213,16 +215,12 @@ def _check_fields(each: Guarantee) -> Said:
                 yield FAILS, f'{count} of {total} {name} are certified'
 
 
-def _close(one: float, two: float) -> bool:
-    return math.isclose(one, two, rel_tol=_ROUNDING, abs_tol=1e-12)
-
-
 def _check_sentence(each: Guarantee) -> Said:
     # People read the sentence, programs the fields.
     told = _told(each.promise)
     known = list(_numbers([each.values, each.spent, each.budget]))
     other = [
-        number for number in told if not any(_close(number, k) for k in known)
+        number for number in told if not any(close(number, k) for k in known)
     ]
     yield (
         FAILS if other else HOLDS,
@@ -260,76 +258,6 @@ def _counts(each: Guarantee) -> list[Any]:
     made = list(certified.values()) if isinstance(certified, dict) else []
     names = ('num_robust', 'num_broken', 'num_unknown', 'guaranteed')
     return made + [each.values[n] for n in names if n in each.values]
-
-
-def _history(each: Guarantee) -> list[tuple[float, float, int]] | None:
-    # Noise over sensitivity, rate and number of steps, as they were recorded.
-    lam, rates = each.values.get('lam'), each.values.get('sample_rates')
-    if lam is None or rates is None:
-        return None
-    return [(float(lam), float(q), int(steps)) for q, steps in rates]
-
-
-def _check_epsilon(each: Guarantee) -> Said:
-    history, mechanism = _history(each), each.values.get('mechanism')
-    known = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
-    if mechanism is not None and mechanism not in known:
-        yield (
-            UNKNOWN,
-            f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
-            'wrote it vouches for it',
-        )
-        return
-    if history is None or mechanism not in ('pld_wor', 'rdp_wor'):
-        yield UNKNOWN, 'epsilon: the report has no steps to recompute it from'
-        return
-    claimed = float(each.values['epsilon'])
-    delta = float(each.values['delta'])
-    steps, recorded = each.values['steps'], sum(n for _, _, n in history)
-    if steps != recorded:
-        yield FAILS, f'{steps} steps are claimed, {recorded} are recorded'
-    again = wor_epsilon(history, delta, mechanism)
-    yield (
-        HOLDS if claimed >= again * (1 - _ROUNDING) else FAILS,
-        f'epsilon: {claimed:.6g} is claimed at delta {delta:g}, {again:.6g} '
-        f'recomputed from the recorded steps by {mechanism}',
-    )
-    lam, noise = each.values['lam'], each.values['noise_multiplier']
-    if not _close(lam, lam_from_opacus(noise)):
-        yield FAILS, f'lam: {lam:.6g} is not what noise {noise:.6g} makes'
-    other = _independent_epsilon(history, each.values['batch_size'], delta)
-    if other is None:
-        yield UNKNOWN, 'epsilon by another accountant: needs dp-accounting'
-        return
-    # The Rényi accountant is never below the exact profile.
-    low = 1 - _ROUNDING if mechanism == 'rdp_wor' else 0.0
-    fits = low * other <= claimed
-    text = f"epsilon: dp-accounting's Rényi accountant gives {other:.6g}"
-    if mechanism == 'pld_wor':
-        text += ', a looser bound than the exact profile'
-    yield HOLDS if fits else FAILS, text
-
-
-def _independent_epsilon(
-    history: list[tuple[float, float, int]], batch_size: int, delta: float
-) -> float | None:
-    check_integer('batch_size', batch_size, 1)
-    try:
-        import dp_accounting as dp
-        from dp_accounting.rdp import RdpAccountant
-    except ImportError:
-        return None
-    accountant = RdpAccountant(
-        neighboring_relation=dp.NeighboringRelation.REPLACE_ONE
-    )
-    for lam, q, steps in history:
-        size = round(batch_size / q)
-        noise = dp.GaussianDpEvent(lam)
-        accountant.compose(
-            dp.SampledWithoutReplacementDpEvent(size, batch_size, noise),
-            steps,
-        )
-    return float(accountant.get_epsilon(delta))
 
 
 def _read_ledger(path: str | Path) -> dict[str, Any]:
@@ -413,18 +341,20 @@ def _check_header(each: Guarantee, header: dict[str, Any]) -> Said:
 
 
 def _check_paid(each: Guarantee, ledger: dict[str, Any]) -> Said:
-    # Epsilon once more, from the steps that the ledger has.
+    # Epsilon once more, from the steps that the ledger has: not by what the
+    # report says of the noise.
     values = each.values
-    if _history(each) is None or values.get('mechanism') != 'pld_wor':
+    mechanism = values.get('mechanism')
+    if account(each) is None or mechanism not in ('pld_wor', 'pld_poisson'):
         return
-    # Not by what the report says of the noise.
-    history = [(lam_from_opacus(z), q, 1) for z, q in ledger['steps']]
+    counts: dict[tuple[float, float], int] = {}
+    for z, q in ledger['steps']:
+        counts[z, q] = counts.get((z, q), 0) + 1
+    lines = [(z, q, count) for (z, q), count in counts.items()]
     delta, claimed = float(values['delta']), float(values['epsilon'])
-    paid = ledger['pure']
-    if history:
-        paid += wor_epsilon(history, delta, 'pld_wor')
+    paid = ledger['pure'] + (recomputed(each, lines, delta) if lines else 0)
     yield (
-        HOLDS if claimed >= paid * (1 - _ROUNDING) else FAILS,
+        HOLDS if claimed >= paid * (1 - ROUNDING) else FAILS,
         f'ledger: its steps make epsilon {paid:.6g}, {claimed:.6g} is claimed',
     )
 

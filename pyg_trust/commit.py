@@ -100,20 +100,34 @@ class Lineage:
                 )
 
     @classmethod
-    def of(cls, state: Any) -> 'Lineage':
-        """The lineage in a saved state, or a complaint.
+    def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
+        """The lineage in a saved state.
 
         Args:
             state (dict): with its names under ``'lineage'``.
+            present (Lineage, optional): of an object that the state is to be
+                loaded into. (default: :obj:`None`)
+
+        Raises:
+            ValueError: if the state has none, or does not continue the
+                present one: it would turn removals back.
         """
         check_instance('state', state, dict)
+        if present is not None:
+            check_instance('present', present, Lineage)
         names = state.get('lineage')
         if not isinstance(names, list | tuple) or not names:
             raise ValueError(
                 "'state' needs to have a 'lineage': it is no state of this "
                 f'version (got {names!r})'
             )
-        return cls(tuple(names))
+        found = cls(tuple(names))
+        if present is not None and not found.continues(present):
+            raise ValueError(
+                'the state does not continue the present one: removals can '
+                'not be turned back; a new object can load it'
+            )
+        return found
 
     @property
     def generation(self) -> int:

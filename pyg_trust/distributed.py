@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_trust._checks import check_callable, check_instance, check_integer
+from pyg_trust._identity import fingerprint_any
 
 T = TypeVar('T')
 
@@ -93,7 +94,7 @@ def check_same(
     Args:
         arguments (dict): what every process needs to have alike, by name.
             Tensors, graphs, models and functions are compared by what they
-            hold (:func:`~pyg_trust.certificates.identity.fingerprint_any`).
+            hold: tensors, attributes and code.
         failed (Exception, optional): why this process can't take part. It is
             raised here, and the others are told. (default: :obj:`None`)
 
@@ -104,8 +105,6 @@ def check_same(
     Example:
         >>> check_same({'seed': 3})
     """
-    from pyg_trust.certificates.identity import fingerprint_any
-
     check_instance('arguments', arguments, Mapping)
     if failed is not None:
         check_instance('failed', failed, Exception)

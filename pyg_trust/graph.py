@@ -585,7 +585,11 @@ class CSRGraph(Views):
         )
 
     def to(self, device: torch.device | str) -> 'CSRGraph':
-        """The graph on another device; itself if it is there already."""
+        """The graph on another device; itself if it is there already.
+
+        What was derived from it, and an order that :meth:`reorder` found for
+        the caches of the CPU, stay behind.
+        """
         try:
             device = torch.device(device)
         except (TypeError, RuntimeError):

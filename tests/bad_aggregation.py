@@ -55,10 +55,12 @@ entry(
     'functional.hop_sensitivity',
     lambda: {'relation': 'node_incident', 'max_degree': 3},
     Row('of edges', {'relation': 'edge'}, "'max_degree'"),
+    Row('incident', {'num_classes': 3}, "'num_classes'"),
     relation=choice(),
     directed=values(3, None, 'a'),
     form=choice(),
     max_degree=integer(1),
+    num_classes=integer(1, none=True),
 )
 entry(
     'functional.messages',
@@ -66,6 +68,19 @@ entry(
     x=values(3, None, torch.rand(6), torch.ones(6, 2).int()),
     between=choice(),
     degree_channel=number(0, 1, closed='low'),
+)
+entry(
+    'functional.class_messages',
+    lambda: {'probabilities': torch.eye(2).double()},
+    probabilities=values(
+        3,
+        None,
+        torch.eye(2),
+        torch.ones(6).double(),
+        torch.ones(6, 2).double(),
+        torch.tensor([[1.5, -0.5]]).double(),
+        torch.tensor([[math.nan, 0.0]]).double(),
+    ),
 )
 entry(
     'functional.energy_weights',
@@ -90,6 +105,7 @@ entry(
     weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
     between=choice(),
     degree_channel=number(0, 1, closed='low'),
+    dtype=values(None, 'a', torch.int64, torch.float16),
 )
 entry(
     'functional.column_norms',
@@ -110,6 +126,7 @@ entry(
     noise=instance(),
     own=values(3, None, 'a'),
     scales=values(3, 'a', (torch.ones(6),), (torch.ones(6), torch.ones(6))),
+    between=choice(),
 )
 
 # The account #################################################################
@@ -269,6 +286,7 @@ entry(
     directed=values(3, None, 'a'),
     max_degree=integer(1, none=True),
     measure=instance(none=True),
+    smoothing=values('a', 1.5, -1, 1),  # 1 is for 'feature'
     steps=COUNT,
     lr=POSITIVE,
     epochs=COUNT,

@@ -757,9 +757,11 @@ NAMED['names'] = LINEAGE
 entry('commit.Lineage', lambda: {'names': (NAME,)})
 entry(
     'commit.Lineage.of',
-    lambda: {'state': saved_state()},
+    lambda: {'state': saved_state(), 'present': None},
+    Row('of another', {'present': Lineage(('1' * 32,))}, 'turned back'),
     names={'state': STATE_NAMES},
     state=NO_STATES,
+    present=instance(none=True),
 )
 entry(
     'commit.Lineage.continues',

@@ -132,12 +132,29 @@ entry(
         'Y': ones(N, 3),
         'W': ones(2, 3),
         'head': 'ovr',
+        'columns': torch.tensor([2, 0]),
     },
     Z=RAW,
     Y=RAW,
     W=RAW,
     head=choice(),
+    columns=tensor(rows=False, finite=False, none=True),
     names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
+)
+
+entry(
+    'ops.quasi_newton',
+    lambda: {
+        'grad': ones(2, 3),
+        'inverse': ones(3, 2, 2),
+        'past': ones(4, 2, 2, 3),
+        'count': 1,
+    },
+    grad=RAW,
+    inverse=RAW,
+    past=LIST,
+    count=integer(0, 4),
+    names={'grad': "'(grad|inverse|past)'", 'past': "'(past|count)'"},
 )
 
 # Features of a changing graph ################################################
@@ -383,3 +400,18 @@ def saved_state() -> Path:
     path = temporary()
     fitted().save(path)
     return path
+
+
+def removed() -> tuple[Any, dict[str, Any]]:
+    """The report of a removal, and what was verified after it."""
+    model = fitted()
+    report = model.remove(RemovalRequest(nodes=[0]))
+    return report, {'found': model.verify()}
+
+
+entry(
+    'unlearning.NodeUnlearnReport.verified',
+    removed,
+    Row('of other weights', {'found': fitted().verify()}, "'found'"),
+    found=instance(),
+)

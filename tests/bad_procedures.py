@@ -1108,3 +1108,21 @@ entry(
     level=UNIT,
 )
 TABLE['unlearning.audit_removal'].kinds['make'] = FUNCTION
+
+
+def verified(model: Any, request: Any) -> Any:
+    """The report of a removal, and what was verified after it."""
+    report = model.remove(request)
+    return report, {'found': model.verify()}
+
+
+entry(
+    'unlearning.ShardRemovalReport.verified',
+    lambda: verified(fitted_unlearner(), RemovalRequest(nodes=[0])),
+    found=instance(),
+)
+entry(
+    'unlearning.UnlearnReport.verified',
+    lambda: verified(fitted_classifier(), RemovalRequest(nodes={0: [1]})),
+    found=instance(),
+)

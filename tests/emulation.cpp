@@ -372,8 +372,8 @@ void push_sparse(int order,
       });
 }
 
-// Whether push_part, cut into parts of `at_once` units, sends what push_row
-// sends.
+// Whether push_row, cut into parts of `at_once` units, sends what it sends in
+// one call.
 template <typename scalar_t>
 bool parts_are_the_row(const int64_t* rowptr,
                        const int32_t* col,
@@ -396,8 +396,9 @@ bool parts_are_the_row(const int64_t* rowptr,
     push_row(graph, u, mass, key, Sent{row});
     const PushUnits units = push_units(graph, u, mass);
     for (int64_t from = 0; from < units.all; from += at_once)
-      push_part(graph, u, mass, key, units, from,
-                std::min(from + at_once, units.all), Sent{parts});
+      push_row(graph, u, mass, key, Sent{parts},
+               PushPart{from, std::min(from + at_once, units.all),
+                        units.sure});
     if (row != parts)
       return false;
     double total = 0;

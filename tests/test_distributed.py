@@ -5,20 +5,19 @@ import json
 import os
 import random
 import signal
-import sys
 import time
-from datetime import timedelta
 from functools import partial
 
+import needs
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from ranks import MEASURE, codes, features, start, together
+from ranks import graph as graph
 
 from pyg_trust.distributed import from_first, own_items, run_over_ranks
 from pyg_trust.functional import (
     HaloGraph,
-    appnp,
     out_of_core,
     propagate,
     propagate_halo,
@@ -26,64 +25,9 @@ from pyg_trust.functional import (
 )
 from pyg_trust.graph import CSRGraph
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, 'fork') or not dist.is_gloo_available(),
-    reason='needs fork and gloo',
-)
-MEASURE = appnp(0.1)
+pytestmark = needs.ranks
 # Each kill is a moment of its own: more of them see more moments.
 KILLS = 20 if os.environ.get('FULL_TEST') else 4
-
-
-def start(size, folder, work, name='group'):
-    """Forks processes of one group; their ids."""
-    children = []
-    sys.stdout.flush()
-    for rank in range(size):
-        child = os.fork()
-        if child:
-            children.append(child)
-            continue
-        code = 1
-        try:
-            torch.set_num_threads(1)
-            dist.init_process_group(
-                'gloo',
-                init_method=f'file://{folder / name}',
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=40),
-            )
-            work(rank)
-            code = 0
-        except BaseException as error:
-            (folder / f'error-{name}-{rank}').write_text(repr(error))
-        finally:
-            os._exit(code)
-    return children
-
-
-def codes(children):
-    return [os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children]
-
-
-def together(size, folder, work, name='group'):
-    ended = codes(start(size, folder, work, name))
-    errors = [path.read_text() for path in folder.glob('error-*')]
-    assert ended == [0] * size, errors
-
-
-@pytest.fixture(scope='module')
-def graph():
-    generator = torch.Generator().manual_seed(0)
-    pairs = torch.randint(300, (2, 900), generator=generator)
-    pairs = torch.cat([pairs, pairs.flip(0)], 1)
-    return CSRGraph.from_edge_index(pairs, 300, duplicates='merge')
-
-
-def features(columns=40):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(300, columns, generator=generator)
 
 
 def items(rank, folder):

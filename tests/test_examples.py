@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from pyg_trust.graph import CSRGraph
 
@@ -241,8 +241,9 @@ def test_private_graph(tmp_path):
     output = run(
         *('private_graph.py', '--out', tmp_path, '--only', 'ours', 'no graph'),
         *('--edge-epsilons', '4', '--node-epsilons', '8'),
+        *('--feature-epsilons', '8'),
     )
-    for level, epsilon in (('edge', 4), ('node', 8)):
+    for level, epsilon in (('edge', 4), ('node', 8), ('feature', 8)):
         found = {
             method: float(
                 re.search(
@@ -275,7 +276,7 @@ def test_private_proteins(real, request, tmp_path):
     assert 'scales the gradient of each' in output
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason='needs gloo')
+@needs.gloo
 def test_papers100m(tmp_path, monkeypatch, capsys):
     options = [
         *('--scale', '1e-5', '--columns', '24', '--levels', '3'),

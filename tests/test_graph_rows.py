@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import random
 import subprocess
@@ -118,6 +119,52 @@ def test_rows_are_those_of_a_stable_sort(seed):
     assert torch.equal(whole.rowptr, starts(more, n))
     assert torch.equal(whole.col, others)
     assert whole.is_undirected == undirected(more, others, None, n)
+
+
+@pytest.mark.parametrize('length', [2048, 2049, 2050, 6000])
+def test_long_rows_are_sorted_by_all_of_their_digits(length):
+    # Digits of 11 bits: targets differ in the third one too.
+    n = 2**22 + 5000
+    generator = torch.Generator().manual_seed(length)
+    col = torch.randint(n, (length,), generator=generator)
+    col[:600] = col[:600] % 5000 + 2**22
+    col[600:900] = col[:300]
+    row = torch.full_like(col, 7)
+    graph = CSRGraph.from_edge_index(
+        torch.stack([row, col]), n, duplicates='keep'
+    )
+    assert torch.equal(graph.col, col.sort().values)
+    assert graph.rowptr[8] - graph.rowptr[7] == length
+
+
+def test_rows_are_told_from_what_is_none():
+    # Every array of three entries over two or three rows.
+    def told(rowptr, col):
+        n, m = len(rowptr) - 1, len(col)
+        if (rowptr[0], rowptr[-1]) != (0, m) or sorted(rowptr) != rowptr:
+            return 1
+        if any(not 0 <= u < n for u in col):
+            # The first entry that is wrong decides.
+            bad = [not 0 <= u < n for u in col].index(True)
+        else:
+            bad = m
+        for v in range(n):
+            for e in range(rowptr[v] + 1, rowptr[v + 1]):
+                if e < bad and col[e] < col[e - 1]:
+                    return 3
+        return 2 if bad < m else 0
+
+    seen = set()
+    for n in (2, 3):
+        for inner in itertools.product(range(4), repeat=n - 1):
+            rowptr = [0, *inner, 3]
+            for col in itertools.product(range(-1, n + 1), repeat=3):
+                found = torch.ops.pyg_trust.check_rows(
+                    torch.tensor(rowptr), torch.tensor(col, dtype=torch.int32)
+                )
+                assert found == told(rowptr, list(col)), (rowptr, col)
+                seen.add(found)
+    assert seen == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize('ordered', [False, True])

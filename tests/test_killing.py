@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 FULL = os.environ.get('FULL_TEST') == '1'
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@needs.fork
 @pytest.mark.parametrize(
     'procedure',
     ['removal', 'training', 'shards', 'columns', 'release', 'fitting'],

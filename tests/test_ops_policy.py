@@ -218,6 +218,64 @@ def test_roundoff_is_within_its_bound(kind):
             assert error <= 64 * UNIT * ratio * float(value.abs().max())
 
 
+@pytest.mark.parametrize('budget', [0, 8192, 9000])
+def test_sums_that_round_one_way_hide_no_flip(budget):
+    # A row of 8192 removable edges to one value, five to one a little larger,
+    # and ten that stay to one between: all of the first go, and no other.
+    # Plain sums of the first gain half a unit in the last place with every
+    # term above 4096, and above 1024, and are off by more than there is to
+    # win.
+    low, middle, high = 1 + 2561 * 2.0**-52, 1 + 2.0**-37, 1 + 2.0**-36
+    values = [low] * 8192 + [high] * 5 + [middle] * 10
+    n = len(values) + 1
+    threat = PolicyThreat(
+        torch.cat([torch.zeros(1).long(), torch.arange(n - 1, 2 * n - 1)]),
+        torch.cat([torch.arange(1, n), torch.zeros(n - 1).long()]).int(),
+        torch.arange(2 * n - 2) < 8197,
+        torch.tensor([budget] + [0] * (n - 1)),
+        torch.zeros(n + 1, dtype=torch.int64),
+        torch.zeros(0, dtype=torch.int32),
+        False,
+    )
+    value = 2 * torch.tensor([[0.0, *values]], dtype=torch.float64)
+    _, gap, ptr, *_ = ops.policy_iteration(
+        threat,
+        torch.zeros_like(value),
+        value,
+        torch.zeros(1, dtype=torch.float64),
+        0.0,
+        0.5,
+        1,
+    )
+    left = [Fraction(x) for x in values[8192 if budget else 0 :]]
+    exact = sum(left) / len(left)
+    assert int(ptr[-1]) == min(budget, 8192)
+    assert abs(Fraction(float(gap[0, 0])) - exact) <= 64 * UNIT * 2 * high
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_rows_may_add_every_edge_that_is_missing(seed):
+    # Budgets beyond what there is to add, rows that lack few edges, and
+    # self-loops, which are no edge to another node.
+    n = 7
+    generator = torch.Generator().manual_seed(seed)
+    adj = torch.rand(n, n, generator=generator) < 0.7
+    adj[torch.arange(n), torch.arange(n)] = torch.arange(n) % 2 == 0
+    adj[torch.arange(n), (torch.arange(n) + 1) % n] = True
+    none = torch.zeros_like(adj)
+    budget = torch.full((n,), n)
+    threat = dense_threat(adj, none, none, budget, True)
+    value = torch.randn(2, n, generator=generator).double()
+    value[1] = torch.arange(n)
+    gap, flips = one_step(threat, value)
+    zero = [0.0] * n
+    for c in range(2):
+        expected = reference_step(threat, value[c].tolist(), (zero,) * 3)
+        expected = torch.tensor(expected, dtype=torch.float64)
+        assert torch.allclose(gap[c] + value[c], expected, rtol=0, atol=1e-12)
+        assert not bool((perturbed(threat, flips, c) < adj).any())
+
+
 def reference_iteration(threat, reward, costs):
     """Policy iteration with dense solves, as the text of a paper has it."""
     n = reward.numel()
@@ -272,6 +330,78 @@ def test_iteration_ends_at_the_fixed_point(kind, priced):
         best = reference_step(threat, value[c].tolist(), costs[:, c].tolist())
         best = torch.tensor(best, dtype=torch.float64)
         assert torch.allclose(reward[c] + best, value[c], atol=1e-10)
+
+
+def best_priced_row(value, row, prices, bonus, visit, step):
+    """The maximum over every set of flips, each with a price of its own."""
+    _, mine, lose, win, budget = row
+    best = -math.inf
+    flips = [*lose, *win]
+    for k in range(min(budget, len(flips)) + 1):
+        for chosen in itertools.combinations(flips, k):
+            left = set(mine) ^ set(chosen)
+            total = sum(value[j] for j in left)
+            gain = (FOLLOW * total if left else 0.0) + bonus - visit * k
+            made = gain / max(len(left), 1) - step * k
+            best = max(best, made - sum(prices[j] for j in chosen))
+    return best
+
+
+@pytest.mark.parametrize('priced', [(), COSTS])
+@pytest.mark.parametrize('size', [0.02, 0.1, 0.3])
+@pytest.mark.parametrize('seed', range(4))
+def test_iteration_with_a_price_per_edge_ends_at_the_fixed_point(
+    seed, size, priced
+):
+    n, columns = 9, 3
+    threat = random_threat(seed, n, 'explicit')
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(count):
+        made = torch.rand(columns, count, generator=generator)
+        return size * made.double()
+
+    reward = torch.randn(columns, n, generator=generator).double()
+    removal, addition = (
+        uniform(threat.col.numel()),
+        uniform(threat.add_col.numel()),
+    )
+    costs = random_costs(seed, (columns, n), priced)
+    value, gap, ptr, *_ = ops.policy_iteration(
+        threat,
+        reward,
+        reward,
+        torch.full((columns,), 1e-12, dtype=torch.float64),
+        0.0,
+        FOLLOW,
+        100,
+        removal_cost=removal,
+        addition_cost=addition,
+        **{
+            name: cost.contiguous()
+            for name, cost in zip(COSTS, costs, strict=True)
+            if name in priced
+        },
+    )
+    assert int(ptr[-1]) > 0
+    assert float(gap.abs().max()) <= 1e-12
+    start, end = threat.rowptr.tolist(), threat.add_ptr.tolist()
+    for c in range(columns):
+        for row in rows_of(threat):
+            i = row[0]
+            out = slice(start[i], start[i + 1])
+            into = slice(end[i], end[i + 1])
+            names = [*threat.col[out].tolist(), *threat.add_col[into].tolist()]
+            paid = [*removal[c, out].tolist(), *addition[c, into].tolist()]
+            best = best_priced_row(
+                value[c].tolist(),
+                row,
+                dict(zip(names, paid, strict=True)),
+                *costs[:, c, i].tolist(),
+            )
+            assert math.isclose(
+                float(reward[c, i]) + best, float(value[c, i]), abs_tol=1e-10
+            )
 
 
 @pytest.mark.parametrize('back', [False, True])
@@ -355,6 +485,22 @@ def test_overflow_is_told_by_nan():
     assert bool(value[1].isfinite().all())
     assert float(gap[1].abs().max()) < 1e-8
     assert ptr.numel() == 3
+
+
+@pytest.mark.parametrize('number', [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize('kind', KINDS)
+def test_where_there_is_no_order_there_is_no_bound(kind, number):
+    threat = random_threat(0, 30, kind)
+    start = torch.zeros(2, 30, dtype=torch.float64)
+    start[0, 4] = number
+    goal = torch.full((2,), 1e-9, dtype=torch.float64)
+    reward = torch.ones_like(start)
+    for most in (1, 50):
+        _, gap, *_ = ops.policy_iteration(
+            threat, reward, start, goal, 0.0, FOLLOW, most
+        )
+        assert bool(gap[0].isnan().all())
+        assert bool(gap[1].isfinite().all())
 
 
 def iteration_arguments(kind='explicit', n=40, columns=2):

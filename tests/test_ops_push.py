@@ -23,11 +23,12 @@ def key_of(*items):
     return key
 
 
-def push_reference(graph, send, x, eps, ratio, keep, seed, first=0):
+def push_reference(graph, send, x, eps, ratio, keep, seed, first=0, pulled=0):
     """AGP in plain Python, with the streams of the C++ kernels.
 
     Every push places the sampled entries on a line, in order and each as long
     as its bound on the probability, and drops one point on every unit of it.
+    The levels before `pulled` are exact.
     """
     rowptr, col = graph.rowptr.tolist(), graph.col.tolist()
     scale = [1.0] * len(col) if graph.scale is None else graph.scale.tolist()
@@ -51,7 +52,7 @@ def push_reference(graph, send, x, eps, ratio, keep, seed, first=0):
                 top = 0.0
                 largest = 0.0
                 for e in range(rowptr[u], rowptr[u + 1]):
-                    if mass * scale[e] >= 1:
+                    if mass * scale[e] >= 1 or level < pulled:
                         following[col[e]] += c * scale[e]
                         continue
                     if (graph.scale is not None and e in ends) or not line:
@@ -147,6 +148,32 @@ def test_levels_are_pulled_where_pushes_are_many():
     assert counts == sorted(counts)
 
 
+@pytest.mark.parametrize('columns', [1, 3, 8, 20])
+def test_levels_that_are_pushed_after_a_pulled_one_start_from_nothing(columns):
+    # The buffer that a push adds to holds what the pulled level has read.
+    args = arguments('random', F.ppr(0.6, levels=4), columns=columns)
+    args['x'] = args['x'].abs()
+    seen = set()
+    for eps in (0.01, 0.03, 0.1):
+        quantum = torch.full((columns,), eps, dtype=torch.float64)
+        got, pushed = ops.push(**args, eps=quantum, seed=11, pull_above=6.0)
+        for block, number in enumerate(pushed.tolist()):
+            part = slice(8 * block, 8 * block + 8)
+            alone = {**without_pull(args), 'x': args['x'][:, part]}
+            wanted = push_reference(
+                **alone,
+                eps=quantum[part],
+                seed=11,
+                first=block,
+                pulled=4 - number,
+            )
+            torch.testing.assert_close(
+                got[:, part], wanted, rtol=1e-12, atol=0
+            )
+            seen.add(number)
+    assert seen & {1, 2, 3}
+
+
 def test_float32_samples_the_same_edges():
     # The same stream and nearly the same probabilities: the same points, but
     # for those that fall within rounding of a border.
@@ -210,6 +237,42 @@ def test_push_sparse_equals_the_reference():
         )
         torch.testing.assert_close(got[k], wanted[:, 0])
     assert ptr[1] == ptr[2]
+
+
+@pytest.mark.parametrize('prune', [1e-3, 0.02, 0.1, 0.3])
+def test_residues_stay_where_they_are_below_the_threshold(prune):
+    # |r| S against the threshold, whatever the level: quanta so small that
+    # nothing is drawn.
+    args = sparse_arguments()
+    args['eps'] = torch.full((3,), 1e-12, dtype=torch.float64)
+    args['prune'] = torch.full((3,), prune, dtype=torch.float64)
+    ptr, node, value = ops.push_sparse(**args, seed=7)
+    got = torch.zeros(3, 40, dtype=torch.float64)
+    got[torch.arange(3).repeat_interleave(ptr.diff()), node] = value
+    graph = args['graph']
+    rowptr, col = graph.rowptr.tolist(), graph.col.tolist()
+    stayed = 0
+    for k, signal in enumerate(({1: 1.0, 4: -2.0}, {}, {1: 0.5})):
+        wanted = [0.0] * 40
+        residue = [signal.get(u, 0.0) for u in range(40)]
+        for level, keep in enumerate(args['keep'].tolist()):
+            following = [0.0] * 40
+            for u, r in enumerate(residue):
+                wanted[u] += keep * r
+                if level == len(args['ratio']) or r == 0:
+                    continue
+                send = float(args['send'][u])
+                if abs(r) * send < prune:
+                    stayed += 1
+                    continue
+                for e in range(rowptr[u], rowptr[u + 1]):
+                    scale = 1 if graph.scale is None else graph.scale[e]
+                    following[col[e]] += float(
+                        args['ratio'][level] * r * send * scale
+                    )
+            residue = following
+        torch.testing.assert_close(got[k], torch.tensor(wanted).double())
+    assert stayed > 0 or prune < 0.02
 
 
 @pytest.mark.parametrize('seed', [11 + 2**32, 2**62 + 5, 2**63 - 1])

@@ -1,16 +1,16 @@
 """Whoever comes second is told: nothing that was acknowledged is lost."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 RACES = 50
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@needs.fork
 @pytest.mark.parametrize('kind', ['processes', 'threads'])
 @pytest.mark.parametrize('procedure', ['plain', 'removal', 'shards'])
 def test_races(procedure, kind, tmp_path):

@@ -4,14 +4,13 @@ Whatever two processes can disagree about, one of them is given another one
 of it. A test fails if any of them goes on, or waits for the others' timeout.
 """
 
-import os
-
+import needs
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from test_distributed import MEASURE, features, together
-from test_distributed import graph as graph
+from ranks import MEASURE, features, together
+from ranks import graph as graph
 
 import pyg_trust
 from pyg_trust import distributed
@@ -27,10 +26,7 @@ from pyg_trust.functional import (
 )
 from pyg_trust.graph import CSRGraph
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, 'fork') or not dist.is_gloo_available(),
-    reason='needs fork and gloo',
-)
+pytestmark = needs.ranks
 
 # One's own, and what is told of the other's.
 FAILURES = (OSError, RuntimeError, TypeError, ValueError)

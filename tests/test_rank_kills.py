@@ -11,12 +11,11 @@ import select
 import signal
 import time
 
+import needs
 import numpy as np
-import pytest
 import torch
-import torch.distributed as dist
-from test_distributed import MEASURE, codes, features, start, together
-from test_distributed import graph as graph
+from ranks import MEASURE, codes, features, start, together
+from ranks import graph as graph
 
 from pyg_trust._columns import ColumnFile
 from pyg_trust.functional import (
@@ -27,10 +26,7 @@ from pyg_trust.functional import (
 )
 from pyg_trust.graph import CSRGraph
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, 'fork') or not dist.is_gloo_available(),
-    reason='needs fork and gloo',
-)
+pytestmark = needs.ranks
 KILLS = 20
 SIZE = 2
 

@@ -7,10 +7,10 @@ import os
 import signal
 from functools import partial
 
+import needs
 import pytest
 import torch
-import torch.distributed as dist
-from test_distributed import codes, start, together
+from ranks import codes, start, together
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
@@ -21,10 +21,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import training
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, 'fork') or not dist.is_gloo_available(),
-    reason='needs fork and gloo',
-)
+pytestmark = needs.ranks
 
 
 def data(seed=0, n=40, edges=90):

@@ -369,3 +369,46 @@ def test_fingerprint_tells_apart_what_differs():
 def test_bytes_of_another_type_have_another_fingerprint(one, two):
     x = torch.tensor([0.0, 1.5, -2.0], dtype=one)
     assert fingerprint(x) != fingerprint(x.view(two))
+
+
+def test_a_measurement_is_called_none_of_a_promise():
+    # An audit was 'a promise to everybody who asked to be forgotten'.
+    report = TrustReport.of(
+        promise(kind='measurement', promise='no test found a trace')
+    )
+    for text in (report.to_html(), report.to_markdown(), str(report)):
+        assert 'a promise to' not in text
+        assert '1 promise' not in text
+        assert 'promised:' not in text
+    assert '1 measurement' in report.to_html()
+    assert 'no promise to anybody' in report.to_html()
+    both = TrustReport.of(promise(), promise(kind='measurement')).to_html()
+    assert '1 promise and 1 measurement' in both
+
+
+def test_a_seeded_report_is_a_promise_to_nobody():
+    from pyg_trust.noise import SEEDED
+
+    report = TrustReport.of(
+        promise(promise=f'{SEEDED}; else private', assumptions=(SEEDED, 'x'))
+    )
+    page = report.to_html()
+    assert 'promises nothing to anybody' in page
+    assert 'This is a promise' not in page
+    # It is not a condition under which anything holds.
+    assert page.lower().count('explicit seed') == 1
+
+
+@pytest.mark.parametrize(
+    ('spent', 'said'),
+    [
+        (0.25, '(25 %)'),
+        (0.9951, '(99.5 %)'),
+        (1e-9, '(less than 0.01 %)'),
+        (2.0, '(200 %)'),
+        (0.0, '(0 %)'),
+    ],
+)
+def test_the_page_says_the_share_that_is_spent(spent, said):
+    report = TrustReport.of(promise(spent={'residual': spent}, history={}))
+    assert said in report.to_html()

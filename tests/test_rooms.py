@@ -1,10 +1,34 @@
-"""Files hold one idea each: a long one says at its top why it is long."""
+"""The rooms of CONTRIBUTING.md: one idea a file, and calls that only go down.
 
+A long file says at its top why it is long. Imports and calls go from the
+procedures to the kernels, through every room once.
+"""
+
+import ast
+import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn import Linear
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+from torch_geometric.utils import grid
+
+from pyg_trust.certificates import ThreatModel, certify
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.nn import APPNP, PPNP
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.testing import make_graph
+from pyg_trust.transforms import AGP, GraphScattering
+from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / 'pyg_trust'
 REASON = 'Longer than 700 lines because '
 
 
@@ -44,3 +68,183 @@ def test_a_long_file_is_found(tmp_path, lines, first, is_found):
     made = [*first.split('\n'), *['x = 1'] * lines][:lines]
     (tmp_path / 'pyg_trust' / 'a.py').write_text('\n'.join(made))
     assert long_files(tmp_path) == (['pyg_trust/a.py'] if is_found else [])
+
+
+# From the bottom up; all other modules are the ground, at 0.
+FLOORS = {
+    'functional': 1,
+    **dict.fromkeys(('transforms', 'sampler', 'loader', 'nn'), 2),
+    **dict.fromkeys(('privacy', 'unlearning', 'certificates'), 3),
+    # What is asked from outside, about all of it.
+    **dict.fromkeys(
+        (
+            *('check', '_check_epsilon', 'registries'),
+            *('testing', 'utils', '__main__'),
+        ),
+        4,
+    ),
+}
+
+
+def room(path):
+    """Where a file of the package is: a folder, or the ground."""
+    name = Path(path.parts[0]).stem
+    return name if name in FLOORS else 'ground'
+
+
+def imported(tree):
+    """The modules that a file imports, but for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.unparse(node):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f'{node.module}.{alias.name}' for alias in node.names)
+        yield from imported(node)
+
+
+def upward(package):
+    """The imports from a floor above."""
+    found = []
+    for file in sorted(package.rglob('*.py')):
+        here = room(file.relative_to(package))
+        for module in imported(ast.parse(file.read_text())):
+            first, *rest = module.split('.')
+            if first != 'pyg_trust' or not rest:
+                continue
+            if FLOORS.get(rest[0], 0) > FLOORS.get(here, 0):
+                found.append((str(file.relative_to(package)), module))
+    return found
+
+
+def test_imports_go_down():
+    assert upward(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ('line', 'is_found'),
+    [
+        ('from pyg_trust.nn import APPNP', True),
+        ('def f():\n    import pyg_trust.privacy.engine', True),
+        ('from pyg_trust import transforms', True),
+        ('from pyg_trust.functional.walks import max_size', False),
+        ('from pyg_trust import ops', False),
+        (
+            'from typing import TYPE_CHECKING\n'
+            'if TYPE_CHECKING:\n    from pyg_trust.nn import APPNP',
+            False,
+        ),
+    ],
+)
+def test_an_import_from_above_is_found(line, is_found, tmp_path):
+    (tmp_path / 'functional').mkdir()
+    (tmp_path / 'functional' / 'a.py').write_text(line)
+    assert bool(upward(tmp_path)) == is_found
+
+
+# They stand around a call: whose turn it is, and who looks at what torch does.
+AROUND = {
+    'commit.py',
+    'privacy/calls.py',
+    'privacy/draws.py',
+    'privacy/flow.py',
+    'privacy/recorder.py',
+}
+
+
+class Paths(TorchDispatchMode):
+    """The files of the package that lead to a kernel, at every call of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == 'pyg_trust':
+            files, frame = [], sys._getframe(1)
+            while frame is not None:
+                file = Path(frame.f_code.co_filename)
+                if file.is_relative_to(PACKAGE):
+                    files.append(file.relative_to(PACKAGE))
+                frame = frame.f_back
+            self.found.add(
+                tuple(f for f in files[::-1] if f.as_posix() not in AROUND)
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def people():
+    edge_index, _ = make_graph('random').to_edge_index()
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.rand(40, 5, generator=generator),
+        edge_index=edge_index,
+        y=torch.arange(40) % 3,
+        train_mask=torch.ones(40, dtype=torch.bool),
+    )
+
+
+def propagate():
+    AGP('appnp', alpha=0.15, eps=1e-3)(people())
+
+
+def train():
+    data, model = people(), PPNP(Linear(5, 3), alpha=0.15, K=4)
+    private, optimizer, batches = PrivacyEngine().make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        data_loader=DisjointWalkLoader(
+            data, batch_size=5, walk_length=1, num_steps=1
+        ),
+        target_epsilon=4.0,
+        target_delta=1e-3,
+        steps=1,
+        max_grad_norm=1.0,
+    )
+    for batch in batches:
+        out = private(batch.x, batch.edge_index)[: batch.batch_size]
+        cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    APPNP(4, 0.15, eps=1e-3)(model.logits(data.x).detach(), data.edge_index)
+
+
+def certify_people():
+    certify(torch.rand(40, 3), ThreatModel(people(), local_budget=1))
+
+
+def forget_people():
+    unlearner = ShardedUnlearner(
+        lambda: GCN(5, 8, 2, 3), num_shards=2, epochs=1, seed=0
+    )
+    unlearner.fit(people())
+    unlearner.remove(RemovalRequest(nodes=[1]))
+
+
+def forget_images():
+    edge_index, _ = grid(3, 3)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    graphs = [
+        Data(
+            x=torch.rand(9, 3), edge_index=edge_index, y=torch.tensor([k % 2])
+        )
+        for k in range(20)
+    ]
+    classifier = ScatteringClassifier(GraphScattering(J=2, Q=2, L=2))
+    classifier.fit(graphs)
+    classifier.remove(RemovalRequest(graphs=[1]))
+
+
+@pytest.mark.parametrize(
+    'part', [propagate, train, certify_people, forget_people, forget_images]
+)
+def test_the_quickstart_passes_every_room_once(part):
+    with Paths() as paths:
+        part()
+    assert paths.found
+    for path in paths.found:
+        rooms = [name for name, _ in groupby(room(file) for file in path)]
+        floors = [FLOORS.get(name, 0) for name in rooms]
+        assert len(set(rooms)) == len(rooms), path
+        assert floors == sorted(floors, reverse=True), path
+        assert rooms[-1] == 'ground', path

@@ -102,18 +102,22 @@ constexpr int32_t kNoPlace = -1;  // it is there already
 
 enum Head : int64_t { kOneVersusRest, kSoftmax, kSquared };
 
-// Rows of a linear head: row i of Z has the targets Y[i] and the margins
-// Z[i] W. W, and sums of gradients, have rows of `stride` numbers: 1, 2, 4 or
-// whole cache lines, zeros beyond the real outputs.
+// Rows of a linear head: row i of Z has the margins Z[i] W, and targets in Y[i]
+// at the places that `columns` lists. W, and sums of gradients, are there
+// output by output, `stride` numbers each: whole cache lines, zeros beyond d.
 struct LossRows {
   const double* Z;
   const double* Y;
   const double* W;
+  const int64_t* columns;
   int64_t d;
-  int64_t outputs;
+  int64_t outputs;  // of a row of Y
+  int64_t count;    // of those that `columns` lists
   int64_t stride;
   Head head;
 };
+
+constexpr int64_t kLossStrip = 16;  // rows
 
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
@@ -146,13 +150,14 @@ struct Kernels {
                int64_t count,
                uint64_t below,
                uint8_t* kept);
-  // sum += Z' G of the rows [begin, end), G the slopes of the loss, for which
-  // there is room for 8 rows. Returns the sum of their squares.
-  double (*loss_gradient)(const LossRows& loss,
-                          int64_t begin,
-                          int64_t end,
-                          double* room,
-                          double* sum);
+  // sum += Z' G of the rows [begin, end), G the slopes of the loss, and squares
+  // += those of G, by output. There is room for two strips of G.
+  void (*loss_gradient)(const LossRows& loss,
+                        int64_t begin,
+                        int64_t end,
+                        double* room,
+                        double* sum,
+                        double* squares);
   // largest[c] = the larger of it and the bits of |x| in column c of the rows
   // [begin, end). A NaN is larger than all numbers.
   void (*magnitudes)(const float* x,

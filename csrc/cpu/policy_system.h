@@ -1,5 +1,9 @@
 // Linear systems of a policy on the CPU: what a policy makes of a graph, and
 // the solution of x = b + a P~ x, for one thread.
+//
+// BiCGSTAB stands here and in pyg_trust/functional/diffusion.py, and has to:
+// here every column has a graph of its own; there all columns share one, which
+// may have weights and lie on a GPU, and a step is one product of torch.
 #pragma once
 
 #include <algorithm>

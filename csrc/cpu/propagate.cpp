@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "exact_ops.h"
 #include "horner.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -23,7 +23,6 @@
 namespace pyg_trust {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // A row of `stride` columns is summed from entries, not from stored rows, if
@@ -59,15 +58,6 @@ void take_wide(const Step<float, float>& step, int64_t begin, int64_t end) {
 void take_wide(const Step<double, double>& step, int64_t begin, int64_t end) {
   kernels().wide_double(step, begin, end);
 }
-
-// x: dense, or the rows (ptr, index, value) of a sparse matrix.
-struct Signal {
-  const Tensor* dense;
-  const Tensor* ptr;
-  const Tensor* index;
-  const Tensor* value;
-  int64_t columns;
-};
 
 // The entries of a sparse x, tile after tile of `together` columns.
 template <typename scalar_t>
@@ -274,21 +264,17 @@ void one_level_of_entries(const Signal& x,
 }
 
 template <typename scalar_t, typename store_t>
-Tensor propagate_typed(const Tensor& rowptr,
-                       const Tensor& col,
-                       const Signal& x,
-                       const Tensor& recv,
-                       const Tensor& send,
-                       const Tensor& weights,
-                       const std::optional<Tensor>& scale,
-                       bool three_term,
-                       const std::optional<Tensor>& rows,
-                       const std::optional<Tensor>& order,
-                       bool loops,
-                       bool in_place) {
+Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
+  const Tensor &rowptr = p.rowptr, &col = p.col;
+  const Tensor &recv = p.recv, &send = p.send;
+  const std::optional<Tensor>& scale = p.scale;
+  const std::optional<Tensor>& rows = p.rows;
+  const std::optional<Tensor>& order = p.order;
+  const bool three_term = p.three_term, loops = p.loops;
+  const bool in_place = p.in_place;
   const int64_t n = rowptr.numel() - 1, columns = x.columns;
-  const auto* w = weights.const_data_ptr<double>();
-  int64_t levels = weights.numel() - 1;
+  const double* w = p.weights;
+  int64_t levels = p.levels;
   while (levels > 0 && w[levels] == 0)
     --levels;
   // So many columns are in flight, in whole vectors: powers of two, then cache
@@ -488,84 +474,13 @@ Tensor propagate_typed(const Tensor& rowptr,
   return out;
 }
 
-Tensor run(const Tensor& rowptr,
-           const Tensor& col,
-           const Signal& x,
-           const Tensor& recv,
-           const Tensor& send,
-           const Tensor& weights,
-           bool half,
-           const std::optional<Tensor>& scale,
-           bool three_term,
-           const std::optional<Tensor>& rows,
-           const std::optional<Tensor>& order,
-           bool loops = false,
-           bool in_place = false) {
-  const auto typed = recv.scalar_type() == ScalarType::Double
-                         ? propagate_typed<double, double>
-                     : half ? propagate_typed<float, Float16>
-                            : propagate_typed<float, float>;
-  return typed(rowptr, col, x, recv, send, weights, scale, three_term, rows,
-               order, loops, in_place);
-}
-
-Tensor propagate(const Tensor& rowptr,
-                 const Tensor& col,
-                 const Tensor& x,
-                 const Tensor& recv,
-                 const Tensor& send,
-                 const Tensor& weights,
-                 bool half,
-                 const std::optional<Tensor>& scale,
-                 bool three_term,
-                 const std::optional<Tensor>& rows,
-                       const std::optional<Tensor>& order) {
-  const Signal signal{&x, nullptr, nullptr, nullptr, x.size(1)};
-  return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
-             rows, order);
-}
-
-Tensor propagate_entries(const Tensor& rowptr,
-                         const Tensor& col,
-                         const Tensor& ptr,
-                         const Tensor& index,
-                         const Tensor& value,
-                         int64_t columns,
-                         const Tensor& recv,
-                         const Tensor& send,
-                         const Tensor& weights,
-                         bool half,
-                         const std::optional<Tensor>& scale,
-                         bool three_term,
-                         const std::optional<Tensor>& rows,
-                       const std::optional<Tensor>& order) {
-  const Signal signal{nullptr, &ptr, &index, &value, columns};
-  return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
-             rows, order);
-}
-
-Tensor propagate_looped(const Tensor& rowptr,
-                        const Tensor& col,
-                        const std::optional<Tensor>& x,
-                        const std::optional<Tensor>& ptr,
-                        const std::optional<Tensor>& index,
-                        const std::optional<Tensor>& value,
-                        int64_t columns,
-                        const Tensor& recv,
-                        const Tensor& send,
-                        const Tensor& weights,
-                        bool half,
-                        const std::optional<Tensor>& scale,
-                        bool three_term,
-                        const std::optional<Tensor>& rows,
-                        const std::optional<Tensor>& order,
-                        bool loops,
-                        bool in_place) {
-  const Signal signal = x ? Signal{&*x, nullptr, nullptr, nullptr, columns}
-                          : Signal{nullptr, &*ptr, &*index, &*value, columns};
-  return run(rowptr, col, signal, recv, send, weights, half, scale, three_term,
-             rows, order, loops, in_place);
-}
+struct ExactOnCpu {
+  template <typename scalar_t, typename store_t>
+  static Tensor propagate(const Signal& x, const ExactArguments& p) {
+    return propagate_typed<scalar_t, store_t>(x, p);
+  }
+};
+using Ops = ExactOps<ExactOnCpu>;
 
 Tensor column_magnitudes(const Tensor& x) {
   const int64_t n = x.size(0), columns = x.size(1);
@@ -590,7 +505,7 @@ Tensor column_magnitudes(const Tensor& x) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("column_magnitudes", TORCH_BOX(&pyg_trust::column_magnitudes));
-  m.impl("propagate", TORCH_BOX(&pyg_trust::propagate));
-  m.impl("propagate_looped", TORCH_BOX(&pyg_trust::propagate_looped));
-  m.impl("propagate_entries", TORCH_BOX(&pyg_trust::propagate_entries));
+  m.impl("propagate", TORCH_BOX(&pyg_trust::Ops::propagate));
+  m.impl("propagate_looped", TORCH_BOX(&pyg_trust::Ops::propagate_looped));
+  m.impl("propagate_entries", TORCH_BOX(&pyg_trust::Ops::propagate_entries));
 }

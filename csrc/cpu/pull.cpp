@@ -5,7 +5,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,13 +15,13 @@
 #include <tuple>
 #include <vector>
 
+#include "dispatch.h"
 #include "parallel.h"
 #include "scratch.h"
 
 namespace pyg_trust {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // Of the next row in a list, so many entries are fetched while this one is
@@ -170,10 +169,10 @@ void pull_rows(const Tensor& start,
                double weight) {
   const OpenRows rows = open_rows(start, length, col);
   const int64_t count = list ? list->numel() : start.numel();
-  if (in.scalar_type() == ScalarType::Double)
-    pull_typed<double>(rows, list, count, in, recv, send, out, z, weight);
-  else
-    pull_typed<float>(rows, list, count, in, recv, send, out, z, weight);
+  with_real(in, [&](auto zero) {
+    pull_typed<decltype(zero)>(rows, list, count, in, recv, send, out, z,
+                               weight);
+  });
 }
 
 Tensor to_tensor(const std::vector<int64_t>& nodes, const Tensor& like) {

@@ -8,15 +8,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "gather.h"
 #include "kernels.h"
-#include "levels.h"
 #include "parallel.h"
+#include "push_ops.h"
 #include "scratch.h"
 
 namespace pyg_trust {
@@ -477,123 +476,48 @@ void run_waves(const Problem<scalar_t>& all, int64_t num_blocks) {
     wave.run(begin, std::min(num_blocks, begin + together));
 }
 
-template <typename scalar_t>
-std::tuple<Tensor, Tensor> push_typed(const PushGraph<scalar_t>& graph,
-                                      const Tensor& pull_rowptr,
-                                      const Tensor& pull_col,
-                                      const Tensor& recv,
-                                      const Tensor& send,
-                                      const Tensor& x,
-                                      const Tensor& eps,
-                                      const Levels& levels,
-                                      uint64_t seed,
-                                      int64_t first,
-                                      double above,
-                                      bool only_pull) {
-  const int64_t n = x.size(0), columns = x.size(1);
-  constexpr int block = kBlock<scalar_t>;
-  const int64_t num_blocks = (columns + block - 1) / block;
-  Tensor out = torch::stable::new_empty(x, {n, columns});
-  Tensor pushed =
-      torch::stable::new_zeros(x, {num_blocks}, ScalarType::Long);
-  const Problem<scalar_t> all{graph,
-                              pull_rowptr.const_data_ptr<int64_t>(),
-                              pull_col.const_data_ptr<int32_t>(),
-                              recv.const_data_ptr<scalar_t>(),
-                              send.const_data_ptr<scalar_t>(),
-                              levels,
-                              above,
-                              x.const_data_ptr<scalar_t>(),
-                              eps.const_data_ptr<scalar_t>(),
-                              out.mutable_data_ptr<scalar_t>(),
-                              n,
-                              columns,
-                              seed,
-                              first,
-                              pushed.mutable_data_ptr<int64_t>(),
-                              only_pull};
-  if (columns == 1)
-    run_waves<1>(all, 1);
-  else if (columns <= 4)
-    run_waves<4>(all, num_blocks);
-  else
-    run_waves<block>(all, num_blocks);
-  return {out, pushed};
-}
-
-std::tuple<Tensor, Tensor> push_or_pull(const Tensor& rowptr,
-                                const Tensor& col,
-                                const std::optional<Tensor>& scale,
-                                const Tensor& group_ptr,
-                                const Tensor& group_end,
-                                const Tensor& pull_rowptr,
-                                const Tensor& pull_col,
-                                const Tensor& recv,
-                                const Tensor& send,
-                                const Tensor& x,
-                                const Tensor& eps,
-                                const Tensor& ratio,
-                                const Tensor& keep,
-                                int64_t seed,
-                                int64_t first,
-                                double pull_above,
-                                bool only_pull) {
-  const Levels levels(ratio, keep);
-  const double above = pull_above * static_cast<double>(pull_col.numel());
-  if (x.scalar_type() == ScalarType::Double)
-    return push_typed<double>(
-        view<double>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
-        pull_col, recv, send, x, eps, levels, seed, first, above, only_pull);
-  return push_typed<float>(
-      view<float>(rowptr, col, scale, group_ptr, group_end), pull_rowptr,
-      pull_col, recv, send, x, eps, levels, seed, first, above, only_pull);
-}
-
-std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
-                                const Tensor& col,
-                                const std::optional<Tensor>& scale,
-                                const Tensor& group_ptr,
-                                const Tensor& group_end,
-                                const Tensor& pull_rowptr,
-                                const Tensor& pull_col,
-                                const Tensor& recv,
-                                const Tensor& send,
-                                const Tensor& x,
-                                const Tensor& eps,
-                                const Tensor& ratio,
-                                const Tensor& keep,
-                                int64_t seed,
-                                int64_t first,
-                                double pull_above,
-                                bool /* always deterministic */) {
-  return push_or_pull(rowptr, col, scale, group_ptr, group_end, pull_rowptr,
-                      pull_col, recv, send, x, eps, ratio, keep, seed, first,
-                      pull_above, false);
-}
-
-std::tuple<Tensor, Tensor> pull(const Tensor& rowptr,
-                                const Tensor& col,
-                                const std::optional<Tensor>& scale,
-                                const Tensor& group_ptr,
-                                const Tensor& group_end,
-                                const Tensor& pull_rowptr,
-                                const Tensor& pull_col,
-                                const Tensor& recv,
-                                const Tensor& send,
-                                const Tensor& x,
-                                const Tensor& eps,
-                                const Tensor& ratio,
-                                const Tensor& keep,
-                                double pull_above) {
-  return push_or_pull(rowptr, col, scale, group_ptr, group_end, pull_rowptr,
-                      pull_col, recv, send, x, eps, ratio, keep, 0, 0,
-                      pull_above, true);
-}
+struct PushOnCpu {
+  template <typename scalar_t>
+  static std::tuple<Tensor, Tensor> push(const PushGraph<scalar_t>& graph,
+                                         const DenseArguments& p) {
+    const int64_t n = p.x.size(0), columns = p.x.size(1);
+    constexpr int block = kBlock<scalar_t>;
+    const int64_t num_blocks = (columns + block - 1) / block;
+    Tensor out = torch::stable::new_empty(p.x, {n, columns});
+    Tensor pushed =
+        torch::stable::new_zeros(p.x, {num_blocks}, ScalarType::Long);
+    const Problem<scalar_t> all{
+        graph,
+        p.pull_rowptr.const_data_ptr<int64_t>(),
+        p.pull_col.const_data_ptr<int32_t>(),
+        p.recv.const_data_ptr<scalar_t>(),
+        p.send.const_data_ptr<scalar_t>(),
+        p.levels,
+        p.pull_above * static_cast<double>(p.pull_col.numel()),
+        p.x.const_data_ptr<scalar_t>(),
+        p.eps.const_data_ptr<scalar_t>(),
+        out.mutable_data_ptr<scalar_t>(),
+        n,
+        columns,
+        static_cast<uint64_t>(p.seed),
+        p.first,
+        pushed.mutable_data_ptr<int64_t>(),
+        p.only_pull};
+    if (columns == 1)
+      run_waves<1>(all, 1);
+    else if (columns <= 4)
+      run_waves<4>(all, num_blocks);
+    else
+      run_waves<block>(all, num_blocks);
+    return {out, pushed};
+  }
+};
+using Ops = PushOps<PushOnCpu>;
 
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
-  m.impl("push", TORCH_BOX(&pyg_trust::push));
-  m.impl("pull", TORCH_BOX(&pyg_trust::pull));
+  m.impl("push", TORCH_BOX(&pyg_trust::Ops::push));
+  m.impl("pull", TORCH_BOX(&pyg_trust::Ops::pull));
 }

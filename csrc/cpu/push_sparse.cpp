@@ -2,27 +2,23 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "levels.h"
 #include "parallel.h"
-#include "push.h"
+#include "push_ops.h"
 #include "scratch.h"
 
 namespace pyg_trust {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kVisitAhead = 16;  // nodes to prefetch
@@ -328,101 +324,63 @@ class Query {
   scalar_t amount_[kHits];
 };
 
-template <typename scalar_t>
-std::tuple<Tensor, Tensor, Tensor> push_sparse_typed(
-    const PushGraph<scalar_t>& graph,
-    const Tensor& rowptr,
-    const Tensor& send,
-    const Tensor& sig_ptr,
-    const Tensor& sig_node,
-    const Tensor& sig_value,
-    const Tensor& eps,
-    const Tensor& prune,
-    const Levels& levels,
-    uint64_t seed,
-    int64_t first,
-    int64_t top_k,
-    double threshold) {
-  const int64_t num_signals = sig_ptr.numel() - 1, n = rowptr.numel() - 1;
-  const auto* begin = sig_ptr.const_data_ptr<int64_t>();
-  const auto* node = sig_node.const_data_ptr<int64_t>();
-  const auto* value = sig_value.const_data_ptr<scalar_t>();
-  const auto* quanta = eps.const_data_ptr<scalar_t>();
-  const auto* bounds = prune.const_data_ptr<scalar_t>();
-  std::vector<typename Query<scalar_t>::Row> rows(num_signals);
-  std::mutex mutex;
-  std::vector<std::shared_ptr<Query<scalar_t>>> queries;
-  // A query may touch little or much: it says nothing of n.
-  parallel_tasks(num_signals, kSerial, [&] {
-    auto query = std::make_shared<Query<scalar_t>>(
-        graph, send.const_data_ptr<scalar_t>(), levels, n);
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      queries.push_back(query);
-    }
-    return [&, query](int64_t k) {
-      for (int64_t i = begin[k]; i < begin[k + 1]; ++i)
-        query->start(node[i], value[i]);
-      rows[k] = query->run(quanta[k], bounds[k], derive(seed, first + k),
-                           top_k, threshold);
-    };
-  });
-  for (const auto& query : queries)
-    query->finish();
+struct PushSparseOnCpu {
+  template <typename scalar_t>
+  static std::tuple<Tensor, Tensor, Tensor> push_sparse(
+      const PushGraph<scalar_t>& graph,
+      const SparseArguments& p) {
+    const int64_t num_signals = p.ptr.numel() - 1, n = p.send.numel();
+    const auto* begin = p.ptr.const_data_ptr<int64_t>();
+    const auto* node = p.node.const_data_ptr<int64_t>();
+    const auto* value = p.value.const_data_ptr<scalar_t>();
+    const auto* quanta = p.eps.const_data_ptr<scalar_t>();
+    const auto* bounds = p.prune.const_data_ptr<scalar_t>();
+    const auto seed = static_cast<uint64_t>(p.seed);
+    std::vector<typename Query<scalar_t>::Row> rows(num_signals);
+    std::mutex mutex;
+    std::vector<std::shared_ptr<Query<scalar_t>>> queries;
+    // A query may touch little or much: it says nothing of n.
+    parallel_tasks(num_signals, kSerial, [&] {
+      auto query = std::make_shared<Query<scalar_t>>(
+          graph, p.send.const_data_ptr<scalar_t>(), p.levels, n);
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        queries.push_back(query);
+      }
+      return [&, query](int64_t k) {
+        for (int64_t i = begin[k]; i < begin[k + 1]; ++i)
+          query->start(node[i], value[i]);
+        rows[k] = query->run(quanta[k], bounds[k], derive(seed, p.first + k),
+                             p.top_k, p.threshold);
+      };
+    });
+    for (const auto& query : queries)
+      query->finish();
 
-  Tensor ptr = torch::stable::new_empty(sig_ptr, {num_signals + 1});
-  auto* ptr_data = ptr.mutable_data_ptr<int64_t>();
-  ptr_data[0] = 0;
-  for (int64_t k = 0; k < num_signals; ++k)
-    ptr_data[k + 1] = ptr_data[k] + static_cast<int64_t>(rows[k].size());
-  Tensor out_node = torch::stable::new_empty(sig_node, {ptr_data[num_signals]});
-  Tensor out_value =
-      torch::stable::new_empty(sig_value, {ptr_data[num_signals]});
-  auto* node_data = out_node.mutable_data_ptr<int64_t>();
-  auto* value_data = out_value.mutable_data_ptr<scalar_t>();
-  for (const auto& row : rows) {
-    for (const auto& [u, q] : row) {
-      *node_data++ = u;
-      *value_data++ = q;
+    Tensor ptr = torch::stable::new_empty(p.ptr, {num_signals + 1});
+    auto* ptr_data = ptr.mutable_data_ptr<int64_t>();
+    ptr_data[0] = 0;
+    for (int64_t k = 0; k < num_signals; ++k)
+      ptr_data[k + 1] = ptr_data[k] + static_cast<int64_t>(rows[k].size());
+    Tensor out_node = torch::stable::new_empty(p.node, {ptr_data[num_signals]});
+    Tensor out_value =
+        torch::stable::new_empty(p.value, {ptr_data[num_signals]});
+    auto* node_data = out_node.mutable_data_ptr<int64_t>();
+    auto* value_data = out_value.mutable_data_ptr<scalar_t>();
+    for (const auto& row : rows) {
+      for (const auto& [u, q] : row) {
+        *node_data++ = u;
+        *value_data++ = q;
+      }
     }
+    return {ptr, out_node, out_value};
   }
-  return {ptr, out_node, out_value};
-}
-
-std::tuple<Tensor, Tensor, Tensor> push_sparse(
-    const Tensor& rowptr,
-    const Tensor& col,
-    const std::optional<Tensor>& scale,
-    const Tensor& group_ptr,
-    const Tensor& group_end,
-    const Tensor& send,
-    const Tensor& sig_ptr,
-    const Tensor& sig_node,
-    const Tensor& sig_value,
-    const Tensor& eps,
-    const Tensor& prune,
-    const Tensor& ratio,
-    const Tensor& keep,
-    int64_t seed,
-    int64_t first,
-    int64_t top_k,
-    double threshold,
-    bool /* always deterministic */) {
-  const Levels levels(ratio, keep);
-  if (sig_value.scalar_type() == ScalarType::Double)
-    return push_sparse_typed(
-        view<double>(rowptr, col, scale, group_ptr, group_end), rowptr, send,
-        sig_ptr, sig_node, sig_value, eps, prune, levels, seed, first, top_k,
-        threshold);
-  return push_sparse_typed(
-      view<float>(rowptr, col, scale, group_ptr, group_end), rowptr, send,
-      sig_ptr, sig_node, sig_value, eps, prune, levels, seed, first, top_k,
-      threshold);
-}
+};
+using Ops = PushOps<PushSparseOnCpu>;
 
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
-  m.impl("push_sparse", TORCH_BOX(&pyg_trust::push_sparse));
+  m.impl("push_sparse", TORCH_BOX(&pyg_trust::Ops::push_sparse));
 }

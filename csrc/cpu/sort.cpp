@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -31,14 +32,6 @@ using torch::stable::Tensor;
 constexpr int64_t kAhead = 48;  // edges
 // Rows longer than this are sorted digit by digit.
 constexpr int64_t kLongRow = 2048;
-
-// Calls run with the indices, int64 or int32.
-template <typename Run>
-auto with_index(const Tensor& index, const Run& run) {
-  if (index.scalar_type() == ScalarType::Long)
-    return run(index.const_data_ptr<int64_t>());
-  return run(index.const_data_ptr<int32_t>());
-}
 
 // ++count[index[e]]; the first e with an index outside of the nodes, or -1.
 int64_t count_rows(const Tensor& index, Tensor count_) {
@@ -249,11 +242,12 @@ bool is_symmetric(const Tensor& rowptr_,
   const auto* rowptr = rowptr_.const_data_ptr<int64_t>();
   const auto* col = col_.const_data_ptr<int32_t>();
   const int64_t n = rowptr_.numel() - 1, m = col_.numel();
-  if (weight && weight->scalar_type() == ScalarType::Double)
-    return symmetric(rowptr, col, weight->const_data_ptr<double>(), n, m);
-  const float* none = nullptr;
-  return symmetric(rowptr, col,
-                   weight ? weight->const_data_ptr<float>() : none, n, m);
+  if (!weight)
+    return symmetric<float>(rowptr, col, nullptr, n, m);
+  return with_real(*weight, [&](auto zero) {
+    return symmetric(rowptr, col, weight->const_data_ptr<decltype(zero)>(), n,
+                     m);
+  });
 }
 
 // The rows of the reversed edges, and the position of each before if asked.

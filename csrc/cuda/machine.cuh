@@ -341,10 +341,4 @@ class Guard {
   const torch::stable::accelerator::DeviceGuard guard_;
 };
 
-// Numbers that the host reads: they stay there.
-inline const double* on_host(const Tensor& tensor, const char* name) {
-  STD_TORCH_CHECK(tensor.is_cpu(), "'", name, "' needs to be on the CPU");
-  return tensor.const_data_ptr<double>();
-}
-
 }  // namespace pyg_trust::cuda

@@ -145,7 +145,7 @@ PYG_TRUST_HD inline uint64_t push_key(uint64_t seed,
   return derive(derive(derive(seed, number), level), u);
 }
 
-// Where push_part sends: to one column of the next level.
+// Where push_row sends: to one column of the next level.
 template <typename scalar_t, typename sum_t>
 struct ToColumn {
   sum_t* sums;  // of node 0
@@ -159,6 +159,7 @@ struct ToColumn {
   void add(int64_t v, scalar_t factor) const {
     Sums<scalar_t, sum_t>::send(sums + v * stride, value, factor, unit);
   }
+  PYG_TRUST_HD void prefetch(int64_t) const {}
 };
 
 // What a block sends together, at most, in each column, and how many of its
@@ -465,10 +466,11 @@ void push_blocks(Machine& machine,
           const int64_t to =
               from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
           PYG_TRUST_COUNT(adds, to - from);
-          push_part(graph, u, mass[at],
-                    push_key(seed, number + block, level, u), all, from, to,
-                    ToColumn<scalar_t, sum_t>{sums + c, stride, sent(u, c),
-                                              unit[c]});
+          push_row(graph, u, mass[at],
+                   push_key(seed, number + block, level, u),
+                   ToColumn<scalar_t, sum_t>{sums + c, stride, sent(u, c),
+                                             unit[c]},
+                   PushPart{from, to, all.sure});
         },
         num_parts);
 
@@ -558,7 +560,7 @@ struct Entries {
 template <typename scalar_t>
 using Allocate = std::function<Entries<scalar_t>(int64_t)>;
 
-// Where push_part sends: to the next residues of one signal, and its frontier.
+// Where push_row sends: to the next residues of one signal, and its frontier.
 template <typename scalar_t, typename sum_t>
 struct ToSignal {
   sum_t* sums;       // of node 0
@@ -577,6 +579,7 @@ struct ToSignal {
     if (raise(listed + v))
       list[next(count)] = static_cast<int32_t>(cell + v);
   }
+  PYG_TRUST_HD void prefetch(int64_t) const {}
 };
 
 // What counts there are of a push of sparse signals.
@@ -785,10 +788,10 @@ void push_signals(Machine& machine,
       if (from >= to)
         return;
       const int64_t cell = now[i], k = cell / n, u = cell % n;
-      push_part(graph, u, mass[i], push_key(seed, number + k, level, u), all,
-                from, to,
-                ToSignal<scalar_t, sum_t>{sums + k * n, listed + k * n, later,
-                                          num_next, k * n, value[i], unit[k]});
+      push_row(graph, u, mass[i], push_key(seed, number + k, level, u),
+               ToSignal<scalar_t, sum_t>{sums + k * n, listed + k * n, later,
+                                         num_next, k * n, value[i], unit[k]},
+               PushPart{from, to, all.sure});
     };
     machine.run(
         cells, 1,

@@ -68,6 +68,6 @@ print(report.explain())
 # Accuracy grows with every step, and so does epsilon.
 figure, axis = plt.subplots(figsize=(5, 3), layout='constrained')
 axis.plot(spent, scores, marker='o')
-axis.set(xlabel='epsilon spent', ylabel='accuracy', ylim=(0, 1))
-axis.set_title('Privacy is paid for with accuracy')
+axis.set(xlabel='epsilon spent', ylabel='accuracy', xlim=0, ylim=(0, 1))
+axis.set_title(f'Accuracy {scores[-1]:.0%} at epsilon {spent[-1]:.1f}')
 plt.show()

@@ -63,5 +63,5 @@ axis.set(
     ylabel='share of robust predictions',
     ylim=(0, 1),
 )
-axis.set_title('Robust against lost friends')
+axis.set_title(f'{ratios[1]:.0%} stay whoever loses one friend')
 plt.show()

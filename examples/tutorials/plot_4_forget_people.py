@@ -45,7 +45,8 @@ left = unlearner.data
 after = accuracy(unlearner.predict_proba(), left)
 
 figure, axis = plt.subplots(figsize=(4, 3), layout='constrained')
-axis.bar(['before', 'after'], [before, after])
-axis.set(ylabel='accuracy', ylim=(0, 1))
-axis.set_title('Two people fewer, the same accuracy')
+bars = axis.bar(['before', 'after'], [before, after])
+axis.bar_label(bars, fmt='{:.1%}')
+axis.set(ylabel='accuracy', ylim=(0, 1.15))
+axis.set_title('What two people fewer cost')
 plt.show()

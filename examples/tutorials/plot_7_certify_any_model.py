@@ -54,21 +54,21 @@ print(report)
 # attack. Nobody can certify more.
 changes = range(11)
 curves = {
-    'deleted': [
-        report.certified_accuracy(data.y, edges=(0, k)) for k in changes
-    ],
     'added': [
         report.certified_accuracy(data.y, edges=(k, 0)) for k in changes
     ],
+    'deleted': [
+        report.certified_accuracy(data.y, edges=(0, k)) for k in changes
+    ],
 }
 clean = report.certified_accuracy(data.y)
-figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout='constrained')
+figure, axes = plt.subplots(2, 1, figsize=(7, 7), layout='constrained')
 for name, shares in curves.items():
     axes[0].step(changes, shares, where='post', label=f'{name} friendships')
 axes[0].axhline(clean, color='C7', linestyle='--', label='no attack')
-axes[0].set(xlabel='changes', ylabel='certified accuracy', ylim=(0, 1))
+axes[0].set(xlabel='changes', ylabel='certified accuracy', ylim=(0, 1.1))
 axes[0].set_title(f'{curves["deleted"][3]:.0%} withstand 3 deletions')
-axes[0].legend(frameon=False)
+axes[0].legend(frameon=False, loc=(0.28, 0.12))
 report.plot(axes[1])
 plt.show()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_integer, check_tensor
-from pyg_trust.certificates.identity import UNSEEN, SpeaksOf
+from pyg_trust._identity import UNSEEN, SpeaksOf
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.charts import Chart
 

@@ -100,7 +100,7 @@ def certify(
 
     A certificate is of the model as it is now: ``report.speaks_of(model)``
     tells whether another one, or this one later, is the same by its tensors,
-    attributes and code (``pyg_trust.certificates.identity``).
+    attributes and code (``pyg_trust._identity``).
 
     The threat decides how:
 

@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
-from pyg_trust.certificates.identity import (
+from pyg_trust._identity import (
     UNSEEN,
     SpeaksOf,
     check_process,

@@ -39,7 +39,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_trust._checks import check_instance
-from pyg_trust.certificates.identity import check_process, identity
+from pyg_trust._identity import check_process, identity
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.diffusion import (
     check_alpha,

@@ -18,13 +18,14 @@ from pyg_trust._checks import (
     check_number,
     check_tensor,
 )
-from pyg_trust.certificates.identity import (
+from pyg_trust._identity import (
     UNSEEN,
     SpeaksOf,
     check_process,
     identity,
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
+from pyg_trust.certificates.votes import is_right
 from pyg_trust.functional.voting import certified_mean, certified_votes
 from pyg_trust.report import (
     DATA_FIELDS,
@@ -141,13 +142,7 @@ class VoteCertificate(SpeaksOf, Report):
             changes (int): as in :meth:`certified`.
             rows (int): as there. (default: :obj:`0`)
         """
-        check_tensor('labels', labels, torch.int64, ('num',))
-        if labels.numel() <= int(self.targets.max()):
-            raise ValueError(
-                f"'labels' needs to have all {self.task} "
-                f'(got {labels.numel()}, for {int(self.targets.max()) + 1})'
-            )
-        right = labels[self.targets] == self.predicted
+        right = is_right(labels, self.targets, self.predicted, self.task)
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:

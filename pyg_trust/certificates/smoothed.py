@@ -20,12 +20,12 @@ from pyg_trust._checks import (
     check_non_negative,
     check_number,
 )
-from pyg_trust.certificates.certify import certifies
-from pyg_trust.certificates.identity import (
+from pyg_trust._identity import (
     check_process,
     digest,
     identity,
 )
+from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.sampling import (
     Pipeline,
     Sampler,

@@ -7,13 +7,36 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_choice, check_integer, check_tensor
-from pyg_trust.certificates.identity import UNSEEN, SpeaksOf
+from pyg_trust._identity import UNSEEN, SpeaksOf
 from pyg_trust.functional.smoothing import certified, check_radius, regions_at
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips
 
 _SHOWN = (1, 2, 5, 10)
+
+
+def is_right(
+    labels: Tensor, targets: Tensor, predicted: Tensor, task: str
+) -> Tensor:
+    """Which targets are predicted right: bool, ``[num_targets]``.
+
+    Args:
+        labels (Tensor): the true classes of all nodes, or graphs: int64.
+        targets (Tensor): the nodes, or graphs: int64, ``[num_targets]``.
+        predicted (Tensor): their predicted classes, as :obj:`targets`.
+        task (str): ``'nodes'`` or ``'graphs'``, for the message.
+
+    Raises:
+        ValueError: if there are fewer labels than the largest target takes.
+    """
+    check_tensor('labels', labels, torch.int64, ('num',))
+    if labels.numel() <= int(targets.max()):
+        raise ValueError(
+            f"'labels' needs to have all {task} "
+            f'(got {labels.numel()}, for {int(targets.max()) + 1})'
+        )
+    return labels[targets] == predicted
 
 
 @dataclass(frozen=True)
@@ -149,13 +172,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             ValueError: if there are fewer labels than the largest target
                 takes.
         """
-        check_tensor('labels', labels, torch.int64, ('num',))
-        if labels.numel() <= int(self.targets.max()):
-            raise ValueError(
-                f"'labels' needs to have all {self.task} "
-                f'(got {labels.numel()}, for {int(self.targets.max()) + 1})'
-            )
-        right = labels[self.targets] == self.predicted
+        right = is_right(labels, self.targets, self.predicted, self.task)
         mask = self.certified(edges=edges, features=features)
         return float((mask & right).double().mean())
 

@@ -4,6 +4,11 @@
 residual above a bound, and rounds once, so that a certificate
 (:mod:`pyg_trust.certificates`) can say how far it is from exact arithmetic:
 :func:`diffusion_error`.
+
+BiCGSTAB stands here and in ``csrc/cpu/policy_system.h``, and has to: here all
+columns share one graph, which may have weights and lie on any device, so that
+a step is one sparse product of torch; there every column has a graph of its
+own, the clean one with some edges flipped, no weights, and one thread.
 """
 
 import math
@@ -51,7 +56,8 @@ def diffuse(
     :math:`\alpha x`. Solved in float64 and rounded once at the end.
 
     Args:
-        graph (CSRGraph): the graph; edge weights, if any, count.
+        graph (CSRGraph): the graph; edge weights, if any, count, and are
+            non-negative.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         normalization (str): :obj:`'rw'` or :obj:`'sym'`.
@@ -66,7 +72,8 @@ def diffuse(
 
     Raises:
         TypeError: on a wrong type or dtype.
-        ValueError: on a wrong shape, or numbers that are not finite.
+        ValueError: on a wrong shape, numbers that are not finite, or edge
+            weights that are negative or whose sum overflows float64.
         RuntimeError: if the solver does not come within what
             :func:`diffusion_error` promises.
     """
@@ -78,6 +85,7 @@ def diffuse(
             "'graph' needs to be undirected for normalization='sym' (got a "
             'directed one)'
         )
+    _check_weights(graph)
     shape = (graph.num_nodes, 'num_columns')
     check_tensor('x', x, REAL, shape, finite=True)
     if tol is not None:
@@ -85,6 +93,24 @@ def diffuse(
     else:
         tol = _TOL[x.dtype]
     return _Diffuse.apply(x, graph, float(alpha), normalization, tol)
+
+
+def _check_weights(graph: CSRGraph) -> None:
+    # The bound needs rows of D^-1 A that are distributions.
+    if graph.weight is None or graph.num_edges == 0:
+        return
+    weight = graph.weight.detach()
+    if float(weight.min()) < 0:
+        raise ValueError(
+            "'graph' needs non-negative edge weights, which transition "
+            f'probabilities are made of (got {float(weight.min()):g})'
+        )
+    # Of all, not of a row: who is so near to the end may divide them first.
+    if not math.isfinite(float(weight.sum(dtype=torch.float64))):
+        raise ValueError(
+            "'graph' needs edge weights with a sum that is finite in float64 "
+            f'(got up to {float(weight.max()):g})'
+        )
 
 
 class _Diffuse(torch.autograd.Function):
@@ -119,6 +145,8 @@ def _diffuse(
     *,
     back: bool = False,
 ) -> Tensor:
+    if x.numel() == 0:
+        return x.clone()
     weight = graph.weight
     if weight is None:
         weight = torch.ones(graph.num_edges, device=graph.device)

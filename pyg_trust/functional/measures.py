@@ -89,7 +89,7 @@ class Measure:
         name (str): for printing. (default: :obj:`'custom'`)
 
     Raises:
-        TypeError: if a number is none.
+        TypeError: if a number is none, or a flag no bool.
         ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
             :obj:`weights` are empty, negative, all zero, or have no finite
             sum, or :obj:`shrink` is not positive and finite.
@@ -122,6 +122,8 @@ class Measure:
         if self.spectral_radius is not None:
             check_non_negative('spectral_radius', self.spectral_radius)
         check_instance('name', self.name, str)
+        for flag in ('self_loops', 'undirected', 'along'):
+            check_instance(flag, getattr(self, flag), bool)
         if len(self.weights) == 0:
             raise ValueError("'weights' needs at least one entry (got none)")
         for weight in self.weights:
@@ -534,4 +536,5 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     tail = weights[::-1].cumsum()[::-1]  # tail[i] = sum over k >= i
     if levels is None:
         levels = int(np.argmax(np.append(tail[1:], 0.0) <= tol))
+        _check_needed('t', t, levels, tol)
     return (*weights[:levels].tolist(), float(tail[levels]))

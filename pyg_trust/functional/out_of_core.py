@@ -32,6 +32,7 @@ from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
     How,
+    _check_half,
     _check_how,
     _exact_checked,
     _operator,
@@ -362,6 +363,8 @@ def _prepared(
     how = how._replace(loops=loops)
     # Before there are columns in memory, as it needs some for a moment.
     _operator(looped, measure, _torch(dtype), how.tol, loops)
+    if half:
+        _check_half(looped, measure, _torch(dtype), how)
     rows, entries = (
         checksum(part.numpy()) for part in (graph.rowptr, graph.col32)
     )

@@ -59,7 +59,19 @@ features, its label and its own list :math:`L_v` of the nodes that it sends to.
 A relation of nodes in the form ``'withdraw'`` is a record against a blank one
 (no message, no gradient, an empty list); ``'replace'`` is any record against
 any other, by the triangle inequality at most twice as far. Both bounds are
-attained (two records of opposite messages and one list).
+attained (two records of opposite messages and one list). Messages that are
+probabilities of :math:`C` classes (:func:`class_messages`) have no opposites:
+:math:`m^\top m' \ge -1/(C-1)`. With :math:`w, w' \ge 0` the weights of the
+two lists, or the same scaled column :math:`\Pi e_v` of ``'feature'``,
+:math:`\|w\|^2, \|w'\|^2 \le D`,
+
+.. math::
+    \|w m^\top - w' m'^\top\|_F^2 = \|w\|^2 \|m\|^2 + \|w'\|^2 \|m'\|^2
+    - 2\, (w^\top w')(m^\top m') \le D \frac{2 C}{C - 1},
+
+as :math:`0 \le w^\top w' \le D`. That is 1.63 for four classes where any
+messages have 2. In a later hop the message is a function of a released row,
+the same for both records, and moves by :math:`\|w - w'\| \le \sqrt{2 D}`.
 
 Later hops read messages that are functions of *released* rows and the node's
 own record, of norm at most 1 again, so each has the sensitivity of the first,
@@ -96,7 +108,7 @@ BETWEEN = ('normalize', 'clip')
 MARGIN = 1e-6
 #: The most nodes of a graph all of whose columns are propagated.
 MAX_COLUMNS = 200_000
-_BLOCK = 256
+_BLOCK, _LEAST_BLOCK = 256, 16
 _DENSE = 0.1
 # Messages are made some columns at a time, of about so many numbers, and their
 # lengths taken of fewer: no release holds all messages beside its sums.
@@ -180,9 +192,15 @@ class MessageBlocks:
             made = torch.cat([made, channel], 1)
         return made.mul_(1 - MARGIN)
 
-    def blocks(self) -> Iterator[tuple[int, int, Tensor]]:
-        """First column, end and messages of one block after the other."""
-        size = max(_LEAST_COLUMNS, _NUMBERS // max(1, self._x.size(0)))
+    def blocks(
+        self, numbers: int = _NUMBERS
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """First column, end and messages of one block after the other.
+
+        Args:
+            numbers (int): about how many a block has. (default: 1,048,576)
+        """
+        size = max(_LEAST_COLUMNS, numbers // max(1, self._x.size(0)))
         for start in range(0, self.width, size):
             stop = min(self.width, start + size)
             yield start, stop, self.columns(start, stop)
@@ -217,12 +235,53 @@ def messages(
     return made.columns(0, made.width)
 
 
+def class_messages(probabilities: Tensor) -> Tensor:
+    r"""Probabilities of classes as messages that have no opposites.
+
+    .. math::
+        m = \frac{q - 1/C}{\sqrt{1 - 1/C}}
+
+    A certain class has norm 1, the even distribution is zero. The messages
+    are the convex hull of :math:`C` vectors with products :math:`-1/(C-1)`,
+    so that no two are more than :math:`\sqrt{2C/(C-1)}` apart
+    (:func:`hop_sensitivity` with :obj:`num_classes`). Send them with
+    ``between='clip'``: brought to norm 1 they would leave the hull.
+
+    Args:
+        probabilities (Tensor): float64, ``[num_nodes, num_classes]``: rows
+            that are not negative and sum to 1.
+
+    Returns:
+        Tensor: float64, ``[num_nodes, num_classes]``.
+
+    Example:
+        >>> class_messages(torch.eye(2).double())
+        tensor([[ 0.7071, -0.7071],
+                [-0.7071,  0.7071]], dtype=torch.float64)
+    """
+    check_tensor(
+        *('probabilities', probabilities, torch.float64),
+        ('num_nodes', 'num_classes'),
+        finite=True,
+    )
+    total = probabilities.sum(1)
+    if bool((probabilities < 0).any()) or bool(
+        ((total - 1).abs() > 1e-9).any()
+    ):
+        raise ValueError(
+            "'probabilities' needs rows that are not negative and sum to 1"
+        )
+    classes = probabilities.size(1)
+    return (probabilities - 1 / classes) / math.sqrt(1 - 1 / max(2, classes))
+
+
 def hop_sensitivity(
     relation: str,
     *,
     directed: bool = False,
     form: str = 'withdraw',
     max_degree: int | None = None,
+    num_classes: int | None = None,
 ) -> float:
     r"""By how much neighbours move a hop of messages of norm at most 1.
 
@@ -248,6 +307,10 @@ def hop_sensitivity(
             needs it, the most edges of a node that is covered in full; of
             ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
             (default: :obj:`None`)
+        num_classes (int, optional): :math:`C`, if messages are those of
+            :func:`class_messages`, for ``'node'`` and ``'feature'``: a
+            replaced record then moves a hop by
+            :math:`\sqrt{2 D C / (C - 1)}`. (default: :obj:`None`)
 
     Example:
         >>> hop_sensitivity('node'), hop_sensitivity('node', form='replace')
@@ -267,10 +330,20 @@ def hop_sensitivity(
             "'max_degree' is needed by the relation 'node_incident': the "
             'most edges of a node that comes or goes'
         )
+    if num_classes is not None:
+        check_integer('num_classes', num_classes, 1)
+        if relation not in ('node', 'feature'):
+            raise ValueError(
+                "'num_classes' is for the relations 'node' and 'feature' (got "
+                f'{relation!r})'
+            )
     if relation == 'edge':
         return 1.0 if directed else math.sqrt(2)
     moved = math.sqrt(1 if max_degree is None else max_degree)
-    return moved if form == 'withdraw' else 2 * moved
+    if form == 'withdraw':
+        return moved
+    C = max(2, num_classes or 2)
+    return math.sqrt(2 * C / (C - 1)) * moved
 
 
 def energy_weights(graph: CSRGraph, max_degree: int = 1) -> Tensor:
@@ -302,6 +375,7 @@ def private_propagate(
     *,
     between: str = 'normalize',
     degree_channel: float = 0.0,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     r"""Noisy sums over neighbours, hop by hop.
 
@@ -327,9 +401,11 @@ def private_propagate(
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
         degree_channel (float): as of :func:`messages`, in every hop.
             (default: :obj:`0.0`)
+        dtype (torch.dtype): what noisy sums are rounded to; the next hop
+            reads rounded ones. (default: ``torch.float64``)
 
     Returns:
-        list[Tensor]: :math:`S_1, S_2, \ldots`, float64.
+        list[Tensor]: :math:`S_1, S_2, \ldots`, of :obj:`dtype`.
     """
     check_instance('graph', graph, CSRGraph)
     check_tensor('x', x, REAL, (graph.num_nodes, 'num_columns'))
@@ -340,6 +416,10 @@ def private_propagate(
             'weight moves the sums by as much'
         )
     _check_noise(noise)
+    if dtype not in REAL:
+        raise ValueError(
+            f"'dtype' needs to be torch.float32 or torch.float64 (got {dtype})"
+        )
     if isinstance(stds, str) or not isinstance(stds, Sequence) or not stds:
         raise TypeError(
             f"'stds' needs to be a list of at least one number (got {stds!r})"
@@ -365,6 +445,8 @@ def private_propagate(
             if weights is not None:
                 block.mul_(weights[:, None])
             rows[:, start:stop] += torch.from_numpy(into @ block.numpy())
+        # Before the next hop, so that one hop alone is in float64.
+        rows = rows.to(dtype)
         released.append(rows)
     return released
 
@@ -412,13 +494,21 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
         )
     norms, diagonal = np.empty(n), np.empty(n)
     unit = scipy.sparse.eye_array(n, format='csc')
-    for start in range(0, n, _BLOCK):
-        stop = min(n, start + _BLOCK)
+    # As many columns at a time as have about the numbers of a block.
+    start, size = 0, _LEAST_BLOCK
+    while start < n:
+        stop = min(n, start + size)
         made = _series(operator, measure, unit[:, start:stop])
         own = made[start:stop].diagonal()
         squares = (made * made).sum(0)
         norms[start:stop] = np.sqrt(np.asarray(squares).ravel())
         diagonal[start:stop] = own
+        filled = made.nnz if scipy.sparse.issparse(made) else made.size
+        if filled > _NUMBERS:
+            size = max(_LEAST_BLOCK, size // 2)
+        elif filled < _NUMBERS // 4:
+            size = min(_BLOCK, 2 * size)
+        start = stop
     return torch.from_numpy(norms), torch.from_numpy(diagonal)
 
 
@@ -431,6 +521,7 @@ def scaled_propagate(
     *,
     own: bool = True,
     scales: tuple[Tensor, Tensor] | None = None,
+    between: str = 'normalize',
 ) -> Tensor:
     r"""One noisy linear propagation over public edges, columns scaled.
 
@@ -452,6 +543,7 @@ def scaled_propagate(
             diagonal of :math:`\Pi` is left out. (default: :obj:`True`)
         scales (tuple[Tensor, Tensor], optional): of :func:`columns`, where
             they are known. (default: :obj:`None`)
+        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
 
     Returns:
         Tensor: float64, ``[num_nodes, num_columns]``.
@@ -472,13 +564,14 @@ def scaled_propagate(
     # What is nothing but rounding is not scaled up to 1.
     silent = norms <= 1e-7 * diagonal.abs()
     inverse = torch.where(silent | (norms == 0), 0.0, 1 / norms)
-    sent = MessageBlocks(x, 'normalize', 0.0)
+    sent = MessageBlocks(x, between, 0.0)
     total = noise.normal((graph.num_nodes, sent.width)).mul_(std)
-    for start, stop, block in sent.blocks():
+    # Beside a block there are its last level and the sum of all.
+    for start, stop, block in sent.blocks(_NUMBERS // 4):
         block.mul_(inverse[:, None])
         made = torch.from_numpy(_series(operator, measure, block.numpy()))
         if not own:
-            made = made - diagonal[:, None] * block
+            made.sub_(block.mul_(diagonal[:, None]))
         total[:, start:stop] += made
     return total
 
@@ -544,5 +637,5 @@ def _series(
             size = level.shape[0] * level.shape[1]
             if level.nnz > _DENSE * size:
                 level, total = level.toarray(), total.toarray()
-        total = total + weight * level
+        total += weight * level
     return total

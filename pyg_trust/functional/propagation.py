@@ -74,9 +74,17 @@ from torch import Tensor
 from pyg_trust import ops, rng
 from pyg_trust._building import own_loops
 from pyg_trust._checks import (
+    check_instance,
     check_nodes,
     check_non_negative,
     is_finite,
+)
+from pyg_trust.functional._ranges import (
+    check_half,
+    check_shrink,
+    check_weights,
+    known_norms,
+    power_norms,
 )
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.measures import Measure
@@ -141,9 +149,12 @@ def propagate(
             expected to be cheaper, as in the paper. (default: :obj:`False`)
         half (bool): whether the exact path keeps its levels in float16, for
             float32 signals: faster, with a relative error of up to
-            :math:`2^{-11}` per level where nothing averages out (and of
+            :math:`2^{-11}` per level where nothing averages out (of a slow
+            series with :obj:`tol` more, as :mod:`.chebyshev` bounds it; and of
             :math:`2^{-31}` of a column's largest entry, times the largest
-            sum of a row of the operator, where the range of float16 ends),
+            sum of a row of the operator, where the range of float16 ends;
+            a measure whose weights fall as fast as the powers of the
+            operator grow is refused, as levels would vanish),
             and of about :math:`10^{-4}` in the Frobenius norm as measured;
             the gradient likewise. Columns are scaled by powers of two; what
             overflows all the same is an error.
@@ -151,8 +162,11 @@ def propagate(
         tol (float): how far from :math:`z` the result may be, in exchange for
             fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le
             \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F`, certainly and for
-            every signal (:func:`chebyshev`). Needs :math:`a + b = 1` and an
-            undirected graph. (default: :obj:`0.0`)
+            every signal (:func:`chebyshev`). This is in exact arithmetic: the
+            rounding of the levels, in the dtype of :obj:`x` or in float16,
+            comes on top, so that less than that of a level gains nothing.
+            Needs :math:`a + b = 1` and an undirected graph.
+            (default: :obj:`0.0`)
         rows (Tensor, optional): the nodes whose rows of :math:`z` are wanted,
             int64 or a bool mask: the last level is computed for them alone,
             and earlier ones for what they need if that is little.
@@ -163,14 +177,15 @@ def propagate(
         rows alone if :obj:`rows` is given.
 
     Raises:
-        TypeError: on another graph, measure or dtype.
+        TypeError: on another graph, measure or dtype, or a flag that is no
+            bool.
         ValueError: on a weighted graph, a directed one if the measure needs
             an undirected one, a graph beyond the spectral radius of a Katz
             measure, NaN or infinity in :obj:`x`, a wrong shape or device,
             :obj:`eps` that is negative or not finite, :obj:`half` or
             :obj:`tol` together with :obj:`eps`, :obj:`half` with float64,
-            :obj:`tol` where its bound does not hold, or a result that
-            overflows.
+            :obj:`tol` where its bound does not hold, a measure whose weights
+            vanish in the dtype, or a result that overflows.
 
     Example:
         >>> from pyg_trust.functional import ppr
@@ -247,17 +262,20 @@ def _eager(
     # Exact propagation leaves the generator alone.
     how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
     rest = (graph, measure, rows, how)
-    if x.layout == torch.sparse_csr and how.eps != 0:
-        x = x.to_dense()
+    entries = None
     if x.layout == torch.sparse_csr:
         ptr, column, _, width = ops.sparse_parts(x)
-        entries = Entries(ptr, column, width)
+        if how.eps == 0:
+            entries = Entries(ptr, column, width)
+        else:
+            x = x.to_dense()
+    if entries is not None:
         z = _Propagate.apply(x.values(), entries, *rest)
     else:
         columns = x.view(-1, 1) if x.dim() == 1 else x
         z = _Propagate.apply(columns, None, *rest)
     if how.eps == 0:
-        given._cache[_key_of(measure, x.dtype, how.tol)] = True
+        given._cache[_known_as(measure, x.dtype, how)] = True
     return z.view(-1) if x.dim() == 1 else z
 
 
@@ -365,6 +383,11 @@ def _key_of(measure: Measure, dtype: torch.dtype, tol: float) -> str:
     return f'{measure.key} {dtype} {tol}'
 
 
+def _known_as(measure: Measure, dtype: torch.dtype, how: How) -> str:
+    # What was propagated, and checked, before.
+    return f'{_key_of(measure, dtype, how.tol)} {how.half}'
+
+
 def _make_operator(
     graph: CSRGraph,
     measure: Measure,
@@ -380,13 +403,43 @@ def _make_operator(
         if fewer.levels < measure.levels:
             weights, three_term = fewer.coefficients, True
     if measure.shrink != 1:
+        check_shrink(measure, dtype)
         # As rounded; the weights make up for the rounding.
         shrink = torch.tensor(measure.shrink, dtype=dtype)
         recv = recv * shrink
         if not three_term:
             off = measure.shrink / float(shrink)
             weights = tuple(w * off**i for i, w in enumerate(weights))
+    check_weights(
+        measure, dtype, lambda: _powers(graph, measure, recv * send, loops)
+    )
     return recv, send, torch.tensor(weights, dtype=torch.float64), three_term
+
+
+def _powers(
+    graph: CSRGraph, measure: Measure, ends: Tensor, loops: bool
+) -> list[float]:
+    # Of S R B, whose diagonal is `ends`.
+    known = known_norms(measure, graph.is_undirected)
+    if known is not None:
+        return known
+    rows = graph.receivers(measure.along)
+    return power_norms(*rows, ends, measure.levels, loops)
+
+
+def _check_half(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
+) -> None:
+    key = ('fits half', how.loops, _key_of(measure, dtype, how.tol))
+    recv, send, weights, three_term = _operator(
+        graph, measure, dtype, how.tol, how.loops
+    )
+    if three_term or key in graph._cache:
+        return
+    norms = _powers(graph, measure, recv * send, how.loops)
+    room = _limits(graph, measure, dtype, how).room
+    check_half(measure, weights, room, norms)
+    graph._cache[key] = True
 
 
 class _Limits(NamedTuple):
@@ -505,6 +558,7 @@ def _exact(
     )
     scale = None
     if how.half:
+        _check_half(graph, measure, x.dtype, how)
         largest = _largest(x) if largest is None else largest
         room = _limits(graph, measure, x.dtype, how).room
         scale = half_scale(largest * (send.max() * room))
@@ -539,8 +593,15 @@ def _largest(x: Tensor) -> Tensor:
     # The largest magnitude in every column.
     if x.layout == torch.sparse_csr:
         zeros = x.values().new_zeros(x.size(1))
-        index = x.col_indices().long()
-        return zeros.scatter_reduce_(0, index, x.values().abs(), 'amax')
+        index, size = x.col_indices().long(), x.values().abs()
+        if not _ascends(x.crow_indices(), index):
+            # An entry that is there twice is added up.
+            rows = torch.arange(x.size(0), device=x.device)
+            rows = rows.repeat_interleave(x.crow_indices().diff())
+            keys, same = (rows * x.size(1) + index).unique(return_inverse=True)
+            size = size.new_zeros(keys.numel()).index_add_(0, same, size)
+            index = keys % x.size(1)
+        return zeros.scatter_reduce_(0, index, size, 'amax')
     if x.size(0) == 0:
         return x.new_zeros(x.size(1))
     if (
@@ -556,6 +617,15 @@ def _largest(x: Tensor) -> Tensor:
         step = max(256, 2**17 // max(x.size(1), 1))
     found = [torch.maximum(p.amax(0), -p.amin(0)) for p in x.split(step)]
     return found[0] if len(found) == 1 else torch.stack(found).amax(0)
+
+
+def _ascends(ptr: Tensor, index: Tensor) -> bool:
+    # Whether no index of a row is there twice or out of order.
+    falls = index.diff() <= 0
+    starts = ptr[1:-1].long()
+    inner = starts[(starts > 0) & (starts < index.numel())]
+    falls[inner - 1] = False
+    return not bool(falls.any())
 
 
 def _row_sizes(rowptr: Tensor, col: Tensor, loops: bool) -> Tensor:
@@ -608,10 +678,10 @@ def half_scale(largest: Tensor) -> Tensor:
 
 def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
     # All that depends on data is there since the first call.
-    if _key_of(measure, x.dtype, how.tol) not in given._cache:
+    if _known_as(measure, x.dtype, how) not in given._cache:
         raise ValueError(
-            "'graph' needs to be propagated on once with this measure and "
-            'dtype before it is compiled or exported'
+            "'graph' needs to be propagated on once with this measure, dtype "
+            "and 'half' before it is compiled or exported"
         )
     graph, loops = _looped(given, measure)
     recv, send, weights, three_term = _operator(
@@ -797,6 +867,8 @@ def _check_eps(eps: float) -> float:
 
 
 def _check_how(how: How, x: Tensor, graph: CSRGraph, measure: Measure) -> None:
+    check_instance('half', how.half, bool)
+    check_instance('force_push', how.force_push, bool)
     if how.half and (how.eps != 0 or x.dtype != torch.float32):
         raise ValueError(
             "'half' needs eps=0 and a float32 'x' "
@@ -838,6 +910,8 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f'(got {list(x.shape)})'
         )
     _check_device('x', x, graph)
+    if x.layout == torch.sparse_csr:
+        ops.sparse_parts(x)
 
 
 def _check_finite(x: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch_geometric.typing import OptTensor
 from pyg_trust import rng
 from pyg_trust._checks import (
     REAL,
+    check_instance,
     check_integer,
     check_non_negative,
     check_number,
@@ -89,6 +90,7 @@ class _Propagation:
 def _checked(eps: float, seed: int | None, half: bool, tol: float) -> How:
     check_non_negative('eps', eps)
     check_non_negative('tol', tol)
+    check_instance('half', half, bool)
     seed = None if seed is None else rng.resolve(seed)
     if eps != 0 and (half or tol != 0):
         raise ValueError(

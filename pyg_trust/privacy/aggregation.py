@@ -18,6 +18,7 @@ from pyg_trust import _marks, noise, rng
 from pyg_trust._checks import (
     check_instance,
     check_integer,
+    check_ledger,
     check_nodes,
     check_number,
     check_positive,
@@ -34,11 +35,13 @@ from pyg_trust.functional.private_accounting import (
 )
 from pyg_trust.functional.private_descent import descent_noise
 from pyg_trust.functional.private_propagation import (
+    class_messages,
     columns,
     energy_weights,
     private_propagate,
     scaled_propagate,
 )
+from pyg_trust.functional.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.row_models import (
@@ -47,10 +50,10 @@ from pyg_trust.privacy.row_models import (
     check_module,
     kind_of,
     like,
-    mean_free,
     outputs,
     posteriors,
     rows_of,
+    told,
     train_freely,
     train_privately,
 )
@@ -66,8 +69,10 @@ from pyg_trust.transforms.private_agp import (
     release_graph,
 )
 
-_FORMAT = 1
+_FORMAT = 2
 _SHARES = (0.4, 0.5, 0.1)
+_SMOOTHING = 2
+_HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
 _ENTRIES = (
     'format',
     'setting',
@@ -76,6 +81,7 @@ _ENTRIES = (
     'encoder',
     'head',
     'released',
+    'smoothed',
 )
 
 
@@ -93,7 +99,12 @@ class PrivateNodeClassifier(NoCopies):
     encoder, less the mean, brought to norm 1; it has as many numbers as there
     are classes, since every number gets noise. The noisy sums of messages
     over neighbours are released once. A *head* reads a node's own posterior
-    and its released rows.
+    and its released rows; under ``'feature'``, where edges are public, also
+    these rows :math:`S` after more hops :math:`P S, P^2 S, \ldots` with
+    :math:`P = D^{-1/2} A D^{-1/2}`, which average the noise of many rows and
+    cost nothing, being functions of :math:`S` and edges. (Predictions are not
+    propagated: each reads its node's own record, so their sums would show
+    records of neighbours, which nothing paid for.)
 
     **What protects whom.** Under ``'edge'`` features and labels are known,
     encoder and head train without noise, and the sums have all of the budget.
@@ -106,11 +117,15 @@ class PrivateNodeClassifier(NoCopies):
         \mu^2 = \mu_{\text{encoder}}^2 + \mu_{\text{sums}}^2
         + \mu_{\text{head}}^2,
 
-    in closed form. What was released is kept: predictions read kept rows, the
-    weights and the row of the node that is asked for, never an edge, so any
-    number of them costs nothing. Labels of nodes that don't train are not
-    read (under ``'edge'`` those of ``val_mask`` choose among epochs), but for
-    the number of classes: give :obj:`num_classes`.
+    in closed form. Of ``'node'`` and ``'feature'`` in the form ``'replace'``
+    messages are :func:`~pyg_trust.functional.class_messages`, which are
+    closer to each other than any of norm 1, by a factor :math:`\sqrt{C / (2
+    (C - 1))}`, and need as much less noise. What was released is kept:
+    predictions read kept rows, the weights and the row of the node that is
+    asked for, never an edge, so any number of them costs nothing. Labels of
+    nodes that don't train are not read (under ``'edge'`` those of
+    ``val_mask`` choose among epochs), but for the number of classes: give
+    :obj:`num_classes`.
 
     **Assumed public:** ids, masks, the number of classes, all arguments.
 
@@ -130,8 +145,9 @@ class PrivateNodeClassifier(NoCopies):
             its present weights, in a copy. By default an MLP with 16 hidden
             units for ``'edge'``, else a linear model.
             (default: :obj:`None`)
-        head (torch.nn.Module, optional): maps ``(hops + 1) * num_classes``
-            columns to logits, as the encoder. (default: :obj:`None`)
+        head (torch.nn.Module, optional): maps ``(hops + smoothing + 1) *
+            num_classes`` columns to logits, as the encoder.
+            (default: :obj:`None`)
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
         form (str, optional): ``'withdraw'`` or ``'replace'``, as of
@@ -142,6 +158,9 @@ class PrivateNodeClassifier(NoCopies):
             (default: :obj:`None`)
         measure (Measure, optional): of ``'feature'``, as of
             :class:`~pyg_trust.transforms.PrivateAGP`.
+            (default: :obj:`None`)
+        smoothing (int, optional): of ``'feature'``: how many more hops of
+            released rows the head reads; by default 2, as chosen on Cora-ML.
             (default: :obj:`None`)
         steps (int): of private descent, each. (default: :obj:`60`)
         lr (float): of private descent. (default: :obj:`0.1`)
@@ -190,6 +209,7 @@ class PrivateNodeClassifier(NoCopies):
         directed: bool = False,
         max_degree: int | None = None,
         measure: Measure | None = None,
+        smoothing: int | None = None,
         steps: int = 60,
         lr: float = 0.1,
         epochs: int = 150,
@@ -213,6 +233,16 @@ class PrivateNodeClassifier(NoCopies):
             )
         self.measure = TWO_HOPS if measure is None else measure
         self._own_messages = measure is not None
+        if smoothing is not None:
+            check_integer('smoothing', smoothing, 0)
+            if smoothing and relation != 'feature':
+                raise ValueError(
+                    "'smoothing' reads edges after the release, which are "
+                    f"public under 'feature' alone (got {relation!r})"
+                )
+        elif relation == 'feature':
+            smoothing = _SMOOTHING
+        self.smoothing = smoothing or 0
         self.shares = _check_shares(shares, relation)
         for name, module in (('encoder', encoder), ('head', head)):
             if module is not None:
@@ -224,14 +254,7 @@ class PrivateNodeClassifier(NoCopies):
         if num_classes is not None:
             check_integer('num_classes', num_classes, 1)
         self.num_classes = num_classes
-        if ledger is not None:
-            check_instance('ledger', ledger, str, Path)
-        if ledger_head is not None:
-            check_instance('ledger_head', ledger_head, str)
-            if ledger is None:
-                raise ValueError(
-                    "'ledger_head' needs a 'ledger' that goes on from it"
-                )
+        check_ledger(ledger, ledger_head)
         self.ledger, self.ledger_head = ledger, ledger_head
         self.seed = None if seed is None else rng.resolve(seed)
         self._owner = os.getpid()
@@ -242,6 +265,7 @@ class PrivateNodeClassifier(NoCopies):
         self._encoder: nn.Module | None = None
         self._head: nn.Module | None = None
         self._released: list[Tensor] = []
+        self._smoothed: list[Tensor] = []
         self._num_nodes = 0
 
     @property
@@ -254,7 +278,11 @@ class PrivateNodeClassifier(NoCopies):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The standard deviation of the noise of each sum."""
+        """The standard deviation of the noise of each sum.
+
+        Before :meth:`fit` of the form ``'replace'`` without
+        :obj:`num_classes` that for any number of classes.
+        """
         each = self.mus[1] / math.sqrt(self.hops)
         return (self.relation.sensitivity / each,) * self.hops
 
@@ -303,6 +331,7 @@ class PrivateNodeClassifier(NoCopies):
         if key == self._fitted:
             return self
         self._probe(x, classes)
+        self._tell(classes)
         account = self._open(graph.num_nodes)
         mus = self.mus
         with account.lock:
@@ -313,7 +342,7 @@ class PrivateNodeClassifier(NoCopies):
                 if self.seed is None
                 else rng.derive(self.seed, len(account.lines))
             )
-            before = self._released
+            before = self._released, self._smoothed
             try:
                 encoder = self._train(
                     self._model('encoder', x.size(1), classes),
@@ -321,8 +350,9 @@ class PrivateNodeClassifier(NoCopies):
                 )
                 own = posteriors(outputs(encoder, x, self._private))
                 self._released = self._release(
-                    graph, mean_free(y, own, train), source
+                    graph, told(y, own, train), source
                 )
+                self._smoothed = self._smooth(graph)
                 read = self._columns(own)
                 self._head = self._train(
                     self._model('head', read.size(1), classes),
@@ -333,7 +363,7 @@ class PrivateNodeClassifier(NoCopies):
                 self._fitted = key
             except BaseException:
                 # What was paid stays paid; predictions stay those before.
-                self._released = before
+                self._released, self._smoothed = before
                 raise
         return self
 
@@ -446,6 +476,7 @@ class PrivateNodeClassifier(NoCopies):
             'encoder': deepcopy(encoder.state_dict()),
             'head': deepcopy(head.state_dict()),
             'released': [row.clone() for row in self._released],
+            'smoothed': [row.clone() for row in self._smoothed],
         }
 
     @editing
@@ -483,15 +514,19 @@ class PrivateNodeClassifier(NoCopies):
         head = like(state['head'], self.head)
         if isinstance(encoder, LinearRows):
             encoder.unit = True
-        check_instance('state', state['released'], list)
         n, classes = theirs['num_nodes'], theirs['num_classes']
-        if len(state['released']) != self.hops:
-            raise ValueError(
-                f"'state' needs {self.hops} released rows (got "
-                f'{len(state["released"])})'
-            )
-        for row in state['released']:
-            check_tensor('state', row, torch.float64, (n, classes))
+        for name, count in (
+            ('released', self.hops),
+            ('smoothed', self.smoothing),
+        ):
+            check_instance('state', state[name], list)
+            if len(state[name]) != count:
+                raise ValueError(
+                    f"'state' needs {count} {name} rows (got "
+                    f'{len(state[name])})'
+                )
+            for row in state[name]:
+                check_tensor('state', row, torch.float64, (n, classes))
         lines = state['history']
         check_instance('state', lines, list)
         lines = [check_positive('state', mu) for mu in lines]
@@ -525,6 +560,8 @@ class PrivateNodeClassifier(NoCopies):
                 account.spend(mu)
         self._encoder, self._head = encoder, head
         self._released = [row.clone() for row in state['released']]
+        self._smoothed = [row.clone() for row in state['smoothed']]
+        self._tell(classes)
         self._num_nodes, self.num_classes = n, classes
         self._x, self._fitted = None, ''
 
@@ -554,6 +591,7 @@ class PrivateNodeClassifier(NoCopies):
             if self.relation.name == 'feature'
             else None,
             'own_messages': self._own_messages,
+            'smoothing': self.smoothing,
             'steps': self.steps,
             'lr': self.lr,
             'epochs': self.epochs,
@@ -594,7 +632,11 @@ class PrivateNodeClassifier(NoCopies):
         # Modules of the user have to give logits, before anything is spent.
         for name, module, size in (
             ('encoder', self.encoder, x.size(1)),
-            ('head', self.head, classes * (self.hops + 1)),
+            (
+                'head',
+                self.head,
+                classes * (self.hops + self.smoothing + 1),
+            ),
         ):
             if module is None:
                 continue
@@ -641,10 +683,19 @@ class PrivateNodeClassifier(NoCopies):
             )
         return self._account
 
+    def _tell(self, classes: int) -> None:
+        # Rows that are replaced have messages without opposites.
+        relation = self.relation
+        if relation.form == 'replace' and relation.name != 'node_incident':
+            self.relation = relation._replace(num_classes=classes)
+
     def _release(
-        self, graph: CSRGraph, x: Tensor, source: Any
+        self, graph: CSRGraph, q: Tensor, source: Any
     ) -> list[Tensor]:
         assert self._account is not None
+        x, between = q - 1 / q.size(1), 'normalize'
+        if self.relation.num_classes is not None:
+            x, between = class_messages(q), 'clip'
         each = [self.mus[1] / math.sqrt(self.hops)] * self.hops
         paid = PaidNoise(source, self._account.spend, each)
         stds, relation = self.noise_stds, self.relation
@@ -654,12 +705,23 @@ class PrivateNodeClassifier(NoCopies):
                     *(graph, x, self.measure, stds[0], paid),
                     own=self._own_messages,
                     scales=columns(graph, self.measure),
+                    between=between,
                 )
             ]
         weights = None
         if relation.name == 'node':
             weights = energy_weights(graph, relation.max_degree or 1)
-        return private_propagate(graph, x, stds, paid, relation.name, weights)
+        return private_propagate(
+            *(graph, x, stds, paid, relation.name, weights), between=between
+        )
+
+    def _smooth(self, graph: CSRGraph) -> list[Tensor]:
+        # Of what is released and public alone.
+        made, rows = [], self._released[-1]
+        for _ in range(self.smoothing):
+            rows = propagate(graph, rows, _HOP)
+            made.append(rows)
+        return made
 
     def _columns(self, own: Tensor) -> Tensor:
         # Rows of norm 1 about, whatever the degree: a mean needs no degree.
@@ -667,6 +729,8 @@ class PrivateNodeClassifier(NoCopies):
         for row, std in zip(self._released, self.noise_stds, strict=True):
             scale = row.square().sum(1, keepdim=True) + std**2 * row.size(1)
             made.append(row / scale.sqrt())
+        for row in self._smoothed:
+            made.append(row / row.norm(dim=1, keepdim=True).clamp(min=1e-12))
         return torch.cat(made, 1)
 
     @property

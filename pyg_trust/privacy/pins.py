@@ -101,6 +101,11 @@ class Pins:
         found = torch.stack(flags).tolist() if flags else []
         return next((n for n, f in zip(names, found, strict=True) if f), None)
 
+    def intact(self) -> bool:
+        """Whether the weights are as the last private step left them."""
+        kept = self._values is not None and not self.loaded
+        return kept and self.moved() is None
+
     def notes(self) -> list[str]:
         """The report's notes on weights that were changed or loaded."""
         notes = []

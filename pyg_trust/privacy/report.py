@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
 from pyg_trust.privacy.state import public_fingerprint
@@ -75,6 +76,14 @@ class PrivacyReport(Report):
         weights (str): SHA-256 of the weights that are released.
         history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
             to everything so far.
+        account (tuple): noise multiplier, rate and number of steps of all
+            that :math:`\epsilon` is of, releases beside the training
+            included.
+        pure_epsilon (float): what releases that are :math:`\epsilon`-DP add
+            to it.
+        epsilon_renyi (float, optional): a bound of :math:`\epsilon` by Rényi
+            DP, which is another computation; None if there is none.
+        checked (tuple[str, ...]): how the training was checked.
     """
 
     epsilon: float
@@ -102,6 +111,10 @@ class PrivacyReport(Report):
     provenance: dict[str, Any]
     weights: str = ''
     history: tuple[float, ...] = ()
+    account: tuple[tuple[float, float, int], ...] = ()
+    pure_epsilon: float = 0.0
+    epsilon_renyi: float | None = None
+    checked: tuple[str, ...] = ()
 
     def guarantee(self) -> Guarantee:
         """The differential privacy of the released weights."""
@@ -124,6 +137,7 @@ class PrivacyReport(Report):
             kind='privacy',
             values=self.numbers(),
             history={'epsilon': list(self.history)},
+            checked=self._checked(),
             model=self.weights,
         )
 
@@ -140,6 +154,17 @@ class PrivacyReport(Report):
             xlabel='steps',
             ylabel='epsilon',
             limit=math.inf if limit is None else limit,
+        )
+
+    def _checked(self) -> tuple[str, ...]:
+        if self.epsilon_renyi is None:
+            return self.checked
+        return (
+            *self.checked,
+            f'epsilon was computed from {self.steps} recorded steps in two '
+            f'ways: {self.epsilon:.4g} by {self.mechanism}, which is '
+            f'promised, and at most {self.epsilon_renyi:.4g} by the Rényi '
+            'divergences of the steps',
         )
 
     def _protected(self) -> str:
@@ -263,7 +288,47 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         ),
         weights=fingerprint_model(model.state_dict()),
         history=epsilon_over_time(engine.accountant, delta),
+        account=tuple(engine.accountant.history),
+        pure_epsilon=engine.accountant.pure_epsilon,
+        epsilon_renyi=_renyi(engine.accountant, delta),
+        checked=_checks(engine),
     )
+
+
+def _renyi(accountant: Any, delta: float) -> float | None:
+    # A looser bound that shares no code with the distributions of losses.
+    if not accountant.history or ACCOUNTANTS.is_own(accountant.mechanism()):
+        return None
+    orders = ORDERS[::4]
+    return rdp_epsilon(orders, accountant.rdp(orders), delta)
+
+
+def _checks(engine: Any) -> tuple[str, ...]:
+    # What stops a training where it does not hold, and so was found.
+    step = engine._training_step()
+    lines = [
+        'before the first step the model ran on random features: a change of '
+        'one subgraph moved the gradient of no other',
+    ]
+    if not engine.steps:
+        return tuple(lines)
+    lines.append(
+        'at every step of this process the clipped sum was finite and of the '
+        'units that were drawn'
+        + (
+            ''
+            if step.trust_loss
+            else ', and no term of the loss was of two subgraphs'
+        )
+    )
+    if engine._ledger is not None:
+        lines.append('each step was on the ledger before its noise was drawn')
+    if step.pins.intact():
+        lines.append(
+            'the weights are those of the last step: nothing else has changed '
+            'them'
+        )
+    return tuple(lines)
 
 
 def assumptions(

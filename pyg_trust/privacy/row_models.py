@@ -295,17 +295,16 @@ def rows_of(x: Tensor, mask: Tensor) -> Tensor:
     return x.to_sparse_coo().index_select(0, mask.nonzero().view(-1))
 
 
-def mean_free(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
-    """Labels where nodes train, else posteriors, less the mean.
+def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
+    """Labels where nodes train, else posteriors.
 
     Args:
         y (Tensor): int64, ``[num_nodes]``.
         own (Tensor): posteriors, ``[num_nodes, num_classes]``.
         train (Tensor): bool, ``[num_nodes]``.
     """
-    classes = own.size(1)
-    told = F.one_hot(torch.where(train, y, 0), classes).to(own)
-    return torch.where(train[:, None], told, own) - 1 / classes
+    known = F.one_hot(torch.where(train, y, 0), own.size(1)).to(own)
+    return torch.where(train[:, None], known, own)
 
 
 def posteriors(logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import check_instance, check_integer
+from pyg_trust._checks import check_integer, check_ledger
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
@@ -69,14 +69,7 @@ class Spending(Single):
                 f"'noise' needs to be {noise.SYSTEM!r} with a 'seed', which "
                 f'all noise then comes from (got {kind!r})'
             )
-        if ledger is not None:
-            check_instance('ledger', ledger, str, Path)
-        if ledger_head is not None:
-            check_instance('ledger_head', ledger_head, str)
-            if ledger is None:
-                raise ValueError(
-                    "'ledger_head' needs a 'ledger' that goes on from it"
-                )
+        check_ledger(ledger, ledger_head)
         self._kind = accountant
         self._accountant: Accountant | None = None
         self._data = ''

@@ -14,7 +14,7 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch_geometric
@@ -26,8 +26,16 @@ from pyg_trust._checks import check_choice, check_instance, check_number
 from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
-#: was removed; about changed inputs; about numerical error; any other.
-KINDS = ('privacy', 'removal', 'robustness', 'accuracy', 'other')
+#: was removed; about changed inputs; about numerical error; any other. A
+#: measurement promises nothing: it says what tests have found.
+KINDS = (
+    'privacy',
+    'removal',
+    'robustness',
+    'accuracy',
+    'measurement',
+    'other',
+)
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
@@ -65,17 +73,19 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        check_instance('parts', part, Tensor, str, int, float, type(None))
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
             held = part.detach().cpu().contiguous()
             if held.dtype not in _PLAIN:
                 held = held.view(-1).view(torch.uint8)
-            content: Any = held.numpy().reshape(-1).view('u1')
+            content: Any = held.numpy().reshape(-1)
+            size = content.nbytes
         else:
+            check_instance('parts', part, str, int, float, type(None), Tensor)
             header, content = type(part).__name__, repr(part).encode()
+            size = len(content)
         # With its length, so that no two lists of parts look alike.
-        digest.update(repr((header, len(content))).encode())
+        digest.update(repr((header, size)).encode())
         digest.update(content)
     return digest.hexdigest()
 
@@ -202,8 +212,8 @@ class Report:
         for name, amounts in promise.history.items():
             spent, limit = promise.spent[name], promise.budget[name]
             return Chart(
-                f'{promise.procedure}: {spent:.3g} of {limit:.3g} {name} '
-                'is spent',
+                f'{promise.procedure}: {_share(spent, limit)} of the {name} '
+                'that is allowed',
                 lines={name: (range(len(amounts)), amounts)},
                 xlabel='releases',
                 ylabel=name,
@@ -212,8 +222,8 @@ class Report:
         for name, spent in promise.spent.items():
             limit = promise.budget[name]
             return Chart(
-                f'{promise.procedure}: {spent:.3g} of {limit:.3g} {name} '
-                'is spent',
+                f'{promise.procedure}: {_share(spent, limit)} of the {name} '
+                'that is allowed',
                 bars={name: spent},
                 limit=limit,
             )
@@ -264,7 +274,8 @@ class Guarantee(Report):
 
     Args:
         procedure (str): what was done.
-        promise (str): what holds now, in one sentence.
+        promise (str): what holds now, in one sentence; of a measurement,
+            what was found.
         assumptions (tuple[str, ...]): when it holds.
         not_covered (tuple[str, ...]): what a reader could think is promised
             too, and is not.
@@ -341,12 +352,44 @@ class Guarantee(Report):
         }
 
 
+Reported = TypeVar('Reported', bound=Report)
+
+
+def with_verification(
+    report: Reported, found: Any, kind: type[Report]
+) -> Reported:
+    """The report of a removal, with what a verification of it found.
+
+    Args:
+        report (Report): with ``weights`` and ``verification``.
+        found (Report): with ``weights``.
+        kind (type): what it has to be.
+
+    Raises:
+        TypeError: if it is of another kind.
+        ValueError: if it is of other weights.
+    """
+    check_instance('found', found, kind)
+    if found.weights != report.weights:  # type: ignore[attr-defined]
+        raise ValueError(
+            "'found' needs to be of the weights of this report: call "
+            'verify() before the next removal'
+        )
+    return dataclasses.replace(report, verification=found)  # type: ignore
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _share(spent: float, limit: float) -> str:
+    if not 0 < limit < math.inf:
+        return f'{spent:.3g} of {limit:.3g}'
+    return f'{100 * spent / limit:.2g} %'
 
 
 def _chart_of_numbers(report: Report, title: str) -> Chart:

@@ -48,14 +48,17 @@ class Chart:
     log: bool = False
 
 
-def verified(ok: bool, pairs: Mapping[str, tuple[float, float]]) -> Chart:
-    """A bar chart of measured values, as shares of their bounds.
+def verified(
+    ok: bool, *, residual: tuple[float, float], distance: tuple[float, float]
+) -> Chart:
+    """A bar chart of what was measured after a removal, in its bounds.
 
     Args:
         ok (bool): whether all that was verified holds.
-        pairs (dict[str, tuple[float, float]]): by name, what was measured and
-            its bound.
+        residual (tuple[float, float]): of the gradient, and its bound.
+        distance (tuple[float, float]): to retraining, and its bound.
     """
+    pairs = {'gradient residual': residual, 'distance to retraining': distance}
     return Chart(
         'Verified: all within what was promised'
         if ok

@@ -10,6 +10,7 @@ from html import escape as escape_markup
 from typing import Any
 
 from pyg_trust._registry import UNCHECKED
+from pyg_trust.noise import SEEDED
 from pyg_trust.report.base import Guarantee, plain, short, visible
 
 # Whom a sort of promise is for, and what it says. Two sentences.
@@ -31,7 +32,13 @@ _FOR = {
     ),
     'accuracy': (
         'This is a promise to whoever uses the numbers.',
-        'The stated error is not exceeded.',
+        'The stated number bounds the error, or its standard deviation where '
+        'it says so.',
+    ),
+    'measurement': (
+        'This is a measurement, and no promise to anybody.',
+        'It says what tests have found. What they did not look for, they can '
+        'not find.',
     ),
     'other': (
         'This is a property of the procedure.',
@@ -53,6 +60,9 @@ _DUTIES = {
     'removal': ('GDPR Article 17 (right to erasure)',),
     'robustness': ('AI Act Article 15 (accuracy and robustness)',),
     'accuracy': ('AI Act Article 15 (accuracy and robustness)',),
+    'measurement': (
+        'GDPR Article 32(1)(d) (testing whether measures are effective)',
+    ),
     'other': (),
 }
 _NO_ADVICE = 'this is no legal advice'
@@ -63,8 +73,9 @@ _UNCHECKED = (
 _CHECK = 'python -m pyg_trust check trust.json'
 _HOW = (
     'Save the same report as trust.json and run this command, on any machine. '
-    'It recomputes epsilon from the recorded steps where there are any, and '
-    'compares what was spent with the budgets. With the files themselves '
+    'It recomputes epsilon from what was recorded, here and by an accountant '
+    'that is independent of this package (dp-accounting, if it is installed), '
+    'and compares what was spent with the budgets. With the files themselves '
     '(--ledger, --model, --data) it follows the chain of the ledger, compares '
     'the fingerprints of weights and data, and looks for what was removed. It '
     'says in one line each what holds, what fails and what could not be '
@@ -89,6 +100,8 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
   border-bottom: 1px solid #eaeef2; }
 th { font-weight: 600; width: 40%; }
 svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+p.figure { margin: .75rem 0 .25rem; }
+@media (max-width: 30rem) { svg text { font-size: 22px; } }
 summary { font-weight: 600; margin: 1rem 0 .25rem; cursor: pointer; }
 code { background: #f6f8fa; padding: .1rem .3rem; }
 footer { color: #57606a; font-size: .85rem; }
@@ -124,7 +137,7 @@ def html(guarantees: Sequence[Guarantee], created: str) -> str:
         guarantees (tuple[Guarantee, ...]): of the report.
         created (str): when the report was made.
     """
-    count = f'{len(guarantees)} promise' + 's' * (len(guarantees) != 1)
+    count = _count(guarantees)
     rows = ''.join(
         f'<tr><td><a href="#p{i}">{escape(each.procedure)}</a></td>'
         f'<td>{escape(_left(each))}</td></tr>'
@@ -139,13 +152,25 @@ def html(guarantees: Sequence[Guarantee], created: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>Trust report</title><style>{_STYLE}</style></head><body>\n'
         f'<h1>Trust report: {count}</h1>\n'
-        '<p>What was promised about the data and the model, under which '
-        f'conditions, and what was spent. Made on {escape(created)}.</p>\n'
+        '<p>What was promised or measured about the data and the model, under '
+        'which conditions, and what was spent. '
+        f'Made on {escape(created)}.</p>\n'
         f'<table><tr><th>Procedure</th><th>Budget</th></tr>{rows}</table>\n'
         f'{sections}<section><h2>How to check this page</h2>'
         f'<p><code>{escape(_CHECK)}</code></p><p>{escape(_HOW)}</p></section>'
         f'<footer><p>Made with {escape(made)}.</p></footer>\n'
         '</body></html>\n'
+    )
+
+
+def _count(guarantees: Sequence[Guarantee]) -> str:
+    # A measurement promises nothing.
+    measured = sum(each.kind == 'measurement' for each in guarantees)
+    numbers = {'promise': len(guarantees) - measured, 'measurement': measured}
+    return ' and '.join(
+        f'{number} {name}' + 's' * (number > 1)
+        for name, number in numbers.items()
+        if number
     )
 
 
@@ -191,6 +216,11 @@ def _said(each: Guarantee) -> str:
             f'{whom} It rests on what its user has added to this package, and '
             'nobody here has checked that.'
         )
+    if each.values.get('seeded') or SEEDED in each.promise:
+        return (
+            'This promises nothing to anybody: the noise that would protect '
+            'people can be computed again.'
+        )
     if each.kind not in _ODDS or weak:
         return f'{whom} {what}'
     if not isinstance(epsilon, int | float) or not isinstance(
@@ -231,16 +261,30 @@ def _left(each: Guarantee) -> str:
 def _share(name: str, spent: float, limit: float) -> str:
     if limit == math.inf:
         return f'{name}: {short(spent)} spent, no limit was set'
-    return f'{name}: {short(spent)} of {short(limit)} spent'
+    share = ''
+    if limit > 0 and 0 <= spent < math.inf:
+        share = f' ({_percent(spent / limit)})'
+    return f'{name}: {short(spent)} of {short(limit)} spent{share}'
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 1e-4:
+        return 'less than 0.01 %'
+    return f'{100 * share:.3g} %'
 
 
 def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
     duties = _DUTIES[each.kind]
+    # That it is seeded is said above, and nothing that it holds under.
+    assumed = [text for text in each.assumptions if text != SEEDED]
+    found = 'How it was checked'
+    if each.kind == 'measurement':
+        found = 'What was measured'
     lists = [
         ('It does not cover', each.not_covered),
-        ('How it was checked', each.checked or (_UNCHECKED,)),
+        (found, each.checked or (_UNCHECKED,)),
         (f'Duties that it can support ({_NO_ADVICE})', duties),
-        ('It holds if', each.assumptions),
+        ('It holds if', assumed),
     ]
     return [(title, texts) for title, texts in lists if texts]
 
@@ -301,10 +345,10 @@ def _bar(name: str, spent: float, limit: float) -> str:
     width = 600 * min(spent / limit, 1.0)
     color = '#1f6feb' if spent <= limit else '#cf222e'
     return (
-        f'<svg viewBox="0 0 600 44" role="img" aria-label="{escape(said)}">'
-        f'<text x="0" y="16" font-size="15">{escape(said)}</text>'
-        '<rect y="24" width="600" height="16" rx="4" fill="#eaeef2"/>'
-        f'<rect y="24" width="{width:.1f}" height="16" rx="4" fill="{color}"/>'
+        f'<p class="figure">{escape(said)}</p>'
+        f'<svg viewBox="0 0 600 16" role="img" aria-label="{escape(said)}">'
+        '<rect width="600" height="16" rx="4" fill="#eaeef2"/>'
+        f'<rect width="{width:.1f}" height="16" rx="4" fill="{color}"/>'
         '</svg>'
     )
 
@@ -320,27 +364,27 @@ def _line_chart(name: str, amounts: Sequence[float], limit: float) -> str:
     near = top < limit <= 3 * top
     top = limit if near else top
     points = ' '.join(
-        f'{40 + 550 * i / (len(finite) - 1 or 1):.1f},'
+        f'{96 + 494 * i / (len(finite) - 1 or 1):.1f},'
         f'{110 - 90 * value / top:.1f}'
         for i, value in enumerate(finite)
     )
-    said = f'{name} spent over time, from the start (left) to now (right)'
+    said = f'{name} over time, from the start (left) to now (right)'
     said += '; dashed: the budget' if near else ''
     dashes = (
-        '<line x1="40" y1="20" x2="590" y2="20" stroke="#cf222e" '
+        '<line x1="96" y1="20" x2="590" y2="20" stroke="#cf222e" '
         'stroke-dasharray="6 4"/>'
     )
     return (
-        f'<svg viewBox="0 0 600 140" role="img" aria-label="{escape(said)}">'
-        '<line x1="40" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
-        '<line x1="40" y1="20" x2="40" y2="110" stroke="#8c959f"/>'
+        f'<p class="figure">{escape(_upper(said))}</p>'
+        f'<svg viewBox="0 0 600 124" role="img" aria-label="{escape(said)}">'
+        '<line x1="96" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
+        '<line x1="96" y1="20" x2="96" y2="110" stroke="#8c959f"/>'
         f'{dashes * near}'
-        f'<text x="36" y="24" font-size="13" text-anchor="end">'
+        f'<text x="88" y="24" font-size="13" text-anchor="end">'
         f'{escape(_tick(top))}</text>'
-        '<text x="36" y="114" font-size="13" text-anchor="end">0</text>'
+        '<text x="88" y="114" font-size="13" text-anchor="end">0</text>'
         f'<polyline points="{points}" fill="none" stroke="#1f6feb" '
-        'stroke-width="2"/>'
-        f'<text x="40" y="132" font-size="13">{escape(said)}</text></svg>'
+        'stroke-width="2"/></svg>'
     )
 
 

@@ -226,7 +226,8 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
             )
         )
 
-    say('promised', guarantee.promise)
+    measured = guarantee.kind == 'measurement'
+    say('measured' if measured else 'promised', guarantee.promise)
     for text in guarantee.assumptions:
         say('if', text)
     for text in guarantee.not_covered:

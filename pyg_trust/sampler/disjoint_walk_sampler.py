@@ -3,13 +3,7 @@
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import (
-    BaseSampler,
-    EdgeSamplerInput,
-    NegativeSampling,
-    NodeSamplerInput,
-    SamplerOutput,
-)
+from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
@@ -25,9 +19,10 @@ from pyg_trust.functional.walks import (
     root_index,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler._roots import RootSampler
 
 
-class DisjointWalkSampler(BaseSampler):
+class DisjointWalkSampler(RootSampler):
     r"""Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
 
     See :func:`pyg_trust.functional.disjoint_walks` for their law and what it
@@ -213,23 +208,8 @@ class DisjointWalkSampler(BaseSampler):
             walks.select(index), node if input_id is None else input_id
         )
 
-    def sample_from_edges(
-        self,
-        inputs: EdgeSamplerInput,
-        neg_sampling: NegativeSampling | None = None,
-    ) -> SamplerOutput:
-        """Is not there: the roots of subgraphs are nodes."""
-        raise NotImplementedError(
-            f"'{type(self).__name__}' samples from nodes, not from edges"
-        )
-
     def _count(self, end: int) -> Tensor:
         return torch.arange(end, device=self.graph.device)
-
-    @property
-    def edge_permutation(self) -> Tensor | None:
-        """Where each edge of the sampler's graph is in ``edge_index``."""
-        return self.graph.perm
 
     def __repr__(self) -> str:
         return (

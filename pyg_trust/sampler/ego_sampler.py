@@ -3,21 +3,16 @@
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import (
-    BaseSampler,
-    EdgeSamplerInput,
-    NegativeSampling,
-    NodeSamplerInput,
-    SamplerOutput,
-)
+from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust._checks import check_instance, check_range, check_tensor
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.functional.walks import max_size, root_index
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler._roots import RootSampler
 
 
-class EgoSampler(BaseSampler):
+class EgoSampler(RootSampler):
     r"""Gives every root its whole neighbourhood, in copies.
 
     The nodes from which messages reach the root in :obj:`num_hops` layers,
@@ -147,21 +142,6 @@ class EgoSampler(BaseSampler):
                 f'(got node {int(inputs.node[index < 0][0])})'
             )
         return self.sample_roots(index)
-
-    def sample_from_edges(
-        self,
-        inputs: EdgeSamplerInput,
-        neg_sampling: NegativeSampling | None = None,
-    ) -> SamplerOutput:
-        """Is not there: roots are nodes."""
-        raise NotImplementedError(
-            f"'{type(self).__name__}' samples from nodes, not from edges"
-        )
-
-    @property
-    def edge_permutation(self) -> Tensor | None:
-        """Where each edge of the sampler's graph is in ``edge_index``."""
-        return self.graph.perm
 
     def __repr__(self) -> str:
         return (

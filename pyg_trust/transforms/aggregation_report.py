@@ -42,12 +42,16 @@ class Relation(NamedTuple):
         form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): :math:`D`.
+        num_classes (int, optional): :math:`C`, if messages are those of
+            :func:`~pyg_trust.functional.class_messages`.
+            (default: :obj:`None`)
     """
 
     name: str
     form: str
     directed: bool
     max_degree: int | None
+    num_classes: int | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -58,6 +62,7 @@ class Relation(NamedTuple):
             directed=self.directed,
             form=form,
             max_degree=self.max_degree,
+            num_classes=self.num_classes,
         )
 
     @property

@@ -25,7 +25,10 @@ from pyg_trust.functional.measures import (
 )
 from pyg_trust.functional.out_of_core import propagate_to
 from pyg_trust.functional.propagation import (
+    How,
     _check_finite,
+    _check_graph,
+    _check_how,
     _check_signal,
     propagate,
 )
@@ -194,6 +197,8 @@ class AGP(MeasureTransform):
         check_instance('attr', attr, str)
         if out is not None:
             check_instance('out', out, str, Path)
+        check_instance('force_push', force_push, bool)
+        check_instance('half', half, bool)
         check_instance('over_ranks', over_ranks, bool)
         check_instance('progress_bar', progress_bar, bool)
         if columns != 'auto':
@@ -276,12 +281,16 @@ class AGP(MeasureTransform):
             data (Data): the graph *before* it was transformed.
 
         Raises:
-            ValueError: if no bound is known, as
+            TypeError, ValueError: on what is refused when it is propagated,
+                or if no bound is known, as
                 :func:`pyg_trust.functional.variance_bound`.
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
+        _check_graph(graph, measure)
         _check_signal(x, graph)
+        how = How(half=self.half, tol=self.level_tol)
+        _check_how(how, x, graph, measure)
         _check_finite(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()

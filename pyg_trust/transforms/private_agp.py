@@ -21,6 +21,7 @@ from pyg_trust._checks import (
     check_finite,
     check_instance,
     check_integer,
+    check_ledger,
     check_positive,
     check_tensor,
 )
@@ -313,14 +314,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         self.engine = engine
         self._check_budget(epsilon, delta, mu, engine, ledger)
         self.seed = None if seed is None else rng.resolve(seed)
-        if ledger is not None:
-            check_instance('ledger', ledger, str, Path)
-        if ledger_head is not None:
-            check_instance('ledger_head', ledger_head, str)
-            if ledger is None:
-                raise ValueError(
-                    "'ledger_head' needs a 'ledger' that goes on from it"
-                )
+        check_ledger(ledger, ledger_head)
         self.ledger, self.ledger_head = ledger, ledger_head
         self._owner = os.getpid()
         self._account: ReleaseAccount | None = None
@@ -505,6 +499,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             weights,
             between=self.between,
             degree_channel=self.degree_channel,
+            dtype=x.dtype,
         )
 
     def _source(self, number: int) -> SecureNoise | SeededNoise:

@@ -9,6 +9,12 @@ from pyg_trust.report.charts import Chart, axes
 FAILED, KEPT = 'failed', 'not rejected'
 LEAKS, POWERLESS = 'leaks by design', 'no power'
 NAN = float('nan')
+_SAID = {
+    FAILED: 'found a trace of what was removed',
+    KEPT: 'found no trace of what was removed',
+    LEAKS: 'found what is released by design',
+    POWERLESS: 'could not have found a trace',
+}
 
 
 @dataclass(frozen=True)
@@ -82,15 +88,18 @@ class AuditReport(Report):
 
     def guarantee(self) -> Guarantee:
         """The verdicts of the audit, no promise that all is forgotten."""
-        verdicts = {
-            verdict: ', '.join(
-                row.test for row in self.rows if row.verdict == verdict
-            )
+        found = {
+            verdict: [row.test for row in self.rows if row.verdict == verdict]
             for verdict in (FAILED, KEPT, LEAKS, POWERLESS)
         }
         return Guarantee(
             procedure='audit of a removal',
-            promise='; '.join(f'{k}: {v}' for k, v in verdicts.items() if v),
+            promise='; '.join(
+                f'{len(tests)} of {len(self.rows)} tests {_SAID[verdict]} '
+                f'({", ".join(tests)})'
+                for verdict, tests in found.items()
+                if tests
+            ),
             assumptions=(
                 'the subject releases nothing but what released() lists',
                 'verdicts are of this request, this data and these seeds',
@@ -101,9 +110,10 @@ class AuditReport(Report):
                 *self.left_out,
             ),
             origin=self.origin,
-            kind='removal',
+            kind='measurement',
             values={
                 **self.numbers(),
+                'verdicts': found,
                 'tests': [row.to_dict() for row in self.rows],
             },
             checked=tuple(

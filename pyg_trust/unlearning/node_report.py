@@ -5,6 +5,7 @@ from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import with_verification
 from pyg_trust.report.charts import Chart, verified
 
 # Section by section of what a user could think is covered, and is not.
@@ -76,6 +77,8 @@ class NodeUnlearnReport(Report):
             with the one entry ``weight``.
         history (tuple[float, ...]): the bounds of all releases since the fit,
             in units of the budget.
+        verification (NodeVerifyReport, optional): as :meth:`verified` adds
+            it.
     """
 
     action: str
@@ -102,6 +105,20 @@ class NodeUnlearnReport(Report):
     origin: dict[str, Any]
     weights: str = ''
     history: tuple[float, ...] = ()
+    verification: 'NodeVerifyReport | None' = None
+
+    def verified(self, found: 'NodeVerifyReport') -> 'NodeUnlearnReport':
+        """The report with the findings of a verification, for its page.
+
+        Args:
+            found (NodeVerifyReport): of :meth:`NodeClassifier.verify`, after
+                this removal and before the next.
+
+        Raises:
+            TypeError: if it is none.
+            ValueError: if it is of other weights.
+        """
+        return with_verification(self, found, NodeVerifyReport)
 
     def guarantee(self) -> Guarantee:
         """How close the release is to one that never saw what was removed."""
@@ -138,8 +155,22 @@ class NodeUnlearnReport(Report):
                     self.bound,
                 ]
             },
+            checked=self._checked(),
             model=self.weights,
         )
+
+    def _checked(self) -> tuple[str, ...]:
+        lines = [
+            f'{self.rows_touched} rows of features were computed again from '
+            'the graph that remains',
+            'the gradient residual before the noise was measured on the '
+            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
+            f', which counts as {self.bound:.3g} of {self.budget:.3g}',
+        ]
+        found = self.verification
+        if found is not None:
+            lines.append(found.told())
+        return tuple(lines)
 
 
 @dataclass(frozen=True)
@@ -202,6 +233,7 @@ class NodeVerifyReport(Report):
         frozen_factor (bool): whether the factored Hessian is older than the
             last removal, which :meth:`NodeClassifier.flush` changes.
         leftovers (tuple[str, ...]): what still holds something removed.
+        weights (str): SHA-256 of the released weights.
     """
 
     ok: bool
@@ -216,16 +248,24 @@ class NodeVerifyReport(Report):
     agreement: float
     frozen_factor: bool
     leftovers: tuple[str, ...]
+    weights: str = ''
+
+    def told(self) -> str:
+        """The findings, in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}, from '
+            'what remains alone: features off by '
+            f'{self.feature_error:.3g} (allowed {self.feature_error_bound:.3g}'
+            f'), a residual of {self.residual:.3g} (allowed {self.bound:.3g})'
+            f', exact retraining {self.distance_to_retrain:.3g} away (allowed '
+            f'{self.distance_bound:.3g}), and left in memory: {left}'
+        )
 
     def chart(self) -> Chart:
         """A bar chart of measured values, as shares of their bounds."""
         return verified(
             self.ok,
-            {
-                'gradient residual': (self.residual, self.bound),
-                'distance to retraining': (
-                    self.distance_to_retrain,
-                    self.distance_bound,
-                ),
-            },
+            residual=(self.residual, self.bound),
+            distance=(self.distance_to_retrain, self.distance_bound),
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import with_verification
 from pyg_trust.report.charts import Chart, verified
 
 
@@ -58,6 +59,7 @@ class UnlearnReport(Report):
         weights (str): SHA-256 of the released weights, as a ``state_dict``
             with the one entry ``weight``.
         history (tuple[float, ...]): the bounds of all releases since the fit.
+        verification (VerifyReport, optional): as :meth:`verified` adds it.
     """
 
     action: str
@@ -85,6 +87,20 @@ class UnlearnReport(Report):
     origin: dict[str, Any]
     weights: str = ''
     history: tuple[float, ...] = ()
+    verification: 'VerifyReport | None' = None
+
+    def verified(self, found: 'VerifyReport') -> 'UnlearnReport':
+        """The report with the findings of a verification, for its page.
+
+        Args:
+            found (VerifyReport): of :meth:`ScatteringClassifier.verify`,
+                after this removal and before the next.
+
+        Raises:
+            TypeError: if it is none.
+            ValueError: if it is of other weights.
+        """
+        return with_verification(self, found, VerifyReport)
 
     def guarantee(self) -> Guarantee:
         """How close the model is to one that never saw what was removed."""
@@ -119,8 +135,18 @@ class UnlearnReport(Report):
             kind='removal',
             values=self.numbers(),
             history={what: list(self.history)},
+            checked=self._checked(),
             model=self.weights,
         )
+
+    def _checked(self) -> tuple[str, ...]:
+        lines = [
+            f'the gradient residual before the noise: {self.residual:.3g}, '
+            f'measured on the {self.num_graphs} graphs that remain'
+        ]
+        if self.verification is not None:
+            lines.append(self.verification.told())
+        return tuple(lines)
 
     def __str__(self) -> str:
         table = super().__str__()
@@ -155,6 +181,7 @@ class VerifyReport(Report):
         sealed (bool): whether the graphs are those that the ledger seals.
         leftovers (tuple[str, ...]): what still holds, or could hold,
             something that was removed.
+        weights (str): SHA-256 of the released weights.
     """
 
     ok: bool
@@ -169,18 +196,25 @@ class VerifyReport(Report):
     agreement: float
     sealed: bool
     leftovers: tuple[str, ...]
+    weights: str = ''
+
+    def told(self) -> str:
+        """The findings, in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}, from '
+            f'the graphs that remain alone: a residual of {self.residual:.3g} '
+            f'(allowed {self.bound:.3g}), exact retraining '
+            f'{self.distance_to_retrain:.3g} away (allowed '
+            f'{self.distance_bound:.3g}), and left in memory: {left}'
+        )
 
     def chart(self) -> Chart:
         """A bar chart of measured values, as shares of their bounds."""
         return verified(
             self.ok,
-            {
-                'gradient residual': (self.residual, self.bound),
-                'distance to retraining': (
-                    self.distance_to_retrain,
-                    self.distance_bound,
-                ),
-            },
+            residual=(self.residual, self.bound),
+            distance=(self.distance_to_retrain, self.distance_bound),
         )
 
     def __str__(self) -> str:

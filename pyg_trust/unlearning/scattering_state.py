@@ -79,14 +79,8 @@ def unpacked(
             'the state was saved with other arguments (got '
             f'{state["config"]}, need {config(classifier)})'
         )
-    lineage = Lineage.of(state)
-    if classifier._model is not None and not lineage.continues(
-        classifier._model.lineage
-    ):
-        raise ValueError(
-            'the state does not continue the present one: removals can '
-            'not be turned back; a new object can load it'
-        )
+    present = classifier._model
+    lineage = Lineage.of(state, None if present is None else present.lineage)
     ledger = RemovalLedger(classifier.budget)
     ledger.load_state_dict(state['ledger'])
     graphs = {

@@ -10,7 +10,12 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
-from pyg_trust.certificates import BitFlips, certify, certify_collective
+from pyg_trust.certificates import (
+    BitFlips,
+    certify,
+    certify_collective,
+    collective,
+)
 from pyg_trust.certificates.collective import _Fields
 from pyg_trust.functional.collective import (
     broken_bound,
@@ -477,3 +482,28 @@ def test_fields_follow_the_direction_of_messages():
     edge_index = torch.tensor([[0, 1], [1, 2]])
     made = receptive_field(edge_index, 3, 1).toarray()
     assert made.tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+
+
+def test_a_bound_that_rounding_takes_below_a_number_counts_it(monkeypatch):
+    # Sums of the multipliers of a solver end some units beside the number
+    # that can break.
+    torch.manual_seed(3)
+    data, model = path(40), GCN(6, 16, 2, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    report = smooth(model, data, BitFlips(features=(0.02, 0.3)))
+    for number in (1, 2, 3):
+        for off in (0.0, 2.0**-50, 1e-9):
+            monkeypatch.setattr(
+                collective,
+                'broken_bound',
+                lambda *args, of=number - off, **kwargs: of,
+            )
+            made = certify_collective(
+                report, model, data, hops=2, features=(1, 1)
+            )
+            assert made.guaranteed == max(
+                made.counted - number, made.one_by_one
+            )
+    assert made.one_by_one < made.counted - 3

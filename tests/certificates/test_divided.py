@@ -333,6 +333,11 @@ def test_inserting_a_node_moves_no_other_element():
         assert torch.equal(one, two[1:])
         one, two = division.edge_groups(data), division.edge_groups(more)
         assert torch.equal(one, two[:-2])
+    for by in ('entries', 'features'):
+        division = Division(7, by, seed=1)
+        for number in range(7):
+            one, two = (division.view(d, number).x for d in (data, more))
+            assert torch.equal(one, two[1:])
     # Both directions of an edge belong together.
     groups = Division(7, 'edges', seed=1).edge_groups(data)
     half = data.edge_index.size(1) // 2

@@ -7,6 +7,7 @@ import torch
 from exhaustive import csr, pagerank
 
 from pyg_trust.certificates import ThreatModel, certify
+from pyg_trust.certificates import threat as threat_module
 from pyg_trust.functional import (
     Perturbations,
     dual_bound,
@@ -150,6 +151,39 @@ def test_bounds_hold_and_witnesses_are_admissible(seed, local):
                 assert budget is None or int(count.sum()) <= 2 * budget
                 z = pagerank(graph, ALPHA)[node] @ logits
                 assert int(z.argmax()) != int(held[node])
+
+
+@pytest.mark.parametrize('listed', [True, False])
+@pytest.mark.parametrize('seed', range(6))
+def test_an_edge_is_worth_what_both_of_its_directions_are(
+    seed, listed, monkeypatch
+):
+    # An undirected flip takes from two rows: what pays for one direction alone
+    # is no bound. Where pairs are too many to be listed, an edge has no price,
+    # and a flip counts as two.
+    if not listed:
+        monkeypatch.setattr(threat_module, '_LISTED', 0)
+    adj, logits, fragile = problem(seed, n=6, density=0.2, classes=2)
+    graph = csr(adj)
+    path = (~fragile & adj).nonzero().t()
+    for alpha in (0.02, 0.15, 0.5):
+        for budget in (1, 2):
+            made = graphs(adj, fragile, budget)
+            z = pagerank(made, alpha) @ logits
+            held = z[0].argmax(1)
+            nodes = torch.arange(6)
+            exact = (z[:, nodes, held] - z[:, nodes, 1 - held]).amin(0)
+            threat = ThreatModel(
+                graph,
+                'both',
+                fixed=path,
+                global_budget=budget,
+                undirected=True,
+            )
+            assert threat.perturbations.all_pairs is not listed
+            for method in ('dual', 'lp'):
+                found = certify(logits, threat, method=method, alpha=alpha)
+                assert bool((found.lower <= exact + 1e-9).all())
 
 
 @pytest.mark.parametrize('seed', range(8))

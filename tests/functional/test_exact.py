@@ -379,6 +379,36 @@ def test_few_rows_of_a_path_need_few_rows():
         assert torch.equal(some, z[rows])
 
 
+@pytest.mark.parametrize('count', [1, 2, 3, 4, 5, 6])
+def test_three_terms_of_a_directed_path_and_of_a_lone_node(count):
+    # u_2 of a row is of the row itself, which no other of a directed path
+    # leads to. A node without edges has p(0) x.
+    n = 30
+    edges = torch.stack([torch.arange(n - 2), torch.arange(1, n - 1)])
+    graph = CSRGraph.from_edge_index(edges, n)
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn((n, 3), generator=random, dtype=torch.float64)
+    ends = torch.rand((2, n), generator=random, dtype=torch.float64) + 0.5
+    ends[:, n - 1] = 0
+    weights = torch.tensor([0.3, -0.2, 0.5, 0.1, 0.7, -0.4]).double()[:count]
+    args = graph.rowptr, graph.col.int(), x, *ends, weights
+    whole = ops.propagate(*args, three_term=True)
+    for rows in ([0], [29, 3], [12, 13, 14]):
+        rows = torch.tensor(rows)
+        some = ops.propagate(*args, three_term=True, rows=rows)
+        assert torch.equal(some, whole[rows])
+    # Clenshaw's sum is that of the polynomials.
+    P = torch.zeros((n, n), dtype=torch.float64)
+    P[edges[0], edges[1]] = 1
+    P = ends[0][:, None] * P * ends[1]
+    before, now = x, P @ x
+    total = torch.zeros_like(x)
+    for weight in weights:
+        total = total + weight * before
+        before, now = now, 2 * P @ now - before
+    torch.testing.assert_close(whole, total, rtol=1e-12, atol=1e-12)
+
+
 def test_rows_are_checked():
     x = signal(40, 2)
     for rows, error in (

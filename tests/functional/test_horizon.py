@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
-from exhaustive import admissible, random_problem
+from exhaustive import admissible, csr, random_problem
 from test_policy import random_perturbations
 
-from pyg_trust.functional import Policy, policy_iteration
+from pyg_trust.functional import Perturbations, Policy, policy_iteration
 from pyg_trust.functional.horizon import Horizon, Prices
 
 ALPHA = 0.2
@@ -30,6 +31,42 @@ def scores(graphs, r, steps, normalization):
     for _ in range(steps):
         z = (1 - ALPHA) * (step @ z[..., None])[..., 0] + ALPHA * signal
     return z
+
+
+@pytest.mark.parametrize('steps', [0, 1, 40])
+@pytest.mark.parametrize('seed', range(3))
+def test_roundoff_of_every_step_is_in_the_bound(seed, steps):
+    # The exact V of K steps, in fractions: that of the computed ones is off by
+    # what the last steps round, long after the first is forgotten.
+    adj, logits = random_problem(seed, 6)
+    graph, alpha = csr(adj), 0.3
+    none = torch.zeros(graph.num_edges, dtype=torch.bool)
+    made = Perturbations(graph, none, torch.zeros(6, dtype=torch.int64))
+    signal = torch.stack([logits[:, 0], -logits[:, 0], 1e3 + logits[:, 1]])
+    horizon = Horizon(alpha, steps)
+    for found in (
+        horizon.maximize(made, signal),
+        horizon.evaluate(made.clean_policy(3), signal),
+    ):
+        for c, r in enumerate(signal.tolist()):
+            reward = [Fraction(x) for x in r]
+            value = [x / Fraction(alpha) for x in reward]
+            for _ in range(steps):
+                mean = [
+                    sum(value[j] for j in row.nonzero().view(-1).tolist())
+                    / int(row.sum())
+                    for row in adj
+                ]
+                value = [
+                    x + (1 - Fraction(alpha)) * v
+                    for x, v in zip(reward, mean, strict=True)
+                ]
+            low, high = float(found.low[c]), float(found.high[c])
+            for mine, exact in zip(
+                found.value[c].tolist(), value, strict=True
+            ):
+                assert Fraction(mine) + Fraction(low) <= exact
+                assert exact <= Fraction(mine) + Fraction(high)
 
 
 @pytest.mark.parametrize('kind', ['removals', 'additions', 'both', 'explicit'])

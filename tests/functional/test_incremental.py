@@ -291,6 +291,34 @@ def test_rows_do_not_depend_on_their_company(columns, dtype, threads):
     assert torch.equal(model.state.rows(some[:1]), whole[some[:1]])
 
 
+@pytest.mark.parametrize('columns', [*range(1, 34), 47, 63, 64, 71])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_rows_of_every_width_are_those_of_dense_algebra(columns, dtype):
+    # No column is left as it was, of those that fill no vector either.
+    n = 25
+    graph = CSRGraph.from_edge_index(random_graph(n, 40, 7), n)
+    rows = DynamicGraph(graph, True).receiving
+    dense = torch.zeros((n, n), dtype=torch.float64)
+    for v in range(n):
+        first = int(rows.start[v])
+        dense[v, rows.col[first : first + int(rows.length[v])].long()] = 1
+    random = torch.Generator().manual_seed(columns)
+    x = torch.randn((n, columns), generator=random, dtype=torch.float64)
+    recv, send = torch.rand((2, n), generator=random).to(dtype)
+    y = recv.double()[:, None] * (dense @ x)
+    out = torch.full((n, columns), math.nan, dtype=dtype)
+    nodes = torch.tensor([n - 1, 3, 0])
+    z = torch.ones((3, columns), dtype=dtype)
+    x = x.to(dtype)
+    ops.pull_rows(rows, None, x, recv, send, out=out)
+    ops.pull_rows(rows, nodes, x, recv, send, z=z, weight=0.5)
+    close = {'rtol': 0, 'atol': 1e-4 if dtype == torch.float32 else 1e-13}
+    torch.testing.assert_close(
+        out.double(), send.double()[:, None] * y, **close
+    )
+    torch.testing.assert_close(z.double(), 1 + 0.5 * y[nodes], **close)
+
+
 def test_nodes_that_are_added_count_from_then_on():
     edge_index, x = random_graph(30, 40, 7), torch.randn(30, 3).double()
     for measure in (sgc(2), single_target(0.2, levels=2), transition(2)):

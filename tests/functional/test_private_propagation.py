@@ -11,6 +11,7 @@ from pyg_trust import noise
 from pyg_trust.functional import (
     Measure,
     appnp,
+    class_messages,
     column_norms,
     energy_weights,
     hop_sensitivity,
@@ -141,6 +142,125 @@ def test_a_replaced_record_moves_by_twice_as_much():
     assert hop_sensitivity('node', form='replace') == 2
 
 
+def certain_and_mixed(C):
+    """Posteriors: every certain one, every even pair, and some between."""
+    eye = torch.eye(C, dtype=torch.float64)
+    pairs = [(eye[a] + eye[b]) / 2 for a, b in pairs_of(C)]
+    generator = torch.Generator().manual_seed(C)
+    some = torch.rand(20, C, generator=generator, dtype=torch.float64) ** 4
+    return torch.cat(
+        [eye, *[p[None] for p in pairs], some / some.sum(1)[:, None]]
+    )
+
+
+@pytest.mark.parametrize('C', [2, 3, 4, 7])
+@pytest.mark.parametrize('D', [1, 2])
+def test_messages_of_classes_have_no_opposites(C, D):
+    n, worst = 4, 0.0
+    q = certain_and_mixed(C)
+    lists = [own for _, own in record_changes(n)][: 2 ** (n - 1)]
+    sent = {}
+    for own in lists:
+        # What a record adds to the sums, by the package, for every message.
+        edges = torch.tensor(own, dtype=torch.int64).view(-1, 2).t()
+        graph = CSRGraph.from_edge_index(edges, n)
+        made = []
+        for row in q:
+            x = torch.zeros(n, C, dtype=torch.float64)
+            x[0] = class_messages(row[None])[0]
+            made += private_propagate(
+                *(graph, x, [1.0], Silence(), 'node'),
+                energy_weights(graph, D),
+                between='clip',
+            )
+        sent[tuple(own)] = torch.stack(made).flatten(1)
+    for one, other in itertools.product(sent.values(), repeat=2):
+        worst = max(worst, float(torch.cdist(one, other).max()))
+    bound = hop_sensitivity(
+        'node', form='replace', max_degree=D, num_classes=C
+    )
+    assert bound == pytest.approx(math.sqrt(2 * D * C / (C - 1)))
+    assert worst == pytest.approx(bound, rel=1e-5)
+    assert worst <= bound
+
+
+@pytest.mark.parametrize('C', [3, 4, 7])
+def test_messages_brought_to_norm_one_leave_the_hull(C):
+    # Two even pairs of classes are opposites then, or nearly: the smaller
+    # noise is for clipped messages alone.
+    x = class_messages(certain_and_mixed(C))
+    bound = hop_sensitivity('feature', form='replace', num_classes=C)
+    assert float(torch.cdist(messages(x), messages(x)).max()) > bound + 0.05
+    clipped = messages(x, between='clip')
+    assert float(torch.cdist(clipped, clipped).max()) <= bound
+
+
+def test_one_class_or_two_have_the_noise_of_any_messages():
+    for C in (1, 2, None):
+        bound = hop_sensitivity('feature', form='replace', num_classes=C)
+        assert bound == 2
+    assert hop_sensitivity('node', num_classes=5) == 1
+    one = class_messages(torch.ones(3, 1, dtype=torch.float64))
+    assert not one.any()
+
+
+@pytest.mark.parametrize('own', [True, False])
+def test_a_replaced_row_moves_a_scaled_propagation_by_the_bound(own):
+    generator = torch.Generator().manual_seed(4)
+    dense = torch.rand(12, 12, generator=generator) < 0.3
+    dense = (dense | dense.t()) & ~torch.eye(12, dtype=torch.bool)
+    graph = CSRGraph.from_edge_index(dense.nonzero().t().contiguous(), 12)
+    measure = Measure(0.5, 0.5, (0.1, 0.5, 0.5))
+    q, worst = certain_and_mixed(4), 0.0
+
+    def made(v, row):
+        every = q[torch.arange(12) % len(q)].clone()
+        every[v] = row
+        return scaled_propagate(
+            *(graph, class_messages(every), measure, 1.0, Silence()),
+            own=own,
+            between='clip',
+        )
+
+    for v in range(12):
+        found = torch.stack([made(v, row) for row in q]).flatten(1)
+        worst = max(worst, float(torch.cdist(found, found).max()))
+    bound = hop_sensitivity('feature', form='replace', num_classes=4)
+    assert worst == pytest.approx(bound, rel=1e-5)
+    assert worst <= bound
+
+
+def test_later_hops_move_by_no_more_than_messages_of_classes():
+    # Their messages are of released rows, the same for both records: what
+    # moves is the own list.
+    n, worst = 5, 0.0
+    fixed = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+
+    class Kept(Silence):
+        def __init__(self):
+            self.hop = 0
+
+        def normal(self, shape):
+            self.hop += 1
+            # So large that the first sums are lost in it.
+            return fixed.double() * (1e12 if self.hop == 1 else 0.0)
+
+    lists = [own for _, own in record_changes(n)][: 2 ** (n - 1)]
+    found = []
+    for own in lists:
+        edges = torch.tensor(own, dtype=torch.int64).view(-1, 2).t()
+        graph = CSRGraph.from_edge_index(edges, n)
+        x = class_messages(torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]])
+        rows = private_propagate(
+            graph, x, [1.0, 1.0], Kept(), 'node', between='clip'
+        )
+        found.append(rows[1].flatten())
+    worst = float(torch.cdist(torch.stack(found), torch.stack(found)).max())
+    assert worst == pytest.approx(math.sqrt(2), rel=1e-5)
+    for C in (2, 3, 100):
+        assert worst <= hop_sensitivity('node', form='replace', num_classes=C)
+
+
 @pytest.mark.parametrize('D', [1, 2, 4])
 def test_larger_energy(D):
     edges = torch.tensor([[0] * 7, list(range(1, 8))])
@@ -258,6 +378,22 @@ def test_a_hop_adds_noise_of_its_deviation():
     # Isolated nodes: nothing but noise; by chance wrong once in 1e9.
     assert noise.p_value(made[0] / 0.5) > noise.LEAST_P_VALUE
     assert noise.p_value(made[1] / 2.0) > noise.LEAST_P_VALUE
+
+
+def test_the_next_hop_reads_the_rounded_one():
+    path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    graph = CSRGraph.from_edge_index(path, 4)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    first, second = private_propagate(
+        graph, x, [1.0, 1.0], noise.SeededNoise(1), dtype=torch.float32
+    )
+    assert first.dtype == second.dtype == torch.float32
+    source = noise.SeededNoise(1)
+    (again,) = private_propagate(graph, x, [1.0], source)
+    assert torch.equal(first, again.float())
+    # The noise of the second hop is the next of the same source.
+    (alone,) = private_propagate(graph, first, [1.0], source)
+    assert torch.equal(second, alone.float())
 
 
 def test_later_messages_read_released_rows_of_their_own_node_alone():

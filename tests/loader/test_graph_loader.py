@@ -107,6 +107,30 @@ def test_batches_are_whole_graphs():
         assert one.input_id.equal(two.input_id)
 
 
+@pytest.mark.parametrize('size', [1, 5, 24])
+def test_a_seeded_loader_draws_at_the_rate_that_it_states(size):
+    # Each of 24 graphs by a coin of its own, in every step.
+    loader = GraphLoader(GRAPHS, size, sampling='poisson', seed=3)
+    steps = 400
+    drawn = torch.zeros(24)
+    for step in range(steps):
+        drawn[loader.batch_sampler.index(step)] += 1
+    rate = loader.sample_rate
+    assert rate == size / 24
+    error = (rate * (1 - rate) / steps) ** 0.5
+    assert float((drawn / steps - rate).abs().max()) <= 5 * error
+    assert abs(float(drawn.mean()) / steps - rate) <= 5 * error / 24**0.5
+
+
+def test_a_unit_more_than_a_step_draws_is_refused():
+    # All of them whole and distinct: six, where five were paid for.
+    six, five = (GraphLoader(GRAPHS, size, seed=3) for size in (6, 5))
+    batch = next(iter(six))
+    assert six.check_batch(batch, 0)[1] == 6
+    with pytest.raises(ValueError, match='whole, distinct units'):
+        five.check_batch(batch, 0)
+
+
 def test_gradients_are_clipped_per_graph():
     engine, net, training = attach(max_grad_norm=0.05)
     reference = copy.deepcopy(net)

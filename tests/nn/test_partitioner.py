@@ -72,6 +72,21 @@ def test_a_strong_weight_raises_the_entropy_of_labels(data):
     assert right.cut > none.cut
 
 
+def test_a_strong_weight_of_time_leaves_few_edges_in_a_shard(data):
+    # What a shard takes to train falls with its edges: with this weight it is
+    # worth more than the edges that are cut.
+    x, edge_index, _ = data
+    y = torch.arange(NODES) % 3
+
+    def cut(weight):
+        shard = learned_partition(
+            x, edge_index, y, SHARDS, time_weight=weight, seed=1
+        )
+        return F.partition_quality(shard, SHARDS, edge_index, y).cut
+
+    assert cut(1.0) > cut(0.0) + 0.2
+
+
 def test_it_trains_until_it_stands_still(data):
     x, edge_index, y = data
     args = x, edge_index, y, SHARDS

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import needs
 import numpy as np
 import pytest
 import torch
@@ -457,7 +458,7 @@ def in_a_fork(call):
     return said
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@needs.fork
 @pytest.mark.parametrize('seed', [None, 0])
 @pytest.mark.parametrize('book', [False, True])
 def test_a_fork_releases_nothing_that_is_on_no_account(
@@ -487,7 +488,7 @@ def test_a_fork_releases_nothing_that_is_on_no_account(
     )
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@needs.fork
 def test_a_fork_spends_nothing_on_a_ledger(tmp_path):
     ledger = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})
     for spend in (
@@ -505,7 +506,7 @@ def test_a_fork_spends_nothing_on_a_ledger(tmp_path):
     again.close()
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+@needs.fork
 def test_a_fork_draws_other_noise():
     noise = source()
     noise.normal((3,))

@@ -73,6 +73,26 @@ def test_faults_are_caught(fault):
     assert report.mu_lower > 1.3 * MU
 
 
+def test_both_rates_share_the_level():
+    # What is released tells every coin, so that no test of the half that is
+    # counted errs: of 500 canaries of a coin, by hand, a rate is at least
+    # level**(1/500). How the coins fell moves the bound by a tenth; a level
+    # for each rate, instead of half, would move it by .26.
+    report = audit(
+        lambda data: [data.x.sum(0)],
+        graph(),
+        delta=0.01,
+        num_canaries=2000,
+        confidence=0.9,
+        seed=0,
+    )
+    sure = 0.05 ** (1 / 500)
+    expected = math.log((sure - 0.01) / (1 - sure))
+    assert report.true_positive_rate == 1
+    assert report.false_positive_rate == 0
+    assert report.epsilon_lower == pytest.approx(expected, abs=0.13)
+
+
 # Noise and draws of an engine are secret, so these are no fixed runs. With
 # this confidence a sound engine is rejected once in 10,000. Of 4,800 canaries
 # about 1,200 of each coin are counted: rates have deviations below .015, and

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_trust.privacy.draws import KeepDraws
+from pyg_trust.privacy.draws import DrawsBySubgraph, KeepDraws
 from pyg_trust.privacy.rows import Conflict, RowTracker
 
 OWNER = torch.tensor([2, 0, 1, 0])
@@ -126,3 +126,21 @@ def test_calls_of_another_form_are_let_be():
     tracker.follow('transpose', (x, 'a'), {}, x.t())
     tracker.set(x, tracker.known(OWNER), 5)
     assert tracker.get(x)[1] == 0
+
+
+def test_a_subgraph_draws_what_it_would_alone_and_never_twice():
+    def drawn(owner, names):
+        with DrawsBySubgraph(torch.tensor(owner), None, names, 5):
+            rows = [torch.rand(len(owner), 2) for _ in range(3)]
+            # Of no subgraph.
+            return rows, [torch.rand(()) for _ in range(3)]
+
+    rows, whole = drawn([2, 0, 1, 0], [7, 8, 9])
+    for several in (rows, whole):
+        assert not torch.equal(several[0], several[1])
+        assert not torch.equal(several[1], several[2])
+    assert not torch.equal(rows[0][0], rows[0][2])
+    alone, other = drawn([0, 0], [7])
+    for one, both in zip(alone, rows, strict=True):
+        assert torch.equal(one, both[[1, 3]])
+    assert other == whole

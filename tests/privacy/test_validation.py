@@ -10,6 +10,7 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.attaching import check_totals
 from pyg_trust.privacy.loss_checks import (
     check_criterion,
 )
@@ -728,3 +729,15 @@ def test_single_subgraph_and_single_nodes(private):
         )
         setup.train(1)
         assert setup.engine.steps == 1
+
+
+def test_sums_of_other_units_than_were_drawn_are_refused():
+    sums = [torch.ones(2), torch.zeros(3, 1)]
+    check_totals(sums, torch.tensor(4), 4)
+    for found in (3, 5, 0):
+        with pytest.raises(RuntimeError, match='other units'):
+            check_totals(sums, torch.tensor(found), 4)
+    for number in (math.inf, -math.inf, math.nan):
+        sums[1][2] = number
+        with pytest.raises(RuntimeError, match='not finite'):
+            check_totals(sums, torch.tensor(4), 4)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_sharded_unlearner import SHARDS, TESTED, TRAIN, quick
-from test_sharded_unlearner import make_data as graph
+from sharded import SHARDS, TESTED, TRAIN, quick
+from sharded import make_data as graph
 from torch_geometric.nn import GCN
 
 from pyg_trust.functional import holm, permutation_test
@@ -19,6 +19,7 @@ from pyg_trust.unlearning import (
     ShardedUnlearner,
     Subject,
     audit_removal,
+    noisy_runs,
 )
 
 CHANNELS, CLASSES = 13, 3
@@ -382,7 +383,7 @@ def test_a_release_that_never_held_it_has_no_power():
 def test_the_report_is_one_of_trust(tmp_path):
     report = audit(exact(), ('twins',))
     page = TrustReport.of(report)
-    assert 'not rejected: twins' in str(page)
+    assert '3 of 3 tests found no trace of what was removed' in str(page)
     assert 'passed' not in str(page)
     page.save(tmp_path / 'trust.json')
     pytest.importorskip('matplotlib').use('Agg')
@@ -435,6 +436,38 @@ def test_a_permutation_test_against_all_permutations():
     assert abs(found - both) < 6 * (both / 20000) ** 0.5
     # Ties count, so that equal samples reject nothing.
     assert permutation_test(torch.ones(5), torch.ones(4), seed=0) == 1.0
+
+
+@pytest.mark.parametrize('draws', [1, 2, 3, 9])
+def test_a_permutation_test_is_valid_for_any_number_of_draws(draws):
+    # Of exchangeable scores, a p value of at most a has at most that chance:
+    # the least that there is, 1 / (1 + draws), too. None is ever 0.
+    random = torch.Generator().manual_seed(draws)
+    count, found = 400, []
+    for seed in range(count):
+        one, two = torch.randn((2, 6), generator=random)
+        found.append(permutation_test(one, two, draws=draws, seed=seed))
+    for level in sorted(set(found)):
+        share = sum(p <= level for p in found) / count
+        error = (level * (1 - level) / count) ** 0.5
+        assert share <= level + 5 * error
+    far = torch.arange(20.0)
+    p = permutation_test(far, far + 100, draws=draws, seed=0)
+    assert p == 1 / (1 + draws)
+
+
+def test_a_direction_is_not_tested_on_the_runs_that_chose_it():
+    # Sixteen runs of many numbers: along the direction in which all of them
+    # differ, any two samples are told apart.
+    random = torch.Generator().manual_seed(0)
+    found = []
+    for seed in range(12):
+        one, two = torch.randn((2, 8, 300), generator=random).double()
+        found.append(noisy_runs.told_apart(list(one), list(two))(seed))
+    # Six or more of 12 happen once in 1,800.
+    assert sum(p <= 0.1 for p in found) < 6
+    two[:, 0] += 30
+    assert noisy_runs.told_apart(list(one), list(two))(0) < 0.05
 
 
 def test_holm_by_hand():

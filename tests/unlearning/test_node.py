@@ -1,6 +1,7 @@
 """Certified unlearning of node classifiers: what it promises, attacked."""
 
 import gc
+import itertools
 import math
 
 import numpy as np
@@ -424,6 +425,32 @@ def test_a_planted_fault_is_found(plant, monkeypatch):
     assert not model.verify().ok
 
 
+def test_outputs_without_a_step_count_in_the_certificate(monkeypatch):
+    # Some outputs are not looked at again after the first pass of a request:
+    # what the report says has to hold for all of them, on what remains.
+    left_out, moved = [], H.Objective.moved
+
+    def counted(self, W, known, columns):
+        left_out.append(W.size(1) - columns.numel())
+        return moved(self, W, known, columns)
+
+    monkeypatch.setattr(H.Objective, 'moved', counted)
+    data = blocks(classes=6)
+    model = make(data)
+    for request in requests(model, data, 16):
+        report = model.remove(request)
+        held = model._model
+        fresh, _ = held.data.scratch()
+        problem = fresh.problem(1.0, held.B)
+        margin = problem.Z @ held.W
+        G = -problem.Y * torch.sigmoid(-problem.Y * margin)
+        truth = problem.Z.t() @ G + problem.mu * held.W
+        size = float(truth.norm())
+        assert report.residual == pytest.approx(size, rel=1e-5, abs=1e-12)
+        assert size <= report.bound <= report.budget
+    assert sum(left_out) > 10
+
+
 def test_rows_that_were_kept_from_before_are_found(monkeypatch):
     rows, kept = LevelState.rows, {}
 
@@ -524,6 +551,26 @@ def test_noise_is_fresh_for_every_release_and_the_same_until_then():
     one = make(seed=None).weight
     torch.manual_seed(0)
     assert not torch.equal(one, make(seed=None).weight)
+
+
+def test_a_seed_gives_every_release_noise_of_its_own(monkeypatch):
+    # The difference of two releases with the same noise is that of the
+    # weights.
+    model = make(seed=7, release_std=1e-3)
+    drawn = []
+    for name in (3, 5, 8, 11):
+        drawn.append((model.weight - model._model.W) / model.release_std)
+        model.remove(RemovalRequest(nodes=[name]))
+    for one, two in itertools.combinations(drawn, 2):
+        assert float((one - two).abs().min()) > 1e-6
+    monkeypatch.setattr(node, 'MAX_STEPS', 0)
+    model = make(seed=7, noise='objective', on_exceed='retrain')
+    terms = []
+    for name in (3, 5, 8):
+        terms.append(model._model.B)
+        assert model.remove(RemovalRequest(nodes=[name])).action == 'retrain'
+    for one, two in itertools.combinations(terms, 2):
+        assert float((one - two).abs().min()) > 0
 
 
 def test_a_seed_repeats_the_release_and_the_report_says_so(threads):
@@ -868,6 +915,25 @@ def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
         report = model.remove(request)
         assert report.action == model.ledger.entries[-1].action == how
         assert model.verify().ok
+
+
+def test_the_ledger_says_of_a_residual_its_size_alone():
+    # Noise so small that rounding is a part of the budget, which steps can
+    # not get below: the account has a power of two, not 16 digits of data.
+    between = 0
+    for exponent in range(4, 60):
+        try:
+            model = make(release_std=2.0**-exponent, accounting='residual')
+            model.remove(RemovalRequest(nodes=[3]))
+        except BudgetExceededError:
+            break
+        for entry in model.ledger.entries:
+            least, most = 0.01 * model.budget, model.budget
+            if entry.spent not in (least, most):
+                assert math.frexp(entry.spent)[0] == 0.5
+                assert least < entry.spent < most
+                between += 1
+    assert between >= 2
 
 
 # Leftovers and state #########################################################

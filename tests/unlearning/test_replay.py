@@ -2,8 +2,17 @@
 
 import pytest
 import torch
-from test_shard_training import CHANNELS, CLASSES, make_shards, same
-from test_sharded_unlearner import SHARDS, equal, learnt, make, make_data
+from sharded import (
+    CHANNELS,
+    CLASSES,
+    SHARDS,
+    equal,
+    learnt,
+    make,
+    make_data,
+    make_shards,
+    same,
+)
 from torch_geometric.nn import (
     APPNP,
     GAT,

@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 import random
 
@@ -6,12 +7,12 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.newton import gradient, minimize
+from pyg_trust.functional.newton import gradient, hessian_solve, minimize
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering
-from pyg_trust.unlearning import ScatteringClassifier
+from pyg_trust.unlearning import ScatteringClassifier, scattering_account
 
 SCATTERING = {'J': 3, 'Q': 2, 'L': 3}
 MODES = ['delete', 'mask']
@@ -198,6 +199,20 @@ def test_noise_is_gaussian_fresh_and_secret():
         assert str(float(B[0, 0]))[:8] not in shown
 
 
+def test_a_seed_gives_every_fit_noise_of_its_own():
+    graphs = random_graphs(20)
+    model = make(graphs, noise_std=1e-7, on_exceed='retrain', seed=5)
+    terms = [model.state_dict()['B']]
+    for i in range(4):
+        report = model.remove(RemovalRequest(nodes={i: [0]}))
+        assert report.action == 'retrain'
+        terms.append(model.state_dict()['B'])
+    model.fit(graphs)
+    terms.append(model.state_dict()['B'])
+    for one, two in itertools.combinations(terms, 2):
+        assert float((one - two).abs().min()) > 0
+
+
 def test_the_callers_graphs_stay_as_they_are():
     graphs = random_graphs(20)
     before = [copy.deepcopy(g) for g in graphs]
@@ -309,6 +324,43 @@ def test_bounds_are_ordered_and_reported():
     model = make(graphs, accounting='paper', noise_std=10.0)
     report = model.remove(RemovalRequest(graphs=[3]))
     assert set(report.increments) == {'tight', 'paper'}
+
+
+@pytest.mark.parametrize('num_classes', [2, 3, 5])
+def test_worst_cases_of_classes_add_up_in_squares(num_classes):
+    # 4 gamma m^2 F^5 / (lam^2 n) for each class, gamma = 1/4: the account is
+    # of all classes together.
+    graphs = random_graphs(30, num_classes)
+    model = make(graphs, accounting='paper', lam=0.1, noise_std=100.0)
+    before = model._model.train.Z.to_dense().norm(dim=1).max()
+    report = model.remove(RemovalRequest(nodes={3: [0], 4: [1]}))
+    after = model._model.train.Z.to_dense().norm(dim=1).max()
+    F = float(max(before, after))
+    outputs = 1 if num_classes == 2 else num_classes
+    expected = outputs**0.5 * 2**2 * F**5 / (0.1**2 * 30)
+    assert report.increments['node'] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ('accounting', 'loss'),
+    [('bound', 'logistic'), ('bound', 'squared'), ('paper', 'logistic')],
+)
+def test_a_step_that_is_not_solved_is_paid_for(accounting, loss, monkeypatch):
+    # The bounds are of exact steps: what a solver leaves comes on top. This
+    # one leaves a tenth.
+    def solve(*args):
+        return 0.9 * hessian_solve(*args)
+
+    monkeypatch.setattr(scattering_account, 'hessian_solve', solve)
+    graphs = random_graphs(36, 3)
+    model = make(
+        graphs, accounting=accounting, loss=loss, lam=1e-2, noise_std=100.0
+    )
+    for request in one_node_each(graphs)[:6]:
+        report = model.remove(request)
+        assert report.action == 'step'
+        true = gradient(*parts(model), 1e-2, loss).norm()
+        assert float(true) <= report.bound
 
 
 def test_theorem_for_features():

@@ -4,9 +4,19 @@ import copy
 
 import pytest
 import torch
-from test_shard_training import CHANNELS, CLASSES, MODELS, Counting, Normed
-from test_sharded_unlearner import SHARDS, TRAIN, equal, learnt, make
-from test_sharded_unlearner import make_data as graph
+from sharded import (
+    CHANNELS,
+    CLASSES,
+    MODELS,
+    SHARDS,
+    TRAIN,
+    Counting,
+    Normed,
+    equal,
+    learnt,
+    make,
+)
+from sharded import make_data as graph
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GIN, PairNorm, SGConv
 

@@ -6,22 +6,29 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sharded import (
+    CHANNELS,
+    CLASSES,
+    EVERY,
+    MODELS,
+    APPNPNet,
+    Counting,
+    Linear,
+    Normed,
+    make_shards,
+    same,
+)
 from torch_geometric.nn import (
-    APPNP,
-    GAT,
     GCN,
-    GIN,
-    GCN2Conv,
-    GCNConv,
-    GraphConv,
-    GraphSAGE,
-    PairNorm,
-    SGConv,
 )
 
-from pyg_trust import rng
 from pyg_trust.unlearning.shards import training
-from pyg_trust.unlearning.shards.products import PreparedGraph
+from pyg_trust.unlearning.shards.products import (
+    Block,
+    PreparedGraph,
+    blocks,
+    rows_of_nonzeros,
+)
 from pyg_trust.unlearning.shards.training import (
     Recipe,
     Shard,
@@ -35,23 +42,9 @@ from pyg_trust.unlearning.shards.training import (
     train,
 )
 
-CHANNELS, CLASSES = 13, 3
 EMPTY = PreparedGraph(
     torch.empty(2, 0, dtype=torch.int64), None, 0, torch.float32
 )
-
-
-class APPNPNet(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(CHANNELS, 16)
-        self.two = torch.nn.Linear(16, CLASSES)
-        self.propagate = APPNP(4, 0.1, dropout=0.2)
-
-    def forward(self, x, edge_index, edge_weight=None):
-        x = F.dropout(x, 0.5, training=self.training)
-        x = F.dropout(self.one(x).relu(), 0.5, training=self.training)
-        return self.propagate(self.two(x), edge_index, edge_weight)
 
 
 class Batched(torch.nn.Module):
@@ -77,154 +70,6 @@ class Noisy(torch.nn.Module):
         if self.training:
             x = x + torch.randn_like(x)
         return self.lin(x)
-
-
-class Pointwise(torch.nn.Module):
-    """All that is known to depend on where a value lies."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(CHANNELS, 7)
-        self.two = torch.nn.Linear(7, CLASSES)
-        self.scale = torch.nn.Parameter(torch.ones(7))
-
-    def forward(self, x, edge_index):
-        x = F.elu(self.one(x)) * self.scale
-        x = torch.sigmoid(x) + torch.tanh(x) + F.gelu(x) + F.silu(x)
-        return self.two(F.softplus(x).exp().clamp(max=9.0))
-
-
-class Tied(torch.nn.Module):
-    """One weight under two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(CHANNELS, CHANNELS)
-        self.same = self.one
-        self.two = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        return self.two(self.same(self.one(x).relu()))
-
-
-class Wrapped(torch.nn.Module):
-    """One layer."""
-
-    def __init__(self, conv):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x, edge_index, edge_weight=None):
-        if edge_weight is None or isinstance(self.conv, Writing):
-            return self.conv(x, edge_index)
-        return self.conv(x, edge_index, edge_weight)
-
-
-class Writing(torch.nn.Module):
-    """Changes in place what a propagation of constants returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = SGConv(CHANNELS, CHANNELS)
-        self.conv.lin = torch.nn.Identity()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        first = self.conv(x, edge_index).mul_(2)
-        return self.lin(first + self.conv(x, edge_index))
-
-
-class Deep(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(CHANNELS, 8)
-        self.conv = GCN2Conv(8, 0.1)
-        self.two = torch.nn.Linear(8, CLASSES)
-
-    def forward(self, x, edge_index, edge_weight=None):
-        x = self.one(x).relu()
-        return self.two(self.conv(x, x, edge_index, edge_weight))
-
-
-class Halved(torch.nn.Module):
-    """Its layers see other edges each, none of them the graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = GCNConv(CHANNELS, 8)
-        self.two = GCNConv(8, CLASSES)
-        self.three = GCNConv(8, CLASSES)
-
-    def forward(self, x, edge_index, edge_weight=None):
-        x = self.one(x, edge_index[:, ::2]).relu()
-        ones = torch.ones(edge_index.size(1), dtype=x.dtype)
-        return self.two(x, edge_index[:, 1::2]) + self.three(
-            x, edge_index, 3 * ones
-        )
-
-
-MODELS = {
-    'GCN': lambda: GCN(CHANNELS, 16, 2, CLASSES, dropout=0.5),
-    'SAGE': lambda: GraphSAGE(CHANNELS, 16, 2, CLASSES, dropout=0.5),
-    'GAT': lambda: GAT(CHANNELS, 16, 2, CLASSES, dropout=0.3, heads=2),
-    'APPNP': APPNPNet,
-    'JKNet': lambda: GCN(CHANNELS, 16, 3, CLASSES, dropout=0.5, jk='max'),
-}
-EVERY = {
-    **MODELS,
-    'JK by concatenation': lambda: GCN(
-        CHANNELS, 6, 3, CLASSES, act='elu', jk='cat'
-    ),
-    'GATv2': lambda: GAT(CHANNELS, 8, 2, CLASSES, v2=True, dropout=0.3),
-    'lazy': lambda: GCN(-1, 8, 2, CLASSES, dropout=0.5),
-    'pointwise': Pointwise,
-    'tied': Tied,
-    'cached': lambda: GCN(CHANNELS, 8, 2, CLASSES, cached=True),
-    'lazy and cached': lambda: GCN(-1, 8, 2, CLASSES, cached=True),
-    'GIN': lambda: GIN(CHANNELS, 8, 2, CLASSES, norm=None),
-    'GIN with BatchNorm': lambda: GIN(
-        CHANNELS, 8, 2, CLASSES, norm='batch_norm'
-    ),
-    'SAGE by sums': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='sum'),
-    'SAGE by maxima': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='max'),
-    'SGConv': lambda: Wrapped(SGConv(CHANNELS, CLASSES, K=2)),
-    'GraphConv': lambda: Wrapped(GraphConv(CHANNELS, CLASSES)),
-    'GCN2': Deep,
-    'PairNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm=PairNorm()),
-    'half of the edges': Halved,
-    'writes to what it is given': lambda: Wrapped(Writing()),
-}
-
-
-def make_shards(count=5, dtype=torch.float32, weighted=False):
-    """Of very different sizes, none a multiple of a vector's."""
-    generator = torch.Generator().manual_seed(1)
-    shards = []
-    for i in range(count):
-        n = (1, 37, 11, 50, 23, 5, 8, 61, 2, 30)[i]
-        edges = torch.randint(n, (2, 3 * n), generator=generator)
-        edges = edges[:, edges[0] < edges[1]]
-        x = torch.rand(n, CHANNELS, generator=generator, dtype=dtype)
-        weight = None
-        if weighted:
-            weight = torch.rand(2 * edges.size(1), generator=generator)
-        shards.append(
-            Shard(
-                seed=rng.derive(3, i),
-                x=x * (x > 0.6),
-                y=torch.randint(CLASSES, (n,), generator=generator),
-                edge_index=torch.cat([edges, edges.flip(0)], 1),
-                edge_weight=weight,
-            )
-        )
-    return shards
-
-
-def same(one, two):
-    return len(one) == len(two) and all(
-        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-        for a, b in zip(one, two, strict=True)
-    )
 
 
 def test_processes_give_every_shard_its_own_bits():
@@ -316,6 +161,85 @@ def test_prepared_products_are_those_of_plain_pyg(name, weighted):
             torch.testing.assert_close(out, expected)
 
 
+def same_matrix(one, two):
+    return all(
+        torch.equal(a, b)
+        for a, b in (
+            (one.crow_indices(), two.crow_indices()),
+            (one.col_indices(), two.col_indices()),
+            (one.values(), two.values()),
+        )
+    )
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_blocks_have_the_bits_of_each_graph_alone(weighted):
+    # Loops, edges twice, nodes without an edge at both ends, and graphs
+    # without one: the first, the last and one in between.
+    generator = torch.Generator().manual_seed(5)
+    n, count = 30, 6
+    edges = torch.randint(2, n - 1, (2, 150), generator=generator)
+    edges = torch.cat([edges, edges[:, :9], edges[:1, :5].repeat(2, 1)], 1)
+    weight = None
+    if weighted:
+        weight = torch.rand(edges.size(1), generator=generator)
+    choice = torch.tensor([1, 2, 4])
+    number = choice[torch.randint(3, edges.shape[1:], generator=generator)]
+    made = blocks(edges, weight, number, count, n, torch.float32)
+    assert len(made) == count
+    for i, graph in enumerate(made):
+        assert type(graph) is Block
+        own = number == i
+        part = None if weight is None else weight[own]
+        alone = PreparedGraph(edges[:, own], part, n, torch.float32)
+        assert torch.equal(graph.edge_index, alone.edge_index)
+        assert (part is None) == (graph.edge_weight is None)
+        if part is not None:
+            assert torch.equal(graph.edge_weight, part)
+            assert same_matrix(graph.adjacency(True), alone.adjacency(True))
+        assert same_matrix(graph.adjacency(False), alone.adjacency(False))
+        for improved, loops in ((False, True), (True, True), (False, False)):
+            for flow in ('source_to_target', 'target_to_source'):
+                asked = (improved, loops, flow)
+                one, _ = graph.normalised(*asked, True)
+                two, _ = alone.normalised(*asked, True)
+                assert same_matrix(one, two)
+                assert id(one) in graph.operands
+                listed = graph.normalised(*asked, False)
+                assert all(
+                    map(torch.equal, listed, alone.normalised(*asked, False))
+                )
+
+
+def test_blocks_that_need_longer_indices_stand_alone():
+    edges = torch.tensor([[0, 1], [1, 0]])
+    number = torch.tensor([1, 0])
+    made = blocks(edges, None, number, 2, 2**30, torch.float32)
+    assert [type(graph) for graph in made] == [PreparedGraph] * 2
+    assert made[0].edge_index.tolist() == [[1], [0]]
+    assert made[1].edge_index.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize('shape', [(7, 5), (1, 9), (4, 0), (0, 3)])
+def test_rows_of_nonzeros_are_the_matrix(shape):
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randint(-1, 2, shape, generator=generator).float()
+    if x.numel():
+        x.view(-1)[0] = -0.0
+    for dense in (x, x.t().contiguous().t(), x.double()):
+        made = rows_of_nonzeros(dense)
+        assert made.shape == dense.shape
+        assert made.crow_indices().dtype == torch.int32
+        assert made.values().dtype == dense.dtype
+        assert torch.equal(made.to_dense(), dense + 0)
+        assert made.values().numel() == int((dense != 0).sum())
+        row = torch.arange(shape[0]).repeat_interleave(
+            made.crow_indices().diff().long()
+        )
+        key = row * (shape[1] + 1) + made.col_indices()
+        assert bool((key.diff() > 0).all())
+
+
 def test_what_was_prepared_ends_with_the_run():
     shard, other = make_shards()[1], make_shards()[3]
     for name in ('GCN', 'SAGE'):
@@ -333,26 +257,6 @@ def test_what_was_prepared_ends_with_the_run():
 # Models that are no function of their data and seed ##########################
 
 
-class Linear(torch.nn.Module):
-    """The base of what follows."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        return self.lin(x)
-
-
-class Counting(Linear):
-    steps = 0
-
-    def forward(self, x, edge_index):
-        if self.training:
-            self.steps += 1
-        return self.lin(x) * (1 + self.steps if self.training else 1)
-
-
 class Drawing(Linear):
     def __init__(self):
         super().__init__()
@@ -361,20 +265,6 @@ class Drawing(Linear):
     def forward(self, x, edge_index):
         noise = np.random.rand() + random.random() if self.training else 1
         return self.lin(x) * self.scale * noise
-
-
-class Normed(Linear):
-    """Its statistics are no part of the state_dict."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer('mean', torch.zeros(CLASSES), persistent=False)
-
-    def forward(self, x, edge_index):
-        out = self.lin(x)
-        if self.training:
-            self.mean = 0.9 * self.mean + out.detach().mean(0)
-        return out - self.mean
 
 
 class Extra(Linear):

@@ -6,88 +6,33 @@ import sys
 
 import pytest
 import torch
-from states import without_chance
-from test_shard_training import CHANNELS, CLASSES, MODELS, same
-from torch_geometric.data import Data, HeteroData
+from sharded import (
+    CHANNELS,
+    CLASSES,
+    MODELS,
+    NODES,
+    SHARDS,
+    TESTED,
+    TRAIN,
+    equal,
+    learnt,
+    make,
+    make_data,
+    same,
+    snapshot,
+    weights,
+)
+from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCN
 
 from pyg_trust import files, rng
 from pyg_trust.commit import StaleStateError
 from pyg_trust.functional.partition import hash_partition
-from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import Shards
 from pyg_trust.unlearning import ShardedUnlearner, shards, store
 from pyg_trust.unlearning.shards import training
 from pyg_trust.unlearning.shards.training import Recipe, Shard, train
-
-NODES, TRAIN, SHARDS = 70, 48, 4
-# Those of make_data() that the tests name.
-TESTED = 60
-
-
-def make_data(seed=0, nodes=NODES):
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(nodes) % CLASSES
-    pairs = torch.randint(nodes, (2, 4 * nodes), generator=generator)
-    near = (y[pairs[0]] == y[pairs[1]]) | (
-        torch.rand(4 * nodes, generator=generator) < 0.3
-    )
-    pairs = pairs[:, near & (pairs[0] != pairs[1])]
-    edge_index = torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
-    x = torch.rand(nodes, CHANNELS, generator=generator)
-    x[torch.arange(nodes), y] += 1
-    train_mask = torch.zeros(nodes, dtype=torch.bool)
-    train_mask[: TRAIN * nodes // NODES] = True
-    return Data(
-        x=x * (x > 0.4),
-        edge_index=edge_index,
-        y=y,
-        train_mask=train_mask,
-        test_mask=~train_mask,
-    )
-
-
-def make(factory=MODELS['GCN'], **kwargs):
-    kwargs = {'epochs': 3, 'seed': 5, 'aggregator': quick(), **kwargs}
-    return ShardedUnlearner(factory, SHARDS, **kwargs)
-
-
-def quick():
-    return make_aggregator('attentive', epochs=2, hidden_channels=8)
-
-
-def snapshot(unlearner):
-    """All that a user could tell two states apart by."""
-    state = without_chance(unlearner.state_dict())
-    # How long it took is no part of it.
-    state.pop('work')
-    return {**state, 'outputs': unlearner.outputs}
-
-
-def equal(one, two):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(
-            equal(one[key], two[key]) for key in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(equal, one, two))
-    return one == two
-
-
-def learnt(unlearner):
-    """What training leaves behind, without the account of how it went."""
-    state = snapshot(unlearner)
-    return {
-        key: state[key]
-        for key in ('data', 'checkpoints', 'aggregator', 'outputs')
-    }
-
-
-def weights(unlearner):
-    return [unlearner.shard_state(i) for i in range(SHARDS)]
 
 
 def edges_of(data):

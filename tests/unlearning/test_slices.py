@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
-from test_shard_training import CHANNELS, CLASSES, EVERY, same
-from test_sharded_unlearner import (
+from sharded import (
+    CHANNELS,
+    CLASSES,
+    EVERY,
     SHARDS,
     TESTED,
     TRAIN,
@@ -13,6 +15,7 @@ from test_sharded_unlearner import (
     learnt,
     make,
     make_data,
+    same,
     weights,
 )
 from torch_geometric.nn import GIN

@@ -4,14 +4,16 @@ import math
 
 import pytest
 import torch
-from test_shard_training import CHANNELS, EVERY, same
-from test_sharded_unlearner import (
+from sharded import (
+    CHANNELS,
+    EVERY,
     SHARDS,
     TESTED,
     equal,
     learnt,
     make,
     make_data,
+    same,
     weights,
 )
 from torch.utils._python_dispatch import TorchDispatchMode

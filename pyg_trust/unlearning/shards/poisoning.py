@@ -1,5 +1,6 @@
 """Certificates of shards: what poisoned nodes can't change."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,12 @@ from pyg_trust.nn.shard_aggregator import (
 )
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.charts import Chart
-from pyg_trust.transforms.division import check_apart, incoming_view
+from pyg_trust.transforms.division import check_apart
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import as_shard, name_tensor, rows_of
 from pyg_trust.unlearning.shards.inference import ViewRunner
-from pyg_trust.unlearning.shards.products import rows_of_nonzeros
+from pyg_trust.unlearning.shards.products import blocks, rows_of_nonzeros
+from pyg_trust.unlearning.shards.training import Shard
 
 INFERENCE = ('isolated', 'clean')
 # Means are deployed in float32: what they are apart at least.
@@ -172,16 +174,16 @@ class PoisonCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
-        counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
+        counts = [f'{int((self.radius >= k).sum())} if {k} do' for k in _SHOWN]
         isolated = self.inference == 'isolated'
         when = 'in training and at inference' if isolated else 'in training'
         return Guarantee(
             procedure='certificate against poisoning, by shards',
             promise=(
-                'the class that the shards vote for stays, of '
-                f'{self.targets.numel()} nodes, whatever so many other nodes '
-                f'do {when} (inserted, deleted, other features, labels or '
-                f'edges): {", ".join(counts)}'
+                f'of {self.targets.numel()} nodes these keep the class that '
+                f'the shards vote for, whatever other nodes do {when} (are '
+                'inserted or deleted, have other features, labels or edges): '
+                f'{", ".join(counts)}'
             ),
             assumptions=(
                 'predictions are the classes of this report'
@@ -231,7 +233,8 @@ def certify_shards(
     """:meth:`ShardedUnlearner.certify`, on what an unlearner has.
 
     Args:
-        data (Data): the present graph, with ``n_id`` and ``shard``.
+        data (Data): the present graph, with ``n_id`` and ``shard``, as the
+            unlearner keeps it.
         outputs (Tensor): logits of all models on the whole graph.
         partition (Any): what made the shards.
         aggregator (ShardAggregator): what makes one prediction.
@@ -277,10 +280,12 @@ def certify_shards(
         sizes = data.shard[trained].bincount(minlength=partition.num_shards)
         live = sizes.nonzero().view(-1).tolist()
         outputs = _isolated(data, outputs, group, live, run)
-    outputs = outputs[:, rows]
+    if nodes is not None:
+        outputs = outputs[:, rows]
     # Whatever is not finite says nothing.
     finite = outputs.isfinite().all(2, keepdim=True)
-    outputs = torch.where(finite, outputs, 0.0)
+    if not bool(finite.all()):
+        outputs = torch.where(finite, outputs, 0.0)
     votes = outputs.argmax(2)
     # Equal logits, as of a shard without training nodes, are no vote. Counted
     # as one for a class of their own, they promise no more than there is: to
@@ -293,7 +298,7 @@ def certify_shards(
     else:
         chance = outputs.double().softmax(2)
         made = certified_mean(chance, tolerance=_APART)
-    predicted = aggregator(outputs).argmax(1)
+    predicted = _deployed(aggregator, outputs, made.counts)
     sure = predicted == made.predicted
     return PoisonCertificate(
         targets=names.clone(),
@@ -311,35 +316,68 @@ def certify_shards(
     )
 
 
+def _deployed(
+    aggregator: ShardAggregator, outputs: Tensor, counts: Tensor
+) -> Tensor:
+    # The classes that the aggregator gives. By a majority it is asked about
+    # ties alone: elsewhere, they are those with most votes.
+    if type(aggregator) is not MajorityAggregator:
+        return aggregator(outputs).argmax(1)
+    counts = counts[:, : outputs.size(2)]
+    most, predicted = counts.max(1)
+    tied = ((counts == most[:, None]).sum(1) > 1).nonzero().view(-1)
+    if tied.numel():
+        predicted[tied] = aggregator(outputs[:, tied]).argmax(1)
+    return predicted
+
+
 def _isolated(
     data: Data, like: Tensor, group: Tensor, live: list[int], run: ViewRunner
 ) -> Tensor:
     # What each model says that hears its own group alone; zeros of shards
     # that are empty.
-    sparse, is_sparse = _sparse_groups(data.x, group, like.size(0))
-    if sparse is not None and not run.takes_rows(
-        data.x, data.get('edge_weight')
-    ):
-        sparse, is_sparse = None, torch.zeros_like(is_sparse)
-
-    def call(view: Data, number: int) -> Tensor:
-        return run(as_shard(view, 0), number)
-
-    first = live[0]
-    check_apart(
-        lambda view: call(view, first),
-        data,
-        group,
-        first,
-        sparse=sparse if is_sparse[first] else None,
+    data = copy.copy(data)
+    if data.x.layout == torch.sparse_csr:
+        # As the models were trained.
+        sparse, is_sparse = data.x, torch.ones(like.size(0)).bool()
+        data.x = data.x.to_dense()
+    else:
+        sparse, is_sparse = _sparse_groups(data.x, group, like.size(0))
+        if sparse is not None and not run.takes_rows(
+            data.x, data.get('edge_weight')
+        ):
+            sparse, is_sparse = None, torch.zeros_like(is_sparse)
+    if not run.apart:
+        # Whatever an unknown model writes to, the unlearner keeps its own.
+        data.x = data.x.clone()
+        first = live[0]
+        rows = sparse if is_sparse[first] else None
+        check_apart(
+            lambda view: run(as_shard(view, 0), first),
+            data,
+            group,
+            first,
+            sparse=rows,
+        )
+    # The incoming view of each group: the edges that leave its nodes.
+    views = blocks(
+        data.edge_index,
+        data.get('edge_weight'),
+        group[data.edge_index[0]],
+        like.size(0),
+        int(data.num_nodes),
+        data.x.dtype,
     )
     made = torch.zeros_like(like)
-    for i in live:
-        graph = as_shard(incoming_view(data, group == i), 0)
-        if sparse is not None and is_sparse[i]:
-            made[i] = run(graph._replace(x=sparse), i, data.x)
-        else:
-            made[i] = run(graph, i)
+    with run.in_turn():
+        for i in live:
+            view = views[i]
+            run.expect(view)
+            graph = Shard(0, data.x, data.y, view.edge_index, view.edge_weight)
+            if sparse is not None and is_sparse[i]:
+                made[i] = run(graph._replace(x=sparse), i, data.x)
+            else:
+                made[i] = run(graph, i)
     return made
 
 
@@ -352,7 +390,9 @@ def _sparse_groups(
     none = None, torch.zeros(num_groups, dtype=torch.bool)
     if x.layout != torch.strided or x.dim() != 2:
         return none
-    few = int(x.count_nonzero()) < x.numel() / 4
+    # About how many, which decides what is computed first, and nothing else.
+    some = x[::16]
+    few = int(some.count_nonzero()) < some.numel() / 4
     sparse = rows_of_nonzeros(x) if few else None
     each = x.count_nonzero(1) if sparse is None else _row_sizes(sparse)
     count = torch.zeros(num_groups, dtype=torch.int64)

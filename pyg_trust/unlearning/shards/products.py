@@ -73,10 +73,13 @@ def rows_of_nonzeros(x: Tensor) -> Tensor:
     """
     if x.layout == torch.sparse_csr:
         return x
-    row, col = x.nonzero(as_tuple=True)
-    ptr = pointer(row.bincount(minlength=x.size(0)))
-    shape = (x.size(0), x.size(1))
-    return sparse_rows(ptr.int(), col.int(), x[row, col], shape)
+    flat, (n, width) = x.reshape(-1), x.shape
+    # Of a vector, which torch looks through in half the time of a matrix.
+    at = flat.nonzero().view(-1)
+    ptr = torch.searchsorted(at, width * torch.arange(n + 1))
+    start = (width * torch.arange(n)).repeat_interleave(ptr.diff())
+    value = flat.index_select(0, at)
+    return sparse_rows(ptr.int(), (at - start).int(), value, (n, width))
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -175,6 +178,8 @@ class Operand:
         Args:
             dense (Tensor): ``[num_cols, channels]``.
         """
+        if not torch.is_grad_enabled():
+            return multiply(self.matrix, dense.contiguous())
         return _Product.apply(dense, self)
 
 
@@ -221,10 +226,9 @@ class PreparedGraph:
         weight = self.edge_weight if weighted else None
         key = ('plain', weight is not None)
         if key not in self._made:
-            if weight is None:
-                count = self.edge_index.size(1)
-                weight = torch.ones(count, dtype=self.dtype)
-            self._made[key] = self._matrix(self.edge_index, weight), None
+            # A model's operations are looked at, not these.
+            with torch._C.DisableTorchFunction():
+                self._made[key] = self._adjacency(weight), None
         return self._made[key][0]
 
     def normalised(
@@ -240,27 +244,131 @@ class PreparedGraph:
         """
         key = ('norm', improved, loops, flow, matrix)
         if key not in self._made:
-            edge_index, weight = gcn_norm(
-                self.edge_index,
-                self.edge_weight,
-                self.num_nodes,
-                improved,
-                loops,
-                flow,
-                self.dtype,
-            )
-            self._made[key] = (
-                (self._matrix(edge_index, weight), None)
-                if matrix
-                else (edge_index, weight)
-            )
+            with torch._C.DisableTorchFunction():
+                self._made[key] = self._normalised(
+                    improved, loops, flow, matrix
+                )
         return self._made[key]
+
+    def _adjacency(self, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            count = self.edge_index.size(1)
+            weight = torch.ones(count, dtype=self.dtype)
+        return self._matrix(self.edge_index, weight)
+
+    def _normalised(
+        self, improved: bool, loops: bool, flow: str, matrix: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        edge_index, weight = gcn_norm(
+            self.edge_index,
+            self.edge_weight,
+            self.num_nodes,
+            improved,
+            loops,
+            flow,
+            self.dtype,
+        )
+        if matrix:
+            return self._matrix(edge_index, weight), None
+        return edge_index, weight
 
     def _matrix(self, edge_index: Tensor, weight: Tensor) -> Tensor:
         shape = (self.num_nodes, self.num_nodes)
-        made = csr(edge_index[1], edge_index[0], weight, shape)
-        self.operands[id(made)] = Operand(made)
-        return made
+        return self._kept(csr(edge_index[1], edge_index[0], weight, shape))
+
+    def _kept(self, matrix: Tensor) -> Tensor:
+        self.operands[id(matrix)] = Operand(matrix)
+        return matrix
+
+
+class Block(PreparedGraph):
+    """One of several graphs on as many nodes, prepared with the others.
+
+    Args:
+        union (PreparedGraph): all of them, one after the other.
+        number (int): which one this is.
+        edge_index (Tensor): int64, ``[2, num_edges]``: its edges.
+        edge_weight (Tensor or None): ``[num_edges]``.
+        num_nodes (int): the number of its nodes.
+    """
+
+    def __init__(
+        self,
+        union: PreparedGraph,
+        number: int,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        num_nodes: int,
+    ) -> None:
+        super().__init__(edge_index, edge_weight, num_nodes, union.dtype)
+        self._union, self._number = union, number
+
+    def _adjacency(self, weight: Tensor | None) -> Tensor:
+        return self._cut(self._union.adjacency(weight is not None))
+
+    def _normalised(
+        self, improved: bool, loops: bool, flow: str, matrix: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if not matrix:
+            return super()._normalised(improved, loops, flow, matrix)
+        whole, _ = self._union.normalised(improved, loops, flow, True)
+        return self._cut(whole), None
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        n = self.num_nodes
+        first = self._number * n
+        ptr = whole.crow_indices()[first : first + n + 1]
+        start, end = int(ptr[0]), int(ptr[-1])
+        return self._kept(
+            sparse_rows(
+                ptr - start,
+                whole.col_indices()[start:end] - first,
+                whole.values()[start:end].clone(),
+                (n, n),
+            )
+        )
+
+
+def blocks(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    number: Tensor,
+    count: int,
+    num_nodes: int,
+    dtype: torch.dtype,
+) -> list[PreparedGraph]:
+    """Graphs on the same nodes, each with some of the edges.
+
+    They are normalised and sorted together, where that makes one matrix of
+    32-bit indices, to the bits of each alone.
+
+    Args:
+        edge_index (Tensor): int64, ``[2, num_edges]``.
+        edge_weight (Tensor or None): ``[num_edges]``.
+        number (Tensor): int64, ``[num_edges]``: the graph of each edge.
+        count (int): how many graphs there are.
+        num_nodes (int): the number of nodes of each.
+        dtype (torch.dtype): of the features.
+    """
+    order = number.argsort(stable=True)
+    edges, number = edge_index[:, order], number[order]
+    weight = None if edge_weight is None else edge_weight[order]
+    union = None
+    if count * num_nodes + edges.size(1) < 2**31:
+        union = PreparedGraph(
+            edges + number * num_nodes, weight, count * num_nodes, dtype
+        )
+    ends = pointer(number.bincount(minlength=count)).tolist()
+    made: list[PreparedGraph] = []
+    for i in range(count):
+        here = slice(ends[i], ends[i + 1])
+        own = None if weight is None else weight[here].clone()
+        part = edges[:, here].contiguous()
+        if union is None:
+            made.append(PreparedGraph(part, own, num_nodes, dtype))
+        else:
+            made.append(Block(union, i, part, own, num_nodes))
+    return made
 
 
 # Layers #####################################################################
@@ -397,6 +505,7 @@ _ASKED = frozenset(['size', 'dim', 'numel', 'is_floating_point', '__len__'])
 _READ = frozenset(
     ['shape', 'dtype', 'device', 'requires_grad', 'ndim', 'is_cuda']
 )
+_NESTED = (tuple, list, dict)
 _MATMULS = frozenset(['mm', '_sparse_mm', 'matmul', '__matmul__'])
 
 
@@ -424,7 +533,8 @@ class PreparedMode(TorchFunctionMode):
         self.features: Operand | None = None
         if x.layout == torch.sparse_csr:
             self.features = Operand(x)
-        self.generator = rng.generator(seed)
+        self._seed = seed
+        self._generator: torch.Generator | None = None
         self._dense = dense
         # Products of constants, and what they are products of.
         self._constants: dict[tuple[int, int, int], Tensor] = {}
@@ -451,7 +561,10 @@ class PreparedMode(TorchFunctionMode):
             if operand is not None:
                 return self._product(operand, *args[1:])
         if self.features is not None and name not in _ASKED:
-            args, kwargs = self._densified(args), self._densified(kwargs)
+            if any(v is self.x or type(v) in _NESTED for v in args):
+                args = self._densified(args)
+            if kwargs:
+                kwargs = self._densified(kwargs)
         if name == 'dropout':
             return self._dropout(*args, **kwargs)
         return func(*args, **kwargs)
@@ -505,7 +618,9 @@ class PreparedMode(TorchFunctionMode):
         if not kwargs.get('train', training) or p == 0:
             return input
         drawn = torch.empty(input.shape, dtype=torch.int32)
-        drawn.random_(generator=self.generator)
+        if self._generator is None:
+            self._generator = rng.generator(self._seed)
+        drawn.random_(generator=self._generator)
         # Of 2^31 values, those below are kept.
         keep = (drawn < round((1 - p) * 2**31)).to(input.dtype)
         if p < 1:

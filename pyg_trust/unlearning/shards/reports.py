@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import with_verification
 from pyg_trust.report.charts import Chart
 
 ASSUMPTIONS = (
@@ -100,6 +101,8 @@ class ShardRemovalReport(Report):
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
         data (str): a salted digest of the data that remain, as in the ledger.
+        verification (ShardVerifyReport, optional): as :meth:`verified` adds
+            it.
     """
 
     secrets: str
@@ -122,6 +125,20 @@ class ShardRemovalReport(Report):
     max_wait: float | None
     weights: str = ''
     data: str = ''
+    verification: 'ShardVerifyReport | None' = None
+
+    def verified(self, found: 'ShardVerifyReport') -> 'ShardRemovalReport':
+        """The report with the findings of a verification, for its page.
+
+        Args:
+            found (ShardVerifyReport): of :meth:`ShardedUnlearner.verify`,
+                after this removal and before the next.
+
+        Raises:
+            TypeError: if it is none.
+            ValueError: if it is of other weights.
+        """
+        return with_verification(self, found, ShardVerifyReport)
 
     def chart(self) -> Chart:
         """A bar chart of the removal's time, by part."""
@@ -157,8 +174,13 @@ class ShardRemovalReport(Report):
             origin=self.origin,
             kind='removal',
             values=self.numbers(),
+            checked=self._checked(),
             model=self.weights,
         )
+
+    def _checked(self) -> tuple[str, ...]:
+        found = self.verification
+        return () if found is None else (found.told(),)
 
 
 @dataclass(frozen=True)
@@ -239,6 +261,7 @@ class ShardVerifyReport(Report):
             trained from scratch.
         leftovers (tuple[str, ...]): what still holds, or could hold,
             something that was removed.
+        weights (str): SHA-256 of the weights of all shards.
     """
 
     ok: bool
@@ -248,6 +271,20 @@ class ShardVerifyReport(Report):
     outputs_equal: bool
     aggregator_equal: bool
     leftovers: tuple[str, ...]
+    weights: str = ''
+
+    def told(self) -> str:
+        """The findings, in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        equal = len(self.shards) - len(self.differing)
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}: '
+            f'{equal} of {len(self.shards)} shards equal, to the bit, to '
+            'those that it trained from scratch on what remains; aggregator '
+            f'{_same(self.aggregator_equal)}; outputs '
+            f'{_same(self.outputs_equal)}; keys of the data '
+            f'{_same(self.keys_match)}; left in memory and files: {left}'
+        )
 
     def chart(self) -> Chart:
         """Which shards are equal to those that were trained from scratch."""
@@ -262,6 +299,10 @@ class ShardVerifyReport(Report):
                 'places that hold what was removed': len(self.leftovers),
             },
         )
+
+
+def _same(equal: bool) -> str:
+    return 'equal' if equal else 'NOT equal'
 
 
 HISTORY = (

@@ -384,14 +384,10 @@ class Stateful:
                 "the state's partition is another one (got "
                 f'{packed["partition"]["name"]})'
             )
-        lineage = Lineage.of(packed)
-        if self._state is not None and not lineage.continues(
-            self._state.lineage
-        ):
-            raise ValueError(
-                'the state does not continue the present one: removals can '
-                'not be turned back; a new object can load it'
-            )
+        present = self._state
+        lineage = Lineage.of(
+            packed, None if present is None else present.lineage
+        )
         ledger = RemovalLedger(0.0)
         ledger.load_state_dict(packed['ledger'])
         data = from_plain_data(packed['data'])

@@ -413,8 +413,15 @@ def evaluate(
     module = module.eval()
     # For models that are random at inference, too.
     mode = PreparedMode(graph.x, prepared, 0, dense)
-    with single_thread(), seeded(0), _quiet(), mode:
+    with settled(), mode:
         return module(*graph.inputs)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """The threads, generators and checks that models are run with."""
+    with single_thread(), seeded(0), _quiet():
+        yield
 
 
 @contextmanager

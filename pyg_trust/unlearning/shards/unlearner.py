@@ -645,6 +645,7 @@ class ShardedUnlearner(Removing):
             outputs_equal=same_outputs,
             aggregator_equal=same_aggregator,
             leftovers=leftovers,
+            weights=hash_of_shards(state),
         )
 
     @synchronized
@@ -683,7 +684,7 @@ class ShardedUnlearner(Removing):
         """
         state = self._fitted
         return certify_shards(
-            self.data,
+            state.data,
             self._present(state),
             self._shards(state.partition),
             state.aggregator,

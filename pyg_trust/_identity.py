@@ -1,4 +1,7 @@
-r"""Which model a certificate speaks of: more than its weights.
+r"""Which model or value this is: more than its weights.
+
+Certificates say by it which model they speak of, and ranks whether they were
+given the same.
 
 A model is its tensors, its Python attributes and its code. A flag that is
 switched after the certificate was made, ``model.flag = True``, leaves

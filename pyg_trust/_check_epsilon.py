@@ -1,0 +1,254 @@
+"""The epsilon of a report, recomputed: by this package and by another."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyg_trust._checks import (
+    check_integer,
+    check_non_negative,
+    check_positive,
+)
+from pyg_trust._recount import (
+    gaussian_again,
+    poisson_again,
+    rdp_wor_again,
+    wor_again,
+)
+from pyg_trust.functional import (
+    gaussian_epsilon,
+    poisson_epsilon,
+    wor_epsilon,
+)
+from pyg_trust.functional.mechanisms import lam_from_opacus
+from pyg_trust.functional.shifts import shift_epsilon
+from pyg_trust.report import Guarantee
+
+HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
+Said = Iterator[tuple[str, str]]
+
+# Epsilons are computed in floating point, by sums of many terms, and by each
+# package on a grid of its own: on what reports have they agree to 1e-4.
+ROUNDING = 1e-3
+
+
+def close(one: float, two: float) -> bool:
+    """Whether two numbers are the same, up to rounding.
+
+    Args:
+        one (float): of a field.
+        two (float): of another.
+    """
+    return math.isclose(one, two, rel_tol=ROUNDING, abs_tol=1e-12)
+
+
+def account(each: Guarantee) -> list[tuple[float, float, int]] | None:
+    """Noise multipliers, rates and numbers of steps, as they were recorded.
+
+    Args:
+        each (Guarantee): of private training.
+
+    Returns:
+        list: None if it has none.
+    """
+    lines = each.values.get('account')
+    if lines:
+        return [(float(z), float(q), int(count)) for z, q, count in lines]
+    lam, rates = each.values.get('lam'), each.values.get('sample_rates')
+    if lam is None or rates is None:
+        return None
+    # Reports from before there was 'account'.
+    if _halved(each):
+        noise = 2 * float(lam)
+    else:
+        noise = float(each.values['noise_multiplier'])
+    return [(noise, float(q), int(count)) for q, count in rates]
+
+
+def _halved(each: Guarantee) -> bool:
+    return str(each.values.get('mechanism')).endswith('_wor')
+
+
+# Accountants of the package, and those of them that are recomputed.
+_OWN = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
+_RECOMPUTED = _OWN[:3]
+
+
+def check_epsilon(each: Guarantee) -> Said:
+    """Whether an epsilon is at least that of what was recorded.
+
+    Args:
+        each (Guarantee): of the kind ``'privacy'``.
+
+    Returns:
+        iterator: a status and a text for everything that was looked at.
+    """
+    mechanism = each.values.get('mechanism')
+    if mechanism is None and 'mu' in each.values:
+        yield from _check_gaussian(each, each.values['mu'])
+        return
+    if mechanism is not None and mechanism not in _OWN:
+        yield (
+            UNKNOWN,
+            f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
+            'wrote it vouches for it',
+        )
+        return
+    lines = account(each)
+    if lines is None or mechanism not in _RECOMPUTED:
+        yield UNKNOWN, 'epsilon: the report has no steps to recompute it from'
+        return
+    claimed = float(each.values['epsilon'])
+    delta = float(each.values['delta'])
+    pure = check_non_negative(
+        'pure_epsilon', each.values.get('pure_epsilon', 0.0)
+    )
+    again = pure + recomputed(each, lines, delta)
+    yield (
+        HOLDS if claimed >= again * (1 - ROUNDING) else FAILS,
+        f'epsilon: {claimed:.6g} is claimed at delta {delta:g}, {again:.6g} '
+        f"recomputed from the recorded steps by pyg_trust's {mechanism}",
+    )
+    yield _compared(each, lambda: pure + _independent(each, lines, delta))
+    yield from _check_steps(each, lines)
+
+
+def _compared(each: Guarantee, again: Callable[[], float]) -> tuple[str, str]:
+    claimed = float(each.values['epsilon'])
+    try:
+        other = again()
+    except ImportError:
+        return (
+            UNKNOWN,
+            "epsilon: recomputed by this package's own code alone; 'pip "
+            "install dp-accounting' for an independent accountant",
+        )
+    return (
+        HOLDS if claimed >= other * (1 - ROUNDING) else FAILS,
+        f'epsilon: dp-accounting, independent of this package, gives '
+        f'{other:.6g}',
+    )
+
+
+def _check_steps(
+    each: Guarantee, lines: list[tuple[float, float, int]]
+) -> Said:
+    # The fields that tell of the steps are of the same steps.
+    values = each.values
+    steps, recorded = values['steps'], sum(count for _, _, count in lines)
+    if steps != recorded:
+        yield FAILS, f'{steps} steps are claimed, {recorded} are recorded'
+    rates: dict[float, int] = {}
+    for _, rate, count in lines:
+        rates[rate] = rates.get(rate, 0) + count
+    if rates != {float(q): int(n) for q, n in values['sample_rates']}:
+        yield FAILS, 'the rates are not those of the recorded steps'
+    size = check_integer('batch_size', values['batch_size'], 1)
+    if _halved(each) and not all(_is_share(size, q) for _, q, _ in lines):
+        yield FAILS, f'a rate is not that of {size} units out of some'
+    noise = float(values['noise_multiplier'])
+    lam = lam_from_opacus(noise) if _halved(each) else None
+    if lam is not None and not close(values['lam'], lam):
+        yield (
+            FAILS,
+            f'lam: {values["lam"]:.6g} is not what noise {noise:.6g} makes',
+        )
+    # A release beside the training is at rate 1, with noise of its own.
+    other = [z for z, q, _ in lines if q < 1 and not close(z, noise)]
+    if other:
+        yield (
+            FAILS,
+            f'noise {noise:.6g} is claimed, {other[0]:.6g} is recorded',
+        )
+
+
+def _is_share(size: int, rate: float) -> bool:
+    units = size / rate
+    return math.isclose(units, round(units), rel_tol=1e-6)
+
+
+def recomputed(
+    each: Guarantee, lines: list[tuple[float, float, int]], delta: float
+) -> float:
+    """The epsilon of steps, by the report's accountant.
+
+    Args:
+        each (Guarantee): names the accountant.
+        lines (list): as of :func:`account`.
+        delta (float): of the report.
+    """
+    if not _halved(each):
+        return poisson_epsilon(lines, delta, _form(each))
+    halved = [(lam_from_opacus(z), q, count) for z, q, count in lines]
+    return wor_epsilon(halved, delta, each.values['mechanism'])
+
+
+def _independent(
+    each: Guarantee, lines: list[tuple[float, float, int]], delta: float
+) -> float:
+    lines = [line for line in lines if line[2]]
+    if not lines:
+        return 0.0
+    if not _halved(each):
+        return poisson_again(lines, delta, _form(each))
+    halved = [(z / 2, q, count) for z, q, count in lines]
+    if each.values['mechanism'] == 'pld_wor':
+        return wor_again(halved, delta)
+    batch_size = check_integer('batch_size', each.values['batch_size'], 1)
+    return rdp_wor_again(halved, batch_size, delta)
+
+
+def _form(each: Guarantee) -> str:
+    relation = str(each.values.get('relation'))
+    return 'withdraw' if relation.startswith('add-or-remove') else 'replace'
+
+
+def _check_gaussian(each: Guarantee, mu: Any) -> Said:
+    # Gaussian releases compose to one, of which there is a closed form.
+    claimed, delta = float(each.values['epsilon']), float(each.values['delta'])
+    mu = check_non_negative('mu', mu)
+    parts = [
+        float(value)
+        for name in ('mu_encoder', 'mu_aggregation', 'mu_head')
+        if (value := each.values.get(name)) is not None
+    ]
+    if parts and not mu >= math.hypot(*parts) * (1 - ROUNDING):
+        yield FAILS, f'mu: {mu:.6g} is less than its parts make together'
+    yield (
+        HOLDS
+        if claimed >= gaussian_epsilon(mu, delta) * (1 - ROUNDING)
+        else FAILS,
+        f'epsilon: {claimed:.6g} is claimed at delta {delta:g}, '
+        f'{gaussian_epsilon(mu, delta):.6g} recomputed from mu {mu:.6g} by '
+        'pyg_trust',
+    )
+    yield _compared(each, lambda: gaussian_again(mu, delta))
+
+
+def check_shift(each: Guarantee) -> Said:
+    """Whether an epsilon is that of a distance that noise hides.
+
+    Args:
+        each (Guarantee): of the kind ``'removal'``.
+
+    Returns:
+        iterator: a status and a text for everything that was looked at.
+    """
+    values = each.values
+    if values.get('noise') != 'output':
+        return
+    std, distance = values['release_std'], values['distance_bound']
+    shift = check_non_negative('distance_bound', distance) / check_positive(
+        'release_std', std
+    )
+    claimed, delta = float(values['epsilon']), float(values['delta'])
+    again = shift_epsilon(shift, delta)
+    yield (
+        HOLDS if claimed >= again * (1 - ROUNDING) else FAILS,
+        f'epsilon: {claimed:.6g} is claimed at delta {delta:g}, {again:.6g} '
+        f'recomputed by pyg_trust from a distance of {distance:.6g} under '
+        f'noise of {std:.6g}',
+    )
+    yield _compared(each, lambda: gaussian_again(shift, delta))
+    if not float(values['epsilon_transcript']) >= claimed * (1 - ROUNDING):
+        yield FAILS, 'epsilon: all releases together have less than one'

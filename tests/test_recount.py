@@ -1,0 +1,348 @@
+"""Epsilons of reports, by an accountant that is not of this package."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+from guarantees import unlearner
+from procedures import classifier, cycle, dataset
+from test_check import DELTA, HISTORY, LAM, RATE, STEPS, privacy, saved
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+from torch_geometric.utils import remove_self_loops, to_undirected
+
+from pyg_trust import _check_epsilon
+from pyg_trust._recount import gaussian_again, poisson_again, wor_again
+from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report
+from pyg_trust.functional import (
+    gaussian_epsilon,
+    poisson_epsilon,
+    wor_epsilon,
+)
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
+from pyg_trust.transforms import PrivateAGP
+from pyg_trust.unlearning import NodeClassifier
+
+pytest.importorskip('dp_accounting')
+
+# Noise over sensitivity, rate, steps; what reports of this package have.
+HISTORIES = [
+    [(2.0, 0.05, 6)],
+    [(0.6, 0.01, 40)],
+    [(4.0, 0.4, 50)],
+    [(12.0, 1 / 6, 40)],
+    [(3.0, 1.0, 5)],
+    [(2.0, 0.1, 20), (1.5, 0.3, 7), (9.0, 1.0, 1)],
+]
+
+
+@pytest.mark.parametrize('history', HISTORIES)
+@pytest.mark.parametrize('delta', [1e-4, 1e-7])
+def test_two_packages_agree_without_replacement(history, delta):
+    ours = wor_epsilon(history, delta, 'pld_wor')
+    assert wor_again(history, delta) == pytest.approx(ours, rel=1e-3)
+
+
+@pytest.mark.parametrize('history', HISTORIES)
+@pytest.mark.parametrize('form', ['replace', 'withdraw'])
+def test_two_packages_agree_on_coins(history, form):
+    ours = poisson_epsilon(history, DELTA, form)
+    assert poisson_again(history, DELTA, form) == pytest.approx(ours, rel=1e-3)
+
+
+def test_the_step_is_not_the_one_that_is_withdrawn():
+    # The same steps by dp-accounting's own pair for withdrawing: less.
+    assert wor_again(HISTORY, DELTA) > 1.001 * poisson_again(
+        HISTORY, DELTA, 'withdraw'
+    )
+
+
+def verdicts(path, **files):
+    return [
+        (each.status, each.text)
+        for each in check_report(path, **files)
+        if 'dp-accounting' in each.text
+    ]
+
+
+@pytest.fixture
+def blind(monkeypatch):
+    """The package's own accountants say what the liar wants."""
+    for name in (
+        'wor_epsilon',
+        'poisson_epsilon',
+        'gaussian_epsilon',
+        'shift_epsilon',
+    ):
+        monkeypatch.setattr(_check_epsilon, name, lambda *_: 0.0)
+
+
+def coins(**changes):
+    lines = [(2 * LAM, RATE, STEPS)]
+    relation = changes.get('relation', 'replace-one-graph')
+    form = 'withdraw' if relation.startswith('add') else 'replace'
+    fields = {
+        'mechanism': 'pld_poisson',
+        'relation': relation,
+        'epsilon': poisson_epsilon(lines, DELTA, form),
+        'noise_multiplier': 2 * LAM,
+        'lam': 2 * LAM if form == 'withdraw' else LAM,
+    }
+    return privacy(**{**fields, **changes})
+
+
+ADD = 'add-or-remove-one-graph'
+
+
+@pytest.mark.parametrize('make', [privacy, coins])
+def test_a_lower_epsilon_is_caught_by_the_other_package_alone(
+    tmp_path, blind, make
+):
+    honest = make()
+    path = saved(tmp_path, honest)
+    assert [status for status, _ in verdicts(path)] == [HOLDS]
+    lie = make(epsilon=0.99 * honest.values['epsilon'])
+    ((status, text),) = verdicts(saved(tmp_path, lie))
+    assert status == FAILS
+    assert 'independent of this package' in text
+
+
+def test_coins_of_one_relation_do_not_pay_for_another(tmp_path):
+    assert not [
+        text
+        for status, text in verdicts(saved(tmp_path, coins(relation=ADD)))
+        if status != HOLDS
+    ]
+    low = coins(relation=ADD).values['epsilon']
+    lie = coins(epsilon=low)
+    found = check_report(saved(tmp_path, lie))
+    assert sum(each.status == FAILS for each in found) >= 2
+
+
+def test_own_code_alone_is_said_to_be_that(tmp_path, monkeypatch):
+    for name in list(sys.modules):
+        if name.split('.')[0] == 'dp_accounting':
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, 'dp_accounting', None)
+    for report in (privacy(), coins()):
+        ((status, text),) = verdicts(saved(tmp_path, report))
+        assert status == UNKNOWN
+        assert "this package's own code alone" in text
+
+
+def graph():
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(300, (2, 900), generator=generator)
+    return Data(
+        x=torch.rand(300, 4, generator=generator),
+        y=torch.arange(300) % 3,
+        edge_index=to_undirected(remove_self_loops(edges)[0]),
+        train_mask=torch.arange(300) < 200,
+    )
+
+
+def trained(folder, steps=2, release=0.0, **options):
+    engine = PrivacyEngine(ledger=folder / 'run.ledger')
+    net = torch.nn.Linear(4, 3)
+    model, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DisjointWalkLoader(graph(), batch_size=8, walk_length=1),
+        noise_multiplier=4.0,
+        max_grad_norm=0.5,
+        target_epsilon=30.0,
+        target_delta=1e-5,
+        **options,
+    )
+    if release:
+        engine.spend_gaussian(release)
+    for _, batch in zip(range(steps), loader, strict=False):
+        optimizer.zero_grad()
+        out = model(batch.x)[: batch.batch_size]
+        cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    return engine, net
+
+
+def test_a_release_beside_the_steps_is_not_called_a_lie(tmp_path):
+    # It was weighed as a step of training that draws everybody.
+    engine, _ = trained(tmp_path, release=0.05)
+    report = engine.report()
+    engine.close()
+    path = tmp_path / 'trust.json'
+    TrustReport.of(report).save(path)
+    found = check_report(path, ledger=tmp_path / 'run.ledger')
+    assert FAILS not in {each.status for each in found}, found
+    whole = json.loads(path.read_text())
+    fields = whole['guarantees'][0]['values']
+    # More noise on the steps than the training had.
+    fields['account'] = [
+        [9 * z if q < 1 else z, q, n] for z, q, n in fields['account']
+    ]
+    path.write_text(json.dumps(whole))
+    texts = [e.text for e in check_report(path) if e.status == FAILS]
+    assert any('is recorded' in text for text in texts)
+
+
+def test_sums_over_neighbours_are_recomputed_from_mu(tmp_path, blind):
+    transform = PrivateAGP(relation='edge', epsilon=2.0, delta=1e-5)
+    transform(graph())
+    path = tmp_path / 'trust.json'
+    TrustReport.of(transform.report()).save(path)
+    assert [status for status, _ in verdicts(path)] == [HOLDS]
+    whole = json.loads(path.read_text())
+    values = whole['guarantees'][0]['values']
+    values['epsilon'] *= 0.99
+    path.write_text(json.dumps(whole))
+    assert [status for status, _ in verdicts(path)] == [FAILS]
+    values['mu'] *= 0.5  # and what the sums have stays
+    path.write_text(json.dumps(whole))
+    texts = [e.text for e in check_report(path) if e.status == FAILS]
+    assert any('its parts' in text for text in texts)
+
+
+@pytest.mark.parametrize('mu', [0.0, 1e-6, 0.3, 4.0])
+def test_two_packages_agree_on_one_release(mu):
+    ours = gaussian_epsilon(mu, DELTA) if mu else 0.0
+    assert gaussian_again(mu, DELTA) == pytest.approx(ours, abs=1e-6)
+
+
+def forgotten():
+    model = NodeClassifier(lam=0.1, release_std=1e-3, epsilon=3.0)
+    model.fit(cycle(16))
+    return model, model.remove(RemovalRequest(nodes=[3]))
+
+
+def test_the_epsilon_of_a_removal_is_recomputed(tmp_path, blind):
+    _, report = forgotten()
+    path = tmp_path / 'trust.json'
+    TrustReport.of(report).save(path)
+    whole = json.loads(path.read_text())
+    values = whole['guarantees'][0]['values']
+    # A distance that the stated noise hides less well than is claimed.
+    values['distance_bound'] = 2 * values['release_std']
+    path.write_text(json.dumps(whole))
+    assert [status for status, _ in verdicts(path)] == [FAILS]
+    values['epsilon'] = gaussian_epsilon(2.0, values['delta'])
+    values['epsilon_transcript'] = values['epsilon']
+    path.write_text(json.dumps(whole))
+    assert [status for status, _ in verdicts(path)] == [HOLDS]
+
+
+def test_honest_removals_hold(tmp_path):
+    model, report = forgotten()
+    path = tmp_path / 'trust.json'
+    TrustReport.of(report.verified(model.verify())).save(path)
+    assert FAILS not in {each.status for each in check_report(path)}
+    assert HOLDS in {status for status, _ in verdicts(path)}
+
+
+# How it was checked ##########################################################
+
+
+def test_a_training_says_how_it_was_checked(tmp_path):
+    engine, net = trained(tmp_path)
+    said = ' '.join(engine.report().guarantee().checked)
+    for fact in ('random features', 'on the ledger', 'two ways', 'no term'):
+        assert fact in said
+    assert 'nothing else has changed them' in said
+    with torch.no_grad():
+        net.weight.add_(1.0)
+    said = ' '.join(engine.report().guarantee().checked)
+    assert 'nothing else has changed them' not in said
+    engine.close()
+
+
+def test_what_was_not_checked_is_not_said(tmp_path):
+    engine, _ = trained(tmp_path, trust_loss=True)
+    said = ' '.join(engine.report().guarantee().checked)
+    assert 'no term' not in said
+    engine.close()
+    (tmp_path / 'none').mkdir()
+    engine, _ = trained(tmp_path / 'none', steps=0)
+    (only,) = engine.report().guarantee().checked
+    assert 'before the first step' in only
+    engine.close()
+
+
+def test_two_ways_to_count_are_two(tmp_path):
+    engine, _ = trained(tmp_path)
+    report = engine.report()
+    engine.close()
+    halved = [(z / 2, q, n) for z, q, n in report.account]
+    most = wor_epsilon(halved, 1e-5, 'rdp_wor')
+    assert report.epsilon < report.epsilon_renyi <= 1.05 * most
+
+
+def test_a_removal_says_how_it_was_checked():
+    model, report = forgotten()
+    plain = report.guarantee().checked
+    assert 'measured on the' in plain[1]
+    found = model.verify()
+    assert found.ok
+    (*_, said) = report.verified(found).guarantee().checked
+    assert 'verify() found' in said
+    assert 'nothing that was removed' in said
+    # The findings of another release are none of this one.
+    model.remove(RemovalRequest(nodes=[5]))
+    with pytest.raises(ValueError, match='of the weights of this report'):
+        report.verified(model.verify())
+    with pytest.raises(TypeError, match="'found'"):
+        report.verified(report)
+
+
+SHARDS = [RemovalRequest(nodes=[n]) for n in (3, 5)]
+GRAPHS = [RemovalRequest(nodes={n: [0]}) for n in (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ('make', 'data', 'requests', 'said'),
+    [
+        (unlearner, cycle(40), SHARDS, '3 of 3 shards equal, to the bit'),
+        (classifier, dataset(), GRAPHS, 'exact retraining'),
+    ],
+)
+def test_other_removals_say_what_was_verified(make, data, requests, said):
+    model = make().fit(data)
+    report = model.remove(requests[0])
+    assert 'verify()' not in ' '.join(report.guarantee().checked)
+    found = model.verify()
+    assert found.ok
+    (*_, line) = report.verified(found).guarantee().checked
+    assert 'verify() found' in line
+    assert said in line
+    bad = dataclasses.replace(found, ok=False, leftovers=('node 3 in a file',))
+    (*_, line) = report.verified(bad).guarantee().checked
+    assert 'FAILED' in line
+    assert 'node 3 in a file' in line
+    model.remove(requests[1])
+    with pytest.raises(ValueError, match='of the weights of this report'):
+        report.verified(model.verify())
+
+
+def test_a_verification_that_fails_says_so(monkeypatch):
+    from pyg_trust.unlearning import node_state
+
+    model, report = forgotten()
+    monkeypatch.setattr(
+        node_state.NodeState,
+        'leftovers',
+        lambda self: ('node 3 in the cache',),
+    )
+    found = model.verify()
+    (*_, said) = report.verified(found).guarantee().checked
+    assert 'FAILED' in said
+    assert 'node 3 in the cache' in said
+
+
+def test_a_rate_that_no_number_of_units_has_fails(tmp_path):
+    # 50 units out of 166 and two thirds.
+    lie = privacy(sample_rates=[[0.3, STEPS]], epsilon=50.0)
+    found = check_report(saved(tmp_path, lie))
+    (text,) = [each.text for each in found if each.status == FAILS]
+    assert 'not that of 50 units' in text

@@ -1,0 +1,289 @@
+"""Networks, graphs and unlearners that the tests of shards share."""
+
+import torch
+import torch.nn.functional as F
+from states import without_chance
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    APPNP,
+    GAT,
+    GCN,
+    GIN,
+    GCN2Conv,
+    GCNConv,
+    GraphConv,
+    GraphSAGE,
+    PairNorm,
+    SGConv,
+)
+
+from pyg_trust import rng
+from pyg_trust.nn import make_aggregator
+from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards.training import Shard
+
+CHANNELS, CLASSES = 13, 3
+
+
+class APPNPNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 16)
+        self.two = torch.nn.Linear(16, CLASSES)
+        self.propagate = APPNP(4, 0.1, dropout=0.2)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = F.dropout(x, 0.5, training=self.training)
+        x = F.dropout(self.one(x).relu(), 0.5, training=self.training)
+        return self.propagate(self.two(x), edge_index, edge_weight)
+
+
+class Pointwise(torch.nn.Module):
+    """All that is known to depend on where a value lies."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 7)
+        self.two = torch.nn.Linear(7, CLASSES)
+        self.scale = torch.nn.Parameter(torch.ones(7))
+
+    def forward(self, x, edge_index):
+        x = F.elu(self.one(x)) * self.scale
+        x = torch.sigmoid(x) + torch.tanh(x) + F.gelu(x) + F.silu(x)
+        return self.two(F.softplus(x).exp().clamp(max=9.0))
+
+
+class Tied(torch.nn.Module):
+    """One weight under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, CHANNELS)
+        self.same = self.one
+        self.two = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.two(self.same(self.one(x).relu()))
+
+
+class Wrapped(torch.nn.Module):
+    """One layer."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_weight=None):
+        if edge_weight is None or isinstance(self.conv, Writing):
+            return self.conv(x, edge_index)
+        return self.conv(x, edge_index, edge_weight)
+
+
+class Writing(torch.nn.Module):
+    """Changes in place what a propagation of constants returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SGConv(CHANNELS, CHANNELS)
+        self.conv.lin = torch.nn.Identity()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        first = self.conv(x, edge_index).mul_(2)
+        return self.lin(first + self.conv(x, edge_index))
+
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(CHANNELS, 8)
+        self.conv = GCN2Conv(8, 0.1)
+        self.two = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.one(x).relu()
+        return self.two(self.conv(x, x, edge_index, edge_weight))
+
+
+class Halved(torch.nn.Module):
+    """Its layers see other edges each, none of them the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = GCNConv(CHANNELS, 8)
+        self.two = GCNConv(8, CLASSES)
+        self.three = GCNConv(8, CLASSES)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = self.one(x, edge_index[:, ::2]).relu()
+        ones = torch.ones(edge_index.size(1), dtype=x.dtype)
+        return self.two(x, edge_index[:, 1::2]) + self.three(
+            x, edge_index, 3 * ones
+        )
+
+
+MODELS = {
+    'GCN': lambda: GCN(CHANNELS, 16, 2, CLASSES, dropout=0.5),
+    'SAGE': lambda: GraphSAGE(CHANNELS, 16, 2, CLASSES, dropout=0.5),
+    'GAT': lambda: GAT(CHANNELS, 16, 2, CLASSES, dropout=0.3, heads=2),
+    'APPNP': APPNPNet,
+    'JKNet': lambda: GCN(CHANNELS, 16, 3, CLASSES, dropout=0.5, jk='max'),
+}
+EVERY = {
+    **MODELS,
+    'JK by concatenation': lambda: GCN(
+        CHANNELS, 6, 3, CLASSES, act='elu', jk='cat'
+    ),
+    'GATv2': lambda: GAT(CHANNELS, 8, 2, CLASSES, v2=True, dropout=0.3),
+    'lazy': lambda: GCN(-1, 8, 2, CLASSES, dropout=0.5),
+    'pointwise': Pointwise,
+    'tied': Tied,
+    'cached': lambda: GCN(CHANNELS, 8, 2, CLASSES, cached=True),
+    'lazy and cached': lambda: GCN(-1, 8, 2, CLASSES, cached=True),
+    'GIN': lambda: GIN(CHANNELS, 8, 2, CLASSES, norm=None),
+    'GIN with BatchNorm': lambda: GIN(
+        CHANNELS, 8, 2, CLASSES, norm='batch_norm'
+    ),
+    'SAGE by sums': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='sum'),
+    'SAGE by maxima': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='max'),
+    'SGConv': lambda: Wrapped(SGConv(CHANNELS, CLASSES, K=2)),
+    'GraphConv': lambda: Wrapped(GraphConv(CHANNELS, CLASSES)),
+    'GCN2': Deep,
+    'PairNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm=PairNorm()),
+    'half of the edges': Halved,
+    'writes to what it is given': lambda: Wrapped(Writing()),
+}
+
+
+def make_shards(count=5, dtype=torch.float32, weighted=False):
+    """Of very different sizes, none a multiple of a vector's."""
+    generator = torch.Generator().manual_seed(1)
+    shards = []
+    for i in range(count):
+        n = (1, 37, 11, 50, 23, 5, 8, 61, 2, 30)[i]
+        edges = torch.randint(n, (2, 3 * n), generator=generator)
+        edges = edges[:, edges[0] < edges[1]]
+        x = torch.rand(n, CHANNELS, generator=generator, dtype=dtype)
+        weight = None
+        if weighted:
+            weight = torch.rand(2 * edges.size(1), generator=generator)
+        shards.append(
+            Shard(
+                seed=rng.derive(3, i),
+                x=x * (x > 0.6),
+                y=torch.randint(CLASSES, (n,), generator=generator),
+                edge_index=torch.cat([edges, edges.flip(0)], 1),
+                edge_weight=weight,
+            )
+        )
+    return shards
+
+
+def same(one, two):
+    return len(one) == len(two) and all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+class Linear(torch.nn.Module):
+    """The base of what follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.lin(x)
+
+
+class Counting(Linear):
+    steps = 0
+
+    def forward(self, x, edge_index):
+        if self.training:
+            self.steps += 1
+        return self.lin(x) * (1 + self.steps if self.training else 1)
+
+
+class Normed(Linear):
+    """Its statistics are no part of the state_dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('mean', torch.zeros(CLASSES), persistent=False)
+
+    def forward(self, x, edge_index):
+        out = self.lin(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + out.detach().mean(0)
+        return out - self.mean
+
+
+NODES, TRAIN, SHARDS = 70, 48, 4
+# Those of make_data() that the tests name.
+TESTED = 60
+
+
+def make_data(seed=0, nodes=NODES):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(nodes) % CLASSES
+    pairs = torch.randint(nodes, (2, 4 * nodes), generator=generator)
+    near = (y[pairs[0]] == y[pairs[1]]) | (
+        torch.rand(4 * nodes, generator=generator) < 0.3
+    )
+    pairs = pairs[:, near & (pairs[0] != pairs[1])]
+    edge_index = torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
+    x = torch.rand(nodes, CHANNELS, generator=generator)
+    x[torch.arange(nodes), y] += 1
+    train_mask = torch.zeros(nodes, dtype=torch.bool)
+    train_mask[: TRAIN * nodes // NODES] = True
+    return Data(
+        x=x * (x > 0.4),
+        edge_index=edge_index,
+        y=y,
+        train_mask=train_mask,
+        test_mask=~train_mask,
+    )
+
+
+def make(factory=MODELS['GCN'], **kwargs):
+    kwargs = {'epochs': 3, 'seed': 5, 'aggregator': quick(), **kwargs}
+    return ShardedUnlearner(factory, SHARDS, **kwargs)
+
+
+def quick():
+    return make_aggregator('attentive', epochs=2, hidden_channels=8)
+
+
+def snapshot(unlearner):
+    """All that a user could tell two states apart by."""
+    state = without_chance(unlearner.state_dict())
+    # How long it took is no part of it.
+    state.pop('work')
+    return {**state, 'outputs': unlearner.outputs}
+
+
+def equal(one, two):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(
+            equal(one[key], two[key]) for key in one
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(equal, one, two))
+    return one == two
+
+
+def learnt(unlearner):
+    """What training leaves behind, without the account of how it went."""
+    state = snapshot(unlearner)
+    return {
+        key: state[key]
+        for key in ('data', 'checkpoints', 'aggregator', 'outputs')
+    }
+
+
+def weights(unlearner):
+    return [unlearner.shard_state(i) for i in range(SHARDS)]
