@@ -141,6 +141,7 @@ CAPABILITIES = {
         'functional.aggregate',
         'functional.attacks',
         'functional.heads',
+        'functional.feature_errors',
     ),
     'Graphs, reports, ground': ('',),
 }

@@ -1,20 +1,22 @@
 r"""Private edges, private nodes: accuracy against epsilon.
 
 Draws a PNG for each graph. Left, one **edge** is private (features and labels
-are known); right, one **node's record** is (features, label, own list; against
-a blank). All numbers are of this package's exact accounts, an undirected edge
-counted twice; the methods of others are written anew in their sizes.
+are known); in the middle one **node's record** is (features, label, own list;
+against a blank); right, one node's **features** and label are, against any
+others, and edges are public. All numbers are of this package's exact accounts,
+an undirected edge counted twice; the methods of others are written anew in
+their sizes.
 
 no graph      a model of single rows: an MLP (left), a linear model trained by
-              private full-batch descent (right)
-MLP-DP        an MLP with 16 hidden units, trained the same way (right)
+              private full-batch descent (else)
+MLP-DP        an MLP with 16 hidden units, trained the same way (middle)
 GAP-like      sums of 16 hidden units, an MLP on top (Sajadmanesh et al. 2023)
 ProGAP-like   GAP-like in stages, with released rows in the next model's input
               (Sajadmanesh and Gatica-Perez 2024; left)
 ours          pyg_trust.privacy.PrivateNodeClassifier
-walks         a GCN by PrivacyEngine on disjoint walks. *Another promise*: one
-              row of features replaced, edges public, in the weights alone;
-              its predictions read neighbours and are not private
+walks         a GCN by PrivacyEngine on disjoint walks. *Another promise*: as
+              right, but in the weights alone; its predictions read neighbours
+              and are not private
 
     python examples/private_graph.py                       # generated graph
     python examples/private_graph.py --root DATA --seeds 3 \
@@ -59,6 +61,7 @@ from pyg_trust.transforms import BoundedDegree
 matplotlib.use('Agg')
 from matplotlib import pyplot
 
+LEVELS = ('edge', 'node', 'feature')
 HIDDEN, STEPS, EPOCHS = 16, 60, 120
 # A method has one colour on both sides.
 COLORS = {
@@ -244,6 +247,7 @@ def methods(level: str, args: Namespace) -> list[str]:
     names = {
         'edge': ['no graph', 'GAP-like', 'ProGAP-like', 'ours'],
         'node': ['no graph', 'MLP-DP', 'GAP-like', 'ours', 'walks'],
+        'feature': ['no graph', 'ours', 'walks'],
     }[level]
     return [name for name in names if not args.only or name in args.only]
 
@@ -274,16 +278,16 @@ def logits_of(
     alone = data.clone()
     alone.edge_index = data.edge_index[:, :0]
     shares = (0.998, 0.001, 0.001)
-    model = PrivateNodeClassifier('node', epsilon, delta, shares=shares)
+    model = PrivateNodeClassifier(level, epsilon, delta, shares=shares)
     model.fit(alone)
     assert model._encoder is not None
     return model._encoder(data.x), ''
 
 
 def draw(found: dict, name: str, args: Namespace, path: Path) -> None:
-    """Accuracy against epsilon, an edge left and a node right."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
-    for axis, level in zip(axes, ('edge', 'node'), strict=True):
+    """Accuracy against epsilon, a panel for each promise."""
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), sharey=True)
+    for axis, level in zip(axes, LEVELS, strict=True):
         epsilons = getattr(args, f'{level}_epsilons')
         for method in methods(level, args):
             runs = [found[level, method, epsilon] for epsilon in epsilons]
@@ -314,7 +318,9 @@ def main() -> None:
     parser.add_argument('--root', default='data')
     parser.add_argument('--out', default='figures')
     parser.add_argument('--seeds', type=int, default=1)
-    for level, default in (('edge', [1.0, 2.0, 4.0]), ('node', [4, 8, 16])):
+    for level, default in zip(
+        LEVELS, ([1.0, 2.0, 4.0], [4, 8, 16], [4, 8, 16]), strict=True
+    ):
         parser.add_argument(
             f'--{level}-epsilons', type=float, nargs='*', default=default
         )
@@ -326,7 +332,7 @@ def main() -> None:
         data = graph_of(name, args.root)
         print(f'{name}: {data.num_nodes} nodes, {data.num_edges // 2} edges')
         found, said = defaultdict(list), ''
-        for level in ('edge', 'node'):
+        for level in LEVELS:
             for epsilon in getattr(args, f'{level}_epsilons'):
                 for method in methods(level, args):
                     for seed in range(args.seeds):

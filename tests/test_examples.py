@@ -241,8 +241,9 @@ def test_private_graph(tmp_path):
     output = run(
         *('private_graph.py', '--out', tmp_path, '--only', 'ours', 'no graph'),
         *('--edge-epsilons', '4', '--node-epsilons', '8'),
+        *('--feature-epsilons', '8'),
     )
-    for level, epsilon in (('edge', 4), ('node', 8)):
+    for level, epsilon in (('edge', 4), ('node', 8), ('feature', 8)):
         found = {
             method: float(
                 re.search(

@@ -52,10 +52,12 @@ struct Entries {
 // those of z, from the rows of y_{i+1}.
 template <typename scalar_t, typename store_t>
 struct Step {
+  // Of the graph or, if `rows` is not null, of these rows alone, one after the
+  // other.
   const int64_t* rowptr;
   const int32_t* col;
   int64_t num_entries;
-  const int32_t* rows;  // which rows, or null for all
+  const int32_t* rows;
   // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;
@@ -90,8 +92,10 @@ struct Step {
 struct Loops {
   const int64_t* rowptr;
   const int32_t* col;
+  int64_t num_entries;
+  const int32_t* rows;   // which rows, or null for all
   const int64_t* names;  // as in Step
-  int32_t* places;       // from the start of each row
+  int32_t* places;       // from the start of each of these rows
 };
 
 constexpr int32_t kNoPlace = -1;  // it is there already
@@ -124,7 +128,7 @@ struct Kernels {
   void (*load_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*load_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
   void (*load_double)(const Step<double, double>&, int64_t begin, int64_t end);
-  // The rows [begin, end), or those that `rows` lists there.
+  // The rows [begin, end) of those in `rows`, or of all.
   void (*step_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*step_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
   void (*step_double)(const Step<double, double>&, int64_t begin, int64_t end);
@@ -154,6 +158,13 @@ struct Kernels {
                         double* room,
                         double* sum,
                         double* squares);
+  // largest[c] = the larger of it and the bits of |x| in column c of the rows
+  // [begin, end). A NaN is larger than all numbers.
+  void (*magnitudes)(const float* x,
+                     int64_t begin,
+                     int64_t end,
+                     int64_t columns,
+                     int32_t* largest);
 };
 
 extern const Kernels kBaseKernels;

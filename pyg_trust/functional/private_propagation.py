@@ -494,15 +494,21 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
         )
     norms, diagonal = np.empty(n), np.empty(n)
     unit = scipy.sparse.eye_array(n, format='csc')
-    # Columns that are dense have no more numbers than a block of messages.
-    size = min(_BLOCK, max(_LEAST_BLOCK, _NUMBERS // max(1, n)))
-    for start in range(0, n, size):
+    # As many columns at a time as have about the numbers of a block.
+    start, size = 0, _LEAST_BLOCK
+    while start < n:
         stop = min(n, start + size)
         made = _series(operator, measure, unit[:, start:stop])
         own = made[start:stop].diagonal()
         squares = (made * made).sum(0)
         norms[start:stop] = np.sqrt(np.asarray(squares).ravel())
         diagonal[start:stop] = own
+        filled = made.nnz if scipy.sparse.issparse(made) else made.size
+        if filled > _NUMBERS:
+            size = max(_LEAST_BLOCK, size // 2)
+        elif filled < _NUMBERS // 4:
+            size = min(_BLOCK, 2 * size)
+        start = stop
     return torch.from_numpy(norms), torch.from_numpy(diagonal)
 
 
