@@ -244,18 +244,18 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,
   // and the sums of the squares of G, by output; of the outputs that `columns`
   // lists, or all. `head`: 0 for one-versus-rest logistic, 1 for softmax, 2
-  // for squared. CPU only.
+  // for squared.
   // Z: float64 [n, d]; Y: float64 [n, C]; W: float64 [d, C]; columns: int64
-  // [k]. Returns float64 [d, k] and [k].
+  // [k]. Returns float64 [d, k] and [k], k = C without columns.
   m.def(
       "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
       "Tensor? columns=None) "
       "-> (Tensor, Tensor)");
 
   // A step from a gradient by an inverse Hessian for each output, corrected by
-  // `count` pairs of steps and changes of the gradient (BFGS). CPU only.
+  // the first `count` pairs of steps and changes of the gradient (BFGS).
   // grad: float64 [d, C]; inverse: float64 [C, d, d]; past: float64
-  // [m, 2, d, C], m >= count. Returns float64 [d, C].
+  // [m, 2, d, C]. Returns float64 [d, C].
   m.def(
       "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
       "-> Tensor");

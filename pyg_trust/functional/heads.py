@@ -328,11 +328,9 @@ class Objective(NamedTuple):
         if self.B is not None:
             value += self.B[:, columns]
         whole = known.value.index_copy(1, columns, value)
-        slopes = list(known.slopes)
-        listed = columns.tolist()
-        for c, square in zip(listed, squares.tolist(), strict=True):
-            slopes[c] = square
-        return self._measured(W, whole, _sizes(whole), slopes)
+        slopes = torch.tensor(known.slopes, dtype=torch.float64)
+        slopes[columns] = squares
+        return self._measured(W, whole, _sizes(whole), slopes.tolist())
 
     def _measured(
         self, W: Tensor, value: Tensor, sizes: list[float], slopes: list[float]
@@ -590,13 +588,9 @@ def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
     sizes = gradient.sizes
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     count, together = 0, 0.0
-    for c in order:
+    for c in order[:-1]:
         together = math.hypot(together, sizes[c])
-        if not together <= tol / 2:
-            break
-        count += 1
-    if count == len(order):
-        return [], order
+        count += together <= tol / 2
     return order[:count], order[count:]
 
 

@@ -75,11 +75,12 @@ class ColumnProblem(NamedTuple):
     The gradient comes from two solves of as many columns as there are outputs
     (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
     where what is missing is a small part of :obj:`goal`, and what is missing
-    is added to its norm: with the tail :math:`\rho` of the series and :math:`\kappa` its growth in the Frobenius
-    norm (1 for :math:`a = b`), :math:`\kappa \rho \lVert xW \rVert` of the
-    margins and, with :math:`\lVert Z^* \rVert \le \kappa \lVert x \rVert`, at
-    most :math:`\kappa \rho \lVert x \rVert (\gamma_1 \kappa \lVert xW \rVert +
-    \lVert G \rVert)` of the gradient. The estimates steer the step.
+    is added to its norm: with the tail :math:`\rho` of the series and
+    :math:`\kappa` its growth in the Frobenius norm (1 for :math:`a = b`),
+    :math:`\kappa \rho \lVert xW \rVert` of the margins and, with :math:`\lVert
+    Z^* \rVert \le \kappa \lVert x \rVert`, at most :math:`\kappa \rho \lVert x
+    \rVert (\gamma_1 \kappa \lVert xW \rVert + \lVert G \rVert)` of the
+    gradient. The estimates steer the step.
 
     Args:
         state (SeriesState): features and graph.
