@@ -27,13 +27,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust.functional import appnp, gaussian_budget, propagate, sgc
-from pyg_trust.functional.heads import (
-    Gradient,
-    Objective,
-    column_residual,
-    refine,
-    targets,
-)
+from pyg_trust.functional.feature_errors import column_residual
+from pyg_trust.functional.heads import Gradient, Objective, refine, targets
 from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph

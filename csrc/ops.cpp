@@ -94,6 +94,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows, Tensor? order, bool loops, bool in_place) -> Tensor");
 
+  // The largest magnitude in every column of a float32 matrix; NaN where one
+  // is in it.
+  // x: float32 [n, C]. Returns float32 [C].
+  m.def("column_magnitudes(Tensor x) -> Tensor");
+
   // The part of each node in a partition into parts of equal size with few
   // edges between them: int32 [n], in [0, parts).
   m.def(
@@ -237,11 +242,21 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
 
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,
-  // and the sum of the squares of G. `head`: 0 for one-versus-rest logistic, 1
-  // for softmax, 2 for squared.
-  // Z: float64 [n, d]; Y: float64 [n, C]; W: float64 [d, C]. Returns float64
-  // [d, C] and [1].
+  // and the sums of the squares of G, by output; of the outputs that `columns`
+  // lists, or all. `head`: 0 for one-versus-rest logistic, 1 for softmax, 2
+  // for squared.
+  // Z: float64 [n, d]; Y: float64 [n, C]; W: float64 [d, C]; columns: int64
+  // [k]. Returns float64 [d, k] and [k], k = C without columns.
   m.def(
-      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head) "
+      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
+      "Tensor? columns=None) "
       "-> (Tensor, Tensor)");
+
+  // A step from a gradient by an inverse Hessian for each output, corrected by
+  // the first `count` pairs of steps and changes of the gradient (BFGS).
+  // grad: float64 [d, C]; inverse: float64 [C, d, d]; past: float64
+  // [m, 2, d, C]. Returns float64 [d, C].
+  m.def(
+      "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
+      "-> Tensor");
 }

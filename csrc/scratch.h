@@ -61,6 +61,7 @@ class Scratch {
 
   T* get() { return data_.get(); }
   T& operator[](int64_t i) { return data_[i]; }
+  const T& operator[](int64_t i) const { return data_[i]; }
   void swap(Scratch& other) { data_.swap(other.data_); }
 
  private:

@@ -21,7 +21,7 @@ from pyg_trust.functional import (
     wor_epsilon,
 )
 from pyg_trust.functional.mechanisms import lam_from_opacus
-from pyg_trust.functional.newton import shift_epsilon
+from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.report import Guarantee
 
 HOLDS, FAILS, UNKNOWN = 'holds', 'FAILS', 'not checked'
@@ -54,13 +54,14 @@ def account(each: Guarantee) -> list[tuple[float, float, int]] | None:
     lines = each.values.get('account')
     if lines:
         return [(float(z), float(q), int(count)) for z, q, count in lines]
-    noise, rates = each.values.get('noise_multiplier'), None
-    if each.values.get('lam') is not None:
-        rates = each.values.get('sample_rates')
-    if noise is None or rates is None:
+    lam, rates = each.values.get('lam'), each.values.get('sample_rates')
+    if lam is None or rates is None:
         return None
     # Reports from before there was 'account'.
-    noise = 2 * float(each.values['lam']) if _halved(each) else float(noise)
+    if _halved(each):
+        noise = 2 * float(lam)
+    else:
+        noise = float(each.values['noise_multiplier'])
     return [(noise, float(q), int(count)) for q, count in rates]
 
 
@@ -142,6 +143,9 @@ def _check_steps(
         rates[rate] = rates.get(rate, 0) + count
     if rates != {float(q): int(n) for q, n in values['sample_rates']}:
         yield FAILS, 'the rates are not those of the recorded steps'
+    size = check_integer('batch_size', values['batch_size'], 1)
+    if _halved(each) and not all(_is_share(size, q) for _, q, _ in lines):
+        yield FAILS, f'a rate is not that of {size} units out of some'
     noise = float(values['noise_multiplier'])
     lam = lam_from_opacus(noise) if _halved(each) else None
     if lam is not None and not close(values['lam'], lam):
@@ -156,6 +160,11 @@ def _check_steps(
             FAILS,
             f'noise {noise:.6g} is claimed, {other[0]:.6g} is recorded',
         )
+
+
+def _is_share(size: int, rate: float) -> bool:
+    units = size / rate
+    return math.isclose(units, round(units), rel_tol=1e-6)
 
 
 def recomputed(

@@ -22,7 +22,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust import files
+from pyg_trust import files, ops
 from pyg_trust._storage import as_tensor, map_array
 
 # Rows that are turned at a time.
@@ -38,14 +38,20 @@ def as_matrix(x: Any) -> Any:
         x = map_array(Path(x), "'x': ")
     if isinstance(x, Tensor):
         x = x.detach()
-        if x.layout == torch.sparse_csr:
+        if x.layout == torch.sparse_csr and x.dim() == 2:
+            ops.sparse_parts(x)  # what torch did not check
             x = scipy.sparse.csr_array(
                 (x.values().numpy(), x.col_indices(), x.crow_indices()),
                 shape=tuple(x.shape),
             )
         elif x.layout == torch.strided and x.device.type == 'cpu':
-            x = x.numpy()
+            x = x.resolve_neg().numpy()
     if scipy.sparse.issparse(x):
+        if x.format in ('csr', 'csc'):
+            try:
+                x.check_format()
+            except ValueError as error:
+                raise ValueError(f"'x' is no sparse matrix: {error}") from None
         x = x.tocsc()
     elif not isinstance(x, np.ndarray):
         raise TypeError(

@@ -929,9 +929,24 @@ class OpenRows(NamedTuple):
     col: Tensor
 
 
+_OPEN = (torch.int64, torch.int64, torch.int32)
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.dtype == dtype
+        and tensor.device.type == 'cpu'
+        and tensor.dim() == 1
+        and tensor.is_contiguous()
+    )
+
+
 def _check_open(rows: OpenRows) -> tuple[Tensor, Tensor, Tensor]:
     check_instance('rows', rows, OpenRows)
     n = _size(rows.start)
+    if all(map(_is_plain, rows, _OPEN)) and _size(rows.length) == n:
+        return rows  # as always
     return (
         _check_own('start', rows.start, torch.int64, n),
         _check_own('length', rows.length, torch.int64, n),
@@ -1123,16 +1138,21 @@ LOSS_HEADS = ('ovr', 'softmax', 'squared')
 
 
 def loss_gradient(
-    Z: Tensor, Y: Tensor, W: Tensor, head: str
+    Z: Tensor,
+    Y: Tensor,
+    W: Tensor,
+    head: str,
+    columns: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The gradient of the loss of a linear head, in one pass over the rows.
 
     :math:`Z^\top G`, :math:`G = \partial \ell / \partial a` at the margins
-    :math:`a = ZW`, of the losses of :mod:`~pyg_trust.functional.heads`. Sums
-    of margins go through a row in order; those of the gradient through chunks
-    of rows, in order. So the bits are those of any number of threads and any
-    processor, and an entry passes at most :math:`n + 1` roundings.
-    Exponentials are off by at most 4 units in the last place.
+    :math:`a = ZW`, of the losses of :mod:`~pyg_trust.functional.heads`.
+    Margins are eight sums side by side, of every eighth number of a row; sums
+    of the gradient go through chunks of rows, in order. So the bits are those
+    of any number of threads, any processor and any choice of outputs, and an
+    entry passes at most :math:`n + 1` roundings. Exponentials are off by at
+    most 4 units in the last place.
 
     Args:
         Z (Tensor): float64, ``[n, d]``; on the CPU.
@@ -1140,22 +1160,67 @@ def loss_gradient(
             does not count.
         W (Tensor): float64, ``[d, num_outputs]``.
         head (str): :obj:`'ovr'`, :obj:`'softmax'` or :obj:`'squared'`.
+        columns (Tensor, optional): int64: the outputs to compute, which does
+            not work for :obj:`'softmax'`; all by default.
+            (default: :obj:`None`)
 
     Returns:
-        tuple[Tensor, Tensor]: the gradient, ``[d, num_outputs]``, and the sum
-        of the squares of :math:`G`, ``[1]``.
+        tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and
+        the sums of the squares of :math:`G`, ``[k]``.
     """
     check_choice('head', head, LOSS_HEADS)
-    n, d = Z.shape if isinstance(Z, Tensor) and Z.dim() == 2 else (1, 1)
-    columns = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
+    n, d = Z.shape if _is_matrix(Z) else (1, 1)
+    outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
     dtype = torch.float64
-    value, square = _ops.loss_gradient(
-        _check_host('Z', Z, dtype, n, d),
-        _check_host('Y', Y, dtype, n, *columns),
-        _check_host('W', W, dtype, d, *columns),
-        LOSS_HEADS.index(head),
+    Z = _check_host('Z', Z, dtype, n, d)
+    Y = _check_host('Y', Y, dtype, n, *outputs)
+    W = _check_host('W', W, dtype, d, *outputs)
+    if columns is not None:
+        columns = _check_host('columns', columns, torch.int64, _size(columns))
+        check_range('columns', columns, outputs[0], 'the outputs')
+        if head == 'softmax':
+            raise ValueError(
+                "'columns' needs outputs that do not depend on each other "
+                "(got head='softmax')"
+            )
+    value, squares = _ops.loss_gradient(
+        Z, Y, W, LOSS_HEADS.index(head), columns
     )
-    return value, square
+    return value, squares
+
+
+def quasi_newton(
+    grad: Tensor, inverse: Tensor, past: Tensor, count: int
+) -> Tensor:
+    r"""A step from a gradient by BFGS, for every output by itself.
+
+    The two-loop recursion (Nocedal and Wright 2006, Algorithm 7.4) from a
+    given inverse Hessian for every output. A pair without positive curvature
+    has no part.
+
+    Args:
+        grad (Tensor): float64, ``[d, num_outputs]``; on the CPU.
+        inverse (Tensor): float64, ``[num_outputs, d, d]``, symmetric.
+        past (Tensor): float64, ``[m, 2, d, num_outputs]``: steps, and the
+            changes of the gradient that came of them, the oldest first.
+        count (int): how many of them count.
+
+    Returns:
+        Tensor: the step, to be subtracted: as :obj:`grad`.
+    """
+    d, outputs = grad.shape if _is_matrix(grad) else (1, 1)
+    most = len(past) if isinstance(past, Tensor) and past.dim() else 0
+    dtype = torch.float64
+    return _ops.quasi_newton(
+        _check_host('grad', grad, dtype, d, outputs),
+        _check_host('inverse', inverse, dtype, outputs, d, d),
+        _check_host('past', past, dtype, most, 2, d, outputs),
+        check_integer('count', count, 0, most),
+    )
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    return isinstance(tensor, Tensor) and tensor.dim() == 2
 
 
 @torch.library.register_fake('pyg_trust::propagate')
@@ -1421,5 +1486,17 @@ def _(
 
 
 @torch.library.register_fake('pyg_trust::loss_gradient')
-def _(Z: Tensor, Y: Tensor, W: Tensor, head: int) -> tuple[Tensor, Tensor]:
-    return Z.new_empty(Z.size(1), W.size(1)), Z.new_empty(1)
+def _(
+    Z: Tensor,
+    Y: Tensor,
+    W: Tensor,
+    head: int,
+    columns: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    count = W.size(1) if columns is None else columns.numel()
+    return Z.new_empty(Z.size(1), count), Z.new_empty(count)
+
+
+@torch.library.register_fake('pyg_trust::quasi_newton')
+def _(grad: Tensor, inverse: Tensor, past: Tensor, count: int) -> Tensor:
+    return grad.new_empty(grad.shape)

@@ -270,10 +270,8 @@ class _Block:
     # Salts and digests of neighbouring names, and the hash of them.
     def __init__(self, sealed: dict[int, tuple[bytes, bytes]]) -> None:
         self.sealed = sealed
-        digest = hashlib.sha256()
-        for name in sorted(sealed):
-            digest.update(f'{name} '.encode() + sealed[name][1])
-        self.digest = digest.digest()
+        parts = (b'%d ' % name + sealed[name][1] for name in sorted(sealed))
+        self.digest = hashlib.sha256(b''.join(parts)).digest()
 
 
 def _seal(salt: bytes, text: str) -> bytes:

@@ -132,12 +132,29 @@ entry(
         'Y': ones(N, 3),
         'W': ones(2, 3),
         'head': 'ovr',
+        'columns': torch.tensor([2, 0]),
     },
     Z=RAW,
     Y=RAW,
     W=RAW,
     head=choice(),
+    columns=tensor(rows=False, finite=False, none=True),
     names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
+)
+
+entry(
+    'ops.quasi_newton',
+    lambda: {
+        'grad': ones(2, 3),
+        'inverse': ones(3, 2, 2),
+        'past': ones(4, 2, 2, 3),
+        'count': 1,
+    },
+    grad=RAW,
+    inverse=RAW,
+    past=LIST,
+    count=integer(0, 4),
+    names={'grad': "'(grad|inverse|past)'", 'past': "'(past|count)'"},
 )
 
 # Features of a changing graph ################################################

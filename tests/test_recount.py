@@ -338,3 +338,11 @@ def test_a_verification_that_fails_says_so(monkeypatch):
     (*_, said) = report.verified(found).guarantee().checked
     assert 'FAILED' in said
     assert 'node 3 in the cache' in said
+
+
+def test_a_rate_that_no_number_of_units_has_fails(tmp_path):
+    # 50 units out of 166 and two thirds.
+    lie = privacy(sample_rates=[[0.3, STEPS]], epsilon=50.0)
+    found = check_report(saved(tmp_path, lie))
+    (text,) = [each.text for each in found if each.status == FAILS]
+    assert 'not that of 50 units' in text

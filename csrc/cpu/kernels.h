@@ -52,10 +52,12 @@ struct Entries {
 // those of z, from the rows of y_{i+1}.
 template <typename scalar_t, typename store_t>
 struct Step {
+  // Of the graph or, if `rows` is not null, of these rows alone, one after the
+  // other.
   const int64_t* rowptr;
   const int32_t* col;
   int64_t num_entries;
-  const int32_t* rows;  // which rows, or null for all
+  const int32_t* rows;
   // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;
@@ -90,26 +92,32 @@ struct Step {
 struct Loops {
   const int64_t* rowptr;
   const int32_t* col;
+  int64_t num_entries;
+  const int32_t* rows;   // which rows, or null for all
   const int64_t* names;  // as in Step
-  int32_t* places;       // from the start of each row
+  int32_t* places;       // from the start of each of these rows
 };
 
 constexpr int32_t kNoPlace = -1;  // it is there already
 
 enum Head : int64_t { kOneVersusRest, kSoftmax, kSquared };
 
-// Rows of a linear head: row i of Z has the targets Y[i] and the margins
-// Z[i] W. W, and sums of gradients, have rows of `stride` numbers: 1, 2, 4 or
-// whole cache lines, zeros beyond the real outputs.
+// Rows of a linear head: row i of Z has the margins Z[i] W, and targets in Y[i]
+// at the places that `columns` lists. W, and sums of gradients, are there
+// output by output, `stride` numbers each: whole cache lines, zeros beyond d.
 struct LossRows {
   const double* Z;
   const double* Y;
   const double* W;
+  const int64_t* columns;
   int64_t d;
-  int64_t outputs;
+  int64_t outputs;  // of a row of Y
+  int64_t count;    // of those that `columns` lists
   int64_t stride;
   Head head;
 };
+
+constexpr int64_t kLossStrip = 16;  // rows
 
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
@@ -120,7 +128,7 @@ struct Kernels {
   void (*load_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*load_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
   void (*load_double)(const Step<double, double>&, int64_t begin, int64_t end);
-  // The rows [begin, end), or those that `rows` lists there.
+  // The rows [begin, end) of those in `rows`, or of all.
   void (*step_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*step_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
   void (*step_double)(const Step<double, double>&, int64_t begin, int64_t end);
@@ -142,13 +150,21 @@ struct Kernels {
                int64_t count,
                uint64_t below,
                uint8_t* kept);
-  // sum += Z' G of the rows [begin, end), G the slopes of the loss, for which
-  // there is room for 8 rows. Returns the sum of their squares.
-  double (*loss_gradient)(const LossRows& loss,
-                          int64_t begin,
-                          int64_t end,
-                          double* room,
-                          double* sum);
+  // sum += Z' G of the rows [begin, end), G the slopes of the loss, and squares
+  // += those of G, by output. There is room for two strips of G.
+  void (*loss_gradient)(const LossRows& loss,
+                        int64_t begin,
+                        int64_t end,
+                        double* room,
+                        double* sum,
+                        double* squares);
+  // largest[c] = the larger of it and the bits of |x| in column c of the rows
+  // [begin, end). A NaN is larger than all numbers.
+  void (*magnitudes)(const float* x,
+                     int64_t begin,
+                     int64_t end,
+                     int64_t columns,
+                     int32_t* largest);
 };
 
 extern const Kernels kBaseKernels;

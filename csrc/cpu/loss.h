@@ -1,5 +1,5 @@
 // The gradient of the loss of a linear head, for the instruction set of the
-// file that includes this. A tile of rows of Z is read once: its margins, its
+// file that includes this. A strip of rows of Z is read once: its margins, its
 // slopes and what these add to the gradient are made while it is in the cache.
 #pragma once
 
@@ -9,22 +9,23 @@
 namespace pyg_trust {
 namespace {
 
-// As many rows as there are registers for. Sums have the same order, and the
-// same bits, whatever the number.
+// Vectors go along the rows of Z, so that every output costs the same. As many
+// rows and outputs at a time as there are registers for: sums have the same
+// order, and the same bits, whatever the number.
+constexpr int kAlong = 8;
+using Along = Vector<double, kAlong>::type;
 #ifdef PYG_TRUST_AVX512F
-constexpr int kTile = 8;
-#else
 constexpr int kTile = 4;
+#else
+constexpr int kTile = 2;
 #endif
 
 // e^x for |x| <= 708, and for others that of the nearest such number; NaN for
 // NaN. x = k log 2 + r, |r| <= log(2) / 2, and Taylor's polynomial of degree
 // 13 in r, whose rest is below 2^-57: together within 4 units in the last
 // place.
-template <int lanes>
-PYG_TRUST_INLINE auto exponential(typename Vector<double, lanes>::type x) {
-  using Numbers = typename Vector<double, lanes>::type;
-  using Words = typename Vector<int64_t, lanes>::type;
+PYG_TRUST_INLINE Along exponential(Along x) {
+  using Words = Vector<int64_t, kAlong>::type;
   constexpr double most = 708;
   constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52: to integers
   // log 2, of which the first part times k is exact.
@@ -35,139 +36,219 @@ PYG_TRUST_INLINE auto exponential(typename Vector<double, lanes>::type x) {
                              1.0 / 5040,       1.0 / 720,       1.0 / 120,
                              1.0 / 24,         1.0 / 6,         0.5,
                              1.0,              1.0};
-  const Numbers top = Numbers{} + most;
+  const Along top = Along{} + most;
   x = x > top ? top : x;
   x = x < -top ? -top : x;
-  const Numbers shifted = x * 1.44269504088896338700 + shift;
-  const Numbers k = shifted - shift;
-  const Numbers r = (x - k * high) - k * low;
-  Numbers sum = Numbers{} + over[0];
+  const Along shifted = x * 1.44269504088896338700 + shift;
+  const Along k = shifted - shift;
+  const Along r = (x - k * high) - k * low;
+  Along sum = Along{} + over[0];
   for (int i = 1; i < 14; ++i)
     sum = sum * r + over[i];
   Words bits;
   std::memcpy(&bits, &shifted, sizeof(bits));
   bits = (bits + 1023) << 52;
-  Numbers power;
+  Along power;
   std::memcpy(&power, &bits, sizeof(power));
   return sum * power;
 }
 
-// The derivative of the loss in the margins of a row, in their place, and the
-// sum of its squares. Beyond the real outputs it is 0.
-template <int lanes>
-PYG_TRUST_INLINE double slopes_of(const LossRows& loss,
-                                  const double* y,
-                                  double* margin) {
-  using Numbers = typename Vector<double, lanes>::type;
-  const int64_t outputs = loss.outputs;
-  double most = 0, total = 0, weight = 0;
-  if (loss.head == kSoftmax) {
-    most = margin[0];
-    for (int64_t c = 0; c < outputs; ++c) {
-      most = margin[c] > most ? margin[c] : most;
-      weight += y[c];
-    }
-    for (int64_t first = 0; first < loss.stride; first += lanes) {
-      const Numbers x = load<lanes>(margin + first) - most;
-      store<lanes>(margin + first, exponential<lanes>(x));
-    }
-    for (int64_t c = 0; c < outputs; ++c)
-      total += margin[c];
-  }
-  double square = 0;
-  for (int64_t first = 0; first < loss.stride; first += lanes) {
-    const int64_t rest = outputs - first;
-    const int count = rest < lanes ? static_cast<int>(rest) : lanes;
-    Numbers target{};
-    if (count == lanes) {
-      target = load<lanes>(y + first);
-    } else {
-      for (int c = 0; c < count; ++c)
-        target[c] = y[first + c];
-    }
-    const Numbers at = load<lanes>(margin + first);
-    Numbers slope;
-    if (loss.head == kOneVersusRest)
-      slope = -target / (1 + exponential<lanes>(target * at));
-    else if (loss.head == kSoftmax)
-      slope = at / total * weight - target;
-    else
-      slope = 2 * (at - target) * (target < 0 ? -target : target);
-    for (int c = count; c < lanes; ++c)
-      slope[c] = 0;
-    store<lanes>(margin + first, slope);
-    for (int c = 0; c < count; ++c)
-      square += slope[c] * slope[c];
-  }
-  return square;
+// The numbers k, ... of a row of d, zeros beyond its end.
+template <bool whole>
+PYG_TRUST_INLINE Along part(const double* row, int64_t k, int64_t d) {
+  if constexpr (whole)
+    return load<kAlong>(row + k);
+  Along some{};
+  for (int64_t i = 0; i < d - k; ++i)
+    some[i] = row[k + i];
+  return some;
 }
 
-// What `rows` rows add to the gradient, and to the squares, one by one; `room`
-// is for their slopes.
-template <int lanes, int rows>
-PYG_TRUST_INLINE void add_tile(const LossRows& loss,
-                               int64_t begin,
-                               double* room,
-                               double* sum,
-                               double& square) {
-  using Numbers = typename Vector<double, lanes>::type;
-  const int64_t d = loss.d, stride = loss.stride;
-  const double* z = loss.Z + begin * d;
-  for (int64_t first = 0; first < stride; first += lanes) {
-    Numbers margin[rows] = {};
-    for (int64_t k = 0; k < d; ++k) {
-      const Numbers w = load<lanes>(loss.W + k * stride + first);
-      for (int r = 0; r < rows; ++r)
-        margin[r] += z[r * d + k] * w;
-    }
-    for (int r = 0; r < rows; ++r)
-      store<lanes>(room + r * stride + first, margin[r]);
-  }
+PYG_TRUST_INLINE double total(const Along& sum) {
+  Vector<double, 4>::type four[2];
+  std::memcpy(four, &sum, sizeof(sum));
+  four[0] += four[1];
+  Vector<double, 2>::type two[2];
+  std::memcpy(two, four, sizeof(two));
+  two[0] += two[1];
+  return two[0][0] + two[0][1];
+}
+
+// Adds the products of the numbers k, ... of `rows` rows at z with those of
+// `cols` outputs at w.
+template <int rows, int cols, bool whole>
+PYG_TRUST_INLINE void add_products(const LossRows& loss,
+                                   const double* z,
+                                   const double* w,
+                                   int64_t k,
+                                   Along (&sum)[rows][cols]) {
+  Along x[rows];
   for (int r = 0; r < rows; ++r)
-    square += slopes_of<lanes>(loss, loss.Y + (begin + r) * loss.outputs,
-                               room + r * stride);
-  for (int64_t first = 0; first < stride; first += lanes) {
-    Numbers slope[rows];
+    x[r] = part<whole>(z + r * loss.d, k, loss.d);
+  for (int j = 0; j < cols; ++j) {
+    const Along a = load<kAlong>(w + j * loss.stride + k);
     for (int r = 0; r < rows; ++r)
-      slope[r] = load<lanes>(room + r * stride + first);
-    for (int64_t k = 0; k < d; ++k) {
-      double* at = sum + k * stride + first;
-      Numbers all = load<lanes>(at);
-      for (int r = 0; r < rows; ++r)
-        all += z[r * d + k] * slope[r];
-      store<lanes>(at, all);
-    }
+      sum[r][j] += x[r] * a;
   }
 }
 
-template <int lanes>
-double add_loss_rows(const LossRows& loss,
-                int64_t begin,
-                int64_t end,
-                double* room,
-                double* sum) {
-  double square = 0;
-  for (; begin + kTile <= end; begin += kTile)
-    add_tile<lanes, kTile>(loss, begin, room, sum, square);
-  for (; begin < end; ++begin)
-    add_tile<lanes, 1>(loss, begin, room, sum, square);
-  return square;
+// The margins of `rows` rows at z, for the outputs [c, c + cols).
+template <int rows, int cols>
+PYG_TRUST_INLINE void margins_of(const LossRows& loss,
+                                 const double* z,
+                                 int64_t c,
+                                 double* margin) {
+  const double* w = loss.W + c * loss.stride;
+  Along sum[rows][cols] = {};
+  int64_t k = 0;
+  for (; k + kAlong <= loss.d; k += kAlong)
+    add_products<rows, cols, true>(loss, z, w, k, sum);
+  if (k < loss.d)
+    add_products<rows, cols, false>(loss, z, w, k, sum);
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < cols; ++j)
+      margin[r * loss.count + c + j] = total(sum[r][j]);
+  }
 }
 
-inline double loss_gradient(const LossRows& loss,
+// What they add to the numbers k, ... of the gradient, row by row.
+template <int rows, int cols, bool whole>
+PYG_TRUST_INLINE void add_slopes(const LossRows& loss,
+                                 const double* z,
+                                 const double (&slope)[rows][cols],
+                                 double* sum,
+                                 int64_t k) {
+  Along x[rows];
+  for (int r = 0; r < rows; ++r)
+    x[r] = part<whole>(z + r * loss.d, k, loss.d);
+  for (int j = 0; j < cols; ++j) {
+    Along all = load<kAlong>(sum + j * loss.stride + k);
+    for (int r = 0; r < rows; ++r)
+      all += x[r] * slope[r][j];
+    store<kAlong>(sum + j * loss.stride + k, all);
+  }
+}
+
+template <int rows, int cols>
+PYG_TRUST_INLINE void gradient_of(const LossRows& loss,
+                                  const double* z,
+                                  int64_t c,
+                                  const double* slopes,
+                                  double* sum) {
+  double slope[rows][cols];
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < cols; ++j)
+      slope[r][j] = slopes[r * loss.count + c + j];
+  }
+  sum += c * loss.stride;
+  int64_t k = 0;
+  for (; k + kAlong <= loss.d; k += kAlong)
+    add_slopes<rows, cols, true>(loss, z, slope, sum, k);
+  if (k < loss.d)
+    add_slopes<rows, cols, false>(loss, z, slope, sum, k);
+}
+
+// Of all outputs of `rows` rows: their margins, or what their slopes add to the
+// gradient.
+template <int rows, bool margins>
+PYG_TRUST_INLINE void tile(const LossRows& loss,
+                           const double* z,
+                           double* slopes,
+                           double* sum) {
+  int64_t c = 0;
+  for (; c + kTile <= loss.count; c += kTile) {
+    if constexpr (margins)
+      margins_of<rows, kTile>(loss, z, c, slopes);
+    else
+      gradient_of<rows, kTile>(loss, z, c, slopes, sum);
+  }
+  for (; c < loss.count; ++c) {
+    if constexpr (margins)
+      margins_of<rows, 1>(loss, z, c, slopes);
+    else
+      gradient_of<rows, 1>(loss, z, c, slopes, sum);
+  }
+}
+
+template <bool margins>
+PYG_TRUST_INLINE void tiles(const LossRows& loss,
                             int64_t begin,
-                            int64_t end,
-                            double* room,
+                            int64_t rows,
+                            double* slopes,
                             double* sum) {
-  switch (loss.stride) {
-    case 1:
-      return add_loss_rows<1>(loss, begin, end, room, sum);
-    case 2:
-      return add_loss_rows<2>(loss, begin, end, room, sum);
-    case 4:
-      return add_loss_rows<4>(loss, begin, end, room, sum);
-    default:
-      return add_loss_rows<8>(loss, begin, end, room, sum);
+  const double* z = loss.Z + begin * loss.d;
+  int64_t r = 0;
+  for (; r + kTile <= rows; r += kTile)
+    tile<kTile, margins>(loss, z + r * loss.d, slopes + r * loss.count, sum);
+  for (; r < rows; ++r)
+    tile<1, margins>(loss, z + r * loss.d, slopes + r * loss.count, sum);
+}
+
+// The derivative of the loss in the margins of a strip of rows, in their place;
+// both buffers are whole vectors long.
+PYG_TRUST_INLINE void slopes_of(const LossRows& loss,
+                                int64_t rows,
+                                double* margin,
+                                double* target) {
+  const int64_t count = loss.count, size = rows * count;
+  for (int64_t i = size; i % kAlong != 0; ++i)
+    margin[i] = target[i] = 0;
+  if (loss.head == kSoftmax) {
+    for (int64_t r = 0; r < rows; ++r) {
+      double* at = margin + r * count;
+      double most = at[0];
+      for (int64_t c = 0; c < count; ++c)
+        most = at[c] > most ? at[c] : most;
+      for (int64_t c = 0; c < count; ++c)
+        at[c] -= most;
+    }
+    for (int64_t i = 0; i < size; i += kAlong)
+      store<kAlong>(margin + i, exponential(load<kAlong>(margin + i)));
+    for (int64_t r = 0; r < rows; ++r) {
+      double* at = margin + r * count;
+      const double* y = target + r * count;
+      double all = 0, weight = 0;
+      for (int64_t c = 0; c < count; ++c) {
+        all += at[c];
+        weight += y[c];
+      }
+      for (int64_t c = 0; c < count; ++c)
+        at[c] = at[c] / all * weight - y[c];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < size; i += kAlong) {
+    const Along y = load<kAlong>(target + i), at = load<kAlong>(margin + i);
+    if (loss.head == kOneVersusRest)
+      store<kAlong>(margin + i, -y / (1 + exponential(y * at)));
+    else
+      store<kAlong>(margin + i, 2 * (at - y) * (y < 0 ? -y : y));
+  }
+}
+
+inline void loss_gradient(const LossRows& loss,
+                          int64_t begin,
+                          int64_t end,
+                          double* room,
+                          double* sum,
+                          double* squares) {
+  const int64_t count = loss.count;
+  double* target = room + kLossStrip * count;
+  for (; begin < end; begin += kLossStrip) {
+    const int64_t rest = end - begin;
+    const int64_t rows = rest < kLossStrip ? rest : kLossStrip;
+    for (int64_t r = 0; r < rows; ++r) {
+      const double* y = loss.Y + (begin + r) * loss.outputs;
+      for (int64_t c = 0; c < count; ++c)
+        target[r * count + c] = y[loss.columns[c]];
+    }
+    tiles<true>(loss, begin, rows, room, sum);
+    slopes_of(loss, rows, room, target);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < count; ++c)
+        squares[c] += room[r * count + c] * room[r * count + c];
+    }
+    tiles<false>(loss, begin, rows, room, sum);
   }
 }
 

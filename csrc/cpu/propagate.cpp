@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
+#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -121,44 +123,91 @@ class Tiles {
   std::vector<scalar_t> value_, sent_;
 };
 
-// The rows that each level needs, from the end (level 0) on: those asked for,
-// then those they receive from, until these are most of the graph.
-std::vector<std::vector<int32_t>> rows_needed(const Tensor& rowptr_,
-                                              const Tensor& col_,
-                                              const Tensor& rows_,
-                                              int64_t levels,
-                                              bool own) {
-  const auto* rowptr = rowptr_.const_data_ptr<int64_t>();
-  const auto* col = col_.const_data_ptr<int32_t>();
-  const auto* rows = rows_.const_data_ptr<int64_t>();
-  const int64_t n = rowptr_.numel() - 1;
-  const auto few = static_cast<int64_t>(kFewRows * col_.numel());
-  std::vector<std::vector<int32_t>> needed;
-  needed.emplace_back(rows, rows + rows_.numel());
-  while (static_cast<int64_t>(needed.size()) < levels) {
-    const std::vector<int32_t>& last = needed.back();
-    int64_t entries = 0;
-    for (const int32_t v : last)
-      entries += rowptr[v + 1] - rowptr[v];
-    if (entries > few)
-      break;
-    std::vector<uint8_t> mark(n, 0);
-    for (const int32_t v : last) {
-      mark[v] |= own;
-      for (int64_t e = rowptr[v]; e < rowptr[v + 1]; ++e)
-        mark[col[e]] = 1;
-    }
-    entries = 0;
-    std::vector<int32_t> next;
-    for (int64_t v = 0; v < n; ++v) {
-      if (mark[v]) {
-        next.push_back(static_cast<int32_t>(v));
-        entries += rowptr[v + 1] - rowptr[v];
+// Some rows of a graph, one after the other, with loops where they are missing:
+// what lies ahead in a list of entries is then what comes next.
+struct Part {
+  std::vector<int32_t> rows;
+  Scratch<int64_t> ptr;
+  Scratch<int32_t> col;
+};
+
+Part pick(const Loops& graph, std::vector<int32_t> rows, bool loops) {
+  const auto count = static_cast<int64_t>(rows.size());
+  constexpr int64_t touched = 16;  // of a row
+  Scratch<int32_t> places(loops ? count : 0, Pages::kSmall, false);
+  if (loops) {
+    Loops missing = graph;
+    missing.rows = rows.data();
+    missing.places = places.get();
+    by_rows(count, touched, [&](int64_t begin, int64_t end) {
+      kernels().find_places(missing, begin, end);
+    });
+  }
+  Scratch<int64_t> ptr(count + 1, Pages::kSmall, false);
+  ptr[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t v = rows[i];
+    ptr[i + 1] = ptr[i] + graph.rowptr[v + 1] - graph.rowptr[v] +
+                 (loops && places[i] != kNoPlace);
+  }
+  Scratch<int32_t> col(std::max<int64_t>(ptr[count], 1), Pages::kHuge, false);
+  col[0] = 0;
+  by_rows(count, touched, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t v = rows[i];
+      const int32_t* from = graph.col + graph.rowptr[v];
+      int32_t* to = col.get() + ptr[i];
+      if (loops && places[i] != kNoPlace) {
+        to = std::copy_n(from, places[i], to);
+        *to++ = v;
+        from += places[i];
       }
+      std::copy(from, graph.col + graph.rowptr[v + 1], to);
+    }
+  });
+  return {std::move(rows), std::move(ptr), std::move(col)};
+}
+
+// The rows that each level needs, from the end (level 0) on: those asked for,
+// then those they receive from (and their own), until these are most of the
+// graph.
+std::vector<Part> parts_needed(const Loops& graph,
+                               int64_t n,
+                               const Tensor& rows,
+                               int64_t levels,
+                               bool loops,
+                               bool own) {
+  const auto* asked = rows.const_data_ptr<int64_t>();
+  const auto few = static_cast<int64_t>(kFewRows * graph.rowptr[n]);
+  std::vector<Part> needed;
+  needed.push_back(pick(graph, {asked, asked + rows.numel()}, loops));
+  while (static_cast<int64_t>(needed.size()) < levels) {
+    const Part& last = needed.back();
+    const auto count = static_cast<int64_t>(last.rows.size());
+    if (last.ptr[count] > few)
+      break;
+    Scratch<uint8_t> mark(n, Pages::kSmall);
+    by_rows(count, 16, [&](int64_t begin, int64_t end) {
+      const auto meet = [&](int64_t v) {
+        __atomic_store_n(mark.get() + v, uint8_t{1}, __ATOMIC_RELAXED);
+      };
+      for (int64_t i = begin; own && i < end; ++i)
+        meet(last.rows[i]);
+      for (int64_t e = last.ptr[begin]; e < last.ptr[end]; ++e)
+        meet(last.col[e]);
+    });
+    // Whether a row is marked is hard to predict: no branch.
+    int64_t entries = 0, found = 0;
+    std::vector<int32_t> next(n + 1);
+    for (int64_t v = 0; v < n; ++v) {
+      next[found] = static_cast<int32_t>(v);
+      found += mark[v];
+      entries += mark[v] * (graph.rowptr[v + 1] - graph.rowptr[v]);
     }
     if (entries > few)
       break;
-    needed.push_back(std::move(next));
+    next.resize(found);
+    needed.push_back(pick(graph, std::move(next), loops));
   }
   return needed;
 }
@@ -170,7 +219,6 @@ void one_level_of_entries(const Signal& x,
                           const scalar_t* send,
                           const double* w,
                           const std::optional<Tensor>& scale,
-                          const int32_t* rows,
                           int64_t num_rows,
                           scalar_t* z,
                           const Step<scalar_t, store_t>& all) {
@@ -178,7 +226,7 @@ void one_level_of_entries(const Signal& x,
   step.rowptr = all.rowptr;
   step.col = all.col;
   step.num_entries = all.num_entries;
-  step.rows = rows;
+  step.rows = all.rows;
   step.names = all.names;
   step.places = all.places;
   step.recv = all.recv;
@@ -247,10 +295,14 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     wish_for_huge_pages(out.mutable_data_ptr<scalar_t>(),
                         num_out * columns * int64_t{sizeof(scalar_t)});
 
-  std::vector<std::vector<int32_t>> needed;
-  if (rows)
-    needed = rows_needed(rowptr, col, *rows, levels, three_term || loops);
   const int64_t* names = order ? order->const_data_ptr<int64_t>() : nullptr;
+  const Loops graph{rowptr.const_data_ptr<int64_t>(),
+                    col.const_data_ptr<int32_t>(), col.numel(),
+                    nullptr, names, nullptr};
+  std::vector<Part> needed;
+  if (rows)
+    needed = parts_needed(graph, n, *rows, levels, loops && levels > 0,
+                          three_term || loops);
   // Every other level may lie in the memory of z, which only the last one
   // writes: it reads the level before, and the one before that for three
   // terms alone.
@@ -271,8 +323,8 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   Scratch<scalar_t> ends(names == nullptr ? 0 : 2 * n, Pages::kSmall, false);
 
   Step<scalar_t, store_t> step{};
-  step.rowptr = rowptr.const_data_ptr<int64_t>();
-  step.col = col.const_data_ptr<int32_t>();
+  step.rowptr = graph.rowptr;
+  step.col = graph.col;
   step.num_entries = col.numel();
   step.recv = recv.const_data_ptr<scalar_t>();
   step.send = send.const_data_ptr<scalar_t>();
@@ -294,9 +346,11 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     step.col = &no_col;
     step.num_entries = 1;
   }
-  Scratch<int32_t> places(loops && levels > 0 ? n : 0, Pages::kSmall, false);
-  if (loops && levels > 0) {
-    const Loops missing{step.rowptr, step.col, names, places.get()};
+  const bool whole = static_cast<int64_t>(needed.size()) < levels;
+  Scratch<int32_t> places(loops && whole ? n : 0, Pages::kSmall, false);
+  if (loops && whole) {
+    Loops missing = graph;
+    missing.places = places.get();
     by_rows(n, 4, [&](int64_t begin, int64_t end) {
       kernels().find_places(missing, begin, end);
     });
@@ -305,14 +359,35 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   step.at_zero = static_cast<scalar_t>(at_zero(w, levels + 1, three_term));
   std::vector<int64_t> no_entries;
   if (levels == 0) {  // z = w_0 x
-    no_entries.assign(n + 1, 0);
+    no_entries.assign(std::max(n, num_out) + 1, 0);
     step.rowptr = no_entries.data();
+    step.rows = needed.empty() ? nullptr : needed[0].rows.data();
   }
+  const Step<scalar_t, store_t> all = step;
+  // Goes on with the rows that a level needs. Returns how many.
+  const auto choose = [&](int64_t level) {
+    const bool some = levels > 0 && level < static_cast<int64_t>(needed.size());
+    step.rowptr = all.rowptr;
+    step.col = all.col;
+    step.num_entries = all.num_entries;
+    step.places = all.places;
+    step.rows = all.rows;
+    if (!some)
+      return levels == 0 ? num_out : n;
+    Part& part = needed[level];
+    const auto count = static_cast<int64_t>(part.rows.size());
+    step.rowptr = part.ptr.get();
+    step.col = part.col.get();
+    step.num_entries = std::max<int64_t>(part.ptr[count], 1);
+    step.places = nullptr;
+    step.rows = part.rows.data();
+    return count;
+  };
   if (x.dense == nullptr && levels == 1 &&
       x.index->numel() * kColumns<scalar_t> <= kFewEntries * n * columns) {
+    const int64_t num_rows = choose(0);
     one_level_of_entries<scalar_t, store_t>(
-        x, send.const_data_ptr<scalar_t>(), w, scale,
-        needed.empty() ? nullptr : needed[0].data(), num_out,
+        x, send.const_data_ptr<scalar_t>(), w, scale, num_rows,
         out.mutable_data_ptr<scalar_t>(), step);
     return out;
   }
@@ -389,10 +464,7 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
       step.weight = static_cast<scalar_t>(w[i]);
       step.factor = static_cast<scalar_t>(level_factor(three_term, i));
       step.three_term = three_term && !top;
-      const bool some = i < static_cast<int64_t>(needed.size());
-      step.rows = some ? needed[i].data() : nullptr;
-      const int64_t num_rows =
-          some ? static_cast<int64_t>(needed[i].size()) : n;
+      const int64_t num_rows = choose(i);
       by_rows(num_rows, stride, [&](int64_t begin, int64_t end) {
         take(step, begin, end);
       });
@@ -410,10 +482,29 @@ struct ExactOnCpu {
 };
 using Ops = ExactOps<ExactOnCpu>;
 
+Tensor column_magnitudes(const Tensor& x) {
+  const int64_t n = x.size(0), columns = x.size(1);
+  const auto* from = x.const_data_ptr<float>();
+  Tensor out = torch::stable::new_empty(x, {columns});
+  std::vector<int32_t> largest(columns, 0);
+  std::mutex merging;
+  by_rows(n, columns, [&](int64_t begin, int64_t end) {
+    std::vector<int32_t> mine(columns, 0);
+    kernels().magnitudes(from, begin, end, columns, mine.data());
+    const std::lock_guard<std::mutex> lock(merging);
+    for (int64_t c = 0; c < columns; ++c)
+      largest[c] = std::max(largest[c], mine[c]);
+  });
+  std::memcpy(out.mutable_data_ptr<float>(), largest.data(),
+              columns * sizeof(float));
+  return out;
+}
+
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
+  m.impl("column_magnitudes", TORCH_BOX(&pyg_trust::column_magnitudes));
   m.impl("propagate", TORCH_BOX(&pyg_trust::Ops::propagate));
   m.impl("propagate_looped", TORCH_BOX(&pyg_trust::Ops::propagate_looped));
   m.impl("propagate_entries", TORCH_BOX(&pyg_trust::Ops::propagate_entries));

@@ -89,38 +89,70 @@ PYG_TRUST_INLINE const scalar_t* signal(const Step<scalar_t, store_t>& step,
   return room;
 }
 
+// Of sixteen lanes: half of them at a time.
+PYG_TRUST_INLINE int32_t sum(const Vector<int32_t, 16>::type& lanes) {
+  Vector<int32_t, 8>::type eight[2];
+  std::memcpy(eight, &lanes, sizeof(eight));
+  eight[0] += eight[1];
+  Vector<int32_t, 4>::type four[2];
+  std::memcpy(four, &eight[0], sizeof(four));
+  four[0] += four[1];
+  return (four[0][0] + four[0][1]) + (four[0][2] + four[0][3]);
+}
+
 // Where in its row an entry of node v itself belongs: before the first of a
-// later node; kNoPlace if it has one already.
+// later node; kNoPlace if it has one already. Of a row in the graph's own names
+// a vector at a time, of which the last may reach into the rows behind it.
 inline void find_places(const Loops& loops, int64_t begin, int64_t end) {
-  for (int64_t v = begin; v < end; ++v) {
+  constexpr int lanes = 16;
+  using Words = typename Vector<int32_t, lanes>::type;
+  Words lane;
+  for (int k = 0; k < lanes; ++k)
+    lane[k] = k;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t v = loops.rows == nullptr ? i : loops.rows[i];
     const int32_t* row = loops.col + loops.rowptr[v];
     const auto count =
         static_cast<int32_t>(loops.rowptr[v + 1] - loops.rowptr[v]);
     int32_t before = 0, same = 0;
-    if (loops.names == nullptr) {
-      const auto own = static_cast<int32_t>(v);
-      for (int32_t e = 0; e < count; ++e) {
-        before += row[e] < own;
-        same += row[e] == own;
-      }
-    } else {
+    if (loops.names != nullptr) {
       const int64_t own = loops.names[v];
       for (int32_t e = 0; e < count; ++e) {
         before += loops.names[row[e]] < own;
         same += loops.names[row[e]] == own;
       }
+    } else if (loops.rowptr[v] + (count + lanes - 1) / lanes * lanes <=
+               loops.num_entries) {
+      const auto own = static_cast<int32_t>(v);
+      Words smaller = {}, equal = {};
+      for (int32_t e = 0; e < count; e += lanes) {
+        const auto entry = load<lanes>(row + e);
+        const Words inside = lane < count - e;
+        smaller -= inside & (entry < own);
+        equal -= inside & (entry == own);
+      }
+      before = sum(smaller);
+      same = sum(equal);
+    } else {
+      const auto own = static_cast<int32_t>(v);
+      for (int32_t e = 0; e < count; ++e) {
+        before += row[e] < own;
+        same += row[e] == own;
+      }
     }
-    loops.places[v] = same == 0 ? before : kNoPlace;
+    loops.places[i] = same == 0 ? before : kNoPlace;
   }
 }
 
-// The entries of row v, with its own if it gets one: calls add(u) in order.
+// The entries of the i-th row, which is that of node v, with its own if it gets
+// one: calls add(e, u) in order.
 template <typename scalar_t, typename store_t, typename Add>
 PYG_TRUST_INLINE void for_row(const Step<scalar_t, store_t>& step,
+                              int64_t i,
                               int64_t v,
                               const Add& add) {
-  int64_t e = step.rowptr[v];
-  const int64_t stop = step.rowptr[v + 1];
+  int64_t e = step.rowptr[i];
+  const int64_t stop = step.rowptr[i + 1];
   if (step.places != nullptr && step.places[v] != kNoPlace) {
     for (const int64_t middle = e + step.places[v]; e < middle; ++e)
       add(e, step.col[e]);
@@ -182,13 +214,13 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
     alignas(kCacheLine) scalar_t room[width];
     if (step.in != nullptr) {
       Row<scalar_t, width> total[vectors] = {};
-      const int64_t begins = step.rowptr[v], stop = step.rowptr[v + 1];
+      const int64_t begins = step.rowptr[i], stop = step.rowptr[i + 1];
       if (step.places == nullptr || step.places[v] == kNoPlace)
-        add_rows<width, scalar_t>(step.col, step.num_entries, step.in,
-                                  step.stride, begins, stop, total);
+        add_rows<width, scalar_t>(step.col, step.num_entries, step.in, width,
+                                  begins, stop, total);
       else
         add_rows_and_own<width, scalar_t>(
-            step.col, step.num_entries, step.in, step.stride, begins, stop,
+            step.col, step.num_entries, step.in, width, begins, stop,
             begins + step.places[v], v, total);
       for (int k = 0; k < vectors; ++k)
         value[k] = total[k];
@@ -196,7 +228,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       for (int c = 0; c < width; ++c)
         room[c] = 0;
       const auto& entries = step.entries;
-      for_row(step, v, [&](int64_t e, int64_t u) {
+      for_row(step, i, v, [&](int64_t e, int64_t u) {
         const int64_t last = step.num_entries - 1;
         const int64_t later = e + kLinesAhead < last ? e + kLinesAhead : last;
         __builtin_prefetch(entries.ptr + step.col[later]);
@@ -337,7 +369,7 @@ void wide_rows(const Step<scalar_t, scalar_t>& step,
     scalar_t* z = step.z + (step.rows == nullptr ? name : i) * step.z_stride;
     for (int64_t c = 0; c < step.columns; ++c)
       z[c] = 0;
-    for_row(step, v, [&](int64_t e, int64_t other) {
+    for_row(step, i, v, [&](int64_t e, int64_t other) {
       const int64_t u = named(other);
       const int64_t last = step.num_entries - 1;
       const int64_t far = e + kLinesAhead < last ? e + kLinesAhead : last;
@@ -386,6 +418,43 @@ inline void round_half(float* values, int64_t count) {
   }
 }
 
+template <int width>
+PYG_TRUST_INLINE void magnitudes_of(const float* x,
+                                    int64_t begin,
+                                    int64_t end,
+                                    int64_t columns,
+                                    int32_t* largest) {
+  constexpr int lanes = kRowLanes<float, width>;
+  using Words = typename Vector<int32_t, lanes>::type;
+  Words most[width / lanes];
+  std::memcpy(most, largest, sizeof(most));
+  for (int64_t v = begin; v < end; ++v) {
+    for (int k = 0; k < width / lanes; ++k) {
+      Words word;
+      std::memcpy(&word, x + v * columns + k * lanes, sizeof(word));
+      word &= 0x7FFFFFFF;
+      most[k] = word > most[k] ? word : most[k];
+    }
+  }
+  std::memcpy(largest, most, sizeof(most));
+}
+
+inline void magnitudes(const float* x,
+                       int64_t begin,
+                       int64_t end,
+                       int64_t columns,
+                       int32_t* largest) {
+  int64_t first = 0;
+  for (; first + 64 <= columns; first += 64)
+    magnitudes_of<64>(x + first, begin, end, columns, largest + first);
+  for (; first + 16 <= columns; first += 16)
+    magnitudes_of<16>(x + first, begin, end, columns, largest + first);
+  for (; first + 4 <= columns; first += 4)
+    magnitudes_of<4>(x + first, begin, end, columns, largest + first);
+  for (; first < columns; ++first)
+    magnitudes_of<1>(x + first, begin, end, columns, largest + first);
+}
+
 inline void gap_lengths(uint64_t key,
                         uint64_t first,
                         int64_t count,
@@ -416,5 +485,6 @@ inline void stay(uint64_t key,
                         step_all<double, double>, wide_rows<float>,          \
                         wide_rows<double>, find_places,                      \
                         round_half,      gap_lengths,                        \
-                        stay,            loss_gradient};                     \
+                        stay,            loss_gradient,                      \
+                        magnitudes};                                         \
   }

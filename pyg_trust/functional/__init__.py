@@ -90,18 +90,7 @@ from pyg_trust.functional.mechanisms import (
     rdp_wor_profile,
     wor_profile,
 )
-from pyg_trust.functional.newton import (
-    compose_shifts,
-    feature_removal_bound,
-    gaussian_budget,
-    hessian_solve,
-    minimize,
-    node_removal_bound,
-    paper_bound,
-    removal_budget,
-    shift_epsilon,
-    tight_bound,
-)
+from pyg_trust.functional.newton import hessian_solve, minimize
 from pyg_trust.functional.out_of_core import (
     MemoryPlan,
     plan_memory,
@@ -167,6 +156,12 @@ from pyg_trust.functional.queries import (
     prune_bound,
     query,
 )
+from pyg_trust.functional.removal_bounds import (
+    feature_removal_bound,
+    node_removal_bound,
+    paper_bound,
+    tight_bound,
+)
 from pyg_trust.functional.scattering import (
     ScatteringPath,
     graph_fourier,
@@ -175,6 +170,12 @@ from pyg_trust.functional.scattering import (
 )
 from pyg_trust.functional.scattering_batch import num_paths
 from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
+from pyg_trust.functional.shifts import (
+    compose_shifts,
+    gaussian_budget,
+    removal_budget,
+    shift_epsilon,
+)
 from pyg_trust.functional.smoothing import (
     FlipRegions,
     certified,

@@ -50,6 +50,19 @@ def check_weights(
         )
 
 
+def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
+    """Bounds of what the powers of P do to a level that need no graph.
+
+    One where the largest sum of a row of S R B is, or where P keeps the sum
+    of a signal, so that what vanishes stays as small.
+    """
+    keeps_sums = measure.b == 1 if measure.along else measure.a == 1
+    bounded = undirected and measure.a + measure.b >= 1
+    if measure.shrink <= 1 and (bounded or keeps_sums):
+        return [1.0] * (measure.levels + 1)
+    return None
+
+
 def check_half(
     measure: Measure, weights: Tensor, room: float, norms: list[float]
 ) -> None:

@@ -32,7 +32,19 @@ Nothing of this holds on directed graphs, whose eigenvalues are complex:
 :math:`T_j` grows exponentially off the interval.
 
 The sum is evaluated by Clenshaw's recursion (``csrc/horner.h``), not by powers
-of :math:`P`, whose weights would grow like :math:`2^k` and cancel.
+of :math:`P`, whose weights would grow like :math:`2^k` and cancel. Its levels
+:math:`u_j = \sum_{i \ge j} c_i U_{i-j}(P) x` are larger than :math:`z` where
+the series is slow: they have up to :math:`\sum_{i \ge j} (i - j + 1) |c_i|`
+times the norm of :math:`x`, as :math:`|U_i| \le i + 1`. What rounding adds to
+:math:`u_j` enters :math:`z` by :math:`T_j(P)`, whose norm is at most one, so
+that a relative rounding of :math:`\delta` a level adds up to at most
+
+.. math::
+    \delta \sum_{i=1}^{k} \frac{i (i + 1)}{2} |c_i|
+
+times the norm of :math:`x`; for levels in float16 :math:`\delta = 2^{-11}`.
+For PageRank this is 0.003 at :math:`\alpha = 0.1` and 0.2 at :math:`\alpha =
+0.001`, where a constant signal on a cycle has been seen to be off by 0.01.
 """
 
 from typing import NamedTuple

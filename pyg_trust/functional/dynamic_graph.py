@@ -46,7 +46,7 @@ class Journal:
             tensor (Tensor): what is written.
             index (Tensor): int64: its rows.
         """
-        old = tensor[index]
+        old = tensor.index_select(0, index)
         self.note(lambda: tensor.index_copy_(0, index, old))
 
     def undo(self) -> None:

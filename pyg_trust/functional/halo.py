@@ -9,6 +9,7 @@ number of processes.
 """
 
 import itertools
+import math
 import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,6 +31,11 @@ from pyg_trust.distributed import (
     from_first,
     rank_and_size,
     run_over_ranks,
+)
+from pyg_trust.functional._ranges import (
+    check_shrink,
+    check_weights,
+    known_norms,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import _check_finite, _check_overflow
@@ -118,6 +124,18 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     _check_rows(graph)
     check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
     _check_finite(x)
+    check_shrink(measure, x.dtype)
+
+    def norms() -> list[float]:
+        # No process has the graph that would say by how much powers grow. At
+        # their radius, those of a Katz measure do not.
+        levels = measure.levels + 1
+        radius = measure.spectral_radius or math.inf
+        if measure.shrink * radius <= 1 + 1e-9:
+            return [1.0] * levels
+        return known_norms(measure, True) or [math.inf] * levels
+
+    check_weights(measure, x.dtype, norms)
 
 
 def _check_rows(graph: HaloGraph) -> None:

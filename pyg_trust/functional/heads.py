@@ -53,11 +53,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import GAMMA_2, Residual, spectral_norm
-from pyg_trust.functional.propagation import propagate
-from pyg_trust.graph import CSRGraph
-from pyg_trust.ops import loss_gradient
+from pyg_trust.functional.newton import Residual, spectral_norm
+from pyg_trust.functional.removal_bounds import GAMMA_2
+from pyg_trust.ops import loss_gradient, quasi_newton
 
 HEADS = ('ovr', 'softmax', 'squared')
 GAMMA_1 = {'ovr': 0.25, 'softmax': 0.5, 'squared': 2.0}
@@ -128,25 +126,6 @@ def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
     return 2 * change * Y.abs()
 
 
-def loss_part(
-    Z: Tensor, Y: Tensor, W: Tensor, head: str
-) -> tuple[Tensor, float]:
-    r""":math:`Z^\top G(ZW)` and the norm of :math:`G`.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``.
-        Y (Tensor): of :func:`targets`.
-        W (Tensor): ``[d, num_outputs]``.
-        head (str): of the table above.
-    """
-    if W.size(1) > 2:
-        value, square = loss_gradient(Z, Y, W, head)
-        return value, math.sqrt(float(square))
-    # Products of few columns wait for memory alone, faster in this order.
-    G = slopes((W.t() @ Z.t()).t(), Y, head)
-    return (G.t() @ Z).t(), _norm(G)
-
-
 def hidden(
     Z: Tensor,
     G: Tensor,
@@ -204,6 +183,10 @@ def _hidden(
 
 def _norm(matrix: Tensor) -> float:
     return float(torch.linalg.vector_norm(matrix))
+
+
+def _sizes(matrix: Tensor) -> list[float]:
+    return torch.linalg.vector_norm(matrix, dim=0).tolist()
 
 
 class Factor(NamedTuple):
@@ -270,10 +253,16 @@ class Gradient(NamedTuple):
         value (Tensor): ``[d, num_outputs]``.
         norm (Residual): its norm, as computed and with all that may be
             missing.
+        sizes (tuple[float, ...]): the norms of its columns, as computed;
+            none if there was no pass over all rows. (default: :obj:`()`)
+        slopes (tuple[float, ...]): the squares of the slopes that it was
+            measured with, summed by output. (default: :obj:`()`)
     """
 
     value: Tensor
     norm: Residual
+    sizes: tuple[float, ...] = ()
+    slopes: tuple[float, ...] = ()
 
 
 class Problem(Protocol):
@@ -316,23 +305,51 @@ class Objective(NamedTuple):
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
-        value, slope = loss_part(self.Z, self.Y, W, self.head)
+        value, squares = loss_gradient(self.Z, self.Y, W, self.head)
         value.add_(W, alpha=self.mu)
+        if self.B is not None:
+            value += self.B
+        return self._measured(W, value, _sizes(value), squares.tolist())
+
+    def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
+        r"""The same where few columns of the weights have moved.
+
+        For outputs that are problems of their own: the gradient of the others
+        is what it was, and counts in the norm as it did.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+            known (Gradient): of :meth:`gradient`, at weights that differ from
+                :obj:`W` in some columns alone.
+            columns (Tensor): int64: these columns.
+        """
+        value, squares = loss_gradient(self.Z, self.Y, W, self.head, columns)
+        value.add_(W[:, columns], alpha=self.mu)
+        if self.B is not None:
+            value += self.B[:, columns]
+        whole = known.value.index_copy(1, columns, value)
+        slopes = torch.tensor(known.slopes, dtype=torch.float64)
+        slopes[columns] = squares
+        return self._measured(W, whole, _sizes(whole), slopes.tolist())
+
+    def _measured(
+        self, W: Tensor, value: Tensor, sizes: list[float], slopes: list[float]
+    ) -> Gradient:
         weight = _norm(W)
         drift = self.mu * weight
         if self.B is not None:
-            value += self.B
             drift += _norm(self.B)
-        measured = _norm(value)
+        measured = math.hypot(*sizes)
         missing = _hidden(
             _norm(self.Z) if self.size is None else self.size,
-            slope,
+            math.sqrt(math.fsum(slopes)),
             weight,
             (self.Z.size(0), *W.shape),
             self.head,
             drift,
         )
-        return Gradient(value, Residual(measured, measured + missing))
+        norm = Residual(measured, measured + missing)
+        return Gradient(value, norm, tuple(sizes), tuple(slopes))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
         """The Hessian at :obj:`W` times a matrix.
@@ -460,7 +477,7 @@ def refine(
     anew = factor is None
     gradient = problem.gradient(W) if start is None else start
     slow = iteration = 0
-    past: list[tuple[Tensor, Tensor, Tensor]] = []
+    past = _Past(W)
     while gradient.norm.upper > tol and iteration < max_iter:
         measured, upper = gradient.norm
         if measured <= upper - measured:
@@ -469,16 +486,31 @@ def refine(
         if factor is None or fresh:
             factor, slow = problem.factor(W), 0
             past.clear()
-        P = _corrected(
-            gradient.value,
-            past,
-            partial(problem.direction, W, factor=factor),
-            factor.separate,
-        )
+        if factor.inverse is not None:
+            P = quasi_newton(
+                gradient.value, factor.inverse, past.pairs, past.count
+            )
+        else:
+            P = _corrected(
+                gradient.value,
+                past.pairs[: past.count],
+                partial(problem.direction, W, factor=factor),
+                factor.separate,
+            )
+        parts: Objective | None = None
+        if factor.separate and isinstance(problem, Objective):
+            still, moving = _columns(gradient, tol)
+            if still:
+                parts = problem
+                P.index_fill_(1, torch.tensor(still), 0.0)
+                columns = torch.tensor(moving)
         t = 1.0
         while True:
             new = torch.sub(W, P, alpha=t)
-            tried = problem.gradient(new)
+            if parts is None:
+                tried = problem.gradient(new)
+            else:
+                tried = parts.moved(new, gradient, columns)
             if tried.norm.measured <= (1 - 1e-4 * t) * measured:
                 break
             t /= 2
@@ -494,10 +526,7 @@ def refine(
             iteration += 1
             continue
         if not anew and tried.norm.upper > tol:
-            step, change = new - W, tried.value - gradient.value
-            past.append(
-                (step, change, _weights(step * change, factor.separate))
-            )
+            past.append(W, new, gradient.value, tried.value)
         W, gradient = new, tried
         slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
         iteration += 1
@@ -506,14 +535,38 @@ def refine(
     )
 
 
+class _Past:
+    # Pairs of a step and the change of the gradient, the oldest first, in
+    # front of room for more.
+
+    def __init__(self, W: Tensor) -> None:
+        self.pairs = W.new_empty((8, 2, *W.shape))
+        self.count = 0
+
+    def append(
+        self, W: Tensor, new: Tensor, grad: Tensor, changed: Tensor
+    ) -> None:
+        if self.count == len(self.pairs):
+            more = torch.empty_like(self.pairs)
+            self.pairs = torch.cat([self.pairs, more])
+        step, change = self.pairs[self.count]
+        torch.sub(new, W, out=step)
+        torch.sub(changed, grad, out=change)
+        self.count += 1
+
+    def clear(self) -> None:
+        self.count = 0
+
+
 def _corrected(
     grad: Tensor,
-    past: list[tuple[Tensor, Tensor, Tensor]],
+    pairs: Tensor,
     solve: Callable[[Tensor], Tensor],
     separate: bool,
 ) -> Tensor:
-    # The two-loop recursion: steps, changes of the gradient, and the inverses
-    # of their products.
+    # The two-loop recursion, from steps, changes of the gradient, and the
+    # inverses of their products.
+    past = [(s, y, _weights(s * y, separate)) for s, y in pairs]
     weights = []
     for step, change, inverse in reversed(past):
         weight = inverse * _summed(step * grad, separate)
@@ -526,6 +579,19 @@ def _corrected(
         weight = weight - inverse * _summed(change * P, separate)
         P = torch.addcmul(P, weight, step)
     return P
+
+
+def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
+    # The columns with the least residuals, half of what is allowed together,
+    # and the others, whose steps alone are worth a pass over the rows. Before
+    # the first pass nothing is known of the columns to build on.
+    sizes = gradient.sizes
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
+    count, together = 0, 0.0
+    for c in order[:-1]:
+        together = math.hypot(together, sizes[c])
+        count += together <= tol / 2
+    return order[:count], order[count:]
 
 
 def _summed(product: Tensor, separate: bool) -> Tensor:
@@ -561,70 +627,3 @@ def step_bound(objective: Objective, P: Tensor, head: str) -> float:
         squares = squares.sum(1)
     spread = float(squares.norm())
     return CURVATURE_CHANGE[head] / 2 * spectral_norm(objective.Z) * spread
-
-
-def feature_error_bound(
-    eta: float, G: Tensor, W: Tensor, Z: Tensor, head: str = 'ovr'
-) -> float:
-    r"""Bounds what an error of the features adds to the residual.
-
-    For :math:`\lVert \hat Z - Z^* \rVert_F \le \eta`,
-
-    .. math::
-        \lVert \nabla L(W; Z^*) - \nabla L(W; \hat Z) \rVert_F \le \eta
-        \lVert G \rVert_2 + \gamma_1 \eta \lVert W \rVert_2 (\lVert \hat Z
-        \rVert_2 + \eta).
-
-    *Proof.* With :math:`E = Z^* - \hat Z` the difference is :math:`E^\top
-    G(Z^*W) + \hat Z^\top [G(Z^*W) - G(\hat ZW)]`, or :math:`E^\top G(\hat ZW)
-    + Z^{*\top} [\ldots]`, and the bracket is at most :math:`\gamma_1 \lVert EW
-    \rVert_F`. (ScaleGUN's term has no :math:`\lVert W \rVert`, without which
-    it does not hold: :math:`\hat z = (1, 0)`, :math:`w = (0, 50)`, :math:`E =
-    (0, \rho)` changes the gradient by :math:`12.5 \rho`.)
-
-    Args:
-        eta (float): :math:`\eta`.
-        G (Tensor): the slopes at :math:`\hat Z W`, ``[n, num_outputs]``.
-        W (Tensor): the weights, ``[d, num_outputs]``.
-        Z (Tensor): :math:`\hat Z`, ``[n, d]``.
-        head (str): of the table above. (default: :obj:`'ovr'`)
-    """
-    sizes = [spectral_norm(matrix) for matrix in (G, W, Z)]
-    return eta * sizes[0] + GAMMA_1[head] * eta * sizes[1] * (sizes[2] + eta)
-
-
-def column_residual(
-    graph: CSRGraph,
-    measure: Measure,
-    x: Tensor,
-    W: Tensor,
-    Y: Tensor,
-    train: Tensor,
-    mu: float,
-    head: str = 'ovr',
-) -> Tensor:
-    r"""The gradient at exact features, without the features.
-
-    With :math:`M = \sum_i w_i P^i`: the margins are :math:`[M (xW)]_T`, and
-    :math:`Z^\top G = x^\top M^\top \bar G` with :math:`\bar G = G` on the
-    training nodes :math:`T` and 0 elsewhere. Two propagations of as many
-    columns as there are outputs, one with the adjoint measure, in place of one
-    of all features.
-
-    Args:
-        graph (CSRGraph): the graph.
-        measure (Measure): the measure.
-        x (Tensor): float64, ``[num_nodes, d]``.
-        W (Tensor): ``[d, num_outputs]``.
-        Y (Tensor): of :func:`targets`, of the training nodes.
-        train (Tensor): int64: the training nodes.
-        mu (float): :math:`\lambda n`.
-        head (str): of the table above. (default: :obj:`'ovr'`)
-
-    Returns:
-        Tensor: ``[d, num_outputs]``.
-    """
-    margin = propagate(graph, x @ W, measure)[train]
-    spread = x.new_zeros((x.size(0), W.size(1)))
-    spread[train] = slopes(margin, Y, head)
-    return x.t() @ propagate(graph, spread, measure.adjoint()) + mu * W

@@ -216,9 +216,9 @@ class LevelState(_State):
                 touched = touched.unique()
             if self.sent:
                 self.journal.rows(self.sent[0], touched)
-                self.sent[0][touched] = (
-                    self.send[touched].unsqueeze(1) * self.x[touched]
-                )
+                send = self.send.index_select(0, touched).unsqueeze(1)
+                new = send * self.x.index_select(0, touched)
+                self.sent[0].index_copy_(0, touched, new)
         parts = [edit.features] if measure.weights[0] else []
         work, entries = 0, self.graph.num_entries
         for level in range(1, measure.levels + 1):

@@ -1,6 +1,4 @@
-# Longer than 700 lines because derivations stand beside the code that computes
-# their bounds: 360 lines of it.
-r"""Certified removal from linear classifiers: updates, bounds, exact solves.
+r"""Linear classifiers to remove from: objective, residual, exact solves.
 
 The classifiers minimise, one column :math:`w` of :math:`W` per class,
 
@@ -12,238 +10,29 @@ with :math:`\ell(a, y) = \log(1 + e^{-ya})` (logistic) or :math:`(a - y)^2`
 (squared) and :math:`b \sim \mathcal{N}(0, \sigma^2 I)`. :math:`\mu = \lambda
 n` multiplies the identity in the Hessian.
 
-**The certificate** (``noise='output'``). Minimise with :math:`b = 0`, keep the
-result secret, and release it with *fresh* Gaussian noise, :math:`W + s\, \Xi`,
-:math:`\Xi \sim \mathcal{N}(0, I)`. Let :math:`W^*` be the exact minimiser on
-the remaining data :math:`D'`. As :math:`L` is :math:`\lambda n`-strongly
-convex and :math:`\nabla L(W^*, D') = 0`,
-
-.. math::
-    \lambda n \lVert W - W^* \rVert_F^2 \le \langle \nabla L(W, D') -
-    \nabla L(W^*, D'), W - W^* \rangle \quad \Rightarrow \quad
-    \lVert W - W^* \rVert_F \le \frac{\lVert \nabla L(W, D') \rVert_F}
-    {\lambda n} \le \frac{\beta}{\lambda n} = \Delta .
-
-So the release is that of retraining exactly, :math:`W^* + s\, \Xi`, shifted by
-at most :math:`\Delta`, and the two are :math:`(\varepsilon,
-\delta)`-indistinguishable, both ways, with the profile of the Gaussian
-mechanism at :math:`m = \Delta / s` (:func:`shift_epsilon`;
-:func:`gaussian_budget` is the largest such :math:`m`). The shift does not
-depend on :math:`\Xi`, so any :math:`\varepsilon > 0` will do; all classes are
-one vector, with ONE budget (the paper's code gives each its own). Releases
-compose to :math:`\sqrt{\sum_j m_j^2}` (:func:`compose_shifts`), also when a
-request was chosen by looking at earlier releases: given those, the next is
-again a shift, of at most :math:`\Delta_j`, of what exact retraining would
-release under the same transcript.
-
-**Objective perturbation** (``noise='objective'``, for comparison): :math:`b`
-is drawn once, kept secret, and the release is the approximate minimiser
-itself. `Guo et al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if
-:math:`\lVert \nabla L_b(W', D') \rVert_F` is at most
-:func:`removal_budget`, the release is :math:`(\varepsilon,
-\delta)`-indistinguishable from the exact minimiser. *It does not hold in
-general.* The release is the exact minimiser for the noise :math:`T(b) = b -
-u(b)`, whose residual :math:`u` depends on :math:`b`. The proof compares
-densities as if :math:`u` were fixed, and leaves out the Jacobian of :math:`T`.
-With one feature, two points of which one is removed, and a promised
-:math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
-(``tests/functional/test_shifts.py`` computes it).
-
-**The update** (`Pan et al. 2023 <https://arxiv.org/abs/2211.03216>`_,
-Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1} \Delta`, :math:`H =
-\nabla^2 L(w, D')`, :math:`\Delta = \nabla L(w, D) - \nabla L(w, D')`.
-
-**Its residual.** For *any* :math:`p`,
-
-.. math::
-    \nabla L_b(w + p, D') = \nabla L_b(w, D) + (H p - \Delta) + R(p), \quad
-    R(p) = Z'^\top \left[ \int_0^1 (D_{w + tp} - D_w)\, dt \right] Z' p,
-
-where :math:`D_w = \operatorname{diag}(\ell''(w^\top z'_i))`. With
-:math:`\gamma_2` the Lipschitz constant of :math:`\ell''`, entry :math:`i` of
-the bracket is at most :math:`\int_0^1 \gamma_2 t\, |z_i'^\top p|\, dt`, so
-
-.. math::
-    \lVert R(p) \rVert \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'p)
-    \circ (Z'p) \rVert_2 ,
-
-which is :func:`tight_bound`. It needs no bound on the embeddings, no frame
-and no range of the features. Summing squares over classes gives the
-Frobenius norm. :math:`Hp - \Delta` is what the linear solver left, and is
-measured.
-
-For the logistic loss :math:`\ell'' = \sigma(1 - \sigma)`, whose derivative is
-largest at :math:`\sigma = \frac12 \pm \frac{1}{2\sqrt3}`, where it is
-:math:`\gamma_2 = \frac{1}{6\sqrt3}`; the paper uses :math:`\frac14`. For the
-squared loss :math:`\gamma_2 = 0`: one step is exact.
+The privacy of a release follows from the residual in :mod:`.shifts`; the
+residual after an update is bounded in :mod:`.removal_bounds`.
 """
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from scipy.special import log_ndtr
 from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust._checks import (
     check_choice,
     check_integer,
-    check_non_negative,
-    check_number,
     check_positive,
     check_tensor,
 )
-from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
 
 LOSSES = ('logistic', 'squared')
-# The Lipschitz constant of the second derivative, and the largest second
-# derivative.
-GAMMA_2 = {'logistic': 1 / (6 * math.sqrt(3)), 'squared': 0.0}
-PAPER_GAMMA_2 = {'logistic': 0.25, 'squared': 0.0}
+# The largest second derivative.
 CURVATURE = {'logistic': 0.25, 'squared': 2.0}
-# Beyond that, noise hides nothing.
-_LARGEST_SHIFT = 20.0
-
-
-def _profile_above(epsilon: float, m: float) -> float:
-    # The profile is a difference of two numbers of the size of the first,
-    # each of which rounds by what its argument does, times that argument.
-    # Arguments were checked: this is what a search spends its time with.
-    t = epsilon / m
-    high = float(log_ndtr(m / 2 - t))
-    low = epsilon + float(log_ndtr(-m / 2 - t))
-    first = math.exp(high)
-    hidden = 2**-50 * (1 + t * t) * first
-    return hidden - first * math.expm1(min(low - high, 0.0))
-
-
-def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
-    r"""The largest residual by Theorem 3 of Guo et al., which may not hold.
-
-    For ``noise='objective'``; see the text of this module.
-
-    .. math::
-        \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}
-
-    Args:
-        epsilon (float): in :math:`(0, 1]`: the proof is that of the classical
-            Gaussian mechanism, which does not hold beyond.
-        delta (float): in :math:`(0, 1)`.
-        noise_std (float): the standard deviation :math:`\sigma` of
-            :math:`b`, at least 0.
-
-    Raises:
-        ValueError: if an argument is out of range.
-    """
-    if not 0 < check_number('epsilon', epsilon) <= 1:
-        raise ValueError(
-            f"'epsilon' needs to be in (0, 1] (got {epsilon}): the "
-            'certificate is not proven beyond 1'
-        )
-    if not 0 < check_number('delta', delta) < 1:
-        raise ValueError(f"'delta' needs to be in (0, 1) (got {delta})")
-    noise_std = check_non_negative('noise_std', noise_std)
-    return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
-
-
-def gaussian_budget(epsilon: float, delta: float) -> float:
-    r"""The largest shift over noise that is certified for a release.
-
-    The largest :math:`m` with
-
-    .. math::
-        \Phi(\tfrac{m}{2} - \tfrac{\varepsilon}{m}) - e^\varepsilon\,
-        \Phi(-\tfrac{m}{2} - \tfrac{\varepsilon}{m}) \le \delta,
-
-    the exact profile of the Gaussian mechanism (`Balle and Wang 2018
-    <https://arxiv.org/abs/1805.06530>`_, Theorem 8), from below; at most 20.
-
-    Args:
-        epsilon (float): positive.
-        delta (float): in :math:`(0, 1)`.
-
-    Example:
-        >>> round(gaussian_budget(1.0, 1e-4), 4)
-        0.3139
-    """
-    epsilon = check_positive('epsilon', epsilon)
-    delta = check_delta(delta)
-    # The profile is at most m / sqrt(2 pi).
-    low = min(delta, _LARGEST_SHIFT / 2)
-    high = 2 * low
-    while _profile_above(epsilon, high) <= delta:
-        low, high = high, 2 * high
-        if high > _LARGEST_SHIFT:
-            return low
-    for _ in range(200):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if _profile_above(epsilon, middle) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def shift_epsilon(m: float, delta: float) -> float:
-    r"""The :math:`\varepsilon` of Gaussian noise under a shift, from above.
-
-    The smallest :math:`\varepsilon \ge 0` at which the profile of
-    :func:`gaussian_budget` is at most :math:`\delta`.
-
-    Args:
-        m (float): the norm of the shift over the standard deviation of the
-            noise, non-negative.
-        delta (float): in :math:`(0, 1)`.
-
-    Example:
-        >>> round(shift_epsilon(0.3139, 1e-4), 3), shift_epsilon(1e-5, 1e-4)
-        (1.0, 0.0)
-    """
-    m = check_non_negative('m', m)
-    delta = check_delta(delta)
-    if m / math.sqrt(2 * math.pi) <= delta:
-        return 0.0
-    # Here the first term alone is below delta.
-    low, high = 0.0, m * math.sqrt(2 * math.log(1 / delta)) + m * m / 2
-    if m > _LARGEST_SHIFT:
-        return high
-    if _profile_above(0.0, m) <= delta:
-        return 0.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if _profile_above(middle, m) <= delta:
-            high = middle
-            # From above, to twelve digits.
-            if high - low <= 2**-40 * high:
-                break
-        else:
-            low = middle
-    return high
-
-
-def compose_shifts(shifts: Iterable[float]) -> float:
-    r"""The one shift that several releases amount to: :math:`\sqrt{\sum m^2}`.
-
-    Exact for Gaussian noise, and for requests chosen by looking at earlier
-    releases, if each :math:`m_j` is a bound that was fixed before release
-    :math:`j`.
-
-    Args:
-        shifts (list[float]): :math:`m_j` of every release.
-    """
-    if not isinstance(shifts, Iterable) or isinstance(shifts, str):
-        raise TypeError(
-            f"'shifts' needs to hold numbers (got {type(shifts).__name__})"
-        )
-    return math.hypot(*(check_non_negative('shifts', m) for m in shifts))
 
 
 def loss_derivatives(
@@ -546,154 +335,6 @@ def minimize(
     )
 
 
-def tight_bound(
-    Z: Tensor, P: Tensor, loss: str = 'logistic', K: Tensor | None = None
-) -> float:
-    r"""Bounds the residual that a step adds, without any bound on embeddings.
-
-    .. math::
-        \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'P) \circ (Z'P)
-        \rVert_F,
-
-    proven in the text of this module.
-
-    Args:
-        Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
-        P (Tensor): the step, ``[d, C]``.
-        loss (str): the loss. (default: :obj:`'logistic'`)
-        K (Tensor, optional): :func:`gram`, if known. (default: :obj:`None`)
-    """
-    _check_step(Z, P, loss, K)
-    if GAMMA_2[loss] == 0:
-        return 0.0
-    spread = float((Z @ P).square().norm())
-    return GAMMA_2[loss] / 2 * spectral_norm(Z, K) * spread
-
-
-def paper_bound(
-    Z: Tensor,
-    P: Tensor,
-    loss: str = 'logistic',
-    K: Tensor | None = None,
-    radius: float | None = None,
-) -> float:
-    r"""Theorem 4.7 of the paper with an :math:`F` that is valid.
-
-    .. math::
-        \sqrt{\sum_c \left( \tfrac14 F \lVert Z' \rVert_2 \lVert p_c \rVert
-        \lVert Z'p_c \rVert \right)^2},
-        \quad F \ge \max_i \lVert z'_i \rVert .
-
-    The paper takes :math:`F = \sqrt{L}`, which moments beyond the first and
-    banks that are not tight exceed; the largest row norm is always valid.
-
-    Args:
-        Z (Tensor): as in :func:`tight_bound`.
-        P (Tensor): as in :func:`tight_bound`.
-        loss (str): the loss. (default: :obj:`'logistic'`)
-        K (Tensor, optional): as in :func:`tight_bound`.
-            (default: :obj:`None`)
-        radius (float, optional): :math:`F`; by default the largest row norm.
-            (default: :obj:`None`)
-    """
-    _check_step(Z, P, loss, K)
-    if radius is not None:
-        check_non_negative('radius', radius)
-    if PAPER_GAMMA_2[loss] == 0:
-        return 0.0
-    radius = max_row_norm(Z) if radius is None else radius
-    per_class = P.norm(dim=0) * (Z @ P).norm(dim=0)
-    scale = PAPER_GAMMA_2[loss] * radius * spectral_norm(Z, K)
-    return scale * float(per_class.norm())
-
-
-def node_removal_bound(
-    n: int, lam: float, radius: float, num_graphs: int = 1
-) -> float:
-    r"""Theorem 4.4 and Corollary 4.6, corrected: a worst case, known before.
-
-    .. math::
-        \frac{4 \gamma_2 m^2 C_1^2 F^3}{\lambda^2 n}, \quad C_1 = F,
-
-    per class, for the logistic loss and the removal of nodes from :math:`m`
-    graphs. *Proof.* :math:`\lVert \Delta \rVert \le 2 m F`, :math:`\lVert p
-    \rVert \le 2mF / (\lambda n)`, and Theorem 4.7 with :math:`\lVert Z'
-    \rVert \le \sqrt{n} F`. The paper has :math:`C_1 = 1` beside :math:`F =
-    \sqrt{L}`, though :math:`C_1` bounds :math:`\lVert \nabla \ell \rVert =
-    |\ell'| \lVert z \rVert`. Far above any budget in practice: a diagnostic.
-
-    Args:
-        n (int): the number of training graphs, none of them removed whole.
-        lam (float): :math:`\lambda`.
-        radius (float): :math:`F`, a bound of the norms of all embeddings
-            before and after.
-        num_graphs (int): :math:`m`. (default: :obj:`1`)
-    """
-    check_integer('n', n, 1)
-    check_positive('lam', lam)
-    check_non_negative('radius', radius)
-    check_integer('num_graphs', num_graphs, 1)
-    scale = 4 * PAPER_GAMMA_2['logistic'] * num_graphs**2
-    return scale * radius**5 / (lam**2 * n)
-
-
-def feature_removal_bound(
-    n: int,
-    num_nodes: int,
-    lam: float,
-    radius: float,
-    stability: float,
-    noise_norm: float,
-    num_graphs: int = 1,
-) -> float:
-    r"""Theorem 4.3 and Corollary 4.5, corrected: a worst case, known before.
-
-    .. math::
-        \frac{\gamma_2 m^2 F^3}{\lambda^2 n} \min\left\{ 4 F^2,\;
-        \frac{k^2 (\gamma_1 \omega F + C_2)^2 F_S^2}{g} \right\},
-        \quad \omega = \frac{nF + \lVert b \rVert}{\lambda n},
-
-    per class, for the logistic loss (:math:`\gamma_1 = \gamma_2 = \frac14`,
-    :math:`C_2 = 1`) and one node whose features are set to zero in each of
-    :math:`m` graphs of at least :math:`g` nodes. *Proof.* :math:`\Delta =
-    \ell'(w^\top z) z - \ell'(w^\top z') z'` per graph, so :math:`\lVert
-    \Delta \rVert \le (\gamma_1 \lVert w \rVert F + C_2) \lVert z - z'
-    \rVert`; :math:`\lVert w \rVert \le \omega` from :math:`\nabla L_b = 0`
-    (the paper forgets :math:`b`); and :math:`\lVert z - z' \rVert \le F_S
-    \lVert x_v \rVert / \sqrt{g}`, the stability of a scattering transform
-    with :math:`Q = 1`, the mean as low-pass and a bank of frame constant
-    :math:`B`: :math:`F_S = \sqrt{\sum_l B^{2l}}`, for :math:`k = \lVert x_v
-    \rVert \le 1`. Then as in :func:`node_removal_bound`.
-
-    Args:
-        n (int): the number of training graphs.
-        num_nodes (int): :math:`g`.
-        lam (float): :math:`\lambda`.
-        radius (float): :math:`F`, as in :func:`node_removal_bound`.
-        stability (float): :math:`F_S \lVert x_v \rVert`.
-        noise_norm (float): :math:`\lVert b \rVert`.
-        num_graphs (int): :math:`m`. (default: :obj:`1`)
-    """
-    for name, count in (
-        ('n', n),
-        ('num_nodes', num_nodes),
-        ('num_graphs', num_graphs),
-    ):
-        check_integer(name, count, 1)
-    check_positive('lam', lam)
-    for name, size in (
-        ('radius', radius),
-        ('stability', stability),
-        ('noise_norm', noise_norm),
-    ):
-        check_non_negative(name, size)
-    weight = (n * radius + noise_norm) / (lam * n)
-    change = (0.25 * weight * radius + 1) * stability
-    least = min(4 * radius**2, change**2 / num_nodes)
-    scale = PAPER_GAMMA_2['logistic'] * num_graphs**2
-    return scale * radius**3 * least / (lam**2 * n)
-
-
 # Rows #######################################################################
 
 
@@ -792,12 +433,6 @@ def _check_rows(
         raise ValueError("'Z' needs to be finite (got NaN or infinity)")
     if K is not None:
         check_tensor('K', K, None, (Z.size(0), Z.size(0)), finite=finite)
-
-
-def _check_step(Z: Tensor, P: Tensor, loss: str, K: Tensor | None) -> None:
-    _check_rows(Z, K, finite=True)
-    check_tensor('P', P, None, (Z.size(1), 'num_classes'), finite=True)
-    check_choice('loss', loss, LOSSES)
 
 
 def _row(Z: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ from pyg_trust.functional._ranges import (
     check_half,
     check_shrink,
     check_weights,
+    known_norms,
     power_norms,
 )
 from pyg_trust.functional.chebyshev import chebyshev
@@ -148,7 +149,8 @@ def propagate(
             expected to be cheaper, as in the paper. (default: :obj:`False`)
         half (bool): whether the exact path keeps its levels in float16, for
             float32 signals: faster, with a relative error of up to
-            :math:`2^{-11}` per level where nothing averages out (and of
+            :math:`2^{-11}` per level where nothing averages out (of a slow
+            series with :obj:`tol` more, as :mod:`.chebyshev` bounds it; and of
             :math:`2^{-31}` of a column's largest entry, times the largest
             sum of a row of the operator, where the range of float16 ends;
             a measure whose weights fall as fast as the powers of the
@@ -417,12 +419,10 @@ def _make_operator(
 def _powers(
     graph: CSRGraph, measure: Measure, ends: Tensor, loops: bool
 ) -> list[float]:
-    # Bounds of what the powers of S R B, of the diagonal `ends`, do to a
-    # level. Where P keeps the sum of a signal, what vanishes stays as small.
-    keeps_sums = measure.b == 1 if measure.along else measure.a == 1
-    known = graph.is_undirected and measure.a + measure.b >= 1
-    if measure.shrink <= 1 and (known or keeps_sums):
-        return [1.0] * (measure.levels + 1)
+    # Of S R B, whose diagonal is `ends`.
+    known = known_norms(measure, graph.is_undirected)
+    if known is not None:
+        return known
     rows = graph.receivers(measure.along)
     return power_norms(*rows, ends, measure.levels, loops)
 
@@ -604,6 +604,12 @@ def _largest(x: Tensor) -> Tensor:
         return zeros.scatter_reduce_(0, index, size, 'amax')
     if x.size(0) == 0:
         return x.new_zeros(x.size(1))
+    if (
+        x.device.type == 'cpu'
+        and x.dtype == torch.float32
+        and x.is_contiguous()
+    ):
+        return torch.ops.pyg_trust.column_magnitudes(x.detach())
     # Not aminmax, which is 25 times slower. So few rows at a time that the
     # second question finds them in the cache.
     step = x.size(0)
@@ -904,6 +910,8 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
             f'(got {list(x.shape)})'
         )
     _check_device('x', x, graph)
+    if x.layout == torch.sparse_csr:
+        ops.sparse_parts(x)
 
 
 def _check_finite(x: Tensor) -> None:

@@ -73,17 +73,19 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        check_instance('parts', part, Tensor, str, int, float, type(None))
         if isinstance(part, Tensor):
             header: Any = ('tensor', str(part.dtype), tuple(part.shape))
             held = part.detach().cpu().contiguous()
             if held.dtype not in _PLAIN:
                 held = held.view(-1).view(torch.uint8)
-            content: Any = held.numpy().reshape(-1).view('u1')
+            content: Any = held.numpy().reshape(-1)
+            size = content.nbytes
         else:
+            check_instance('parts', part, str, int, float, type(None), Tensor)
             header, content = type(part).__name__, repr(part).encode()
+            size = len(content)
         # With its length, so that no two lists of parts look alike.
-        digest.update(repr((header, len(content))).encode())
+        digest.update(repr((header, size)).encode())
         digest.update(content)
     return digest.hexdigest()
 

@@ -53,10 +53,7 @@ from pyg_trust.functional.measures import (
     make_measure,
     needs_graph,
 )
-from pyg_trust.functional.newton import (
-    gaussian_budget,
-    removal_budget,
-)
+from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,

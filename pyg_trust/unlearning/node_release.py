@@ -10,7 +10,7 @@ from pyg_trust import noise, rng
 from pyg_trust._checks import check_nodes, check_tensor
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.functional.heads import Factor, Gradient
-from pyg_trust.functional.newton import shift_epsilon
+from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.ledger import (
     RemovalLedger,
     coarse,

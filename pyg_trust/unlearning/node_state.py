@@ -73,13 +73,14 @@ class ColumnProblem(NamedTuple):
     r"""The objective at exact features, of which estimates alone are held.
 
     The gradient comes from two solves of as many columns as there are outputs
-    (:func:`.column_residual`), cut off where what is missing is a small part
-    of :obj:`goal`, and what is missing is added to its norm: with the tail
-    :math:`\rho` of the series and :math:`\kappa` its growth in the Frobenius
-    norm (1 for :math:`a = b`), :math:`\kappa \rho \lVert xW \rVert` of the
-    margins and, with :math:`\lVert Z^* \rVert \le \kappa \lVert x \rVert`, at
-    most :math:`\kappa \rho \lVert x \rVert (\gamma_1 \kappa \lVert xW \rVert +
-    \lVert G \rVert)` of the gradient. The estimates steer the step.
+    (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
+    where what is missing is a small part of :obj:`goal`, and what is missing
+    is added to its norm: with the tail :math:`\rho` of the series and
+    :math:`\kappa` its growth in the Frobenius norm (1 for :math:`a = b`),
+    :math:`\kappa \rho \lVert xW \rVert` of the margins and, with :math:`\lVert
+    Z^* \rVert \le \kappa \lVert x \rVert`, at most :math:`\kappa \rho \lVert x
+    \rVert (\gamma_1 \kappa \lVert xW \rVert + \lVert G \rVert)` of the
+    gradient. The estimates steer the step.
 
     Args:
         state (SeriesState): features and graph.
@@ -339,23 +340,23 @@ class NodeState:
         if touched.nodes is None:
             kept = (self.names >= 0).nonzero().view(-1)
         else:
-            kept = self.place[touched.nodes]
+            kept = self.place.index_select(0, touched.nodes)
             kept = kept[kept >= 0]
         if dropped.numel():
             kept = kept[~torch.isin(kept, dropped)]
         rows = torch.cat([kept, dropped])
         few = 2 * rows.numel() < self.names.numel()
-        follow, goals = None, self.Y[rows]
+        follow, goals = None, self.Y.index_select(0, rows)
         if dropped.numel():
             self._drop(dropped)
         if self.Z is not None:
             assert isinstance(self.levels, LevelState)
             Z, new = self.Z, self.levels.rows(self.names[kept])
-            held = Z[rows]
+            held = Z.index_select(0, rows)
             self.journal.note(lambda: Z.index_copy_(0, rows, held))
             if dropped.numel():
-                Z[dropped] = 0
-            Z[kept] = new
+                Z.index_fill_(0, dropped, 0)
+            Z.index_copy_(0, kept, new)
             sizes = _norm(held), _norm(new)
             self._resize(*sizes)
             if few and old is not None:
@@ -432,7 +433,7 @@ class NodeState:
         named = (*part.nodes, *part.labels)
         if not named:
             return self.names[:0]
-        rows = self.place[list(named)]
+        rows = self.place.index_select(0, torch.tensor(named))
         return rows[rows >= 0]
 
     def _members(self, rows: Tensor) -> Tensor:
@@ -451,9 +452,10 @@ class NodeState:
         # Rows go, with their targets; the first of them come again, changed,
         # of this size together; and there is `mu` more.
         head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
-        margin = torch.cat([gone @ W, new @ W])
-        G = slopes(margin, torch.cat([Y, Y[:kept]]), head)
-        value = new.t() @ G[count:] - gone.t() @ G[:count]
+        both = torch.cat([gone, new])
+        G = slopes(both @ W, torch.cat([Y, Y[:kept]]), head)
+        G[:count].neg_()
+        value = both.t() @ G
         value.add_(old.value).add_(W, alpha=mu)
         weight = _norm(W)
         drift = (abs(mu) + self.mu) * weight

@@ -7,7 +7,7 @@ Every graph is embedded by a transform that is not trained
 classifier is fitted on the embeddings and released with noise. A removal
 touches the embeddings of the graphs it names and nothing else, and the
 classifier is solved again from where it was
-(:mod:`pyg_trust.functional.newton` derives the guarantee).
+(:mod:`pyg_trust.functional.shifts` derives the guarantee).
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,11 @@ from pyg_trust.functional.newton import (
     LOSSES,
     Residual,
     dense_rows,
-    gaussian_budget,
     gram,
     minimize,
-    removal_budget,
     residual,
 )
+from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
@@ -76,7 +75,8 @@ class ScatteringClassifier:
     rest for more, as in `"Unlearning Graph Classifiers with Limited Data
     Resources" <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), and
     corrects where that paper's guarantee does not hold (see
-    :mod:`pyg_trust.functional.newton`).
+    :mod:`pyg_trust.functional.shifts` and
+    :mod:`~pyg_trust.functional.removal_bounds`).
 
     .. code-block:: python
 
@@ -152,8 +152,8 @@ class ScatteringClassifier:
             (default: :obj:`'delete'`)
         accounting (str): :obj:`'residual'` measures the residual; with
             ``noise='objective'`` also :obj:`'bound'`, which adds up
-            :func:`~.newton.tight_bound`, and :obj:`'paper'`, which adds up
-            Theorem 4.7 with a valid :math:`F` and reports all bounds.
+            :func:`~.removal_bounds.tight_bound`, and :obj:`'paper'`, which
+            adds up Theorem 4.7 with a valid :math:`F` and reports all bounds.
             (default: :obj:`'residual'`)
         on_exceed (str): with ``noise='objective'``, what happens when the
             budget does not allow a step: :obj:`'refine'` solves exactly with

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pyg_trust.functional.newton import (
-    compose_shifts,
-    feature_removal_bound,
     hessian_solve,
     hessian_times,
     loss_derivatives,
     max_row_norm,
+)
+from pyg_trust.functional.removal_bounds import (
+    feature_removal_bound,
     node_removal_bound,
     paper_bound,
-    shift_epsilon,
     tight_bound,
 )
+from pyg_trust.functional.shifts import compose_shifts, shift_epsilon
 from pyg_trust.functional.wavelets import WAVELETS, frame_bound
 from pyg_trust.ledger import (
     coarse,

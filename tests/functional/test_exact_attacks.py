@@ -2,18 +2,24 @@
 
 import contextlib
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch_geometric.data import Data
 
 from pyg_trust.functional import (
+    HaloGraph,
     Measure,
     appnp,
+    chebyshev,
     diffuse,
     heat,
     katz,
     ppr,
     propagate,
+    propagate_halo,
+    propagate_to,
     transition,
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -116,6 +122,52 @@ def test_numbers_beyond_float32_are_refused_by_name(measure, half):
     assert torch.allclose(z / exact.max(), exact / exact.max())
 
 
+@pytest.mark.parametrize(
+    'measure',
+    [
+        Measure(0, 0, tuple(0.009**i for i in range(42))),
+        Measure(0, 0, (1.0, 1.0), shrink=1e-50),
+        Measure(0.5, 0.5, (1e-50, 1e-50)),
+    ],
+)
+def test_parts_of_a_graph_refuse_what_the_whole_refuses(measure):
+    part = HaloGraph(CLIQUE.rowptr, CLIQUE.col, 0, 101)
+    with pytest.raises(ValueError, match="'measure'"):
+        propagate_halo(part, signal(101), measure)
+
+
+def test_parts_of_a_graph_take_series_that_end_in_nothing():
+    part = HaloGraph(CLIQUE.rowptr, CLIQUE.col, 0, 101)
+    x = signal(101)
+    for measure in (heat(2.0, levels=60, self_loops=False), ppr(0.5)):
+        exact = dense_operator(CLIQUE, measure) @ x.double()
+        z = propagate_halo(part, x, measure)
+        assert (z - exact).norm() < 1e-5 * exact.norm()
+
+
+@pytest.mark.parametrize('alpha', [0.1, 0.01, 0.001])
+@pytest.mark.parametrize('sign', [1.0, -1.0])
+def test_half_of_fewer_levels_rounds_no_more_than_the_bound(alpha, sign):
+    # Nothing averages out: all nodes of a cycle have the same number, and the
+    # levels of a slow series are many times larger than the result.
+    node = torch.arange(64)
+    ahead = torch.stack([node, (node + 1) % 64])
+    cycle = CSRGraph.from_edge_index(torch.cat([ahead, ahead.flip(0)], 1), 64)
+    measure = appnp(alpha, self_loops=False)
+    fewer = chebyshev(measure, 1e-3)
+    bound = sum(i * (i + 1) / 2 * c for i, c in enumerate(fewer.coefficients))
+    worst = 0.0
+    for size in torch.linspace(1, 2, 12).tolist():
+        x = torch.full((64, 1), size)
+        x[::2] *= sign
+        exact = propagate(cycle, x.double(), measure, tol=1e-3)
+        z = propagate(cycle, x, measure, half=True, tol=1e-3)
+        worst = max(worst, float((z - exact).norm() / x.norm()))
+    assert worst <= 2.0**-11 * bound + 1e-5
+    if alpha == 0.001 and sign == 1:
+        assert worst > 2e-3  # far above what half says of other series
+
+
 # Signals #####################################################################
 
 
@@ -137,13 +189,15 @@ def test_entries_that_are_there_often_do_not_overflow_half(measure, sign, tol):
 
 
 @pytest.mark.parametrize('loops', [False, True])
-def test_a_view_of_the_other_sign_is_read_with_its_sign(loops):
+def test_a_view_of_the_other_sign_is_read_with_its_sign(tmp_path, loops):
     base = signal(6, 3)
     measure = appnp(0.1, levels=3, self_loops=loops)
     view = torch._neg_view(base)
     assert view.is_neg()
     z = propagate(GRAPH, view, measure)
     assert torch.equal(z, propagate(GRAPH, -base, measure))
+    file = propagate_to(tmp_path / 'z.npy', GRAPH, view, measure)
+    assert torch.equal(z, file)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +213,27 @@ def test_a_view_of_the_other_sign_is_read_with_its_sign(loops):
 )
 @pytest.mark.parametrize('half', [False, True])
 def test_a_sparse_signal_that_torch_did_not_check_reads_no_memory(
-    ptr, index, half
+    tmp_path, ptr, index, half
 ):
     x = torch.sparse_csr_tensor(
         *(torch.tensor(ptr), torch.tensor(index), torch.ones(2), (6, 2)),
         check_invariants=False,
     )
+    measure = appnp(0.1, levels=3)
     with pytest.raises(ValueError, match="'x'"):
-        propagate(GRAPH, x, appnp(0.1, levels=3), half=half)
+        propagate(GRAPH, x, measure, half=half)
+    with pytest.raises(ValueError, match="'x'"):
+        propagate(GRAPH, x, measure, eps=0.1)
+    with pytest.raises(ValueError, match="'x'"):
+        propagate_to(tmp_path / 'z.npy', GRAPH, x, measure, half=half)
+    matrix = scipy.sparse.csr_array((6, 2), dtype=np.float32)
+    matrix.indptr = np.array(ptr)
+    matrix.indices, matrix.data = np.array(index), np.ones(2, np.float32)
+    with pytest.raises(ValueError, match="'x'"):
+        propagate_to(tmp_path / 'z.npy', GRAPH, matrix, measure, half=half)
+    data = Data(x=x, edge_index=EDGES)
+    with pytest.raises(ValueError, match="'x'"):
+        AGP(measure, eps=0.1).guarantee(data)
 
 
 # Diffusion ###################################################################

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from pyg_trust import ops
 from pyg_trust.functional import Measure, appnp, propagate, sgc
 from pyg_trust.functional import heads as H
+from pyg_trust.functional.feature_errors import (
+    column_residual,
+    feature_error_bound,
+)
 from pyg_trust.graph import CSRGraph
 
 SEQUENCES = ('sequence', 'sequence_appnp')
@@ -225,11 +230,15 @@ def test_corrected_steps_are_those_of_the_matrix_of_bfgs(separate):
         # An output that was solved before, and one with a negative curvature.
         changes[0, :, 1] = steps[0, :, 1] = 0
         changes[1, :, 2] = -steps[1, :, 2]
-    past = [
-        (s, y, H._weights(s * y, separate))
-        for s, y in zip(steps, changes, strict=True)
-    ]
-    found = H._corrected(grad, past, lambda g: inverse @ g, separate)
+    pairs = torch.stack([steps, changes], dim=1)
+    found = H._corrected(grad, pairs, lambda g: inverse @ g, separate)
+    if separate:
+        # A third pair is there, and does not count.
+        held = torch.cat([pairs, pairs[:1]])
+        each = inverse.expand(outputs, d, d).contiguous()
+        torch.testing.assert_close(
+            ops.quasi_newton(grad, each, held, 2), found
+        )
     if separate:
         problems = [(inverse, slice(c, c + 1)) for c in range(outputs)]
     else:
@@ -260,6 +269,81 @@ def test_outputs_that_are_problems_of_their_own_take_fewer_steps(monkeypatch):
             assert found.gradient.norm.upper <= 1e-9
             steps[separate] += found.iterations
     assert steps[True] < steps[False]
+
+
+def whole_gradient(objective, W):
+    """All columns, by autograd."""
+    V = W.clone().requires_grad_()
+    return torch.autograd.grad(loss(objective, V), V)[0]
+
+
+@pytest.mark.parametrize('head', ['ovr', 'squared'])
+def test_a_residual_does_not_hide_in_columns_that_take_no_step(head):
+    # Whoever knows that columns with less than half of what is allowed stay
+    # where they are puts the residual there.
+    objective, _ = random_objective(head, 9, classes=5, B=True)
+    other, _ = random_objective(head, 10, classes=5)
+    exact = H.refine(objective, torch.zeros((5, 5)).double(), 1e-12, 50)
+    tol = 1e-3
+    left = torch.zeros((5, 5), dtype=torch.float64)
+    left[0, :3], left[1, 3:] = 0.28 * tol, 40 * tol
+    start = exact.W + exact.factor.solve(left)
+    factor = other.factor(torch.zeros((5, 5)).double())
+    found = H.refine(objective, start, tol, 40, factor=factor)
+    assert torch.equal(found.W[:, :3], start[:, :3])
+    assert not (found.W[:, 3:] == start[:, 3:]).any()
+    # What they hold is most of what is left, and it counts.
+    truth = whole_gradient(objective, found.W)
+    assert float(truth[:, :3].norm()) > 0.4 * tol
+    assert float(truth.norm()) <= found.gradient.norm.upper <= tol
+    torch.testing.assert_close(found.gradient.value, truth)
+    # To the bit what a pass over all columns finds, rounding included.
+    again = objective.gradient(found.W)
+    assert found.gradient.norm == again.norm
+    assert torch.equal(found.gradient.value, again.value)
+
+
+@pytest.mark.parametrize('head', ['ovr', 'squared'])
+@pytest.mark.parametrize('classes', [3, 7, 12])
+def test_gradients_of_columns_that_moved_are_those_of_all(head, classes):
+    objective, random = random_objective(head, 11, classes=classes, B=True)
+    W = torch.randn((5, classes), generator=random, dtype=torch.float64)
+    known = objective.gradient(W)
+    for _ in range(10):
+        columns = torch.randperm(classes, generator=random)[: classes // 2]
+        W = W.clone()
+        W[:, columns] += torch.randn(
+            (5, columns.numel()), generator=random, dtype=torch.float64
+        )
+        known = objective.moved(W, known, columns)
+        again = objective.gradient(W)
+        assert known.norm == again.norm
+        assert torch.equal(known.value, again.value)
+        assert known.sizes == again.sizes
+        assert known.slopes == again.slopes
+
+
+def test_columns_take_turns_until_all_are_there(monkeypatch):
+    # Every column is left out at some time, and comes back.
+    counts, moved = [], H.Objective.moved
+
+    def counted(self, W, known, columns):
+        counts.append(columns.numel())
+        return moved(self, W, known, columns)
+
+    monkeypatch.setattr(H.Objective, 'moved', counted)
+    for seed in range(20):
+        objective, random = random_objective('ovr', seed, classes=6)
+        other, _ = random_objective('ovr', seed + 20, classes=6)
+        W = torch.randn((5, 6), generator=random, dtype=torch.float64)
+        scale = torch.logspace(-12, 0, 6, dtype=torch.float64)
+        W = H.refine(objective, W, 1e-11, 50).W + scale * W
+        found = H.refine(objective, W, 1e-9, 40, factor=other.factor(W))
+        assert found.gradient.norm.upper <= 1e-9
+        assert found.gradient.norm == objective.gradient(found.W).norm
+        truth = whole_gradient(objective, found.W)
+        assert float(truth.norm()) <= found.gradient.norm.upper
+    assert {1, 2, 3, 4, 5} <= set(counts)
 
 
 def test_one_exact_step_solves_least_squares():
@@ -331,7 +415,7 @@ def test_what_an_error_of_the_features_adds_is_bounded(head):
         G = H.slopes(objective.Z @ W, objective.Y, head)
         exact = objective._replace(Z=objective.Z + E)
         gap = exact.gradient(W).value - objective.gradient(W).value
-        bound = H.feature_error_bound(float(E.norm()), G, W, objective.Z, head)
+        bound = feature_error_bound(float(E.norm()), G, W, objective.Z, head)
         assert float(gap.norm()) <= bound
 
 
@@ -349,7 +433,7 @@ def test_the_bound_has_the_norm_of_the_weights():
     change = float((exact - near).norm())
     assert change == pytest.approx(12.5 * rho, rel=1e-2)
     G = H.slopes(z @ W, Y, 'ovr')
-    assert 2 * rho < change <= H.feature_error_bound(rho, G, W, z)
+    assert 2 * rho < change <= feature_error_bound(rho, G, W, z)
 
 
 @pytest.mark.parametrize('head', ['ovr', 'softmax'])
@@ -373,7 +457,7 @@ def test_feature_terms_are_those_of_the_oracle(shared, head):
     )
     eta = float(oracle['error_bound'])
     G = H.slopes(Z @ W, Y, head)
-    bound = H.feature_error_bound(eta, G, W, Z, head)
+    bound = feature_error_bound(eta, G, W, Z, head)
     wanted = float(oracle[f'{head}/feature_term_bound'])
     assert bound == pytest.approx(wanted, rel=1e-7)
     gap = float((true.value - near.value).norm())
@@ -383,7 +467,7 @@ def test_feature_terms_are_those_of_the_oracle(shared, head):
     # The way around: the exact gradient from two propagations of C columns.
     alpha = float(oracle['alpha'])
     graph = CSRGraph.from_edge_index(oracle['edge_index'], y.numel())
-    found = H.column_residual(
+    found = column_residual(
         graph, appnp(alpha, levels=250), oracle['x'], W, Y, train, mu, head
     )
     torch.testing.assert_close(found, true.value, rtol=0, atol=1e-10)
@@ -404,7 +488,7 @@ def test_column_residual_is_the_gradient(measure):
         W = torch.randn((6, 3), generator=random, dtype=torch.float64)
         Z = propagate(graph, x, measure)[train]
         direct = H.Objective(Z, Y, 0.7, head).gradient(W).value
-        found = H.column_residual(graph, measure, x, W, Y, train, 0.7, head)
+        found = column_residual(graph, measure, x, W, Y, train, 0.7, head)
         torch.testing.assert_close(found, direct, rtol=0, atol=1e-11)
 
 

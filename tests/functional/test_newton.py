@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from pyg_trust.functional.newton import (
-    GAMMA_2,
     LOSSES,
     dense_rows,
-    feature_removal_bound,
     gradient,
     gram,
     hessian_solve,
@@ -17,14 +15,18 @@ from pyg_trust.functional.newton import (
     loss_derivatives,
     max_row_norm,
     minimize,
-    node_removal_bound,
-    paper_bound,
-    removal_budget,
     replace_rows,
     residual,
     spectral_norm,
+)
+from pyg_trust.functional.removal_bounds import (
+    GAMMA_2,
+    feature_removal_bound,
+    node_removal_bound,
+    paper_bound,
     tight_bound,
 )
+from pyg_trust.functional.shifts import removal_budget
 
 
 @pytest.fixture(autouse=True)

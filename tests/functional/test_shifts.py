@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
-from pyg_trust.functional.newton import (
+from pyg_trust.functional.shifts import (
     compose_shifts,
     gaussian_budget,
     removal_budget,

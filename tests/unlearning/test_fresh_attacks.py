@@ -19,7 +19,7 @@ from torch_geometric.nn import GCN
 
 from pyg_trust.commit import StaleStateError
 from pyg_trust.functional import sgc
-from pyg_trust.functional.newton import gaussian_budget, shift_epsilon
+from pyg_trust.functional.shifts import gaussian_budget, shift_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import Part, RemovalRequest, remove_from_data

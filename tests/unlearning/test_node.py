@@ -425,6 +425,32 @@ def test_a_planted_fault_is_found(plant, monkeypatch):
     assert not model.verify().ok
 
 
+def test_outputs_without_a_step_count_in_the_certificate(monkeypatch):
+    # Some outputs are not looked at again after the first pass of a request:
+    # what the report says has to hold for all of them, on what remains.
+    left_out, moved = [], H.Objective.moved
+
+    def counted(self, W, known, columns):
+        left_out.append(W.size(1) - columns.numel())
+        return moved(self, W, known, columns)
+
+    monkeypatch.setattr(H.Objective, 'moved', counted)
+    data = blocks(classes=6)
+    model = make(data)
+    for request in requests(model, data, 16):
+        report = model.remove(request)
+        held = model._model
+        fresh, _ = held.data.scratch()
+        problem = fresh.problem(1.0, held.B)
+        margin = problem.Z @ held.W
+        G = -problem.Y * torch.sigmoid(-problem.Y * margin)
+        truth = problem.Z.t() @ G + problem.mu * held.W
+        size = float(truth.norm())
+        assert report.residual == pytest.approx(size, rel=1e-5, abs=1e-12)
+        assert size <= report.bound <= report.budget
+    assert sum(left_out) > 10
+
+
 def test_rows_that_were_kept_from_before_are_found(monkeypatch):
     rows, kept = LevelState.rows, {}
 

@@ -12,11 +12,10 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust.functional.newton import (
+from pyg_trust.functional.newton import gradient, minimize
+from pyg_trust.functional.shifts import (
     compose_shifts,
     gaussian_budget,
-    gradient,
-    minimize,
     shift_epsilon,
 )
 from pyg_trust.removal import RemovalRequest
