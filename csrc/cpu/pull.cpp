@@ -24,9 +24,76 @@ namespace {
 
 using torch::stable::Tensor;
 
-// Of the next row in a list, so many entries are fetched while this one is
-// summed; gather() fetches the later ones.
-constexpr int64_t kHead = 8;
+// Rows of a list may lie anywhere. So many rows before their entries are
+// fetched, it is fetched where these are named, and before that, where they
+// begin.
+constexpr int64_t kNamedAhead = 4;
+constexpr int64_t kBeginAhead = 8;
+
+// The rows of `in` that the rows [begin, end) of the list receive from, each
+// fetched once, kLinesAhead before it is needed.
+template <int width, typename scalar_t>
+class Ahead {
+ public:
+  Ahead(const Pull<scalar_t>& pull,
+        const scalar_t* in,
+        int64_t begin,
+        int64_t end)
+      : pull_(pull), in_(in), end_(end), row_(begin) {
+    fetch(kLinesAhead / lines);
+  }
+
+  int64_t node(int64_t k) const {
+    return pull_.list == nullptr ? k : pull_.list[k];
+  }
+
+  // So many more entries.
+  PYG_TRUST_INLINE void fetch(int64_t count) {
+    while (count > 0 && row_ < end_) {
+      const int64_t v = node(row_);
+      const int32_t* col = pull_.rows.col + pull_.rows.start[v];
+      const int64_t length = pull_.rows.length[v];
+      const int64_t stop = std::min(length, entry_ + count);
+      count -= stop - entry_;
+      for (; entry_ < stop; ++entry_) {
+        const auto* ahead =
+            reinterpret_cast<const char*>(in_ + col[entry_] * pull_.columns);
+        for (int64_t b = 0; b < lines * kCacheLine; b += kCacheLine)
+          __builtin_prefetch(ahead + b);
+      }
+      if (entry_ == length) {
+        ++row_;
+        entry_ = 0;
+        announce();
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t lines =
+      (width * int64_t{sizeof(scalar_t)} + kCacheLine - 1) / kCacheLine;
+
+  void announce() const {
+    if (pull_.list == nullptr)
+      return;  // the processor sees a stream
+    if (row_ + kBeginAhead < end_) {
+      const int64_t v = node(row_ + kBeginAhead);
+      __builtin_prefetch(pull_.rows.start + v);
+      __builtin_prefetch(pull_.rows.length + v);
+      __builtin_prefetch(pull_.recv + v);
+      if (pull_.out != nullptr)
+        __builtin_prefetch(pull_.send + v);
+    }
+    if (row_ + kNamedAhead < end_) {
+      const int64_t v = node(row_ + kNamedAhead);
+      __builtin_prefetch(pull_.rows.col + pull_.rows.start[v]);
+    }
+  }
+
+  const Pull<scalar_t>& pull_;
+  const scalar_t* in_;
+  int64_t end_, row_, entry_ = 0;
+};
 
 template <int width, typename scalar_t>
 inline __attribute__((always_inline)) void pull_columns(
@@ -35,20 +102,10 @@ inline __attribute__((always_inline)) void pull_columns(
     int64_t end,
     int64_t first) {
   const auto* in = pull.in + first;
-  constexpr int64_t bytes = width * int64_t{sizeof(scalar_t)};
+  Ahead<width, scalar_t> ahead(pull, in, begin, end);
   for (int64_t k = begin; k < end; ++k) {
-    const int64_t v = pull.list == nullptr ? k : pull.list[k];
-    if (k + 1 < end) {
-      const int64_t next = pull.list == nullptr ? k + 1 : pull.list[k + 1];
-      const int32_t* head = pull.rows.col + pull.rows.start[next];
-      const int64_t count = std::min(pull.rows.length[next], kHead);
-      for (int64_t e = 0; e < count; ++e) {
-        const auto* ahead =
-            reinterpret_cast<const char*>(in + head[e] * pull.columns);
-        for (int64_t b = 0; b < bytes; b += kCacheLine)
-          __builtin_prefetch(ahead + b);
-      }
-    }
+    const int64_t v = ahead.node(k);
+    ahead.fetch(pull.rows.length[v]);
     const int64_t ends[2] = {pull.rows.start[v],
                              pull.rows.start[v] + pull.rows.length[v]};
     // Row 0 of a matrix of one row.
