@@ -46,7 +46,17 @@ RUNS = {
     'node_unlearning': ['speed', 'sound', 'accuracy', 'push', 'large'],
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
     'exact': [f'--graphs {name}' for name in ('facebook', 'sbm200k', 'pl200k')]
-    + ['--only dense --columns 16 32 128'],
+    + [
+        '--only dense --columns 16 32 128',
+        '--only threads --graphs facebook sbm200k --repeats 25',
+    ],
+    'scale': [
+        f'--edges {edges} --nodes {nodes}'
+        for edges, nodes in (
+            (120_000_000, 8_000_000),
+            (300_000_000, 20_000_000),
+        )
+    ],
     'smoothing': [
         'draw',
         'sample',

@@ -208,11 +208,11 @@ def test_readme_snippets_run_one_after_another(shared, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-def test_unlearn_nodes(shared, tmp_path):
+def test_node_unlearning(shared, tmp_path):
     root = tmp_path / 'Planetoid'
     shutil.copytree(shared / 'data/Planetoid', root)
     output = run(
-        *('unlearn_nodes.py', '--root', root, '--out', tmp_path),
+        *('node_unlearning.py', '--root', root, '--out', tmp_path),
         *('--requests', '12', '--columns', '32', '--poison', '1500'),
     )
     assert 'verified: True' in output
@@ -234,7 +234,7 @@ def test_unlearn_nodes(shared, tmp_path):
     cgu, scalegun, tight = map(int, counts.groups())
     # What is added for its features can only make it more.
     assert scalegun >= cgu > tight
-    assert (tmp_path / 'unlearn_nodes.png').exists()
+    assert (tmp_path / 'node_unlearning.png').exists()
 
 
 def test_private_graph(tmp_path):

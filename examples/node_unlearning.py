@@ -13,7 +13,7 @@ Three experiments on one graph, with figures:
 - *poisoned edges*: edges between classes are added before training, and
   removed afterwards.
 
-    python examples/unlearn_nodes.py --root data/Planetoid --dataset Cora
+    python examples/node_unlearning.py --root data/Planetoid --dataset Cora
 """
 
 import argparse
@@ -273,7 +273,7 @@ def draw_figures(
     right.bar(['clean', 'poisoned', 'unlearned'], scores)
     right.set(ylabel='test accuracy', ylim=(min(scores) - 0.05, 1))
     plt.tight_layout()
-    plt.savefig(out / 'unlearn_nodes.png', dpi=120)
+    plt.savefig(out / 'node_unlearning.png', dpi=120)
 
 
 def main() -> None:
