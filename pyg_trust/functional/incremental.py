@@ -55,6 +55,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
+from pyg_trust._checks import is_finite
+from pyg_trust.functional._ranges import known_norms
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import pointer, ranges
@@ -177,11 +179,24 @@ class LevelState(_State):
             first, and :meth:`update` is then told what changed.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
         measure (Measure): with fixed weights.
+
+    Raises:
+        ValueError: if weights vanish in the dtype, and the powers of the
+            operator may make up for it; or if a level leaves its range.
     """
 
     def __init__(
         self, graph: DynamicGraph, x: Tensor, measure: Measure
     ) -> None:
+        tiny = torch.finfo(x.dtype).tiny
+        if any(0 < w < tiny for w in measure.weights) and not (
+            known_norms(measure, True)
+        ):
+            raise ValueError(
+                f"'measure' {measure} has weights that vanish in {x.dtype}, "
+                'while the powers of its operator may grow: take float64, or '
+                'fewer levels'
+            )
         super().__init__(graph, x, measure)
         self.sent: list[Tensor] = []
         if measure.levels:
@@ -189,6 +204,11 @@ class LevelState(_State):
             self.sent.append(first)
         for level in range(1, measure.levels):
             self.sent.append(self._whole(level))
+        if self.sent and not is_finite(self.sent[-1]):
+            raise ValueError(
+                f"'measure' {measure} has levels beyond the range of "
+                f'{x.dtype} on this graph: take float64, or fewer levels'
+            )
 
     @property
     def _shared(self) -> bool:

@@ -633,6 +633,30 @@ def test_the_ops_of_rows_are_registered_as_they_are():
     )
 
 
+def test_weights_that_vanish_while_powers_grow_are_refused():
+    # On a triangle A^i is 2^i: w_i = .49^i is 0 in float32 from i = 146 on,
+    # where .98^i = .05, and small features hide that A^i leaves the range.
+    triangle = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])
+    graph = CSRGraph.from_edge_index(triangle, 3)
+    series = Measure(0, 0, tuple(0.49**i for i in range(181)))
+    x = torch.full((3, 1), 1e-20, dtype=torch.float64)
+
+    def state(measure, x):
+        return LevelState(DynamicGraph(graph, measure.self_loops), x, measure)
+
+    wanted = 1e-20 * math.fsum(0.98**i for i in range(181))
+    found = state(series, x).rows(None)
+    torch.testing.assert_close(found, torch.full_like(found, wanted))
+    with pytest.raises(ValueError, match='vanish in torch'):
+        state(series, x.float())
+    with pytest.raises(ValueError, match='beyond the range'):
+        state(Measure(0, 0, (1.0,) * 1100), x.double())
+    # Here what vanishes stays as small.
+    halves = Measure(0.5, 0.5, tuple(0.5**i for i in range(200)))
+    found = state(halves, x.float()).rows(None)
+    torch.testing.assert_close(found.double(), 2 * x, rtol=1e-6, atol=0)
+
+
 def test_what_is_written_has_to_be_contiguous():
     graph = CSRGraph.from_edge_index(random_graph(20, 30, 15), 20)
     rows = DynamicGraph(graph, True).receiving
