@@ -189,9 +189,10 @@ class LevelState(_State):
         self, graph: DynamicGraph, x: Tensor, measure: Measure
     ) -> None:
         tiny = torch.finfo(x.dtype).tiny
-        if any(0 < w < tiny for w in measure.weights) and not (
-            known_norms(measure, True)
-        ):
+        vanish = any(0 < w < tiny for w in measure.weights)
+        # From a + b = 1 on, P is similar to a matrix whose rows or columns sum
+        # to 1 at most, whichever way edges go: what vanishes stays small.
+        if vanish and known_norms(measure, undirected=True) is None:
             raise ValueError(
                 f"'measure' {measure} has weights that vanish in {x.dtype}, "
                 'while the powers of its operator may grow: take float64, or '

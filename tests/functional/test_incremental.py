@@ -657,6 +657,26 @@ def test_weights_that_vanish_while_powers_grow_are_refused():
     torch.testing.assert_close(found.double(), 2 * x, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(('a', 'b'), [(0.5, 0.5), (0.9, 0.1), (0.3, 1.0)])
+def test_what_vanishes_stays_small_on_directed_graphs(a, b):
+    # A hub that all send to, on a cycle: degrees differ as much as they can.
+    n = 60
+    row = torch.arange(n)
+    hub = torch.stack([row[2:], torch.zeros(n - 2, dtype=torch.int64)])
+    cycle = torch.stack([row, (row + 1) % n])
+    graph = CSRGraph.from_edge_index(
+        torch.cat([hub, cycle], 1).unique(dim=1), n
+    )
+    assert not graph.is_undirected
+    series = Measure(a, b, tuple(0.9 * 0.5**i for i in range(200)))
+    x = torch.rand((n, 2), generator=torch.Generator().manual_seed(3)).double()
+    exact, rounded = (
+        LevelState(DynamicGraph(graph, False), signal, series).rows(None)
+        for signal in (x, x.float())
+    )
+    torch.testing.assert_close(rounded.double(), exact, rtol=1e-5, atol=0)
+
+
 def test_what_is_written_has_to_be_contiguous():
     graph = CSRGraph.from_edge_index(random_graph(20, 30, 15), 20)
     rows = DynamicGraph(graph, True).receiving
