@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -160,6 +161,39 @@ def interleaved(
             synchronize()
             seconds[name].append(clock() - start)
     return {name: summary(runs) for name, runs in seconds.items()}, results
+
+
+def one_and_two_threads(
+    runs: dict[str, Callable[[], Any]],
+    repeats: int,
+    threads: int,
+    summary: Callable[[list[float]], float] = median,
+) -> dict[str, float]:
+    """Wall seconds of each method by one thread and by two, interleaved.
+
+    Args:
+        runs (dict): what to run, by name.
+        repeats (int): how often.
+        threads (int): how many threads torch has afterwards.
+        summary (callable): as in :func:`interleaved`.
+            (default: the median)
+
+    Returns:
+        dict: by name and number: ``'exact 1'``, ``'exact 2'``, ...
+    """
+
+    def with_threads(count: int, run: Callable[[], Any]) -> None:
+        torch.set_num_threads(count)
+        run()
+
+    methods: dict[str, Callable[[], Any]] = {
+        f'{name} {count}': partial(with_threads, count, run)
+        for name, run in runs.items()
+        for count in (1, 2)
+    }
+    seconds, _ = interleaved(methods, repeats, summary=summary)
+    torch.set_num_threads(threads)
+    return seconds
 
 
 def result(

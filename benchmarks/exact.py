@@ -30,7 +30,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import block_model, interleaved, power_law, result
+from common import (
+    block_model,
+    interleaved,
+    one_and_two_threads,
+    power_law,
+    result,
+)
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
@@ -308,17 +314,7 @@ def threads(args: argparse.Namespace, name: str) -> None:
         'gather': partial(torch.index_select, x, 0, nodes, out=gathered),
     }
 
-    def with_threads(count: int, run: Callable[[], Any]) -> None:
-        torch.set_num_threads(count)
-        run()
-
-    methods: dict[str, Callable[[], Any]] = {
-        f'{method} {count}': partial(with_threads, count, run)
-        for method, run in runs.items()
-        for count in (1, 2)
-    }
-    seconds, _ = interleaved(methods, args.repeats, time.perf_counter, min)
-    torch.set_num_threads(args.threads)
+    seconds = one_and_two_threads(runs, args.repeats, args.threads, min)
     for method in runs:
         ratio = seconds[f'{method} 1'] / seconds[f'{method} 2']
         label = f'{name}: {method}, two threads'

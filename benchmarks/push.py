@@ -48,6 +48,7 @@ from common import (
     block_model,
     grid,
     interleaved,
+    one_and_two_threads,
     power_law,
     result,
     synchronize,
@@ -343,17 +344,7 @@ def threads(args: argparse.Namespace) -> None:
             'torch': partial(power_iteration, matrix, x, measure.weights),
         }
 
-        def with_threads(count: int, run: Callable[[], Any]) -> None:
-            torch.set_num_threads(count)
-            run()
-
-        methods: dict[str, Callable[[], Any]] = {
-            f'{name} {count}': partial(with_threads, count, run)
-            for name, run in runs.items()
-            for count in (1, 2)
-        }
-        seconds, _ = interleaved(methods, args.repeats)
-        torch.set_num_threads(args.threads)
+        seconds = one_and_two_threads(runs, args.repeats, args.threads)
         for name in runs:
             one, two = seconds[f'{name} 1'], seconds[f'{name} 2']
             peer = seconds['torch 2']
