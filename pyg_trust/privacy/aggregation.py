@@ -48,6 +48,7 @@ from pyg_trust.privacy.row_models import (
     LinearRows,
     MLPRows,
     check_module,
+    head_start,
     kind_of,
     like,
     outputs,
@@ -72,6 +73,8 @@ from pyg_trust.transforms.private_agp import (
 _FORMAT = 2
 _SHARES = (0.4, 0.5, 0.1)
 _SMOOTHING = 2
+# Of the nodes that train, those whose rows train the head.
+_HEARD = 0.2
 _HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
 _ENTRIES = (
     'format',
@@ -349,14 +352,16 @@ class PrivateNodeClassifier(NoCopies):
                     *(x, y, train, val, classes, mus[0], source, False),
                 )
                 own = posteriors(outputs(encoder, x, self._private))
+                heard = self._heard(train)
                 self._released = self._release(
-                    graph, told(y, own, train), source
+                    graph, told(y, own, train), source, heard
                 )
                 self._smoothed = self._smooth(graph)
                 read = self._columns(own)
                 self._head = self._train(
                     self._model('head', read.size(1), classes),
-                    *(read, y, train, val, classes, mus[2], source, True),
+                    *(read, y, train & heard, val, classes),
+                    *(mus[2], source, True),
                 )
                 self._encoder, self._x = encoder, x
                 self._num_nodes, self.num_classes = graph.num_nodes, classes
@@ -689,8 +694,18 @@ class PrivateNodeClassifier(NoCopies):
         if relation.form == 'replace' and relation.name != 'node_incident':
             self.relation = relation._replace(num_classes=classes)
 
+    def _heard(self, train: Tensor) -> Tensor:
+        # By the mask alone, which is public: no row of the data is read.
+        heard = torch.ones_like(train)
+        if self.relation.name != 'node' or self.hops > 1 or self.head:
+            return heard
+        ids = train.nonzero().view(-1)
+        order = torch.randperm(ids.numel(), generator=rng.generator(0))
+        heard[ids[order[math.ceil(_HEARD * ids.numel()) :]]] = False
+        return heard
+
     def _release(
-        self, graph: CSRGraph, q: Tensor, source: Any
+        self, graph: CSRGraph, q: Tensor, source: Any, heard: Tensor
     ) -> list[Tensor]:
         assert self._account is not None
         x, between = q - 1 / q.size(1), 'normalize'
@@ -710,10 +725,17 @@ class PrivateNodeClassifier(NoCopies):
             ]
         weights = None
         if relation.name == 'node':
+            # A list without those who need no answer is a list of one's own.
+            edges, _ = graph.to_edge_index()
+            graph = CSRGraph.from_edge_index(
+                edges[:, heard[edges[1].cpu()]], num_nodes=graph.num_nodes
+            )
             weights = energy_weights(graph, relation.max_degree or 1)
-        return private_propagate(
+        made = private_propagate(
             *(graph, x, stds, paid, relation.name, weights), between=between
         )
+        # The rows of the others are noise, which says nothing.
+        return [row * heard[:, None] for row in made]
 
     def _smooth(self, graph: CSRGraph) -> list[Tensor]:
         # Of what is released and public alone.
@@ -742,7 +764,11 @@ class PrivateNodeClassifier(NoCopies):
         if given is not None:
             return deepcopy(given)
         if self._private:
-            return LinearRows(size, classes, name == 'encoder')
+            made = LinearRows(size, classes, name == 'encoder')
+            if name == 'head':
+                start = head_start(self.hops, self.smoothing, classes)
+                made.weight = nn.Parameter(start)
+            return made
         if name == 'encoder':
             return MLPRows(size, 16, classes, 0.5)
         return MLPRows(size, 32, classes, 0.1)
