@@ -156,6 +156,10 @@ from pyg_trust.functional.queries import (
     prune_bound,
     query,
 )
+from pyg_trust.functional.receivers import (
+    choose_receivers,
+    received_lists,
+)
 from pyg_trust.functional.removal_bounds import (
     feature_removal_bound,
     node_removal_bound,
@@ -248,6 +252,7 @@ __all__ = [
     'chebyshev',
     'check_partition',
     'check_walks',
+    'choose_receivers',
     'class_messages',
     'clip_budget',
     'clip_factors',
@@ -339,6 +344,7 @@ __all__ = [
     'rdp_wang',
     'rdp_wor',
     'rdp_wor_profile',
+    'received_lists',
     'reconstruction_loss',
     'refine_pagerank_bounds',
     'removal_budget',

@@ -29,12 +29,14 @@ features, its label and its own list :math:`L_v` of the nodes that it sends to.
     degree**. For :math:`D = 1`, the default, these are :math:`1 /
     \sqrt{|L_u|}` and the sensitivity is exactly 1: no degree limit, no
     sampling, nobody left out. What others tell of :math:`v` is in their
-    records. Less one arc, the part of :math:`v` changes by at most 1 (squared
-    for :math:`D = 1`: :math:`2 - 2 \sqrt{(d-1)/d}`), and less an undirected
-    edge by at most :math:`\sqrt{2}`: with :math:`t = 1/\sqrt{d-1} -
-    1/\sqrt{d}` the two ends move by :math:`f(d_v) + f(d_w)` at most, squared,
-    where :math:`f(d) = 1/d + 2 (d-1) t^2`, :math:`f(1) = 1` and :math:`f(d)
-    \le 0.68` from 2 on. So the same release protects an edge, too.
+    records. A *public* set of nodes that receive may take the place of all
+    (:mod:`pyg_trust.functional.receivers`). Less one arc, the part of
+    :math:`v` changes by at most 1 (squared for :math:`D = 1`: :math:`2 - 2
+    \sqrt{(d-1)/d}`), and less an undirected edge by at most :math:`\sqrt{2}`:
+    with :math:`t = 1/\sqrt{d-1} - 1/\sqrt{d}` the two ends move by
+    :math:`f(d_v) + f(d_w)` at most, squared, where :math:`f(d) = 1/d + 2
+    (d-1) t^2`, :math:`f(1) = 1` and :math:`f(d) \le 0.68` from 2 on. So the
+    same release protects an edge, too.
 ``'node_incident'``
     :math:`v` and **all** edges at :math:`v` come or go, :math:`v` has at most
     :math:`D` of them. In plain sums :math:`d_v` rows of others change by

@@ -42,6 +42,7 @@ from pyg_trust.functional.private_propagation import (
     scaled_propagate,
 )
 from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.receivers import choose_receivers, received_lists
 from pyg_trust.graph import CSRGraph
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.row_models import (
@@ -73,8 +74,8 @@ from pyg_trust.transforms.private_agp import (
 _FORMAT = 2
 _SHARES = (0.4, 0.5, 0.1)
 _SMOOTHING = 2
-# Of the nodes that train, those whose rows train the head.
-_HEARD = 0.2
+# Of the nodes that train, where most do, those that receive sums.
+_RECEIVERS = 0.2
 _HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
 _ENTRIES = (
     'format',
@@ -108,6 +109,20 @@ class PrivateNodeClassifier(NoCopies):
     cost nothing, being functions of :math:`S` and edges. (Predictions are not
     propagated: each reads its node's own record, so their sums would show
     records of neighbours, which nothing paid for.)
+
+    **Who receives.** Under ``'node'`` a list has an energy of 1, however many
+    nodes are on it. Nodes that train have labels and need no prediction, but
+    most messages go to them. So where most nodes train only a fifth of these
+    receive sums (:func:`~pyg_trust.functional.choose_receivers`; the mask and
+    a hash of ids choose), the head trains on that fifth, and the others, the
+    nodes that don't train among them, receive the energy of the rest
+    (:mod:`pyg_trust.functional.receivers`, with the proof that the
+    sensitivity stays 1). Rows of nodes that receive nothing are zero, and
+    **their predictions come from their own features alone**: ask for
+    :obj:`train_receivers=1` if you need those of nodes that train.
+
+    Heads start at public weights, which add the posterior of a node and the
+    classes of its neighbours: few rows and few steps make a head of them.
 
     **What protects whom.** Under ``'edge'`` features and labels are known,
     encoder and head train without noise, and the sums have all of the budget.
@@ -162,11 +177,17 @@ class PrivateNodeClassifier(NoCopies):
         measure (Measure, optional): of ``'feature'``, as of
             :class:`~pyg_trust.transforms.PrivateAGP`.
             (default: :obj:`None`)
+        train_receivers (float, optional): of ``'node'`` with one hop: the
+            share of the nodes that train which receive sums, in
+            :math:`(0, 1]`. By default .2 if more than half of the nodes
+            train, but not all, and there is no :obj:`head`; else 1.
+            (default: :obj:`None`)
         smoothing (int, optional): of ``'feature'``: how many more hops of
             released rows the head reads; by default 2, as chosen on Cora-ML.
             (default: :obj:`None`)
         steps (int): of private descent, each. (default: :obj:`60`)
-        lr (float): of private descent. (default: :obj:`0.1`)
+        lr (float): of private descent; the default head, which starts at
+            weights that do, takes a fifth of it. (default: :obj:`0.1`)
         epochs (int): of training without noise, for ``'edge'``.
             (default: :obj:`150`)
         num_classes (int, optional): by default one more than the largest
@@ -213,6 +234,7 @@ class PrivateNodeClassifier(NoCopies):
         max_degree: int | None = None,
         measure: Measure | None = None,
         smoothing: int | None = None,
+        train_receivers: float | None = None,
         steps: int = 60,
         lr: float = 0.1,
         epochs: int = 150,
@@ -246,6 +268,9 @@ class PrivateNodeClassifier(NoCopies):
         elif relation == 'feature':
             smoothing = _SMOOTHING
         self.smoothing = smoothing or 0
+        self.train_receivers = _check_receivers(
+            train_receivers, relation, self.hops
+        )
         self.shares = _check_shares(shares, relation)
         for name, module in (('encoder', encoder), ('head', head)):
             if module is not None:
@@ -352,15 +377,15 @@ class PrivateNodeClassifier(NoCopies):
                     *(x, y, train, val, classes, mus[0], source, False),
                 )
                 own = posteriors(outputs(encoder, x, self._private))
-                heard = self._heard(train)
+                receivers = self._receivers(train)
                 self._released = self._release(
-                    graph, told(y, own, train), source, heard
+                    graph, told(y, own, train), source, receivers
                 )
                 self._smoothed = self._smooth(graph)
                 read = self._columns(own)
                 self._head = self._train(
                     self._model('head', read.size(1), classes),
-                    *(read, y, train & heard, val, classes),
+                    *(read, y, train & receivers, val, classes),
                     *(mus[2], source, True),
                 )
                 self._encoder, self._x = encoder, x
@@ -430,6 +455,10 @@ class PrivateNodeClassifier(NoCopies):
             raise RuntimeError('fit data first: nothing was released')
         delta = self.delta if delta is None else check_delta(delta)
         encoder, sums, head = self._parts()
+        receivers = None
+        if self.relation.name == 'node' and self._released:
+            # Noise is never exactly zero: what is, is no receiver's.
+            receivers = int(self._released[0].any(1).sum())
         return make_report(
             self.relation,
             epsilon=gaussian_epsilon(self._account.mu, delta),
@@ -443,6 +472,7 @@ class PrivateNodeClassifier(NoCopies):
             releases=len(self._account.lines),
             noise_stds=self.noise_stds,
             num_nodes=int(self._account.about['num_nodes']),
+            receivers=receivers,
             raw_columns=False,
             predictions=True,
             seeded=self.seed is not None,
@@ -510,6 +540,9 @@ class PrivateNodeClassifier(NoCopies):
         for name in ('num_nodes', 'num_classes'):
             if not mine[name]:
                 mine[name] = theirs.get(name)
+        # Before it was an argument all nodes received.
+        before = None if mine['train_receivers'] is None else 1.0
+        theirs = {'train_receivers': before, **theirs}
         if theirs != mine:
             raise ValueError(
                 "'state' needs to be of a classifier with the same arguments "
@@ -597,6 +630,7 @@ class PrivateNodeClassifier(NoCopies):
             else None,
             'own_messages': self._own_messages,
             'smoothing': self.smoothing,
+            'train_receivers': self.train_receivers,
             'steps': self.steps,
             'lr': self.lr,
             'epochs': self.epochs,
@@ -694,18 +728,19 @@ class PrivateNodeClassifier(NoCopies):
         if relation.form == 'replace' and relation.name != 'node_incident':
             self.relation = relation._replace(num_classes=classes)
 
-    def _heard(self, train: Tensor) -> Tensor:
-        # By the mask alone, which is public: no row of the data is read.
-        heard = torch.ones_like(train)
-        if self.relation.name != 'node' or self.hops > 1 or self.head:
-            return heard
-        ids = train.nonzero().view(-1)
-        order = torch.randperm(ids.numel(), generator=rng.generator(0))
-        heard[ids[order[math.ceil(_HEARD * ids.numel()) :]]] = False
-        return heard
+    def _receivers(self, train: Tensor) -> Tensor:
+        # Of the mask and ids, which are public: no record is read.
+        share = self.train_receivers
+        if share is None:
+            # Where few train, or all ask, shorter lists gain nothing.
+            n, number = train.numel(), int(train.sum())
+            shorter = self.relation.name == 'node' and self.hops == 1
+            shorter = shorter and self.head is None and n < 2 * number < 2 * n
+            share = _RECEIVERS if shorter else 1.0
+        return choose_receivers(train, share)
 
     def _release(
-        self, graph: CSRGraph, q: Tensor, source: Any, heard: Tensor
+        self, graph: CSRGraph, q: Tensor, source: Any, receivers: Tensor
     ) -> list[Tensor]:
         assert self._account is not None
         x, between = q - 1 / q.size(1), 'normalize'
@@ -725,17 +760,13 @@ class PrivateNodeClassifier(NoCopies):
             ]
         weights = None
         if relation.name == 'node':
-            # A list without those who need no answer is a list of one's own.
-            edges, _ = graph.to_edge_index()
-            graph = CSRGraph.from_edge_index(
-                edges[:, heard[edges[1].cpu()]], num_nodes=graph.num_nodes
-            )
+            graph = received_lists(graph, receivers)
             weights = energy_weights(graph, relation.max_degree or 1)
         made = private_propagate(
             *(graph, x, stds, paid, relation.name, weights), between=between
         )
-        # The rows of the others are noise, which says nothing.
-        return [row * heard[:, None] for row in made]
+        # The other rows are noise alone.
+        return [row.masked_fill_(~receivers[:, None], 0.0) for row in made]
 
     def _smooth(self, graph: CSRGraph) -> list[Tensor]:
         # Of what is released and public alone.
@@ -824,6 +855,25 @@ def _check_shares(
             f'encoder, sums and head (got {shares})'
         )
     return made[0], made[1], made[2]
+
+
+def _check_receivers(
+    share: float | None, relation: str, hops: int
+) -> float | None:
+    if share is None:
+        return None
+    check_number('train_receivers', share)
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"'train_receivers' needs to be in (0, 1] (got {share})"
+        )
+    if share < 1 and (relation != 'node' or hops > 1):
+        raise ValueError(
+            "'train_receivers' below 1 is for the relation 'node' with one "
+            f'hop: shorter lists gain nothing elsewhere (got {relation!r}, '
+            f'hops={hops})'
+        )
+    return float(share)
 
 
 def _parts(x: Tensor) -> list[Tensor]:

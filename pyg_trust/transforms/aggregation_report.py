@@ -145,6 +145,8 @@ class AggregationReport(Report):
         sensitivity (float): by how much neighbours move a sum.
         noise_stds (tuple): of the sums of the last release.
         num_nodes (int): :math:`n`, public.
+        receivers (int): the nodes whose rows hold sums: all, or those that
+            don't train and a public share of the others; other rows are zero.
         rows (str): which rows may be published: ``'all'``, or ``'others'``:
             of a node, to everybody but the node itself.
         raw_columns (bool): whether the transform's output begins with raw
@@ -174,6 +176,7 @@ class AggregationReport(Report):
     sensitivity: float
     noise_stds: tuple[float, ...]
     num_nodes: int
+    receivers: int
     rows: str
     raw_columns: bool
     predictions: bool
@@ -241,6 +244,12 @@ class AggregationReport(Report):
             lines.append(
                 'the ledger is the only account of these data: no copy of it '
                 'was spent as well, and no older one was put back'
+            )
+        if self.receivers < self.num_nodes:
+            lines.append(
+                'who trains is public also of the node itself: with ids it '
+                f'decides which {self.receivers:,} nodes receive sums, and '
+                'weights of lists read that'
             )
         if self.relation != 'edge' and self.predictions:
             lines.append(
@@ -328,6 +337,13 @@ class AggregationReport(Report):
             else 'The row of a node may be shown to everybody but the node '
             'itself and whoever sees through its eyes.',
         ]
+        if self.receivers < self.num_nodes:
+            lines.append(
+                f'{self.receivers:,} nodes receive sums: those that do not '
+                'train and a share of those that do, by a hash of ids. Other '
+                "rows are zero, and those nodes' predictions come from their "
+                'own features alone.'
+            )
         if self.mu_edge is not None:
             kind = 'arc' if self.directed else 'undirected edge'
             lines.append(f'In one {kind} the sums have mu {self.mu_edge:.4g}.')
@@ -359,6 +375,8 @@ def make_report(
     mu_aggregation: float = 0.0,
     mu_head: float = 0.0,
     predictions: bool = False,
+    num_nodes: int,
+    receivers: int | None = None,
     **fields: Any,
 ) -> AggregationReport:
     r"""Fills in what follows from the relation.
@@ -371,6 +389,9 @@ def make_report(
         mu_aggregation (float): the same. (default: :obj:`0.0`)
         mu_head (float): the same. (default: :obj:`0.0`)
         predictions (bool): the same. (default: :obj:`False`)
+        num_nodes (int): the same.
+        receivers (int, optional): the same; by default all nodes.
+            (default: :obj:`None`)
         **fields (Any): the fields that do not.
     """
     check_instance('relation', relation, Relation)
@@ -393,6 +414,8 @@ def make_report(
         max_degree=relation.max_degree,
         degree_curve=curve,
         sensitivity=relation.sensitivity,
+        num_nodes=num_nodes,
+        receivers=num_nodes if receivers is None else receivers,
         rows=relation.rows,
         predictions=predictions,
         **fields,
