@@ -88,6 +88,17 @@ entry(
     max_degree=COUNT,
 )
 entry(
+    'functional.choose_receivers',
+    lambda: {'train': torch.ones(6, dtype=torch.bool), 'share': 0.5},
+    train=values(3, None, 'a', torch.ones(6), torch.ones(6, 1).bool()),
+    share=number(0, 1, closed='high'),
+)
+entry(
+    'functional.received_lists',
+    lambda: {'graph': csr(), 'receivers': torch.ones(6, dtype=torch.bool)},
+    receivers=values(3, None, 'a', torch.ones(6), torch.ones(5).bool()),
+)
+entry(
     'functional.private_propagate',
     lambda: {
         'graph': csr(),
@@ -287,6 +298,7 @@ entry(
     max_degree=integer(1, none=True),
     measure=instance(none=True),
     smoothing=values('a', 1.5, -1, 1),  # 1 is for 'feature'
+    train_receivers=number(0, 1, closed='high', none=True),
     steps=COUNT,
     lr=POSITIVE,
     epochs=COUNT,

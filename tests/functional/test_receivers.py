@@ -70,8 +70,7 @@ def undirected(pairs, n):
 
 
 def every_graph(n):
-    for pairs in subsets(itertools.combinations(range(n), 2)):
-        yield pairs
+    yield from subsets(itertools.combinations(range(n), 2))
 
 
 def without(lists, v):

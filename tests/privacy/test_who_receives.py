@@ -1,0 +1,377 @@
+"""Sums for nodes that need them: what the others' rows and edges can do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+
+from pyg_trust.functional import choose_receivers
+from pyg_trust.functional.private_descent import linear_gradient, unit_rows
+from pyg_trust.noise import SeededNoise
+from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
+from pyg_trust.transforms import PrivateAGP
+
+QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'num_classes': 3}
+n = 80
+
+
+def graph(directed=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.rand(n, n, generator=generator) < 0.15
+    dense = dense.triu(1)
+    dense = dense | dense.t() if not directed else dense
+    x = torch.randn(n, 5, generator=generator)
+    y = torch.arange(n) % 3
+    x[torch.arange(n), y] += 1
+    return Data(
+        x=x,
+        y=y,
+        edge_index=dense.nonzero().t().contiguous(),
+        train_mask=torch.rand(n, generator=generator) < 0.75,
+    )
+
+
+def silent(data):
+    """The nodes that receive nothing, as the documentation has them."""
+    return ~choose_receivers(data.train_mask, 0.2)
+
+
+def fitted(data, **arguments):
+    given = {'relation': 'node', 'seed': 0, **QUICK, **arguments}
+    return PrivateNodeClassifier(**given).fit(data)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(5, 3)
+
+
+def zeros(model):
+    return ~model.released[0].any(1)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """No noise in sums, and no training."""
+
+    class Silence(SeededNoise):
+        def normal(self, shape):
+            return torch.zeros(shape, dtype=torch.float64)
+
+    monkeypatch.setattr(aggregation.noise, 'source', lambda *_: Silence())
+    monkeypatch.setattr(
+        aggregation, 'train_privately', lambda module, *_: module.eval()
+    )
+
+
+def test_rows_of_those_who_receive_nothing_are_zero():
+    data = graph()
+    model = fitted(data)
+    assert 30 < int(silent(data).sum()) < 60
+    assert torch.equal(zeros(model), silent(data))
+    # What they are told comes of their own row: no draw, no edge is in it.
+    without = data.clone()
+    without.edge_index = data.edge_index[:, :0]
+    for other in (fitted(data, seed=1), fitted(without)):
+        other._encoder, other._head = model._encoder, model._head
+        same = (other.logits() == model.logits()).all(1)
+        assert torch.equal(same, silent(data))
+
+
+@pytest.mark.parametrize('directed', [False, True])
+def test_edges_to_those_who_receive_nothing_change_no_bit(directed):
+    data = graph(directed)
+    nothing, (u, w) = silent(data), data.edge_index
+    # Undirected, an edge goes both ways: neither may receive.
+    idle = nothing[w] if directed else nothing[u] & nothing[w]
+    assert idle.sum() > 20
+    less = data.clone()
+    less.edge_index = data.edge_index[:, ~idle]
+    one, two = (fitted(each, directed=directed) for each in (data, less))
+    assert torch.equal(one.logits(), two.logits())
+    assert torch.equal(one.released[0], two.released[0])
+    # And any other edge does.
+    less.edge_index = data.edge_index[:, idle]
+    assert not torch.equal(
+        one.released[0], fitted(less, directed=directed).released[0]
+    )
+
+
+def test_heads_train_on_the_rows_of_receivers_alone(monkeypatch):
+    data, seen = graph(), []
+    train = aggregation.train_privately
+
+    def spy(module, x, y, *rest):
+        seen.append((x.clone(), y.clone()))
+        return train(module, x, y, *rest)
+
+    monkeypatch.setattr(aggregation, 'train_privately', spy)
+    fitted(data)
+    (own, labels), (read, told) = seen
+    assert len(own) == int(data.train_mask.sum())
+    assert torch.equal(labels, data.y[data.train_mask])
+    both = data.train_mask & ~silent(data)
+    assert torch.equal(told, data.y[both])
+    assert 0 < len(read) == len(told) < 25
+    assert bool(read[:, 3:].any(1).all())
+
+
+def test_a_record_that_is_withdrawn_moves_the_choice_of_nobody():
+    data = graph(directed=True)
+    before = zeros(fitted(data, directed=True))
+    for v in (0, *data.train_mask.nonzero().view(-1)[:6].tolist()):
+        blank = data.clone()
+        blank.x[v], blank.y[v] = math.nan, 0
+        blank.edge_index = data.edge_index[:, data.edge_index[0] != v]
+        after = zeros(fitted(blank, directed=True))
+        assert torch.equal(after, before)
+        # Nor would who trains, which is public, of any but itself.
+        blank.train_mask[v] = ~blank.train_mask[v]
+        moved = zeros(fitted(blank, directed=True)) != before
+        assert not moved[torch.arange(n) != v].any()
+
+
+@pytest.mark.usefixtures('quiet')
+def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
+    data, found = graph(directed=True), set()
+    every = torch.arange(1, n)
+    nothing = silent(data)
+    whole = data.edge_index[:, data.edge_index[0] != 0]
+    encoder = linear()
+
+    def sums(own):
+        arcs = torch.stack([torch.zeros_like(own), own])
+        other = data.clone()
+        other.edge_index = torch.cat([whole, arcs], 1)
+        model = fitted(other, directed=True, encoder=encoder)
+        return model.released[0], model.noise_stds[0] * model.mus[1]
+
+    blank, bound = sums(every[:0])
+    assert bound == pytest.approx(1)
+    for own in (
+        every,
+        every[:1],
+        every[:7],
+        every[nothing[1:]],
+        every[~nothing[1:]],
+        every[nothing[1:]][:3],
+    ):
+        made, _ = sums(own)
+        moved = float((made - blank).norm())
+        received = bool((~nothing[own]).any())
+        assert moved == pytest.approx(float(received), rel=1e-5)
+        assert moved <= bound
+        found.add(received)
+    assert found == {True, False}
+
+
+@pytest.mark.usefixtures('quiet')
+def test_receivers_by_degree_would_not_be_paid_for(monkeypatch):
+    # A planted fault: who receives reads lists, so one record moves many.
+    data = graph(directed=True)
+    encoder = linear()
+
+    def greedy(lists, _):
+        named = torch.bincount(lists.col, minlength=n)
+        return aggregation_lists(lists, named % 2 == 0)
+
+    def worst():
+        found = 0.0
+        whole = fitted(data, directed=True, encoder=encoder)
+        for v in range(0, n, 4):
+            less = data.clone()
+            less.edge_index = data.edge_index[:, data.edge_index[0] != v]
+            made = fitted(less, directed=True, encoder=encoder).released[0]
+            found = max(found, float((whole.released[0] - made).norm()))
+        return found
+
+    assert 0.99 < worst() <= 1
+    aggregation_lists = aggregation.received_lists
+    monkeypatch.setattr(aggregation, 'received_lists', greedy)
+    assert worst() > 1.5
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'train', 'all_receive'),
+    [
+        ({}, 0.75, False),
+        ({'form': 'replace'}, 0.75, False),
+        ({'train_receivers': 1.0}, 0.75, True),
+        ({'hops': 2}, 0.75, True),
+        ({'head': nn.Linear(6, 3)}, 0.75, True),
+        ({'head': nn.Linear(6, 3), 'train_receivers': 0.2}, 0.75, False),
+        ({}, 0.4, True),
+        ({'train_receivers': 0.2}, 0.4, False),
+        ({}, 1.0, True),
+        ({'relation': 'node_incident', 'max_degree': 4}, 0.75, True),
+        ({'relation': 'feature'}, 0.75, True),
+        ({'relation': 'edge', 'epochs': 3}, 0.75, True),
+    ],
+)
+def test_who_receives_by_default(arguments, train, all_receive):
+    data = graph()
+    data.train_mask = torch.arange(n) < train * n
+    model = fitted(data, **arguments)
+    report = model.report()
+    expected = n if all_receive else int((~silent(data)).sum())
+    assert report.receivers == expected
+    assert int((~zeros(model)).sum()) == expected
+    assert report.epsilon == pytest.approx(8.0, rel=1e-9)
+    said = report.explain()
+    assert ('receive sums' in said) != all_receive
+    if not all_receive:
+        assert f'{expected:,} nodes receive sums' in said
+        assert 'their own features alone' in said.replace('\n', ' ')
+        assert any('weights of lists read' in s for s in report.assumptions)
+
+
+def test_a_transform_gives_sums_to_all():
+    data = graph()
+    transform = PrivateAGP(relation='node', mu=1.0, delta=1e-4)
+    transform(data)
+    assert transform.report().receivers == n
+
+
+def test_the_share_is_checked_before_anything_is_spent():
+    for arguments in (
+        {'train_receivers': 0.0},
+        {'train_receivers': 1.1},
+        {'train_receivers': math.nan},
+        {'train_receivers': 0.5, 'hops': 2},
+        {'train_receivers': 0.5, 'relation': 'edge'},
+        {'train_receivers': 0.5, 'relation': 'feature'},
+    ):
+        with pytest.raises(ValueError, match="'train_receivers'"):
+            PrivateNodeClassifier(**{**QUICK, **arguments})
+
+
+def test_a_share_so_small_that_nobody_trains_a_head_gives_the_start():
+    data = graph()
+    model = fitted(data, train_receivers=1e-9)
+    assert torch.equal(zeros(model), data.train_mask)
+    assert bool(model.logits().isfinite().all())
+    assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
+
+
+def test_checkpoints_from_before_and_of_another_share():
+    data = graph()
+    state = fitted(data).state_dict()
+    fresh = PrivateNodeClassifier(**QUICK)
+    fresh.load_state_dict(state)
+    assert fresh.report().receivers == int((~silent(data)).sum())
+    for share in (1.0, 0.3):
+        other = PrivateNodeClassifier(**QUICK, train_receivers=share)
+        with pytest.raises(ValueError, match='same arguments'):
+            other.load_state_dict(state)
+    # Before it was an argument, all received.
+    old = fitted(data, train_receivers=1.0)
+    state = old.state_dict()
+    del state['setting']['train_receivers']
+    for share in (None, 1.0):
+        fresh = PrivateNodeClassifier(**QUICK, train_receivers=share)
+        fresh.load_state_dict(state)
+        assert torch.equal(fresh.logits(data.x), old.logits())
+        assert fresh.report().receivers == n
+    other = PrivateNodeClassifier(**QUICK, train_receivers=0.2)
+    with pytest.raises(ValueError, match='same arguments'):
+        other.load_state_dict(state)
+
+
+class Drawn:
+    """Noise that is known, so that its factor can be seen."""
+
+    def normal(self, shape):
+        return torch.full(shape, 1.0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize('name', ['encoder', 'head'])
+def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
+    name, monkeypatch
+):
+    # Clipping norm and noise have to agree, whatever rows are scaled by.
+    data, z = graph(), 3.0
+    made = aggregation.LinearRows(5, 3, name == 'encoder')
+    steps = []
+
+    def gradient(x, error, C):
+        total = linear_gradient(x, error, C)
+        one = [
+            linear_gradient(np.delete(x, v, 0), np.delete(error, v, 0), C)
+            for v in range(len(error))
+        ]
+        steps.append(max(float(np.linalg.norm(total - t)) for t in one))
+        steps.append(C)
+        return total
+
+    class Kept(torch.optim.Adam):
+        def step(self):
+            (weight,) = self.param_groups[0]['params']
+            graded.append(weight.grad.clone())
+
+    graded: list = []
+    monkeypatch.setattr(
+        'pyg_trust.functional.private_descent.linear_gradient', gradient
+    )
+    monkeypatch.setattr(torch.optim, 'Adam', Kept)
+    x = 10 * data.x.double()
+    row_models.train_privately(made, x, data.y, 3, Drawn(), z, 1, 0.1)
+    moved, C = steps
+    assert 0.5 * C < moved <= C
+    # What is added to the sum is z times as large as what a record moves.
+    rows = unit_rows(x) * 4 if name == 'encoder' else x.numpy()
+    error = np.full((n, 3), 1 / 3) - np.eye(3)[data.y]
+    noise = n * graded[0].numpy() - linear_gradient(rows, error, C)
+    assert np.allclose(noise, z * C, rtol=1e-9)
+
+
+def test_the_encoder_is_that_of_a_smaller_constant():
+    # Rows of norm 4 beside 1, clipped to 2, are rows of norm 1 beside 1/4,
+    # clipped to 1/2, with the same noise: by plain steps of Adam.
+    data, noise = graph(), SeededNoise(3)
+    made = aggregation.LinearRows(5, 3, True)
+    row_models.train_privately(made, data.x, data.y, 3, noise, 2.0, 20, 0.1)
+    rows = unit_rows(data.x)
+    rows = np.concatenate([rows, np.full((n, 1), 0.25)], 1)
+    weight, first, second = (np.zeros((6, 3)) for _ in range(3))
+    noise = SeededNoise(3)
+    for t in range(1, 21):
+        score = np.exp(rows @ weight)
+        error = score / score.sum(1, keepdims=True) - np.eye(3)[data.y]
+        each = rows[:, :, None] * error[:, None, :]
+        norms = np.sqrt(np.square(each).sum((1, 2)))
+        each *= np.minimum(1, 0.5 / norms)[:, None, None]
+        drawn = noise.normal((6, 3)).numpy()
+        total = (each.sum(0) + 2.0 * 0.5 * drawn) / n
+        first = 0.9 * first + 0.1 * total
+        second = 0.999 * second + 0.001 * total**2
+        root = np.sqrt(second / (1 - 0.999**t)) + 1e-8
+        weight -= 0.1 * first / (1 - 0.9**t) / root
+    found = made.weight.detach().numpy()
+    assert np.allclose(found[:-1], weight[:-1], atol=1e-4)
+    assert np.allclose(found[-1], 0.25 * weight[-1], atol=1e-4)
+
+
+@pytest.mark.usefixtures('quiet')
+@pytest.mark.parametrize(
+    'arguments', [{}, {'hops': 2}, {'relation': 'feature'}]
+)
+def test_heads_start_at_classes_of_neighbours_beside_their_own(arguments):
+    # Public weights: without training the answer is the posterior, and four
+    # times the mean of the rows.
+    data = graph()
+    encoder = linear()
+    model = fitted(data, encoder=encoder, **arguments)
+    own = encoder(data.x).detach().double().log_softmax(1)
+    blocks = [
+        row / (row.square().sum(1, keepdim=True) + 3 * std**2).sqrt()
+        for row, std in zip(model.released, model.noise_stds, strict=True)
+    ]
+    blocks += [
+        row / row.norm(dim=1, keepdim=True)
+        for row in model.state_dict()['smoothed']
+    ]
+    wanted = own + 4 * torch.stack(blocks).mean(0)
+    assert torch.allclose(model.logits(), wanted, atol=1e-5)
