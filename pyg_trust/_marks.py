@@ -13,7 +13,7 @@ from torch import Tensor
 
 _KEPT: deque[Tensor] = deque(maxlen=8)
 _MOST = 2**20
-_ROWS = 4096
+_NUMBERS = 2**18
 # Of rows that are the same by chance: an isolated node's, or all zeros.
 _SHARE = 0.1
 
@@ -61,8 +61,14 @@ def hashes(value: Tensor) -> Tensor:
     weight = place * -7046029254386353131
     weight = (weight ^ (weight >> 30)) * -4658895280553007687
     weight = (weight ^ (weight >> 27)) | 1
-    found = [
-        (part.contiguous().view(kind).long() * weight).sum(1)
-        for part in value.detach().split(_ROWS)
-    ]
-    return torch.cat(found)
+    # One piece of work for all parts: freed and asked for again, pieces of
+    # some MB come to lie behind each other, with holes nothing fits into.
+    bits = value.detach()
+    found = torch.empty(len(bits), dtype=torch.int64, device=bits.device)
+    size = max(1, _NUMBERS // bits.size(1))
+    work = found.new_empty(min(size, len(bits)), bits.size(1))
+    for start in range(0, len(bits), size):
+        part = bits[start : start + size].contiguous().view(kind)
+        made = work[: len(part)].copy_(part).mul_(weight)
+        torch.sum(made, 1, out=found[start : start + size])
+    return found

@@ -197,7 +197,7 @@ def test_who_receives_depends_on_nobody_else(share):
         moved = choose_receivers(other, share) != chosen
         moved[v] = False
         assert not moved.any()
-    # Nodes that come later change nobody's part, and neither does a seed.
+    # Nodes that come later change nobody's part, and no seed does.
     torch.manual_seed(1)
     assert torch.equal(choose_receivers(train[:77], share), chosen[:77])
     assert bool(chosen.all()) == (share == 1)

@@ -52,10 +52,9 @@ def release():
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='needs Linux')
-def test_a_release_takes_eight_times_its_features():
+def test_every_release_takes_five_times_its_features():
     # Nine to eleven times, when messages, sums and noise were all there at
-    # once; about four now, and in one run of four, seven. Pages that were
-    # touched, as addresses are set aside at random.
-    times = min(release() for _ in range(3))
+    # once; seven, when hashes of rows were made of pieces that left holes.
+    times = [release() for _ in range(3)]
     # The rows that come out are twice the features: this does measure.
-    assert 2 <= times <= 8
+    assert 2 <= min(times) <= max(times) <= 5
