@@ -35,7 +35,7 @@ from pyg_trust.functional.propagation import (
     _check_half,
     _check_how,
     _exact_checked,
-    _operator,
+    _limits,
     _prepare_exact,
 )
 from pyg_trust.graph import CSRGraph
@@ -361,8 +361,9 @@ def _prepared(
         mapped=graph.is_mapped and not turned and graph.order is None,
     )
     how = how._replace(loops=loops)
-    # Before there are columns in memory, as it needs some for a moment.
-    _operator(looped, measure, _torch(dtype), how.tol, loops)
+    # Before there are columns and levels in memory, as it needs some for a
+    # moment.
+    _limits(looped, measure, _torch(dtype), how)
     if half:
         _check_half(looped, measure, _torch(dtype), how)
     rows, entries = (
