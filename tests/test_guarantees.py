@@ -117,7 +117,8 @@ def said(fields):
 @pytest.mark.parametrize('name', MADE)
 def test_numbers_in_a_promise_are_fields(made, name):
     guarantee, _ = made(name)
-    fields = [guarantee.values, guarantee.spent, guarantee.budget]
+    values = {k: v for k, v in guarantee.values.items() if k != 'tallies'}
+    fields = [values, guarantee.spent, guarantee.budget]
     text = re.sub(r'\^\([^)]*\)', '', guarantee.promise)  # exponents
     missing = {found.replace(',', '') for found in re.findall(NUMBER, text)}
     missing -= said(fields)
