@@ -52,13 +52,13 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // count: int64 [n].
   m.def("count_rows(Tensor index, Tensor(a!) count) -> int");
   // Puts col[e] in the next place of its row, from cursor[row[e] - first] on,
-  // and first_edge + e in perm; edges of other rows are left out. False if
-  // these are not the edges that were counted.
+  // and e in perm; edges of other rows are left out. False if these are not
+  // the edges that were counted.
   // cursor: int64, one for each row from `first` on; out: int32, and perm:
   // int64, a place for each of their edges.
   m.def(
       "place_rows(Tensor row, Tensor col, Tensor(a!) cursor, Tensor(b!) out, "
-      "Tensor(c!)? perm, int first, int num_nodes, int first_edge) -> bool");
+      "Tensor(c!)? perm, int first, int num_nodes) -> bool");
   // Sorts every row, and perm (int64 [m]) with it. How many entries repeat the
   // one before, and the first that does, or -1.
   m.def(

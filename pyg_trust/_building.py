@@ -196,7 +196,7 @@ def _count_and_place(
     out = torch.empty(row.numel(), dtype=torch.int32)
     perm = torch.empty_like(out, dtype=torch.int64) if carry else None
     cursor = rowptr[:-1].clone()
-    kernels.place_rows(row, col, cursor, out, perm, 0, num_nodes, 0)
+    kernels.place_rows(row, col, cursor, out, perm, 0, num_nodes)
     repeated, place = kernels.sort_rows(rowptr, out, perm)
     return rowptr, out, perm, repeated, place
 

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from pyg_trust._checks import (
     check_integer,
     check_non_negative,
@@ -15,11 +17,15 @@ from pyg_trust._recount import (
     rdp_wor_again,
     wor_again,
 )
+from pyg_trust._recount_renyi import fdp_again, select_again
 from pyg_trust.functional import (
     gaussian_epsilon,
     poisson_epsilon,
+    rdp_epsilon,
+    rdp_fdp,
     wor_epsilon,
 )
+from pyg_trust.functional.accounting import ORDERS
 from pyg_trust.functional.mechanisms import lam_from_opacus
 from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.report import Guarantee
@@ -69,9 +75,8 @@ def _halved(each: Guarantee) -> bool:
     return str(each.values.get('mechanism')).endswith('_wor')
 
 
-# Accountants of the package, and those of them that are recomputed.
+# Accountants of the package.
 _OWN = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
-_RECOMPUTED = _OWN[:3]
 
 
 def check_epsilon(each: Guarantee) -> Said:
@@ -95,8 +100,11 @@ def check_epsilon(each: Guarantee) -> Said:
         )
         return
     lines = account(each)
-    if lines is None or mechanism not in _RECOMPUTED:
+    if lines is None or mechanism is None:
         yield UNKNOWN, 'epsilon: the report has no steps to recompute it from'
+        return
+    if 'mean_runs' in each.values:
+        yield from _check_search(each, lines)
         return
     claimed = float(each.values['epsilon'])
     delta = float(each.values['delta'])
@@ -111,6 +119,45 @@ def check_epsilon(each: Guarantee) -> Said:
     )
     yield _compared(each, lambda: pure + _independent(each, lines, delta))
     yield from _check_steps(each, lines)
+
+
+def _check_search(
+    each: Guarantee, lines: list[tuple[float, float, int]]
+) -> Said:
+    values = each.values
+    mean = check_positive('mean_runs', values['mean_runs'])
+    shape = check_non_negative('shape', values['shape'])
+
+    def again() -> float:
+        return select_again(
+            values['mechanism'],
+            lines,
+            check_non_negative('pure_epsilon', values['pure_epsilon']),
+            (mean, shape),
+            float(values['delta']),
+            form=_form(each),
+            **_egos(each, lines),
+        )
+
+    yield _compared(each, again)
+    yield (
+        UNKNOWN,
+        f'that a secret number of runs, {mean:g} in the mean, was drawn, and '
+        'that none spent more than the recorded steps',
+    )
+
+
+def _egos(
+    each: Guarantee, lines: list[tuple[float, float, int]]
+) -> dict[str, int]:
+    # What the account of ego graphs takes beside noise and rate.
+    if each.values['mechanism'] != 'rdp_fdp':
+        return {}
+    size = check_integer('batch_size', each.values['batch_size'], 1)
+    if not all(_is_share(size, q) for _, q, _ in lines):
+        raise ValueError(f'a rate is not that of {size} units out of some')
+    terms = check_integer('units_per_row', each.values['units_per_row'], 1)
+    return {'batch_size': size, 'terms': terms}
 
 
 def _compared(each: Guarantee, again: Callable[[], float]) -> tuple[str, str]:
@@ -148,6 +195,9 @@ def _check_steps(
         yield FAILS, f'a rate is not that of {size} units out of some'
     noise = float(values['noise_multiplier'])
     lam = lam_from_opacus(noise) if _halved(each) else None
+    egos = _egos(each, lines)
+    if egos:
+        lam = lam_from_opacus(noise / egos['terms'])
     if lam is not None and not close(values['lam'], lam):
         yield (
             FAILS,
@@ -177,10 +227,31 @@ def recomputed(
         lines (list): as of :func:`account`.
         delta (float): of the report.
     """
+    if each.values['mechanism'] == 'rdp_fdp':
+        return _fdp_epsilon(each, lines, delta)
     if not _halved(each):
         return poisson_epsilon(lines, delta, _form(each))
     halved = [(lam_from_opacus(z), q, count) for z, q, count in lines]
     return wor_epsilon(halved, delta, each.values['mechanism'])
+
+
+def _fdp_epsilon(
+    each: Guarantee, lines: list[tuple[float, float, int]], delta: float
+) -> float:
+    egos = _egos(each, lines)
+    size, terms = egos['batch_size'], egos['terms']
+    rdp = [
+        count
+        * rdp_fdp(
+            ORDERS,
+            round(size / rate),
+            size,
+            terms,
+            lam_from_opacus(noise / terms),
+        )
+        for noise, rate, count in lines
+    ]
+    return rdp_epsilon(ORDERS, np.sum(rdp, 0), delta) if rdp else 0.0
 
 
 def _independent(
@@ -189,6 +260,8 @@ def _independent(
     lines = [line for line in lines if line[2]]
     if not lines:
         return 0.0
+    if each.values['mechanism'] == 'rdp_fdp':
+        return fdp_again(lines, delta=delta, **_egos(each, lines))
     if not _halved(each):
         return poisson_again(lines, delta, _form(each))
     halved = [(z / 2, q, count) for z, q, count in lines]

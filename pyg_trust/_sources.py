@@ -344,7 +344,7 @@ def rows_from_edges(
             good = True
             for row, col in _directions(source, size, num_nodes, undirected):
                 good = good and kernels.place_rows(
-                    row, col, cursor, block, None, first, num_nodes, 0
+                    row, col, cursor, block, None, first, num_nodes
                 )
             if not good or not torch.equal(cursor, start[1:]):
                 raise ValueError(

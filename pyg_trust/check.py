@@ -27,6 +27,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import files
+from pyg_trust._check_certificate import check_certificate
 from pyg_trust._check_epsilon import (
     FAILS,
     HOLDS,
@@ -201,6 +202,8 @@ def _check_fields(each: Guarantee) -> Said:
         yield from check_epsilon(each)
     if each.kind == 'removal':
         yield from check_shift(each)
+    if each.kind == 'robustness':
+        yield from check_certificate(each, _told(each.promise))
     for name, amounts in each.history.items():
         if amounts and not close(amounts[-1], each.spent[name]):
             yield (
@@ -345,7 +348,11 @@ def _check_paid(each: Guarantee, ledger: dict[str, Any]) -> Said:
     # report says of the noise.
     values = each.values
     mechanism = values.get('mechanism')
-    if account(each) is None or mechanism not in ('pld_wor', 'pld_poisson'):
+    if account(each) is None or mechanism not in (
+        'pld_wor',
+        'pld_poisson',
+        'rdp_fdp',
+    ):
         return
     counts: dict[tuple[float, float], int] = {}
     for z, q in ledger['steps']:

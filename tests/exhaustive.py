@@ -1,7 +1,7 @@
 """Small random problems, and every graph an attacker could make of them.
 
-Dense matrices and nothing of the package but CSRGraph: what the certificates
-are compared with.
+Dense matrices, and of the package the graphs alone that certificates take:
+what these are compared with.
 """
 
 import itertools
@@ -9,6 +9,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from pyg_trust.functional import Perturbations
 from pyg_trust.graph import CSRGraph
 
 
@@ -92,3 +93,33 @@ def worst_margins(graphs: Tensor, logits: Tensor, alpha: float) -> Tensor:
         made = (z[..., :, None] - z[..., None, :]).amin(0)
         worst = made if worst is None else torch.minimum(worst, made)
     return worst.permute(1, 2, 0)
+
+
+def random_perturbations(adj, seed, kind):
+    """Perturbations of a kind, and their fragile pairs as a dense mask."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    n = adj.size(0)
+    nodes = torch.arange(n)
+    free = torch.ones(n, n, dtype=torch.bool)
+    fixed = torch.zeros(n, n, dtype=torch.bool)
+    fixed[nodes, (nodes + 1) % n] = True
+    budget = torch.randint(0, 4, (n,), generator=generator)
+    graph = csr(adj)
+    removable = torch.zeros_like(adj)
+    addable, all_pairs = None, False
+    if kind in ('removals', 'both', 'explicit'):
+        removable = adj & ~fixed
+    if kind == 'explicit':
+        removable &= torch.rand(n, n, generator=generator) < 0.7
+        added = ~adj & (torch.rand(n, n, generator=generator) < 0.5)
+        addable = added.nonzero().t()
+        addable = addable[:, torch.randperm(addable.size(1))]
+        fragile = removable | added
+    elif kind == 'removals':
+        fragile = removable
+    else:
+        all_pairs = True
+        fragile = removable | (~adj & free.fill_diagonal_(False))
+    mask = removable[graph.row, graph.col]
+    made = Perturbations(graph, mask, budget, addable, all_pairs=all_pairs)
+    return made, fragile, budget

@@ -1,19 +1,12 @@
 import importlib
-import pkgutil
 import re
 import subprocess
 import sys
 
 import pytest
+from package import modules
 
 import pyg_trust
-
-
-def modules():
-    yield 'pyg_trust'
-    for module in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
-        if not module.name.endswith('._C'):
-            yield module.name
 
 
 @pytest.mark.parametrize('name', list(modules()))

@@ -7,6 +7,17 @@ import sys
 import pytest
 import torch
 import torch_geometric
+from auditing import (
+    DELTA,
+    HISTORY,
+    LAM,
+    RATE,
+    STEPS,
+    failures,
+    privacy,
+    removal,
+    saved,
+)
 from procedures import cycle, dataset
 from torch_geometric.data import Data
 
@@ -21,54 +32,6 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
-
-STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
-HISTORY = [(LAM, RATE, STEPS)]
-
-
-def privacy(**changes):
-    epsilon = wor_epsilon(HISTORY, DELTA, 'pld_wor')
-    values = {
-        'epsilon': epsilon,
-        'delta': DELTA,
-        'steps': STEPS,
-        'mechanism': 'pld_wor',
-        'batch_size': 50,
-        'noise_multiplier': 2 * LAM,
-        'lam': LAM,
-        'sample_rates': [[RATE, STEPS]],
-    }
-    values = {**values, **changes}
-    return Guarantee(
-        'private training',
-        'the weights are private',
-        (),
-        spent={'epsilon': values['epsilon']},
-        budget={'epsilon': 100.0},
-        kind='privacy',
-        values=values,
-    )
-
-
-def removal(**request):
-    return Guarantee(
-        'removal',
-        'it is gone',
-        (),
-        kind='removal',
-        values={'request': {'0': request}},
-    )
-
-
-def saved(folder, *guarantees):
-    path = folder / 'trust.json'
-    TrustReport.of(*guarantees).save(path)
-    return path
-
-
-def failures(*args, **kwargs):
-    found = check_report(*args, **kwargs)
-    return [each.text for each in found if each.status == FAILS]
 
 
 @pytest.fixture

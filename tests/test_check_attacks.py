@@ -10,7 +10,7 @@ import re
 
 import pytest
 import torch
-from test_check import (
+from auditing import (
     DELTA,
     HISTORY,
     LAM,

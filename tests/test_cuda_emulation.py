@@ -10,13 +10,13 @@ import ctypes
 import json
 import math
 import os
-import shutil
 import subprocess
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 import torch
@@ -36,18 +36,10 @@ ORDERS = (UP, DOWN, SHUFFLED, THREADS)
 DTYPES = (torch.float32, torch.float64)
 
 
-def compiler():
-    named = os.environ.get('CXX')
-    for name in (named, 'g++', 'clang++', 'c++'):
-        if name and shutil.which(name):
-            return name
-    return None
-
-
 @pytest.fixture(scope='module')
 def host(tmp_path_factory):
     """The emulation, compiled."""
-    cxx = compiler()
+    cxx = needs.compiler()
     if cxx is None:
         pytest.skip('needs a C++ compiler')
     library = tmp_path_factory.mktemp('emulation') / 'emulation.so'
@@ -68,7 +60,7 @@ def host(tmp_path_factory):
 )
 @pytest.mark.parametrize('sanitizer', ['thread', 'address,undefined'])
 def test_sanitizers_find_nothing(sanitizer, tmp_path):
-    cxx = compiler()
+    cxx = needs.compiler()
     if cxx is None:
         pytest.skip('needs a C++ compiler')
     program = tmp_path / 'emulation'

@@ -6,27 +6,14 @@ import runpy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import needs
 import numpy as np
 import pytest
 import torch
+from package import EXAMPLES, run
 
 from pyg_trust.graph import CSRGraph
-
-EXAMPLES = Path(__file__).resolve().parents[1] / 'examples'
-
-
-def run(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert 'Warning' not in done.stderr
-    return done.stdout
 
 
 def test_quickstart(tmp_path):

@@ -12,20 +12,14 @@ import jsonschema
 import pytest
 import torch
 from guarantees import MADE
+from package import reports
 
 import pyg_trust
 from pyg_trust.check import FAILS, HOLDS, check_report
-from pyg_trust.report import Guarantee, Report, TrustReport, schema
+from pyg_trust.report import Guarantee, TrustReport, schema
 
 SOURCES = sorted(Path(pyg_trust.__file__).parent.rglob('*.py'))
 NUMBER = r'(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])'
-
-
-def reports(of=Report):
-    for each in of.__subclasses__():
-        if each.__module__.startswith('pyg_trust.'):
-            yield each
-        yield from reports(each)
 
 
 def test_every_report_that_promises_something_is_among_these():
@@ -117,7 +111,8 @@ def said(fields):
 @pytest.mark.parametrize('name', MADE)
 def test_numbers_in_a_promise_are_fields(made, name):
     guarantee, _ = made(name)
-    fields = [guarantee.values, guarantee.spent, guarantee.budget]
+    values = {k: v for k, v in guarantee.values.items() if k != 'tallies'}
+    fields = [values, guarantee.spent, guarantee.budget]
     text = re.sub(r'\^\([^)]*\)', '', guarantee.promise)  # exponents
     missing = {found.replace(',', '') for found in re.findall(NUMBER, text)}
     missing -= said(fields)

@@ -1,30 +1,18 @@
 """The gradient of a linear head in one pass, against 40 digits."""
 
-import hashlib
 import os
 import subprocess
 import sys
 
 import mpmath
-import numpy as np
 import pytest
 import torch
+from heads import digest, problem
 
 from pyg_trust import ops
 from pyg_trust.functional import heads as H
 
 UNIT = 2.0**-53
-
-
-def problem(n, d, classes, head, seed=0, scale=1.0):
-    # Numbers of numpy: those of torch depend on the processor.
-    random = np.random.default_rng(seed)
-    Z = torch.from_numpy(random.standard_normal((n, d)))
-    y = torch.from_numpy(random.integers(-1, classes, n))
-    Z[y < 0] = 0
-    Y = H.targets(y, classes, head)
-    W = torch.from_numpy(random.standard_normal((d, Y.size(1))))
-    return Z, Y, scale * W
 
 
 def exact_slope(margins, y, head):
@@ -166,20 +154,9 @@ def test_gradients_have_the_bits_of_one_thread():
 
 
 SCRIPT = """
-from test_ops_loss import digest
+from heads import digest
 print(digest())
 """
-
-
-def digest():
-    """Of gradients of every width."""
-    made = hashlib.sha256()
-    for head in ops.LOSS_HEADS:
-        for classes in (2, 3, 4, 7, 9):
-            Z, Y, W = problem(701, 13, classes, head)
-            for part in ops.loss_gradient(Z, Y, W, head):
-                made.update(part.numpy().tobytes())
-    return made.hexdigest()
 
 
 @pytest.mark.parametrize('kind', ['default', 'avx2'])

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from guarantees import MADE, OTHERS
-from test_guarantees import reports
+from package import reports
 
 import pyg_trust
 from pyg_trust.report import Guarantee, Report

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from package import modules
 from procedures import PROCEDURES
-from test_api import modules
 from tqdm import tqdm
 
 import pyg_trust

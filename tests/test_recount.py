@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
+from auditing import DELTA, HISTORY, LAM, RATE, STEPS, privacy, saved
 from guarantees import unlearner
 from procedures import classifier, cycle, dataset
-from test_check import DELTA, HISTORY, LAM, RATE, STEPS, privacy, saved
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected

@@ -78,7 +78,7 @@ FLOORS = {
     # What is asked from outside, about all of it.
     **dict.fromkeys(
         (
-            *('check', '_check_epsilon', 'registries'),
+            *('check', '_check_epsilon', '_check_certificate', 'registries'),
             *('testing', 'utils', '__main__'),
         ),
         4,
@@ -248,3 +248,14 @@ def test_the_quickstart_passes_every_room_once(part):
         assert len(set(rooms)) == len(rooms), path
         assert floors == sorted(floors, reverse=True), path
         assert rooms[-1] == 'ground', path
+
+
+def test_no_test_file_is_a_helper_of_another():
+    # Helpers are under one roof: modules of tests/ without 'test_'.
+    found = [
+        f'{file.name}: {module}'
+        for file in (ROOT / 'tests').rglob('*.py')
+        for module in imported(ast.parse(file.read_text()))
+        if module.split('.')[0].startswith('test_')
+    ]
+    assert not found

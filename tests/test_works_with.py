@@ -8,6 +8,7 @@ empty.
 import pytest
 import torch
 import torch_geometric.transforms as T
+from package import run
 from procedures import cycle, node_classifier, unlearner
 from torch_geometric import EdgeIndex
 from torch_geometric.data import HeteroData
@@ -149,8 +150,6 @@ def test_torch_compile__propagation():
 def test_lightning__private_training(tmp_path):
     """examples/dp_lightning.py."""
     pytest.importorskip('lightning')
-    from test_examples import run
-
     output = run(
         *('dp_lightning.py', '--steps', '4'),
         *('--ledger', tmp_path / 'ledger'),

@@ -52,16 +52,15 @@ int64_t count_rows(const Tensor& index, Tensor count_) {
 }
 
 // Puts the targets of the rows [first, first + cursor) in their places, from
-// cursor[row - first] on, and first_edge + e beside each. False if a place
-// or a target is none: then the list is not what was counted.
+// cursor[row - first] on, and e beside each. False if a place or a target is
+// none: then the list is not what was counted.
 bool place_rows(const Tensor& row_,
                 const Tensor& col_,
                 Tensor cursor_,
                 Tensor out_,
                 const std::optional<Tensor>& perm_,
                 int64_t first,
-                int64_t num_nodes,
-                int64_t first_edge) {
+                int64_t num_nodes) {
   auto* cursor = cursor_.mutable_data_ptr<int64_t>();
   auto* out = out_.mutable_data_ptr<int32_t>();
   auto* perm = perm_ ? perm_->mutable_data_ptr<int64_t>() : nullptr;
@@ -91,7 +90,7 @@ bool place_rows(const Tensor& row_,
           return false;
         out[place] = static_cast<int32_t>(col[e]);
         if (perm != nullptr)
-          perm[place] = first_edge + e;
+          perm[place] = e;
       }
       return true;
     });

@@ -69,6 +69,7 @@ class CollectiveCertificate(SpeaksOf, Report):
         provenance (dict): versions and arguments of the run.
         weights (str): SHA-256 of the model's weights.
         data (str): SHA-256 of the graph that was handed in.
+        checked (tuple[str, ...]): how the fields of nodes were probed.
     """
 
     num_targets: int
@@ -89,6 +90,7 @@ class CollectiveCertificate(SpeaksOf, Report):
     provenance: dict[str, Any]
     weights: str = ''
     data: str = ''
+    checked: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -142,6 +144,7 @@ class CollectiveCertificate(SpeaksOf, Report):
             origin=self.provenance,
             kind='robustness',
             values={**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            checked=self.checked,
             model=self.weights,
         )
 
@@ -370,6 +373,12 @@ def certify_collective(
         provenance=report.provenance,
         weights=report.weights,
         data=report.data,
+        checked=(
+            'model, graph and call were compared with those of the '
+            'certificate by smoothing, by their digests',
+            f'up to {_PROBES} changes of each kind right outside of the '
+            'fields of nodes moved no bit of their outputs',
+        ),
     )
 
 

@@ -26,7 +26,11 @@ from pyg_trust._identity import (
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.votes import is_right
-from pyg_trust.functional.voting import certified_mean, certified_votes
+from pyg_trust.functional.voting import (
+    certified_mean,
+    certified_votes,
+    tallies,
+)
 from pyg_trust.report import (
     DATA_FIELDS,
     Guarantee,
@@ -82,6 +86,8 @@ class VoteCertificate(SpeaksOf, Report):
     """The most views that may say anything else, -1 for none: int64."""
     votes: Tensor
     """The vote of each view: int64, ``[num_views, num_targets]``."""
+    num_classes: int
+    """The number of classes that a view can vote for."""
     by: str
     vote: str
     num_groups: int
@@ -97,6 +103,8 @@ class VoteCertificate(SpeaksOf, Report):
     """SHA-256 of the model's weights."""
     data: str = ''
     """SHA-256 of the graphs that were handed in."""
+    checked: tuple[str, ...] = ()
+    """How the model was tried out on this run."""
 
     def certified(self, changes: int, rows: int = 0) -> Tensor:
         """Whose class stays for sure: bool, ``[num_targets]``.
@@ -159,6 +167,19 @@ class VoteCertificate(SpeaksOf, Report):
             steps=True,
         )
 
+    def _tallies(self) -> list[list[int]]:
+        # How many targets, then the votes for the class, the most for one
+        # before it and for one after it (-1 where there is none), and the
+        # other votes.
+        classes = torch.arange(self.num_classes)
+        one_hot = torch.nn.functional.one_hot(self.votes, self.num_classes)
+        counts, voted = one_hot.sum(0), self.predicted[:, None]
+        top = counts.gather(1, voted)[:, 0]
+        earlier = counts.where(classes < voted, -1).amax(1)
+        later = counts.where(classes > voted, -1).amax(1)
+        taken = top + earlier.clamp(min=0) + later.clamp(min=0)
+        return tallies(top, earlier, later, self.votes.size(0) - taken)
+
     def guarantee(self) -> Guarantee:
         """That voted classes stay, for certain."""
         total = self.targets.numel()
@@ -198,8 +219,12 @@ class VoteCertificate(SpeaksOf, Report):
                 'certified': {
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },
+                'tallies': self._tallies()
+                if self.vote == 'majority'
+                else None,
                 'data_fields': list(DATA_FIELDS),
             },
+            checked=self.checked,
             model=self.weights,
         )
 
@@ -354,15 +379,33 @@ class Divided(Module):
             predicted=made.predicted,
             radius=made.radius,
             votes=votes,
+            num_classes=classes,
             task=task,
             baseline=baseline,
             fingerprint=fingerprint(*parts),
             model_digest=found,
             weights=fingerprint_model(self.model.state_dict()),
             data=fingerprint_data(graphs),
+            checked=self._checks(task),
             provenance=provenance(**settings),
             **settings,  # type: ignore[arg-type]
         )
+
+    def _checks(self, task: str) -> tuple[str, ...]:
+        # What stops a vote where it does not hold, and so was found.
+        lines = ['the model gave the same output for the same view twice']
+        if task == 'graphs':
+            lines.append(
+                'views gave the same outputs alone as among others: the '
+                'extreme ones, and some of every batch drawn at random'
+            )
+        elif self.division.by == 'nodes':
+            lines.append(
+                'nodes of other groups were changed, in halves and one '
+                'alone: the outputs of those who hear one group stayed as '
+                'they were, to the bit'
+            )
+        return tuple(lines)
 
     def _call(self, graph: Data, *batch: Tensor) -> Tensor:
         out = self.model(graph.x, graph.edge_index, *batch)

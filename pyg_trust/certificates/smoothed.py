@@ -436,6 +436,7 @@ def _report(
         weights=fingerprint_model(pipe.model.state_dict()),
         data=fingerprint_data(run.graphs),
         num_abstained=int((~sure).sum()),
+        checked=_checks(run, fields['num_selection'], fields['num_samples']),
         provenance=provenance(
             noise=repr(noise),
             seed=fields['seed'],
@@ -450,6 +451,23 @@ def _report(
             forward=_named(pipe.forward),
         ),
         **fields,
+    )
+
+
+def _checks(run: _Run, selection: int, samples: int) -> tuple[str, ...]:
+    # What stops a run where it does not hold, and so was found.
+    some = min(len(run.samplers), 3)
+    of = f' of {some} graphs' if run.pipeline.graphs else ''
+    return (
+        f'the model gave the same output for the same noisy copy{of} twice, '
+        'and for one of them after all others',
+        'copies went through the model one at a time, as outputs depend on '
+        'what else is in a batch'
+        if run.note
+        else f'copies{of} had the same outputs together as alone, also beside '
+        'graphs that are unlike them',
+        f'classes were chosen by {selection} copies, and their probabilities '
+        f'bounded by {samples} others',
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyg_trust._checks import check_choice, check_integer, check_tensor
 from pyg_trust._identity import UNSEEN, SpeaksOf
 from pyg_trust.functional.smoothing import certified, check_radius, regions_at
+from pyg_trust.functional.voting import tallies
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips
@@ -92,6 +93,8 @@ class SmoothedCertificate(SpeaksOf, Report):
     """SHA-256 of the model's weights."""
     data: str = ''
     """SHA-256 of the graphs that were handed in."""
+    checked: tuple[str, ...] = ()
+    """How the model was tried out on this run."""
 
     def certified(
         self,
@@ -223,6 +226,22 @@ class SmoothedCertificate(SpeaksOf, Report):
                 made[kind] = radius
         return made
 
+    def _tallies(self) -> list[list[int]]:
+        # Of all that do not abstain: how many targets, then the votes for the
+        # class, the most for another one and those for the rest, and how
+        # many cells are 0 and 1 of each kind.
+        kept = self.predicted >= 0
+        votes, chosen = self.votes[kept], self.predicted[kept, None]
+        top = votes.gather(1, chosen)[:, 0]
+        runner_up = votes.scatter(1, chosen, -1).amax(1)
+        rest = votes.sum(1) - top - runner_up
+        cells = [
+            column[kept]
+            for kind in sorted(self.noise.noisy)
+            for column in self.cells[kind].expand(kept.numel(), 2).unbind(1)
+        ]
+        return tallies(top, runner_up, rest, *cells)
+
     def guarantee(self) -> Guarantee:
         """That classes stay, with confidence, and for which classifier."""
         total, parts = self.targets.numel(), []
@@ -276,10 +295,17 @@ class SmoothedCertificate(SpeaksOf, Report):
             values={
                 **self.numbers(),
                 'noise': repr(self.noise),
+                'flips': {
+                    kind: list(getattr(self.noise, kind))
+                    for kind in sorted(self.noise.noisy)
+                },
                 'targets': total,
+                'num_classes': self.votes.size(1) - 1,
+                'tallies': self._tallies(),
                 'certified': counts,
                 'data_fields': list(DATA_FIELDS),
             },
+            checked=self.checked,
             model=self.weights,
         )
 

@@ -166,6 +166,28 @@ def certified_mean(
     return CertifiedVotes(predicted, stays.sum(0) - 1, counts)
 
 
+def tallies(*columns: Tensor) -> list[list[int]]:
+    """How often each row of counts stands in a table.
+
+    What a report says of votes, so that whoever reads it can count again.
+
+    Args:
+        *columns (Tensor): int64, ``[num]``.
+
+    Returns:
+        list: how many, then the row.
+
+    Example:
+        >>> tallies(torch.tensor([5, 4, 5]), torch.tensor([0, 1, 0]))
+        [[1, 4, 1], [2, 5, 0]]
+    """
+    table = torch.stack(columns, dim=1)
+    if not len(table):
+        return []
+    rows, count = table.unique(dim=0, return_counts=True)
+    return torch.cat([count[:, None], rows], dim=1).tolist()
+
+
 def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
     """Whose class stays whatever a given set of views says.
 

@@ -18,9 +18,13 @@ memory. Functions of parameters alone (:math:`1 + \epsilon` in GIN) are
 treated as parameters, and their gradients are pulled back.
 
 A difference of large numbers loses digits. The norm of a sum whose terms
-cancel is therefore computed from the gradient itself, and every norm is
-raised by the rounding error of the sum, so that what is added is never longer
-than what was clipped to.
+cancel is therefore computed from the gradient itself. A sum of many numbers
+loses digits as well, in float32 and always in one direction if the numbers are
+alike: no more than 256 are added up one after another, the rest in float64.
+What that may lose (:math:`n / 8` units of the least digit of :math:`\sum_r
+\lVert \gamma_r \rVert \lVert a_r \rVert`, of :math:`n \le 256` rows) is
+added to every norm, so that what is added is never longer than what was
+clipped to.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,12 +35,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.recorder import LINEAR, ROWS, Recorder, Use
 
 # How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
+# Of so many numbers that are added up one after another in float32, the sum
+# is wrong by 4e-6 of it at most; blocks of them are added up in float64.
+_BLOCK = 256
 
 
 @dataclass
@@ -240,7 +248,7 @@ class Book:
         mixed = set().union(*(self._params(b) for b in derived))
         for base in self.bases:
             for cluster in base.clusters:
-                terms += self._terms(cluster).square()
+                terms += self._lost(cluster).square()
             if id(base.base) in mixed or base in derived:
                 continue
             if base.apart:
@@ -251,7 +259,7 @@ class Book:
         if mixed:
             square += self._explicit(mixed)
         eps = torch.finfo(square.dtype).eps
-        norms = square.clamp(min=0).sqrt() + 4 * eps * terms.sqrt()
+        norms = square.clamp(min=0).sqrt() + eps * terms.sqrt()
         return norms.nan_to_num(torch.inf, torch.inf)
 
     def sums(self, factors: Tensor) -> dict[str, Tensor]:
@@ -271,13 +279,14 @@ class Book:
             total = torch.empty_strided(
                 base.base.size(),
                 base.base.stride(),
-                dtype=base.base.dtype,
+                dtype=torch.float64,
                 device=base.base.device,
             ).zero_()
             for cluster in base.clusters:
                 part = _same_part(total, base.base, cluster.weight)
                 for value in self._weighted(cluster, factors, dead):
                     part += value.view(part.shape)
+            total = total.to(base.base.dtype)
             if id(base.base) in out:
                 out[id(base.base)] += total
                 continue
@@ -311,7 +320,7 @@ class Book:
     def _length(self, rows: Tensor) -> Tensor:
         key = rows.data_ptr(), rows.shape, rows.stride()
         if key not in self._lengths:
-            self._lengths[key] = rows, torch.linalg.vector_norm(rows, dim=1)
+            self._lengths[key] = rows, row_norms(rows)
         return self._lengths[key][1]
 
     def _terms(self, cluster: _Cluster) -> Tensor:
@@ -326,13 +335,22 @@ class Book:
             total.index_add_(0, owner, length)
         return total
 
+    def _lost(self, cluster: _Cluster) -> Tensor:
+        # What a sum of the rows' gradients may lose, in units of the least
+        # digit: of n rows n / 8 of the sum of their norms.
+        rows = torch.cat(cluster.owners).bincount(minlength=self.num_subgraphs)
+        return self._terms(cluster) * (4 + rows.clamp(max=_BLOCK) / 8)
+
     def _square(self, cluster: _Cluster) -> Tensor:
         k = self.num_subgraphs
         if cluster.kind == ROWS:
             total = cluster.weight.new_zeros(k, cluster.weight.numel())
+            # One by one, float32 loses what is added to a long sum.
+            if sum(map(len, cluster.owners)) > _BLOCK:
+                total = total.double()
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
-                total.index_add_(0, owner, grad)
-            return torch.linalg.vector_norm(total, dim=1).square()
+                total.index_add_(0, owner, grad.to(total))
+            return row_norms(total).square().to(cluster.weight.dtype)
         grad, inner = cluster.grads[0], cluster.inputs[0]
         layout = self._layout(cluster.owners[0])
         rows, cols = grad.size(1), inner.size(1)
@@ -356,10 +374,11 @@ class Book:
             few[torch.cat(todo)] = True
         subgraphs = few.nonzero().view(-1)
         for chunk in self._chunks(subgraphs, layout, rows, cols):
-            value = torch.bmm(
-                layout.padded(grad, chunk).mT, layout.padded(inner, chunk)
+            value = _between(
+                layout.padded(grad, chunk), layout.padded(inner, chunk)
             )
-            square[chunk] = value.reshape(len(chunk), -1).square().sum(1)
+            total = value.reshape(len(chunk), -1).square().sum(1)
+            square[chunk] = total.to(square.dtype)
         return square
 
     def _chunks(
@@ -380,10 +399,10 @@ class Book:
             layout = self._layout(cluster.owners[0])
             if int(layout.count[subgraphs].max()) == 0:
                 return grad.new_zeros(shape)
-            return torch.bmm(
-                layout.padded(grad, subgraphs).mT,
+            return _between(
+                layout.padded(grad, subgraphs),
                 layout.padded(inner, subgraphs),
-            )
+            ).to(grad.dtype)
         total = cluster.weight.new_zeros(n, cluster.weight.numel())
         for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
             layout = self._layout(owner)
@@ -442,9 +461,14 @@ class Book:
                 if inner is not None:
                     inner = inner.masked_fill(gone, 0)
             if inner is None:
-                yield each @ grad
-            else:
-                yield (grad * each.unsqueeze(1)).t() @ inner
+                for rows, scale in zip(
+                    grad.split(_BLOCK), each.split(_BLOCK), strict=True
+                ):
+                    yield scale @ rows
+                continue
+            scaled = (grad * each.unsqueeze(1)).split(_BLOCK)
+            for rows, inputs in zip(scaled, inner.split(_BLOCK), strict=True):
+                yield rows.t() @ inputs
 
 
 def clipped_sum(
@@ -464,12 +488,35 @@ def clipped_sum(
 def _gram(grads: Tensor, inners: Tensor) -> Tensor:
     # [n, s, rows] and [n, s, cols] to [n].
     if grads.size(1) == 1:
-        length = torch.linalg.vector_norm(grads[:, 0], dim=1)
-        length = length * torch.linalg.vector_norm(inners[:, 0], dim=1)
+        length = row_norms(grads[:, 0]) * row_norms(inners[:, 0])
         return length.square()
-    outer = torch.bmm(grads, grads.mT)
-    inner = torch.bmm(inners, inners.mT)
-    return (outer * inner).sum((1, 2))
+    square = _products(grads) * _products(inners)
+    return square.sum((1, 2)).to(grads.dtype)
+
+
+def _between(grads: Tensor, inners: Tensor) -> Tensor:
+    # [n, s, rows] and [n, s, cols] to [n, rows, cols].
+    if grads.size(1) <= _BLOCK:
+        return torch.bmm(grads.mT, inners)
+    shape = (grads.size(0), grads.size(2), inners.size(2))
+    made = grads.new_zeros(shape, dtype=torch.float64)
+    for one, two in zip(
+        grads.split(_BLOCK, 1), inners.split(_BLOCK, 1), strict=True
+    ):
+        made += torch.bmm(one.mT, two)
+    return made
+
+
+def _products(rows: Tensor) -> Tensor:
+    # [n, s, length] to [n, s, s]; of long rows, blocks in float64.
+    if rows.size(2) <= _BLOCK:
+        return torch.bmm(rows, rows.mT)
+    made = rows.new_zeros(
+        *(rows.size(0), rows.size(1), rows.size(1)), dtype=torch.float64
+    )
+    for block in rows.split(_BLOCK, 2):
+        made += torch.bmm(block, block.mT)
+    return made
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.privacy.calls import (
     EDGE,
     INDEX,
@@ -49,7 +50,11 @@ class Total:
         self, params: dict[str, Tensor], num_subgraphs: int, factors: Factors
     ) -> None:
         self.params = params
-        self.sums = {name: torch.zeros_like(p) for name, p in params.items()}
+        # Of many chunks, in float64.
+        self._sums = {
+            name: torch.zeros_like(p, dtype=torch.float64)
+            for name, p in params.items()
+        }
         first = next(iter(params.values()))
         self.norms = first.new_full((num_subgraphs,), torch.inf)
         self.factors = factors
@@ -66,7 +71,7 @@ class Total:
         """
         # Few passes: these are the largest tensors of a step.
         flat = {n: g.reshape(subgraphs.numel(), -1) for n, g in grads.items()}
-        lengths = [torch.linalg.vector_norm(g, dim=1) for g in flat.values()]
+        lengths = [row_norms(value) for value in flat.values()]
         norm = torch.zeros_like(self.norms[subgraphs])
         for length in lengths:
             norm += length.square().to(norm)
@@ -78,9 +83,17 @@ class Total:
             if some:
                 value = torch.where(finite.unsqueeze(1), value, 0)
             total = factors.to(value) @ value
-            self.sums[name] += total.view_as(self.sums[name])
+            self._sums[name] += total.view_as(self._sums[name])
         self.norms[subgraphs] = norm
         return subgraphs[~finite]
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The clipped sum by name, each of the dtype of its parameter."""
+        return {
+            name: value.to(self.params[name].dtype)
+            for name, value in self._sums.items()
+        }
 
 
 def vjp(

@@ -57,7 +57,11 @@ class Group:
 
     @property
     def adds_noise(self) -> bool:
-        """Whether this process draws the noise, which is added once."""
+        """Whether this process draws the noise, which is added once.
+
+        That :meth:`spread` hands out the values of the first process alone
+        is what makes it one: noise of others would go nowhere.
+        """
         return self.rank == 0
 
     def check(self) -> None:

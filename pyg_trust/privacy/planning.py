@@ -32,7 +32,11 @@ from pyg_trust.privacy.accountant import (
     epsilon_over_time,
 )
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.report import protected_unit, said_by
+from pyg_trust.privacy.report import (
+    PrivacyReport,
+    protected_unit,
+    said_by,
+)
 from pyg_trust.report import Guarantee, Report, fingerprint_model
 from pyg_trust.report.charts import Chart
 
@@ -310,6 +314,14 @@ class SearchReport(Report):
         data (str): a fingerprint of what is public of the data.
         weights (str): SHA-256 of the weights of the best run.
         relation (str): which data are neighbours, in every run.
+        account (tuple): noise multiplier, rate and number of steps of what a
+            run may spend.
+        pure_epsilon (float): what releases that are :math:`\epsilon`-DP may
+            add to it.
+        batch_size (int, optional): the units of a step, where the rate alone
+            does not tell what a run may spend.
+        units_per_row (int): how many units a row can be in.
+        checked (tuple[str, ...]): how the runs were checked.
     """
 
     epsilon: float
@@ -324,6 +336,11 @@ class SearchReport(Report):
     data: str
     weights: str = ''
     relation: str = RELATION
+    account: tuple[tuple[float, float, int], ...] = ()
+    pure_epsilon: float = 0.0
+    batch_size: int | None = None
+    units_per_row: int = 1
+    checked: tuple[str, ...] = ()
 
     def guarantee(self) -> Guarantee:
         """The differential privacy of the weights of the best run."""
@@ -343,6 +360,7 @@ class SearchReport(Report):
             data=self.data,
             kind='privacy',
             values={**self.numbers(), 'candidate': str(self.candidate)},
+            checked=self.checked,
             model=self.weights,
         )
 
@@ -433,7 +451,7 @@ def search(
 
     count = draw_runs(float(source(_NUMBER).uniform(1)[0]), mean_runs, shape)
     choices = source(_CHOICE)
-    best: tuple[float, nn.Module, Any, tuple[str, ...]] | None = None
+    best: tuple[float, nn.Module, Any, PrivacyReport] | None = None
     seeded, data = seed is not None, set()
     relation = ''
     for _ in range(count):
@@ -468,7 +486,7 @@ def search(
         data.add(said.data)
         if best is None or score > best[0]:
             model = copy.deepcopy(engine._attached().model)
-            best = score, model, candidates[index], said.assumptions
+            best = score, model, candidates[index], said
     assert best is not None
     report = SearchReport(
         epsilon=epsilon,
@@ -487,10 +505,20 @@ def search(
             'data',
             'candidates, their number and the expected number of runs were '
             'chosen without looking at private data',
-            *best[3],
+            *best[3].assumptions,
         ),
         data=data.pop() if len(data) == 1 else '',
         weights=fingerprint_model(best[1].state_dict()),
         relation=relation,
+        account=tuple(bound.history),
+        pure_epsilon=bound.pure_epsilon,
+        batch_size=getattr(bound, 'batch_size', None),
+        units_per_row=getattr(bound, 'terms', 1),
+        checked=(
+            'what every run had spent was compared with what a run may, at '
+            f'all {len(ORDERS)} orders of Rényi DP: none had spent more',
+            'all runs protect the same units',
+            *(f'of the best run: {line}' for line in best[3].checked),
+        ),
     )
     return best[1], report

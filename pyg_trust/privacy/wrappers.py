@@ -304,7 +304,8 @@ class PrivateStep:
             self.ignored |= self._watch.ignored
         if self.loss_reduction == 'mean':
             grad = grad * count
-        # A bit less than C, for what norms lose in float32.
+        # A bit less than C, for what norms and the scaled gradients lose in
+        # float32: sums of 256 numbers 4e-6 of them, products half a digit.
         norm = self.max_grad_norm * (1 - _MARGIN)
         assert isinstance(self._tape, Tape)
         clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)

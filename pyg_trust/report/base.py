@@ -175,7 +175,14 @@ def _pieces(value: Any) -> list[Tensor | str | int | None]:
 
 
 # What a guarantee has a place of its own for.
-_ELSEWHERE = ('assumptions', 'data', 'origin', 'provenance', 'weights')
+_ELSEWHERE = (
+    'assumptions',
+    'checked',
+    'data',
+    'origin',
+    'provenance',
+    'weights',
+)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ _HOW = (
     'Save the same report as trust.json and run this command, on any machine. '
     'It recomputes epsilon from what was recorded, here and by an accountant '
     'that is independent of this package (dp-accounting, if it is installed), '
-    'and compares what was spent with the budgets. With the files themselves '
+    'counts again which predictions stay by the recorded votes, and compares '
+    'what was spent with the budgets. With the files themselves '
     '(--ledger, --model, --data) it follows the chain of the ledger, compares '
     'the fingerprints of weights and data, and looks for what was removed. It '
     'says in one line each what holds, what fails and what could not be '
@@ -294,8 +295,8 @@ def _table(each: Guarantee) -> list[tuple[str, str]]:
         (name.replace('_', ' '), short(value))
         for name, value in plain(each.values).items()
         # Who asked to be forgotten is in the JSON, for whoever checks it;
-        # what was spent over time is drawn.
-        if name not in ('request', 'history')
+        # what was spent over time is drawn. Votes are long.
+        if name not in ('request', 'history', 'tallies')
     ]
     rows += [
         (

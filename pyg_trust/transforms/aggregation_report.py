@@ -315,6 +315,21 @@ class AggregationReport(Report):
             origin=self.provenance,
             kind='privacy',
             values=fields,
+            checked=self._checks(),
+        )
+
+    def _checks(self) -> tuple[str, ...]:
+        # What stops a release where it does not hold, and so was found.
+        where = 'account' if self.ledger_head is None else 'ledger'
+        looked = 'no edge has a weight'
+        if self.relation != 'feature':
+            kind = 'arcs' if self.directed else 'both ways'
+            looked = (
+                f'edges are {kind}, without weights, self-loops and doubles'
+            )
+        return (
+            f'before it was summed the graph was looked through: {looked}',
+            f'every release was on the {where} before its noise was drawn',
         )
 
     def explain(self) -> str:

@@ -59,8 +59,8 @@ class Saving(Releasing):
 
         Raises:
             ValueError: if the arguments differ, the parts do not fit
-                together, or the state's ledger does not continue the present
-                one.
+                together, or the state or its ledger does not continue the
+                present one.
         """
         check_instance('state', state, dict)
         try:
@@ -121,6 +121,12 @@ class Saving(Releasing):
                 'the state was saved with other arguments (got '
                 f'{state["config"]}, need {self._config()})'
             )
+        # Two branches may have equal ledgers: each has released weights with
+        # noise of its own, and neither counts those of the other.
+        present = self._model
+        lineage = Lineage.of(
+            state, None if present is None else present.lineage
+        )
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
         held, classes = state['data'], tuple(state['classes'])
@@ -145,7 +151,7 @@ class Saving(Releasing):
             data,
             ledger,
             seals,
-            Lineage.of(state),
+            lineage,
             W,
             B,
             state['weight'].clone(),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 import torch
@@ -106,9 +107,7 @@ def test_float16_by_integers_is_that_of_numpy(tmp_path):
         '  for (long i = 0; i < n; ++i)'
         '    to[i] = pyg_trust::narrow_bits(from[i]); } }'
     )
-    from test_cuda_emulation import compiler
-
-    cxx = compiler()
+    cxx = needs.compiler()
     if cxx is None:
         pytest.skip('needs a C++ compiler')
     library = tmp_path / 'half.so'

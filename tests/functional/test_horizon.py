@@ -6,8 +6,12 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exhaustive import admissible, csr, random_problem
-from test_policy import random_perturbations
+from exhaustive import (
+    admissible,
+    csr,
+    random_perturbations,
+    random_problem,
+)
 
 from pyg_trust.functional import Perturbations, Policy, policy_iteration
 from pyg_trust.functional.horizon import Horizon, Prices

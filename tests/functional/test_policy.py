@@ -7,6 +7,7 @@ from exhaustive import (
     admissible,
     csr,
     pagerank,
+    random_perturbations,
     random_problem,
     worst_margins,
 )
@@ -23,36 +24,6 @@ from pyg_trust.functional import (
 from pyg_trust.graph import CSRGraph
 
 ALPHA = 0.15
-
-
-def random_perturbations(adj, seed, kind):
-    """Perturbations of a kind, and their fragile pairs as a dense mask."""
-    generator = torch.Generator().manual_seed(1000 + seed)
-    n = adj.size(0)
-    nodes = torch.arange(n)
-    free = torch.ones(n, n, dtype=torch.bool)
-    fixed = torch.zeros(n, n, dtype=torch.bool)
-    fixed[nodes, (nodes + 1) % n] = True
-    budget = torch.randint(0, 4, (n,), generator=generator)
-    graph = csr(adj)
-    removable = torch.zeros_like(adj)
-    addable, all_pairs = None, False
-    if kind in ('removals', 'both', 'explicit'):
-        removable = adj & ~fixed
-    if kind == 'explicit':
-        removable &= torch.rand(n, n, generator=generator) < 0.7
-        added = ~adj & (torch.rand(n, n, generator=generator) < 0.5)
-        addable = added.nonzero().t()
-        addable = addable[:, torch.randperm(addable.size(1))]
-        fragile = removable | added
-    elif kind == 'removals':
-        fragile = removable
-    else:
-        all_pairs = True
-        fragile = removable | (~adj & free.fill_diagonal_(False))
-    mask = removable[graph.row, graph.col]
-    made = Perturbations(graph, mask, budget, addable, all_pairs=all_pairs)
-    return made, fragile, budget
 
 
 @pytest.mark.parametrize('kind', ['removals', 'additions', 'both', 'explicit'])

@@ -259,7 +259,9 @@ def test_sizes(name, sizes):
 def test_a_large_subgraph_has_its_gradient_computed():
     # More rows than a product of lengths is worth.
     x, edge_index, owner = make((60, 2, 1), chords=0.1)
-    compare(net(LAYERS['Edge']), 'bookkeeping', (x, edge_index, owner))
+    # Its norm is raised by what so many rows may lose in float32.
+    batch = x, edge_index, owner
+    compare(net(LAYERS['Edge']), 'bookkeeping', batch, tol=5e-5)
 
 
 class WithEdges(nn.Module):

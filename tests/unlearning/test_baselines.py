@@ -1,6 +1,6 @@
 import pytest
 import torch
-from test_scattering_classifier import random_graphs, without
+from graphs import random_graphs, without
 
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import GINClassifier

@@ -582,6 +582,35 @@ def test_an_older_state_is_not_taken_over_by_a_new_fit() -> None:
             model.load_state_dict(old)
 
 
+@pytest.mark.parametrize('name', FITTED)
+def test_another_branch_with_an_equal_ledger_is_not_taken_over(
+    name: str,
+) -> None:
+    # Both had the same request. Each has released weights of its own, and who
+    # holds both knows more than either account has.
+    make, data = FITTED[name]
+    first = make().fit(data())
+    start = first.state_dict()
+    second = make()
+    second.load_state_dict(start)
+    for model in (first, second):
+        model.remove(RemovalRequest(nodes=[2]))
+    theirs = second.state_dict()
+    # To the ledgers alone they look like one run.
+    theirs['ledger'] = first.state_dict()['ledger']
+    mine = first.state_dict()
+    for state in (theirs, second.state_dict()):
+        with pytest.raises(ValueError, match='continue the present one'):
+            first.load_state_dict(state)
+    assert first.state_dict()['lineage'] == mine['lineage']
+    # One that goes on from here is.
+    third = make()
+    third.load_state_dict(mine)
+    third.remove(RemovalRequest(nodes=[1]))
+    first.load_state_dict(third.state_dict())
+    assert first.state_dict()['lineage'] == third.state_dict()['lineage']
+
+
 # Other names of a place ######################################################
 
 

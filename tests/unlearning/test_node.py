@@ -1081,7 +1081,7 @@ def test_older_changed_and_foreign_states_are_refused():
         with pytest.raises(ValueError, match=message):
             other.load_state_dict(state)
 
-    refused("can't be turned back", older)
+    refused('turned back', older)
     refused('other arguments', good, make(data, lam=0.5))
     data_of = {**good['data']}
     x = data_of['x'].clone()

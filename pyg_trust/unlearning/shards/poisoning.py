@@ -16,6 +16,7 @@ from pyg_trust.functional.voting import (
     certified_votes,
     collective_votes,
     survives_votes,
+    tallies,
 )
 from pyg_trust.nn.shard_aggregator import (
     MajorityAggregator,
@@ -74,6 +75,8 @@ class PoisonCertificate(Report):
     provenance: dict[str, Any]
     weights: str = ''
     """SHA-256 of the weights of all shards."""
+    checked: tuple[str, ...] = ()
+    """How partition and models were tried out on this run."""
 
     def certified(self, nodes: int) -> Tensor:
         """Whose class stays whatever so many other nodes do.
@@ -172,6 +175,18 @@ class PoisonCertificate(Report):
             steps=True,
         )
 
+    def _tallies(self) -> list[list[int]]:
+        # How many targets, then the votes for the class and the most for
+        # another one, which wins a tie, and the other votes. Where silence
+        # leads, nothing is certified.
+        kept = self.radius >= 0
+        one_hot = torch.nn.functional.one_hot(self.votes, self.num_classes)
+        counts, voted = one_hot.sum(0)[kept], self.predicted[kept, None]
+        top = counts.gather(1, voted)[:, 0]
+        other = counts.scatter(1, voted, -1).amax(1)
+        rest = self.votes.size(0) - top - other
+        return tallies(top, other, torch.full_like(top, -1), rest)
+
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
         counts = [f'{int((self.radius >= k).sum())} if {k} do' for k in _SHOWN]
@@ -208,10 +223,14 @@ class PoisonCertificate(Report):
                 **self.numbers(),
                 'targets': self.targets.numel(),
                 'num_shards': self.votes.size(0),
+                'tallies': self._tallies()
+                if self.aggregator == 'majority'
+                else None,
                 'certified': {
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },
             },
+            checked=self.checked,
             model=self.weights,
         )
 
@@ -313,7 +332,23 @@ def certify_shards(
         data=fingerprint,
         provenance=provenance,
         weights=weights,
+        checked=_checks(inference, run.apart),
     )
+
+
+def _checks(inference: str, apart: bool) -> tuple[str, ...]:
+    # What stops a certificate where it does not hold, and so was found.
+    lines = [
+        'the shard of every training node is the hash of its name, computed '
+        'again',
+    ]
+    if inference == 'isolated' and not apart:
+        lines.append(
+            'nodes of other groups were changed, in halves and one alone: '
+            'the outputs of those who hear one group stayed as they were, to '
+            'the bit'
+        )
+    return tuple(lines)
 
 
 def _deployed(

@@ -1,0 +1,32 @@
+"""Problems of linear heads, the same on every processor."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from pyg_trust import ops
+from pyg_trust.functional import heads as H
+
+
+def problem(n, d, classes, head, seed=0, scale=1.0):
+    """Features, targets and weights."""
+    # Numbers of numpy: those of torch depend on the processor.
+    random = np.random.default_rng(seed)
+    Z = torch.from_numpy(random.standard_normal((n, d)))
+    y = torch.from_numpy(random.integers(-1, classes, n))
+    Z[y < 0] = 0
+    Y = H.targets(y, classes, head)
+    W = torch.from_numpy(random.standard_normal((d, Y.size(1))))
+    return Z, Y, scale * W
+
+
+def digest():
+    """Of gradients of every width."""
+    made = hashlib.sha256()
+    for head in ops.LOSS_HEADS:
+        for classes in (2, 3, 4, 7, 9):
+            Z, Y, W = problem(701, 13, classes, head)
+            for part in ops.loss_gradient(Z, Y, W, head):
+                made.update(part.numpy().tobytes())
+    return made.hexdigest()

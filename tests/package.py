@@ -1,0 +1,39 @@
+"""The parts of the package: modules, reports, examples."""
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyg_trust
+from pyg_trust.report import Report
+
+EXAMPLES = Path(__file__).resolve().parents[1] / 'examples'
+
+
+def modules():
+    """The names of all modules."""
+    yield 'pyg_trust'
+    for module in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
+        if not module.name.endswith('._C'):
+            yield module.name
+
+
+def reports(of=Report):
+    """The classes of all reports of the package."""
+    for each in of.__subclasses__():
+        if each.__module__.startswith('pyg_trust.'):
+            yield each
+        yield from reports(each)
+
+
+def run(name, *arguments):
+    """What an example prints, which may not warn."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'Warning' not in done.stderr
+    return done.stdout

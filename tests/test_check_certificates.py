@@ -1,0 +1,501 @@
+"""Certificates and searches, checked by an auditor who has the report alone.
+
+Somebody changes a report, or the code that makes it, so that more is promised
+than follows from the votes and the steps that stand in it.
+"""
+
+import copy
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from guarantees import MADE
+from procedures import cycle
+from scipy.optimize import linprog
+from scipy.stats import binom
+from torch.nn import functional as F
+
+from pyg_trust import _check_epsilon
+from pyg_trust._recount_renyi import fdp_again, select_again
+from pyg_trust._recount_votes import (
+    bounds_again,
+    radius_again,
+    stays_again,
+)
+from pyg_trust.certificates import ThreatModel, certify, smoothed, votes
+from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report
+from pyg_trust.functional import voting
+from pyg_trust.functional.confidence import clopper_pearson
+from pyg_trust.loader import EgoLoader
+from pyg_trust.privacy import PrivacyEngine, create_accountant
+from pyg_trust.privacy.accountant import FDPAccountant
+from pyg_trust.privacy.planning import search_epsilon
+from pyg_trust.report import TrustReport
+from pyg_trust.transforms import BoundedDegree
+
+VOTED = ('SmoothedCertificate', 'VoteCertificate', 'PoisonCertificate')
+CERTIFICATES = (*VOTED, 'CollectiveCertificate', 'Certificate')
+
+
+@pytest.fixture(scope='module')
+def honest(tmp_path_factory):
+    """Reports in JSON, each made once."""
+    kept = {}
+
+    def make(name):
+        if name not in kept:
+            folder = tmp_path_factory.mktemp('made')
+            torch.manual_seed(0)
+            report, _ = MADE[name](folder)
+            kept[name] = json.loads(TrustReport.of(report).to_json())
+        return copy.deepcopy(kept[name])
+
+    return make
+
+
+def found(folder, whole):
+    path = folder / 'trust.json'
+    path.write_text(json.dumps(whole))
+    return check_report(path)
+
+
+def failures(folder, whole):
+    return [e.text for e in found(folder, whole) if e.status == FAILS]
+
+
+def parts(whole):
+    (each,) = whole['guarantees']
+    return each, each['values']
+
+
+def more(whole):
+    """One more target stays, in the fields and in the sentence."""
+    each, values = parts(whole)
+    counts = values['certified']
+    name = next(k for k, n in counts.items() if n < values['targets'])
+    old = counts[name]
+    counts[name] += 1
+    # The counts of the sentence are in the same order.
+    place = list(counts).index(name)
+    said = list(re.finditer(r'\d+(?= (?:for|at|if) )', each['promise']))[place]
+    assert int(said[0]) == old
+    each['promise'] = (
+        each['promise'][: said.start()]
+        + str(old + 1)
+        + each['promise'][said.end() :]
+    )
+    return whole
+
+
+@pytest.mark.parametrize('name', CERTIFICATES)
+def test_every_certificate_has_a_line_that_holds_and_one_that_does_not_hide(
+    honest, tmp_path, name
+):
+    lines = found(tmp_path, honest(name))[1:]
+    assert not [e for e in lines if e.status == FAILS]
+    assert [e for e in lines if e.status == HOLDS]
+    (open_,) = [e.text for e in lines if e.status == UNKNOWN]
+    assert 'again' in open_
+
+
+@pytest.mark.parametrize('name', VOTED)
+def test_one_target_more_than_the_votes_allow_fails(honest, tmp_path, name):
+    (text,) = failures(tmp_path, more(honest(name)))
+    assert 'by the recorded votes' in text
+
+
+@pytest.mark.parametrize('name', CERTIFICATES)
+def test_a_sentence_that_promises_more_than_the_fields_fails(
+    honest, tmp_path, name
+):
+    whole = honest(name)
+    each, values = parts(whole)
+    total = values.get('targets', values.get('num_targets'))
+    # Every number in turn is another one that stands in the report as well.
+    for word in dict.fromkeys(each['promise'].split()):
+        if word.isdigit() and int(word) != total:
+            lie = copy.deepcopy(whole)
+            said = each['promise'].replace(f'{word} ', f'{total} ')
+            lie['guarantees'][0]['promise'] = said
+            if said != each['promise']:
+                assert failures(tmp_path, lie), said
+
+
+def test_a_level_that_the_confidence_does_not_leave_fails(honest, tmp_path):
+    # As of each target alone, where all together are promised.
+    whole = honest('SmoothedCertificate')
+    values = parts(whole)[1]
+    values['alpha'] *= values['targets']
+    assert any('of level' in text for text in failures(tmp_path, whole))
+    # As if the first look had been the only one.
+    whole = honest('SmoothedCertificate')
+    parts(whole)[1]['look'] = 2
+    assert any('of level' in text for text in failures(tmp_path, whole))
+    # And with the words for what the level then means, but not all of them.
+    whole = honest('SmoothedCertificate')
+    values = parts(whole)[1]
+    values['alpha'] *= values['targets']
+    values['per'] = 'node'
+    (text,) = failures(tmp_path, whole)
+    assert 'another confidence' in text
+
+
+def test_a_confidence_that_only_the_sentence_has_fails(honest, tmp_path):
+    whole = honest('SmoothedCertificate')
+    each, _ = parts(whole)
+    each['promise'] = each['promise'].replace('0.99,', '0.9999,')
+    assert failures(tmp_path, whole)
+
+
+def test_fewer_samples_than_are_claimed_fail(honest, tmp_path):
+    whole = honest('SmoothedCertificate')
+    values = parts(whole)[1]
+    values['num_samples'] *= 10
+    texts = failures(tmp_path, whole)
+    assert any('samples have voted where 3000' in text for text in texts)
+    # Votes that are added to one class alone, until the sums are right.
+    whole = honest('SmoothedCertificate')
+    values = parts(whole)[1]
+    values['num_samples'] *= 10
+    for row in values['tallies']:
+        row[1] += 2700
+    # Nothing in the report contradicts that: it is called unchecked.
+    assert not failures(tmp_path, whole)
+    assert any(
+        'that the model votes so' in e.text
+        for e in found(tmp_path, whole)
+        if e.status == UNKNOWN
+    )
+
+
+@pytest.mark.parametrize('name', VOTED)
+def test_votes_of_other_targets_or_of_too_many_fail(honest, tmp_path, name):
+    whole = honest(name)
+    rows = parts(whole)[1]['tallies']
+    rows[0][0] += 100
+    assert any('votes of' in text for text in failures(tmp_path, whole))
+    whole = honest(name)
+    rows = parts(whole)[1]['tallies']
+    rows[0][1] += 1
+    assert any(
+        'voted' in text or 'votes were' in text
+        for text in failures(tmp_path, whole)
+    )
+
+
+HOSTILE = (None, -1, 10**400, 'x', True, [], {'a': 1}, [[1]], 'nan', 1.5)
+OF_VOTES = {
+    'SmoothedCertificate': (
+        'tallies',
+        'flips',
+        'alpha',
+        'confidence',
+        'num_samples',
+        'num_classes',
+        'num_abstained',
+        'look',
+        'tolerance',
+        'targets',
+        'certified',
+    ),
+    'VoteCertificate': ('tallies', 'views', 'num_groups', 'certified'),
+    'PoisonCertificate': ('tallies', 'num_shards', 'certified', 'targets'),
+    'CollectiveCertificate': ('one_by_one', 'guaranteed', 'counted', 'edges'),
+    'Certificate': ('num_robust', 'num_unknown', 'targets'),
+}
+
+
+@pytest.mark.parametrize(
+    ('name', 'field'),
+    [(name, field) for name in OF_VOTES for field in OF_VOTES[name]],
+)
+def test_no_field_of_a_certificate_is_a_traceback_or_holds(
+    honest, tmp_path, name, field
+):
+    for bad in HOSTILE:
+        whole = honest(name)
+        parts(whole)[1][field] = bad
+        statuses = [each.status for each in found(tmp_path, whole)]
+        # Without votes nothing is said to hold of them.
+        bare = field == 'tallies' and bad is None
+        assert FAILS in statuses or bare, bad
+
+
+def test_more_than_the_bound_leaves_is_not_guaranteed(honest, tmp_path):
+    whole = honest('CollectiveCertificate')
+    each, values = parts(whole)
+    values['guaranteed'] += 1
+    each['promise'] = each['promise'].replace(
+        f'{values["guaranteed"] - 1} of', f'{values["guaranteed"]} of'
+    )
+    (text,) = failures(tmp_path, whole)
+    assert 'follow from' in text
+
+
+def test_a_certificate_under_another_name_is_not_said_to_hold(
+    honest, tmp_path
+):
+    whole = more(honest('SmoothedCertificate'))
+    parts(whole)[0]['procedure'] = 'certificate by something better'
+    lines = found(tmp_path, whole)[1:]
+    assert {each.status for each in lines} == {UNKNOWN}
+
+
+# A library that lies ########################################################
+
+
+def test_regions_that_certify_everything_are_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        votes, 'certified', lambda lower, *_, **__: torch.ones(len(lower)) > 0
+    )
+    report, _ = MADE['SmoothedCertificate'](tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    texts = failures(tmp_path, whole)
+    assert len(texts) >= 4
+    assert all('by the recorded votes' in text for text in texts)
+
+
+def test_bounds_that_are_means_are_found_out(tmp_path, monkeypatch):
+    def mean(counts, num_samples, alpha, side='lower'):
+        return counts.double() / num_samples
+
+    monkeypatch.setattr(smoothed, 'clopper_pearson', mean)
+    report, _ = MADE['SmoothedCertificate'](tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    assert any('by the recorded votes' in t for t in failures(tmp_path, whole))
+
+
+@pytest.mark.parametrize('name', ['VoteCertificate', 'PoisonCertificate'])
+def test_radii_that_are_too_large_are_found_out(tmp_path, monkeypatch, name):
+    from pyg_trust.certificates import divided
+    from pyg_trust.unlearning.shards import poisoning
+
+    def large(*args, **kwargs):
+        made = voting.certified_votes(*args, **kwargs)
+        return made._replace(radius=made.radius + 1)
+
+    for home in (divided, poisoning):
+        monkeypatch.setattr(home, 'certified_votes', large)
+    report, _ = MADE[name](tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    assert failures(tmp_path, whole)
+
+
+# The arithmetic ##############################################################
+
+
+@pytest.mark.parametrize('classes', ['all', 'one'])
+def test_bounds_are_those_at_which_tails_are_the_level(classes):
+    for top, other, n in ((300, 0, 300), (280, 15, 300), (9000, 900, 10000)):
+        lower, upper = bounds_again(top, other, n, 3, 0.01, classes)
+        level = 0.005 if classes == 'all' else 0.01
+        tail = binom.sf(top - 1, n, lower)
+        assert tail == pytest.approx(level, rel=1e-6)
+        if classes == 'one':
+            assert upper == 1
+            continue
+        assert binom.cdf(other, n, upper) == pytest.approx(0.01 / 6, rel=1e-6)
+        ours = clopper_pearson(torch.tensor([top]), n, level)
+        assert 0 <= lower - float(ours) < 1e-8
+
+
+def programmed(p, regions, maximize=False):
+    clean, changed = np.array(regions).T
+    sign = -1 if maximize else 1
+    made = linprog(
+        sign * changed,
+        A_eq=clean[None],
+        b_eq=[p],
+        bounds=[(0, 1)] * len(clean),
+    )
+    return sign * made.fun
+
+
+@pytest.mark.parametrize(
+    'change',
+    [(0, 1, 0.0, 0.3), (1, 0, 0.05, 0.3), (2, 3, 0.01, 0.6), (0, 5, 0.1, 0.2)],
+)
+def test_who_stays_is_who_stays_by_a_linear_program(change):
+    added, deleted, plus, minus = change
+    # Every pattern of the bits that differ, one by one.
+    patterns = np.array(np.meshgrid(*[[0, 1]] * (added + deleted)))
+    regions = []
+    for bits in patterns.reshape(added + deleted, -1).T:
+        clean = changed = 1.0
+        for at, bit in enumerate(bits):
+            one, two = (plus, 1 - minus) if at < added else (1 - minus, plus)
+            clean *= one if bit else 1 - one
+            changed *= two if bit else 1 - two
+        regions.append((clean, changed))
+    pairs = [(p, b) for p in np.linspace(0.3, 0.999, 25) for b in (0.01, 0.3)]
+    wanted = []
+    for p, b in pairs:
+        low = programmed(p, regions)
+        high = programmed(min(b, 1 - p), regions, maximize=True)
+        wanted.append(low > 0.5 or low > high)
+    assert sum(wanted) > 0 or change[1] == 5
+    assert stays_again(pairs, [change], 0.0) == wanted
+
+
+@pytest.mark.parametrize('ties', ['first', 'any'])
+def test_radii_are_those_of_all_ways_to_vote(ties):
+    # Votes of four classes, of which the second is voted for: k of them say
+    # whatever they like.
+    for counts in itertools.product(range(4), range(5), range(2), range(3)):
+        top, total = counts[1], sum(counts)
+        if top == 0 or not wins(counts, ties):
+            continue
+        votes = [c for c, count in enumerate(counts) for _ in range(count)]
+        made = radius_again(top, counts[0], max(counts[2:]), len(votes), ties)
+        radius = max(
+            k
+            for k in range(total + 1)
+            if all(
+                wins(changed, ties)
+                for j in range(k + 1)
+                for changed in after(counts, j)
+            )
+        )
+        assert made == radius, counts
+
+
+def wins(counts, ties):
+    rest = [counts[0], *counts[2:]]
+    if ties == 'any':
+        return counts[1] > max(rest)
+    return counts[1] > counts[0] and counts[1] >= max(counts[2:])
+
+
+def after(counts, k):
+    """All counts after k votes were taken away and given anew."""
+    for taken in itertools.product(*(range(count + 1) for count in counts)):
+        if sum(taken) != k:
+            continue
+        for given in itertools.product(range(k + 1), repeat=4):
+            if sum(given) == k:
+                yield tuple(
+                    count - t + g
+                    for count, t, g in zip(counts, taken, given, strict=True)
+                )
+
+
+# Searches and ego graphs #####################################################
+
+
+@pytest.mark.parametrize('field', ['epsilon', 'account', 'mean_runs'])
+def test_a_search_that_costs_more_than_it_says_fails(honest, tmp_path, field):
+    pytest.importorskip('dp_accounting')
+    whole = honest('SearchReport')
+    assert not failures(tmp_path, whole)
+    each, values = parts(whole)
+    if field == 'epsilon':
+        low = 0.98 * values['epsilon']
+        text = f'{values["epsilon"]:.4g}'
+        each['promise'] = each['promise'].replace(text, f'{low:.4g}')
+        values['epsilon'] = each['spent']['epsilon'] = low
+    elif field == 'account':
+        values['account'][0][2] *= 2
+    else:
+        values['mean_runs'] = 3.0
+    (text,) = failures(tmp_path, whole)
+    assert 'independent of this package' in text
+
+
+@pytest.mark.parametrize('law', [(1.0, 1.0), (10.0, 0.0), (5.0, 2.5)])
+@pytest.mark.parametrize('name', ['pld_wor', 'rdp_wor', 'pld_poisson'])
+def test_two_packages_agree_on_a_search(name, law):
+    pytest.importorskip('dp_accounting')
+    bound = create_accountant(name)
+    bound.history = [(4.0, 0.05, 20), (9.0, 1.0, 1)]
+    bound.spend_pure(0.1)
+    ours = search_epsilon(bound, 1e-4, *law)
+    again = select_again(name, bound.history, 0.1, law, 1e-4)
+    assert again == pytest.approx(ours, rel=1e-3)
+
+
+def egos():
+    torch.manual_seed(0)
+    data = cycle(60)
+    data.y = torch.arange(60) % 3
+    data.edge_index = data.edge_index.unique(dim=1)
+    del data.train_mask
+    data = BoundedDegree(2, seed=0)(data)
+    net = torch.nn.Linear(5, 3)
+    engine = PrivacyEngine('rdp_fdp')
+    model, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=EgoLoader(data, 10, 1, 2),
+        noise_multiplier=20.0,
+        max_grad_norm=0.3,
+        target_epsilon=50.0,
+        target_delta=1e-3,
+    )
+    for _, batch in zip(range(4), loader, strict=False):
+        optimizer.zero_grad()
+        out = model(batch.x)[:10]
+        F.cross_entropy(out, batch.y[:10]).backward()
+        optimizer.step()
+    return json.loads(TrustReport.of(engine.report()).to_json())
+
+
+def test_the_account_of_ego_graphs_is_recomputed_twice(tmp_path, monkeypatch):
+    pytest.importorskip('dp_accounting')
+    whole = egos()
+    lines = [e for e in found(tmp_path, whole) if ': epsilon: ' in e.text]
+    assert {e.status for e in lines} == {HOLDS}
+    assert sum('recomputed' in e.text for e in lines) == 1
+    assert sum('dp-accounting' in e.text for e in lines) == 1
+    # A row in fewer graphs than it is, or graphs that are no whole number.
+    for name, lie in (('units_per_row', 1), ('batch_size', 11)):
+        other = copy.deepcopy(whole)
+        parts(other)[1][name] = lie
+        assert failures(tmp_path, other)
+    monkeypatch.setattr(_check_epsilon, 'rdp_epsilon', lambda *_: 0.0)
+    other = copy.deepcopy(whole)
+    parts(other)[1]['units_per_row'] += 1
+    assert any('dp-accounting' in text for text in failures(tmp_path, other))
+
+
+def test_ego_graphs_are_a_hypergeometric_number():
+    pytest.importorskip('dp_accounting')
+    account = FDPAccountant(1000, 50, 8)
+    account.history = [(30.0, 0.05, 30)]
+    ours = account.get_epsilon(1e-4)
+    again = fdp_again(account.history, 50, 8, 1e-4)
+    assert again == pytest.approx(ours, rel=1e-3)
+    # All of them at every step would be one Gaussian.
+    every = fdp_again([(30.0, 1.0, 30)], 50, 8, 1e-4)
+    one = 2 * 8 / 30.0 * math.sqrt(30)
+    assert every > one
+
+
+# How it was checked ##########################################################
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        *CERTIFICATES,
+        'Certificate, global',
+        'AggregationReport',
+        'SearchReport',
+        'PrivacyReport',
+    ],
+)
+def test_every_promise_says_how_it_was_checked_on_its_run(
+    honest, tmp_path, name
+):
+    each, values = parts(honest(name))
+    assert each['checked']
+    assert 'checked' not in values
+
+
+def test_what_was_not_tried_out_is_not_said(tmp_path):
+    threat = ThreatModel(cycle(8), 'removals', local_budget=1)
+    report = certify(torch.rand(8, 3).double(), threat)
+    assert report.guarantee().checked == ()

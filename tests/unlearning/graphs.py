@@ -1,0 +1,68 @@
+"""Small graphs to classify, and what is left of them."""
+
+import random
+
+import torch
+from torch_geometric.data import Data
+
+
+def random_graphs(count, num_classes=2, seed=0, with_x=True):
+    """Denser graphs and larger features for higher labels."""
+    source = random.Random(seed)
+    graphs = []
+    for i in range(count):
+        label = i % num_classes
+        n = source.randrange(6, 14)
+        pairs = [
+            (u, v)
+            for u in range(n)
+            for v in range(u)
+            if source.random() < 0.15 + 0.25 * label / max(num_classes - 1, 1)
+        ]
+        edge_index = torch.tensor(
+            pairs + [(v, u) for u, v in pairs], dtype=torch.int64
+        )
+        x = [
+            [source.random(), source.random() * (label + 1) / num_classes]
+            for _ in range(n)
+        ]
+        graphs.append(
+            Data(
+                x=torch.tensor(x, dtype=torch.float64) if with_x else None,
+                edge_index=edge_index.view(-1, 2).t().contiguous(),
+                y=torch.tensor([label]),
+                num_nodes=n,
+            )
+        )
+    return graphs
+
+
+def without(graphs, request, n_ids=None):
+    """The remaining graphs, removed by hand."""
+    left = []
+    for i, data in enumerate(graphs):
+        part = request.parts.get(i)
+        if part is None:
+            left.append(data)
+        elif not part.whole:
+            keep = [v for v in range(data.num_nodes) if v not in part.nodes]
+            place = {v: k for k, v in enumerate(keep)}
+            edges = [
+                (place[u], place[v])
+                for u, v in data.edge_index.t().tolist()
+                if u in place and v in place
+            ]
+            x = data.x
+            if x is not None:
+                x = x.clone()
+                x[list(part.features)] = 0
+                x = x[keep]
+            left.append(
+                Data(
+                    x=x,
+                    edge_index=torch.tensor(edges).view(-1, 2).t(),
+                    y=data.y,
+                    num_nodes=len(keep),
+                )
+            )
+    return left
