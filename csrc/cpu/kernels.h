@@ -52,12 +52,13 @@ struct Entries {
 // those of z, from the rows of y_{i+1}.
 template <typename scalar_t, typename store_t>
 struct Step {
-  // Of the graph or, if `rows` is not null, of these rows alone, one after the
+  // Of the graph or, if `packed`, of the rows in `rows` alone, one after the
   // other.
   const int64_t* rowptr;
   const int32_t* col;
   int64_t num_entries;
-  const int32_t* rows;
+  const int32_t* rows;  // which rows, or null for all
+  bool packed;
   // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;

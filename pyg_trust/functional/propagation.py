@@ -64,6 +64,7 @@ exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
 \cdot \lambda)^j / \sum_j w_{k+j}`.)
 """
 
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -365,6 +366,12 @@ class _Propagate(torch.autograd.Function):
         wide = x.reshape(x.size(0), -1)
         z = _Propagate.apply(wide, None, graph, measure, rows, how)
         return z.reshape(z.size(0), *x.shape[1:]), x.dim() - 1
+
+
+# torch asks for it in every call, and it takes long to find.
+_Propagate.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    _Propagate.forward
+)
 
 
 def _operator(
