@@ -709,26 +709,3 @@ def test_needs_of_rows_cover_all_three_ways():
             need[col[ptr[v] : ptr[v + 1]].long()] = True
         shares.append(float(ptr.diff()[need].sum() / col.numel()))
     assert shares[0] < 0.8 < shares[1] < 0.92 < shares[-1]
-
-
-def test_working_memory_that_is_kept_fits_who_takes_it():
-    # Buffers of 40 kB to 16 MB, in turn: too short ones would be overrun.
-    sizes = [300, 700, 1500, 9000, 20000, 60000]
-    graphs = {n: random_graph(n, 2 * n) for n in sizes}
-    signals = {n: signal(n, 64) for n in sizes}
-    measure = F.ppr(0.2, levels=3)
-
-    def run(n, half):
-        rows = torch.arange(0, n, 7)
-        z = F.propagate(graphs[n], signals[n], measure, half=half)
-        part = F.propagate(
-            graphs[n], signals[n], measure, half=half, rows=rows
-        )
-        assert torch.equal(part, z[rows])
-        return z
-
-    first = {(n, half): run(n, half) for n in sizes for half in (False, True)}
-    numbers = np.random.default_rng(0)
-    for _ in range(60):
-        n, half = int(numbers.choice(sizes)), bool(numbers.integers(2))
-        assert torch.equal(run(n, half), first[n, half])
