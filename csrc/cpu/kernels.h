@@ -52,12 +52,13 @@ struct Entries {
 // those of z, from the rows of y_{i+1}.
 template <typename scalar_t, typename store_t>
 struct Step {
-  // Of the graph or, if `rows` is not null, of these rows alone, one after the
+  // Of the graph or, if `packed`, of the rows in `rows` alone, one after the
   // other.
   const int64_t* rowptr;
   const int32_t* col;
   int64_t num_entries;
-  const int32_t* rows;
+  const int32_t* rows;  // which rows, or null for all
+  bool packed;
   // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;
@@ -178,10 +179,14 @@ extern const Kernels kAvx512Kernels;
 // ATEN_CPU_CAPABILITY (torch's own) is 'default' or 'avx2'.
 const Kernels& kernels();
 
-// Calls run(begin, end) for ranges of the rows [0, n), in parallel.
+// Calls run(begin, end) for ranges of the rows [0, n), in parallel. What the
+// last rows of a range fetch ahead is for the next one, which mostly another
+// thread runs: ranges are long where there are many for each thread.
 template <typename Run>
 void by_rows(int64_t n, int64_t stride, const Run& run) {
-  constexpr int64_t rows = 256;
+  constexpr int64_t least = 256, most = 2048, ranges = 16;
+  const int64_t share = n / (ranges * torch::stable::get_num_threads());
+  const int64_t rows = share < least ? least : share > most ? most : share;
   parallel_tasks((n + rows - 1) / rows, n * stride, [&] {
     return [&](int64_t task) {
       const int64_t end = (task + 1) * rows;

@@ -33,6 +33,11 @@ constexpr int64_t kFewEntries = 8;
 // of the graph than this.
 constexpr double kFewRows = 0.92;
 
+// These rows are laid one after the other, in a copy, if they have no more of
+// the entries than this. Of more rows, what is fetched ahead is mostly wanted
+// where they stand.
+constexpr double kPackedRows = 0.8;
+
 // The kernels of a type.
 void load(const Step<float, float>& step, int64_t begin, int64_t end) {
   kernels().load_float(step, begin, end);
@@ -124,8 +129,10 @@ class Tiles {
 };
 
 // Some rows of a graph, one after the other, with loops where they are missing:
-// what lies ahead in a list of entries is then what comes next.
+// what lies ahead in a list of entries is then what comes next. Or, not packed,
+// some rows where they stand.
 struct Part {
+  bool packed;
   std::vector<int32_t> rows;
   Scratch<int64_t> ptr;
   Scratch<int32_t> col;
@@ -165,7 +172,7 @@ Part pick(const Loops& graph, std::vector<int32_t> rows, bool loops) {
       std::copy(from, graph.col + graph.rowptr[v + 1], to);
     }
   });
-  return {std::move(rows), std::move(ptr), std::move(col)};
+  return {true, std::move(rows), std::move(ptr), std::move(col)};
 }
 
 // The rows that each level needs, from the end (level 0) on: those asked for,
@@ -207,6 +214,13 @@ std::vector<Part> parts_needed(const Loops& graph,
     if (entries > few)
       break;
     next.resize(found);
+    if (static_cast<double>(entries) > kPackedRows * graph.rowptr[n]) {
+      Scratch<int64_t> no_ptr(0, Pages::kSmall, false);
+      Scratch<int32_t> no_col(0, Pages::kSmall, false);
+      needed.push_back(
+          {false, std::move(next), std::move(no_ptr), std::move(no_col)});
+      break;
+    }
     needed.push_back(pick(graph, std::move(next), loops));
   }
   return needed;
@@ -227,6 +241,7 @@ void one_level_of_entries(const Signal& x,
   step.col = all.col;
   step.num_entries = all.num_entries;
   step.rows = all.rows;
+  step.packed = all.packed;
   step.names = all.names;
   step.places = all.places;
   step.recv = all.recv;
@@ -346,7 +361,8 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     step.col = &no_col;
     step.num_entries = 1;
   }
-  const bool whole = static_cast<int64_t>(needed.size()) < levels;
+  const bool whole = static_cast<int64_t>(needed.size()) < levels ||
+                     (!needed.empty() && !needed.back().packed);
   Scratch<int32_t> places(loops && whole ? n : 0, Pages::kSmall, false);
   if (loops && whole) {
     Loops missing = graph;
@@ -362,6 +378,7 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     no_entries.assign(std::max(n, num_out) + 1, 0);
     step.rowptr = no_entries.data();
     step.rows = needed.empty() ? nullptr : needed[0].rows.data();
+    step.packed = !needed.empty();
   }
   const Step<scalar_t, store_t> all = step;
   // Goes on with the rows that a level needs. Returns how many.
@@ -372,15 +389,19 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     step.num_entries = all.num_entries;
     step.places = all.places;
     step.rows = all.rows;
+    step.packed = all.packed;
     if (!some)
       return levels == 0 ? num_out : n;
     Part& part = needed[level];
     const auto count = static_cast<int64_t>(part.rows.size());
+    step.rows = part.rows.data();
+    step.packed = part.packed;
+    if (!part.packed)
+      return count;
     step.rowptr = part.ptr.get();
     step.col = part.col.get();
     step.num_entries = std::max<int64_t>(part.ptr[count], 1);
     step.places = nullptr;
-    step.rows = part.rows.data();
     return count;
   };
   if (x.dense == nullptr && levels == 1 &&

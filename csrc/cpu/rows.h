@@ -151,8 +151,9 @@ PYG_TRUST_INLINE void for_row(const Step<scalar_t, store_t>& step,
                               int64_t i,
                               int64_t v,
                               const Add& add) {
-  int64_t e = step.rowptr[i];
-  const int64_t stop = step.rowptr[i + 1];
+  const int64_t row = step.packed ? i : v;
+  int64_t e = step.rowptr[row];
+  const int64_t stop = step.rowptr[row + 1];
   if (step.places != nullptr && step.places[v] != kNoPlace) {
     for (const int64_t middle = e + step.places[v]; e < middle; ++e)
       add(e, step.col[e]);
@@ -214,7 +215,8 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
     alignas(kCacheLine) scalar_t room[width];
     if (step.in != nullptr) {
       Row<scalar_t, width> total[vectors] = {};
-      const int64_t begins = step.rowptr[i], stop = step.rowptr[i + 1];
+      const int64_t row = step.packed ? i : v;
+      const int64_t begins = step.rowptr[row], stop = step.rowptr[row + 1];
       if (step.places == nullptr || step.places[v] == kNoPlace)
         add_rows<width, scalar_t>(step.col, step.num_entries, step.in, width,
                                   begins, stop, total);

@@ -64,6 +64,7 @@ exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
 \cdot \lambda)^j / \sum_j w_{k+j}`.)
 """
 
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -79,6 +80,7 @@ from pyg_trust._checks import (
     check_non_negative,
     is_finite,
 )
+from pyg_trust.functional._exact_blocks import exact_blocks
 from pyg_trust.functional._ranges import (
     check_half,
     check_shrink,
@@ -123,7 +125,8 @@ def propagate(
 
     An estimate goes through the columns in blocks of a cache line, which
     share what is sampled, and level by level: where sampling would cost a
-    block more than the exact product, it takes the product. Randomization
+    block more than the exact product, it takes the product, and where all
+    levels would be products it is the exact sum. Randomization
     pays for signals that are sparse or concentrated and for errors of several
     percent; otherwise the exact path is as fast (``benchmarks/push.py``).
     Memory beside the result: two vectors for each column in flight, which are
@@ -363,6 +366,12 @@ class _Propagate(torch.autograd.Function):
         wide = x.reshape(x.size(0), -1)
         z = _Propagate.apply(wide, None, graph, measure, rows, how)
         return z.reshape(z.size(0), *x.shape[1:]), x.dim() - 1
+
+
+# torch asks for it in every call, and it takes long to find.
+_Propagate.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    _Propagate.forward
+)
 
 
 def _operator(
@@ -750,23 +759,58 @@ propagate_exactly.register_autograd(_pass_back, setup_context=_keep_operator)
 def _randomized(
     graph: CSRGraph, x: Tensor, measure: Measure, how: How
 ) -> Tensor:
+    above = math.inf if how.force_push else PULL_ABOVE
+    levels = _levels(measure)
+    whole = exact_blocks(graph, x, measure, how.eps, levels[1], above)
+    if whole and all(whole):
+        return _exact(graph, x, measure, How())
+    if not any(whole):
+        return _pushed(graph, x, measure, how, levels, above)
+    # Neighbouring blocks that begin alike go on together.
+    size, first = ops.block_size(x.dtype), 0
+    z = torch.empty_like(x)
+    while first < len(whole):
+        last = first + 1
+        while last < len(whole) and whole[last] == whole[first]:
+            last += 1
+        part = slice(first * size, last * size)
+        some = x[:, part].contiguous()
+        if whole[first]:
+            z[:, part] = _exact(graph, some, measure, How())
+        else:
+            z[:, part] = _pushed(
+                *(graph, some, measure, how, levels, above), first
+            )
+        first = last
+    return z
+
+
+def _pushed(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    how: How,
+    levels: tuple[float, Tensor, Tensor],
+    above: float,
+    first: int = 0,
+) -> Tensor:
+    # Block k of x is block `first` + k of what is asked for.
     quantum = (how.eps * _norms(x)).to(x.dtype)
     if not bool(quantum.isfinite().all()):
         # A norm that overflows, or the gradient of a loss that is not finite,
         # which has to show: sampling would send nothing.
         return _exact(graph, x, measure, How())
-    total, ratio, keep = _levels(measure)
+    total, ratio, keep = levels
     rest = (
         graph.receivers(measure.along),
         graph.degree_power(-measure.a, x.dtype),
         graph.degree_power(-measure.b, x.dtype),
         *(x, quantum, ratio, keep),
     )
-    how_much = math.inf if how.force_push else PULL_ABOVE
     layout = (measure.a, x.dtype, measure.along)
     z = None
     if (
-        how_much < math.inf
+        above < math.inf
         and x.device.type == 'cpu'
         and not graph.has_push_graph(measure.along)
     ):
@@ -774,10 +818,10 @@ def _randomized(
         # all is needed; on dense signals it mostly is not.
         nodes = ops.cost_nodes(graph.num_nodes)
         some = graph.push_graph(*layout, nodes=nodes)
-        z = ops.pull(some, *rest, how_much)
+        z = ops.pull(some, *rest, above)
     if z is None:
         full = graph.push_graph(*layout)
-        z, _ = ops.push(full, *rest, how.seed or 0, pull_above=how_much)
+        z, _ = ops.push(full, *rest, how.seed or 0, first, pull_above=above)
     return z if total == 1 else z.mul_(total)
 
 

@@ -664,3 +664,47 @@ def test_what_is_sampled_does_not_depend_on_what_was_built(eps, along):
         kwargs = {'eps': eps, 'seed': 3}
         wanted = F.propagate(warm, x, measure, **kwargs)
         assert torch.equal(F.propagate(fresh, x, measure, **kwargs), wanted)
+
+
+# Rows where they stand #######################################################
+
+COUNTS = (200, 300, 400, 600)
+
+
+def some_rows(count):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randperm(3000, generator=generator)[:count]
+
+
+@pytest.mark.parametrize('kind', ['dense', 'sparse'])
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('count', COUNTS)
+def test_rows_that_need_most_of_a_graph_have_its_bits(count, half, kind):
+    # Packed, where they stand, and all of them.
+    graph = random_graph(3000, 24000)
+    x = signal(3000, 20)
+    if kind == 'sparse':
+        x = (x * (x > 1)).to_sparse_csr()
+    rows = some_rows(count)
+    for measure, tol in (
+        (F.ppr(0.2, levels=3), 0.0),
+        (F.sgc(2), 0.0),
+        (F.appnp(0.1, levels=20), 1e-2),
+    ):
+        kwargs = {'half': half, 'tol': tol}
+        wanted = F.propagate(graph, x, measure, **kwargs)
+        z = F.propagate(graph, x, measure, rows=rows, **kwargs)
+        assert torch.equal(z, wanted[rows])
+
+
+def test_needs_of_rows_cover_all_three_ways():
+    # What the test above relies on: shares of the entries.
+    graph = random_graph(3000, 24000)
+    ptr, col = graph.receivers()
+    shares = []
+    for count in COUNTS:
+        need = torch.zeros(3000, dtype=torch.bool)
+        for v in some_rows(count).tolist():
+            need[col[ptr[v] : ptr[v + 1]].long()] = True
+        shares.append(float(ptr.diff()[need].sum() / col.numel()))
+    assert shares[0] < 0.8 < shares[1] < 0.92 < shares[-1]
