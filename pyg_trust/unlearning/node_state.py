@@ -19,6 +19,7 @@ from pyg_trust.functional.heads import (
     Objective,
     Problem,
     hidden,
+    hidden_by,
     slopes,
     targets,
 )
@@ -26,6 +27,7 @@ from pyg_trust.functional.incremental import LevelState, SeriesState
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.newton import Residual
 from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import loss_change
 from pyg_trust.removal import Part
 
 # So many neighbouring names have one digest.
@@ -334,7 +336,7 @@ class NodeState:
         structure = self.graph.remove(nodes, arcs, self.journal)
         if changed.numel():
             self.journal.rows(self.featureless, changed)
-            self.featureless[changed] = True
+            self.featureless.index_fill_(0, changed, True)
         touched = self.levels.update(Edit(structure, changed))
         dropped = self._dropped(part)
         if touched.nodes is None:
@@ -342,34 +344,49 @@ class NodeState:
         else:
             kept = self.place.index_select(0, touched.nodes)
             kept = kept[kept >= 0]
+        rows = kept
         if dropped.numel():
             kept = kept[~torch.isin(kept, dropped)]
-        rows = torch.cat([kept, dropped])
-        few = 2 * rows.numel() < self.names.numel()
-        follow, goals = None, self.Y.index_select(0, rows)
+            rows = torch.cat([kept, dropped])
+        goals = self.Y.index_select(0, rows)
         if dropped.numel():
             self._drop(dropped)
-        if self.Z is not None:
-            assert isinstance(self.levels, LevelState)
-            Z, new = self.Z, self.levels.rows(self.names[kept])
-            held = Z.index_select(0, rows)
-            self.journal.note(lambda: Z.index_copy_(0, rows, held))
-            if dropped.numel():
-                Z.index_fill_(0, dropped, 0)
-            Z.index_copy_(0, kept, new)
-            sizes = _norm(held), _norm(new)
-            self._resize(*sizes)
-            if few and old is not None:
-                drift, size = self.mu - before, math.hypot(*sizes)
-                follow = self._follow(held, new, goals, W, drift, size, old)
+        if self.Z is None:
+            return Change(touched.rows, kept.numel(), None, structure)
+        assert isinstance(self.levels, LevelState)
+        Z, held = self.Z, self.Z.index_select(0, rows)
+        self.journal.note(lambda: Z.index_copy_(0, rows, held))
+        if dropped.numel():
+            Z.index_fill_(0, dropped, 0)
+        names = self.names.index_select(0, kept)
+        self.levels.write_rows(names, Z, kept)
+        if 2 * rows.numel() >= self.names.numel():
+            self._resize(_norm(Z) ** 2)
+            return Change(touched.rows, kept.numel(), None, structure)
+        value, squares, sizes = loss_change(
+            Z, self.Y, kept, held, goals, W, self.settings.head
+        )
+        new, gone = sizes.tolist()
+        # With what rounding may hide of it.
+        shift = new - gone + 1e-10 * (new + gone)
+        self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
+        follow = None
+        if old is not None:
+            follow = self._follow(
+                value,
+                math.sqrt(math.fsum(squares.tolist())),
+                math.sqrt(new + gone),
+                rows.numel() + kept.numel(),
+                W,
+                self.mu - before,
+                old,
+            )
         return Change(touched.rows, kept.numel(), follow, structure)
 
-    def _resize(self, gone: float, new: float) -> None:
-        # Norms of rows that go and come, with what rounding may hide of them.
-        square = self.square
-        self.journal.note(lambda: setattr(self, 'square', square))
-        hidden = 1e-10 * (new**2 + gone**2) + 4 * UNIT * square
-        self.square = max(0.0, square + new**2 - gone**2) + hidden
+    def _resize(self, square: float) -> None:
+        before = self.square
+        self.journal.note(lambda: setattr(self, 'square', before))
+        self.square = square
 
     def _drop(self, rows: Tensor) -> None:
         # Training rows, but for their features.
@@ -385,7 +402,7 @@ class NodeState:
             (self.Y, rows, 0),
         ):
             self.journal.rows(tensor, at)
-            tensor[at] = value
+            tensor.index_fill_(0, at, value)
 
     def compact(self) -> None:
         """Lets rows go that do not count any more; no way back is noted."""
@@ -441,25 +458,26 @@ class NodeState:
 
     def _follow(
         self,
-        gone: Tensor,
-        new: Tensor,
-        Y: Tensor,
+        value: Tensor,
+        slope: float,
+        size: float,
+        count: int,
         W: Tensor,
         mu: float,
-        size: float,
         old: Gradient,
     ) -> Gradient:
-        # Rows go, with their targets; the first of them come again, changed,
-        # of this size together; and there is `mu` more.
-        head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
-        both = torch.cat([gone, new])
-        G = slopes(both @ W, torch.cat([Y, Y[:kept]]), head)
-        G[:count].neg_()
-        value = both.t() @ G
+        # So many rows, of this norm and with slopes of this norm, change the
+        # gradient by `value`; and there is `mu` more.
         value.add_(old.value).add_(W, alpha=mu)
         weight = _norm(W)
-        drift = (abs(mu) + self.mu) * weight
-        missing = hidden(new, G, W, head, drift, size, weight)
+        missing = hidden_by(
+            size,
+            slope,
+            weight,
+            (count, *W.shape),
+            self.settings.head,
+            (abs(mu) + self.mu) * weight,
+        )
         # Adding matrices rounds by the last bits of the sums.
         measured = _norm(value)
         missing += old.norm.upper - old.norm.measured
