@@ -93,15 +93,6 @@ def _check(
     *shape: int,
     device: torch.device,
 ) -> Tensor:
-    if (
-        type(tensor) is Tensor
-        and tensor.dtype == dtype
-        and tensor.shape == shape
-        and tensor.device == device
-        and not tensor.is_neg()
-        and tensor.is_contiguous()
-    ):
-        return tensor  # as nearly always
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         got = getattr(tensor, 'dtype', type(tensor).__name__)
         raise TypeError(f"'{name}' needs to be a {dtype} tensor (got {got})")
@@ -136,7 +127,21 @@ def _check_device(name: str, tensor: Tensor) -> torch.device:
 
 
 _HOST = torch.device('cpu')
-_check_host = partial(_check, device=_HOST)
+
+
+def _check_host(
+    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
+) -> Tensor:
+    if (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.dtype == dtype
+        and tensor.shape == shape
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    ):
+        return tensor  # as nearly always, in a part of the time
+    return _check(name, tensor, dtype, *shape, device=_HOST)
 
 
 def _check_levels(ratio: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -941,7 +946,22 @@ class OpenRows(NamedTuple):
 
 def _check_open(rows: OpenRows) -> tuple[Tensor, Tensor, Tensor]:
     check_instance('rows', rows, OpenRows)
-    n = _size(rows.start)
+    start, length, col = rows
+    if (
+        type(start) is type(length) is type(col) is Tensor
+        and start.is_cpu
+        and length.is_cpu
+        and col.is_cpu
+        and start.dtype == length.dtype == torch.int64
+        and col.dtype == torch.int32
+        and start.dim() == col.dim() == 1
+        and start.shape == length.shape
+        and start.is_contiguous()
+        and length.is_contiguous()
+        and col.is_contiguous()
+    ):
+        return rows  # as nearly always, in a part of the time
+    n = _size(start)
     return (
         _check_own('start', rows.start, torch.int64, n),
         _check_own('length', rows.length, torch.int64, n),

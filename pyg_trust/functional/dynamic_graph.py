@@ -4,9 +4,8 @@ Rows have room behind their end, so that an edit costs the rows that it
 touches. Names never change: what is removed leaves an empty row behind.
 """
 
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -96,11 +95,10 @@ class _Rows:
         return nodes.repeat_interleave(count), col[at].long()
 
     def has(self, u: int, v: int) -> bool:
-        start, length, col = self.view
-        first = int(start[u])
-        row = col[first : first + int(length[u])].numpy()
-        at = int(row.searchsorted(v))
-        return at < row.size and int(row[at]) == v
+        start, length, col = (part.numpy() for part in self.view)
+        row = col[start[u] : start[u] + length[u]]
+        at = row.searchsorted(v)
+        return bool(at < row.size and row[at] == v)
 
     def make_room(self, row: Tensor) -> None:
         # For one more entry for each time that a row is named.
@@ -231,12 +229,20 @@ class DynamicGraph:
             most,
         )
         ends = counts.tolist()
-        if len(ends) == 2:
-            return [nodes], ends[1:]
-        sizes = [
-            end - begin for begin, end in itertools.pairwise([0, *ends[::2]])
+        begins = [0, *ends[::2]]
+        found = [
+            nodes[begin:end]
+            for begin, end in zip(begins, ends[::2], strict=False)
         ]
-        return list(nodes.split(sizes)) if sizes else [], ends[1::2]
+        return found, ends[1::2]
+
+    def has_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Whether few edges are all there, as in :meth:`has_edges`.
+
+        Args:
+            pairs (list[tuple[int, int]]): sources and targets.
+        """
+        return all(self._has(u, v) for u, v in pairs)
 
     def has_edges(self, edges: Tensor) -> Tensor:
         """Which edges are there, self-loops that were added not counted.
@@ -247,8 +253,7 @@ class DynamicGraph:
         n = self.num_nodes
         row, col = edges
         if row.numel() <= FEW:
-            pairs = zip(row.tolist(), col.tolist(), strict=True)
-            there = [self._has(u, v) for u, v in pairs]
+            there = [self._has(u, v) for u, v in edges.t().tolist()]
             return torch.tensor(there, dtype=torch.bool)
         inside = (edges >= 0).all(0) & (edges < n).all(0)
         source = row[inside].unique()
@@ -276,16 +281,17 @@ class DynamicGraph:
         """
         if nodes.numel() + edges.numel() == 0:
             return nodes
-        known = self._known(nodes)
-        if not bool(known.all()):
-            node = int(nodes[~known][0])
-            raise ValueError(f'node {node} is not there{_GONE}')
-        there = self.has_edges(edges)
-        if not bool(there.all()):
-            u, v = edges[:, ~there][:, 0].tolist()
-            raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+        if nodes.numel():
+            known = self._known(nodes)
+            if not bool(known.all()):
+                node = int(nodes[~known][0])
+                raise ValueError(f'node {node} is not there{_GONE}')
         gone, rest = nodes, edges
         if edges.numel():
+            there = self.has_edges(edges)
+            if not bool(there.all()):
+                u, v = edges[:, ~there][:, 0].tolist()
+                raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
             loop = edges[0] == edges[1]
             if bool(loop.any()):
                 gone = torch.cat([nodes, edges[0, loop]])

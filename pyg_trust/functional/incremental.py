@@ -241,6 +241,8 @@ class LevelState(_State):
                 by default. (default: :obj:`None`)
         """
         measure = self.measure
+        if edit.structure.numel() + edit.features.numel() == 0:
+            return Touched(edit.features, 0, 0)
         self._take(edit, x)
         first = edit.features
         if measure.b > 0:

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from pyg_trust import report
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
+from pyg_trust.functional.dynamic_graph import (
+    FEW,
+    DynamicGraph,
+    Edit,
+    Journal,
+)
 from pyg_trust.functional.heads import (
     GAMMA_1,
     UNIT,
@@ -282,7 +287,7 @@ class NodeState:
         Args:
             part (Part): what to forget.
         """
-        alive, n = self.graph.alive, self.graph.num_nodes
+        alive, n = self.graph.alive.numpy(), self.graph.num_nodes
 
         def there(what: str, node: int, found: bool) -> None:
             if not found:
@@ -293,12 +298,11 @@ class NodeState:
 
         for node in (*part.nodes, *part.features, *part.labels):
             there('node', node, node < n and bool(alive[node]))
+        gone, place = self.featureless.numpy(), self.place.numpy()
         for node in part.features:
-            kept = not bool(self.featureless[node])
-            there('the feature row of node', node, kept)
+            there('the feature row of node', node, not gone[node])
         for node in part.labels:
-            labelled = int(self.place[node]) >= 0
-            there('the training label of node', node, labelled)
+            there('the training label of node', node, place[node] >= 0)
         self._check_edges(part)
         dropped = self._dropped(part)
         if dropped.numel() == 0:
@@ -339,20 +343,18 @@ class NodeState:
             self.featureless.index_fill_(0, changed, True)
         touched = self.levels.update(Edit(structure, changed))
         dropped = self._dropped(part)
+        goals = self.Y.index_select(0, dropped)
+        if dropped.numel():
+            self._drop(dropped)
         if touched.nodes is None:
             kept = (self.names >= 0).nonzero().view(-1)
         else:
             kept = self.place.index_select(0, touched.nodes)
             kept = kept[kept >= 0]
-        rows = kept
-        if dropped.numel():
-            kept = kept[~torch.isin(kept, dropped)]
-            rows = torch.cat([kept, dropped])
-        goals = self.Y.index_select(0, rows)
-        if dropped.numel():
-            self._drop(dropped)
         if self.Z is None:
             return Change(touched.rows, kept.numel(), None, structure)
+        goals = torch.cat([self.Y.index_select(0, kept), goals])
+        rows = torch.cat([kept, dropped])
         assert isinstance(self.levels, LevelState)
         Z, held = self.Z, self.Z.index_select(0, rows)
         self.journal.note(lambda: Z.index_copy_(0, rows, held))
@@ -431,6 +433,9 @@ class NodeState:
                 f"'directed' needs a directed graph (got {u} -> {v} of an "
                 'undirected one, which it would make directed)'
             )
+        few = len(part.edges) <= FEW and graph.undirected
+        if few and graph.has_all(part.edges):
+            return
         edges = _edges(part.edges)
         # Either direction will do.
         there = graph.has_edges(edges)
@@ -450,8 +455,8 @@ class NodeState:
         named = (*part.nodes, *part.labels)
         if not named:
             return self.names[:0]
-        rows = self.place.index_select(0, torch.tensor(named))
-        return rows[rows >= 0]
+        rows = self.place.numpy()[np.array(named, dtype=np.int64)]
+        return torch.from_numpy(rows[rows >= 0])
 
     def _members(self, rows: Tensor) -> Tensor:
         return self.y[rows].bincount(minlength=len(self.classes))
