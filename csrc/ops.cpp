@@ -247,13 +247,14 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
   // within its limit. Returns the rows that changed as they were before, (node,
-  // R) and (node, z), and the number of pushes.
+  // R) and (node, z), and the number of pushes. With x, R of the seeds is made
+  // first, alpha x + follow P z - z; then rows have the same entries both ways.
   // seeds: int64, all nodes that may be above their limit; recv, send, limit:
-  // float64 [n]; z, residue: float64 [n, C].
+  // float64 [n]; z, residue, x: float64 [n, C].
   m.def(
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
-      "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
+      "Tensor(b!) residue, Tensor? x=None, float alpha=0) -> (Tensor, Tensor, Tensor, Tensor, int)");
 
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,
   // and the sums of the squares of G, by output; of the outputs that `columns`

@@ -1180,6 +1180,7 @@ def push_rows(
     follow: float,
     z: Tensor,
     residue: Tensor,
+    x: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Pushes residues until every row is within its limit, in place.
 
@@ -1198,6 +1199,10 @@ def push_rows(
         follow (float): :math:`c`, in :math:`[0, 1)`.
         z (Tensor): float64, ``[num_nodes, num_columns]``.
         residue (Tensor): as :obj:`z`: :math:`R`.
+        x (Tensor, optional): as :obj:`z`: the signals, of rows that are the
+            same both ways: the residues of :obj:`seeds` are computed first,
+            :math:`R_v = (1 - c)\, x_v + c\, r_v \sum_u s_u z_u - z_v`.
+            (default: :obj:`None`)
 
     Returns:
         tuple[Tensor, Tensor, Tensor, Tensor, int]: the nodes whose residues
@@ -1219,6 +1224,8 @@ def push_rows(
         follow,
         _check_own('z', z, dtype, n, *columns),
         _check_own('residue', residue, dtype, n, *columns),
+        None if x is None else _check_host('x', x, dtype, n, *columns),
+        1 - follow,
     )
 
 
@@ -1639,6 +1646,8 @@ def _(
     follow: float,
     z: Tensor,
     residue: Tensor,
+    x: Tensor | None = None,
+    alpha: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.SymInt]:
     context = torch.library.get_ctx()
     met, pushed = context.new_dynamic_size(), context.new_dynamic_size()

@@ -138,6 +138,7 @@ entry(
         'follow': 0.5,
         'z': ones(N, 2),
         'residue': ones(N, 2),
+        'x': ones(N, 2),
     },
     rows=instance(),
     seeds=LIST,
@@ -147,6 +148,7 @@ entry(
     follow=number(0, 1, closed='low'),
     z=RAW,
     residue=tensor(finite=False, columns=True),
+    x=tensor(finite=False, none=True, columns=True),
     names={'z': "'(z|residue)'"},
 )
 

@@ -436,6 +436,32 @@ PYG_TRUST_CLONES double add_and_square(double* row,
   return square;
 }
 
+// own * x(v) - z(v) + the sum over row v of weight * send[u] * z(u).
+PYG_TRUST_CLONES void residue_of(const int32_t* row,
+                                 int64_t length,
+                                 const double* send,
+                                 double weight,
+                                 double own,
+                                 const double* x,
+                                 const double* mine,
+                                 const double* z,
+                                 int64_t columns,
+                                 double* out) {
+  for (int64_t c = 0; c < columns; ++c)
+    out[c] = 0;
+  for (int64_t e = 0; e < length; ++e) {
+    const int64_t soon = row[e + 2 < length ? e + 2 : length - 1];
+    for (int64_t c = 0; c < columns; c += kCacheLine / sizeof(double))
+      __builtin_prefetch(z + soon * columns + c);
+    const double* from = z + row[e] * columns;
+    const double share = send[row[e]];
+    for (int64_t c = 0; c < columns; ++c)
+      out[c] += share * from[c];
+  }
+  for (int64_t c = 0; c < columns; ++c)
+    out[c] = own * x[c] + weight * out[c] - mine[c];
+}
+
 // Copies of rows, in pieces that stay where they are.
 class KeptRows {
  public:
@@ -469,6 +495,8 @@ class KeptRows {
 
 // Pushes residues until |R_v| <= limit[v] everywhere: z_v += R_v, R_u +=
 // follow * recv[u] * send[v] * R_v for the nodes u in row v, and R_v = 0.
+// With x, the residues of the seeds are computed first: alpha x_v + follow
+// recv[v] sum_u send[u] z_u - z_v, over the entries u of row v.
 // Returns the rows that changed, in the order in which they first did, as they
 // were before: (node, R) and (node, z), the latter of those that were pushed;
 // and the number of pushes.
@@ -482,7 +510,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
     const Tensor& limit,
     double follow,
     const Tensor& z,
-    const Tensor& residue) {
+    const Tensor& residue,
+    const std::optional<Tensor>& x,
+    double alpha) {
   const OpenRows rows = open_rows(start, length, col);
   const int64_t columns = z.size(1);
   const auto* receive = recv.const_data_ptr<double>();
@@ -491,6 +521,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
   auto* out = z.mutable_data_ptr<double>();
   auto* left = residue.mutable_data_ptr<double>();
   // By node: whether its residue is kept, it is in the queue, z is kept.
+  constexpr int64_t kPushAhead = 4;
   constexpr int8_t kMet = 1, kQueued = 2, kPushed = 4;
   Scratch<int8_t> met(z.size(0), Pages::kSmall);
   std::vector<int64_t> nodes, pushed;
@@ -514,7 +545,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
     return square > most[u] * most[u];
   };
   const auto* from = seeds.const_data_ptr<int64_t>();
+  const double* signal = x ? x->const_data_ptr<double>() : nullptr;
   for (int64_t k = 0; k < seeds.numel(); ++k) {
+    if (const int64_t v = from[k]; signal != nullptr) {
+      touch(v);
+      residue_of(rows.col + rows.start[v], rows.length[v], give,
+                 follow * receive[v], alpha, signal + v * columns,
+                 out + v * columns, out, columns, left + v * columns);
+    }
     if (!large(from[k], nullptr, 0))
       continue;
     touch(from[k]);
@@ -543,8 +581,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
     const int32_t* row = rows.col + rows.start[v];
     for (int64_t e = 0; e < rows.length[v]; ++e) {
       const int64_t u = row[e];
-      if (e + 1 < rows.length[v])
-        fetch(row[e + 1]);
+      if (e + kPushAhead < rows.length[v])
+        fetch(row[e + kPushAhead]);
       touch(u);
       if (large(u, moved.data(), receive[u]) && (met[u] & kQueued) == 0) {
         met[u] |= kQueued;

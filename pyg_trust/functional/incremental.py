@@ -427,10 +427,7 @@ class SeriesState(_State):
         self.z[gone] = 0
         both = torch.cat([structure, edit.features])
         (nodes,), _ = graph.receivers(structure, both)
-        self.journal.rows(self.residue, nodes)
-        self.residue[nodes] = self._residue(nodes)
-        pushed, work = self._push(nodes)
-        nodes = torch.cat([nodes, pushed]).unique()
+        nodes, work = self._push(nodes, self.x)
         return Touched(nodes, nodes.numel(), work)
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
@@ -520,7 +517,9 @@ class SeriesState(_State):
             self.residue.copy_(self._residue(nodes))
             self._interrupted = False
 
-    def _push(self, seeds: Tensor) -> tuple[Tensor, int]:
+    def _push(
+        self, seeds: Tensor, x: Tensor | None = None
+    ) -> tuple[Tensor, int]:
         # An interrupt before the way back is noted leaves an estimate that is
         # not the old one, and of which the residual is not known.
         self._interrupted = True
@@ -533,6 +532,7 @@ class SeriesState(_State):
             1 - self.alpha,
             self.z,
             self.residue,
+            x,
         )
         state, left = self.z, self.residue
         self.journal.note(lambda: state.index_copy_(0, pushed, z))

@@ -633,7 +633,18 @@ def test_the_ops_of_rows_are_registered_as_they_are():
     )
     check(
         torch.ops.pyg_trust.push_rows,
-        (*rows, seeds, ones, ones / 9, ones / 9, 0.5, x * 0, x.clone()),
+        (
+            *rows,
+            seeds,
+            ones,
+            ones / 9,
+            ones / 9,
+            0.5,
+            x * 0,
+            x.clone(),
+            x,
+            0.5,
+        ),
         test_utils=('test_schema',),
     )
 
