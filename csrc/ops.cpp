@@ -109,6 +109,10 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // and F16C, 2 with AVX-512.
   m.def("instruction_set() -> int");
 
+  // Whether working memory in huge pages stays with the process when a call
+  // ends: from the first True to as many False.
+  m.def("keep_pages(bool keep) -> ()");
+
   // The same sum, estimated by randomized pushes, in blocks of columns that
   // share what is sampled. Row u of (rowptr, col) lists the nodes that u
   // pushes to, in ascending degree; row v of (pull_rowptr, pull_col) those

@@ -13,6 +13,8 @@
 
 namespace pyg_trust {
 
+constexpr size_t kHugePage = size_t{1} << 21;
+
 enum class Pages {
   kSmall,  // taken as they are touched: for work that touches little
   kHuge,   // few, so that random access finds their addresses cached
@@ -22,7 +24,6 @@ enum class Pages {
 // first time: a wish, that may fail.
 inline void wish_for_huge_pages(void* start, int64_t bytes) {
 #ifdef __linux__
-  constexpr uintptr_t kHugePage = uintptr_t{1} << 21;
   const auto from = reinterpret_cast<uintptr_t>(start);
   const uintptr_t first = (from + kHugePage - 1) / kHugePage * kHugePage;
   const uintptr_t end =
@@ -32,6 +33,12 @@ inline void wish_for_huge_pages(void* start, int64_t bytes) {
 #endif
 }
 
+// Pieces of huge pages that were given back while somebody keeps them
+// (scratch.cpp), for whoever needs as much: the system clears every page that
+// it hands out, which takes longer than a level reads or writes it.
+void* take_pages(size_t bytes);  // throws std::bad_alloc
+void give_pages(void* pages) noexcept;
+
 // `count` zeros, or whatever was there.
 template <typename T>
 class Scratch {
@@ -39,22 +46,18 @@ class Scratch {
   Scratch(int64_t count, Pages pages, bool zeros = true) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(T);
 #ifdef __linux__
-    constexpr size_t kHugePage = size_t{1} << 21;
     if (pages == Pages::kHuge && bytes >= 2 * kHugePage) {
-      const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-      void* start = std::aligned_alloc(kHugePage, whole);
-      if (start == nullptr)
-        throw std::bad_alloc();
-      madvise(start, whole, MADV_HUGEPAGE);  // a wish: it may fail
+      void* start = take_pages(bytes);
       if (zeros)
-        std::memset(start, 0, whole);
-      data_.reset(static_cast<T*>(start));
+        std::memset(start, 0, bytes);
+      data_ = {static_cast<T*>(start), Free{true}};
       return;
     }
 #endif
     const size_t least = bytes > 0 ? bytes : 1;
-    data_.reset(static_cast<T*>(zeros ? std::calloc(least, 1)
-                                      : std::malloc(least)));
+    data_ = {static_cast<T*>(zeros ? std::calloc(least, 1)
+                                   : std::malloc(least)),
+             Free{false}};
     if (data_ == nullptr)
       throw std::bad_alloc();
   }
@@ -66,7 +69,8 @@ class Scratch {
 
  private:
   struct Free {
-    void operator()(void* p) const { std::free(p); }
+    bool pages = false;
+    void operator()(void* p) const { pages ? give_pages(p) : std::free(p); }
   };
   std::unique_ptr<T[], Free> data_;
 };

@@ -130,13 +130,14 @@ def _crc(array: np.ndarray, value: int = 0) -> int:
     return zlib.crc32(flat.data, value)
 
 
-def read_block(matrix: Any, first: int, end: int, dtype: Any) -> np.ndarray:
-    """Columns of a matrix as a dense array of rows."""
+def read_block(
+    matrix: Any, first: int, end: int, room: np.ndarray
+) -> np.ndarray:
+    """Columns of a matrix as a dense array of rows, in room for them."""
+    block = _block(room, matrix.shape[0], end - first)
     if scipy.sparse.issparse(matrix):
-        return np.ascontiguousarray(
-            matrix[:, first:end].toarray(), dtype=dtype
-        )
-    block = np.empty((matrix.shape[0], end - first), dtype)
+        matrix[:, first:end].astype(block.dtype).toarray(out=block)
+        return block
     for start in range(0, len(block), _PANEL):
         part = slice(start, start + _PANEL)
         block[part] = matrix[part, first:end]
@@ -144,8 +145,13 @@ def read_block(matrix: Any, first: int, end: int, dtype: Any) -> np.ndarray:
     return block
 
 
+def _block(room: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    # Fresh memory costs more than what is done in it.
+    return room[: rows * columns].reshape(rows, columns)
+
+
 def _turned(rows: np.ndarray, room: np.ndarray) -> np.ndarray:
-    # In Fortran order, in room for as many: fresh memory costs more than that.
+    # In Fortran order, in room for as many.
     count, columns = rows.shape
     made = room[: count * columns].reshape(columns, count).T
     _turn(rows, made)
@@ -397,9 +403,9 @@ class ColumnFile:
             for other, other_end, _ in self._markers('over')
         )
 
-    def read(self, first: int, end: int, dtype: Any) -> np.ndarray:
-        """Columns of the file as a dense array of rows."""
-        block = np.empty((self.shape[0], end - first), dtype)
+    def read(self, first: int, end: int, block_room: np.ndarray) -> np.ndarray:
+        """Columns of the file as a dense array of rows, in room for them."""
+        block = _block(block_room, self.shape[0], end - first)
         with self.part.open('rb', buffering=0) as file:
             room = np.empty((end - first) * _PANEL, self.dtype)
             for start in range(0, len(block), _PANEL):

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust import _columns as on_disk
-from pyg_trust import distributed
+from pyg_trust import distributed, ops
 from pyg_trust._checks import (
     check_instance,
     check_integer,
@@ -35,7 +35,7 @@ from pyg_trust.functional.propagation import (
     _check_half,
     _check_how,
     _exact_checked,
-    _operator,
+    _limits,
     _prepare_exact,
 )
 from pyg_trust.graph import CSRGraph
@@ -361,8 +361,9 @@ def _prepared(
         mapped=graph.is_mapped and not turned and graph.order is None,
     )
     how = how._replace(loops=loops)
-    # Before there are columns in memory, as it needs some for a moment.
-    _operator(looped, measure, _torch(dtype), how.tol, loops)
+    # Before there are columns and levels in memory, as it needs some for a
+    # moment.
+    _limits(looped, measure, _torch(dtype), how)
     if half:
         _check_half(looped, measure, _torch(dtype), how)
     rows, entries = (
@@ -444,19 +445,18 @@ def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
         desc='columns',
     )
     failed = None
+    widest = max((end - first for first, end in own), default=0)
+    room = np.empty(file.shape[0] * widest, job.dtype)
     try:
-        with bar:
+        with bar, ops.kept_pages():
             for number, (first, end) in enumerate(own):
                 if turned and file.is_features(first, end):
-                    block = file.read(first, end, job.dtype)
+                    block = file.read(first, end, room)
                     if number + 1 < len(own):
                         file.will_need(*own[number + 1])
                 else:
-                    block = on_disk.read_block(
-                        job.matrix, first, end, job.dtype
-                    )
+                    block = on_disk.read_block(job.matrix, first, end, room)
                 file.write(first, _compute(block, job))
-                del block
                 bar.update((end - first) * min(size, len(blocks)))
     except Exception as error:
         if size == 1:

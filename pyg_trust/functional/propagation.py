@@ -525,7 +525,8 @@ def _gain(
     # rounding of sums and of levels.
     if sizes.numel() == 0:
         return 0.0
-    sums = sizes * recv.double() * send.double()
+    sums = sizes * recv.double()
+    sums *= send
     g = float(sums.max())
     rate = g + math.sqrt(g * g + 1) if three_term else max(1.0, g)
     longest = max(1.0, float(sizes.max()))
