@@ -253,7 +253,9 @@ class Factor(NamedTuple):
         """The same for many solves: with inverses, where they are small."""
         if self.kind != 'classes' or self.lower.size(-1) > INVERSE_LIMIT:
             return self
-        return self._replace(inverse=torch.cholesky_inverse(self.lower))
+        inverse = torch.cholesky_inverse(self.lower)
+        # Row by row, once: it comes column by column.
+        return self._replace(inverse=inverse.contiguous())
 
 
 class Gradient(NamedTuple):

@@ -374,15 +374,10 @@ class NodeState:
         self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
         follow = None
         if old is not None:
-            follow = self._follow(
-                value,
-                math.sqrt(math.fsum(squares.tolist())),
-                math.sqrt(new + gone),
-                rows.numel() + kept.numel(),
-                W,
-                self.mu - before,
-                old,
-            )
+            slope = math.sqrt(math.fsum(squares.tolist()))
+            norms = math.sqrt(new + gone), slope
+            count, more = rows.numel() + kept.numel(), self.mu - before
+            follow = self._follow(value, norms, count, W, more, old)
         return Change(touched.rows, kept.numel(), follow, structure)
 
     def _resize(self, square: float) -> None:
@@ -464,20 +459,18 @@ class NodeState:
     def _follow(
         self,
         value: Tensor,
-        slope: float,
-        size: float,
+        norms: tuple[float, float],
         count: int,
         W: Tensor,
         mu: float,
         old: Gradient,
     ) -> Gradient:
-        # So many rows, of this norm and with slopes of this norm, change the
-        # gradient by `value`; and there is `mu` more.
+        # So many rows, of these norms and of their slopes, change the gradient
+        # by `value`; and there is `mu` more.
         value.add_(old.value).add_(W, alpha=mu)
         weight = _norm(W)
         missing = hidden_by(
-            size,
-            slope,
+            *norms,
             weight,
             (count, *W.shape),
             self.settings.head,
