@@ -288,12 +288,13 @@ class DynamicGraph:
                 raise ValueError(f'node {node} is not there{_GONE}')
         gone, rest = nodes, edges
         if edges.numel():
-            there = self.has_edges(edges)
-            if not bool(there.all()):
-                u, v = edges[:, ~there][:, 0].tolist()
-                raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
-            loop = edges[0] == edges[1]
-            if bool(loop.any()):
+            pairs = edges.t().tolist() if edges.size(1) <= FEW else ()
+            if not pairs or not self.has_all(pairs):
+                there = self.has_edges(edges)
+                for u, v in edges[:, ~there].t().tolist()[:1]:
+                    raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+            if not pairs or any(u == v for u, v in pairs):
+                loop = edges[0] == edges[1]
                 gone = torch.cat([nodes, edges[0, loop]])
                 rest = edges[:, ~loop] if self.self_loops else edges
         if gone.numel():
