@@ -152,8 +152,12 @@ using Row = typename Vector<scalar_t, kRowLanes<scalar_t, width>>::type;
 // sum[c] = the sum of in[col[e] * stride + c] over e = begin, ..., stop - 1,
 // one after the other, each column by itself. `width` columns, a constant in
 // every caller, so that the sum lives in registers; rows are stored as store_t
-// and summed as scalar_t.
-template <int width, typename scalar_t, typename store_t>
+// and summed as scalar_t. `fetch`: whether rows are fetched ahead of their use,
+// which not every caller does by itself.
+template <int width,
+          typename scalar_t,
+          bool fetch = true,
+          typename store_t>
 PYG_TRUST_INLINE void add_rows(const int32_t* col,
                                int64_t num_entries,
                                const store_t* in,
@@ -168,12 +172,15 @@ PYG_TRUST_INLINE void add_rows(const int32_t* col,
   constexpr int64_t entries_ahead = kLinesAhead / lines;
   for (int64_t e = begin; e < stop; ++e) {
     const store_t* row = in + col[e] * stride;
-    // Past the row's end comes the next row, which is wanted next.
-    const int64_t later =
-        e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
-    const auto* ahead = reinterpret_cast<const char*>(in + col[later] * stride);
-    for (int64_t b = 0; b < bytes; b += kCacheLine)
-      __builtin_prefetch(ahead + b);
+    if constexpr (fetch) {
+      // Past the row's end comes the next row, which is wanted next.
+      const int64_t later =
+          e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
+      const auto* ahead =
+          reinterpret_cast<const char*>(in + col[later] * stride);
+      for (int64_t b = 0; b < bytes; b += kCacheLine)
+        __builtin_prefetch(ahead + b);
+    }
     for (int k = 0; k < width / lanes; ++k)
       total[k] += load<lanes>(row + k * lanes);
   }
@@ -210,7 +217,10 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
   }
 }
 
-template <int width, typename scalar_t, typename store_t>
+template <int width,
+          typename scalar_t,
+          bool fetch = true,
+          typename store_t>
 PYG_TRUST_INLINE void sum_row(const int32_t* col,
                               int64_t num_entries,
                               const store_t* in,
@@ -220,7 +230,8 @@ PYG_TRUST_INLINE void sum_row(const int32_t* col,
                               Row<scalar_t, width>* sum) {
   constexpr int vectors = width / kRowLanes<scalar_t, width>;
   Row<scalar_t, width> total[vectors] = {};
-  add_rows<width, scalar_t>(col, num_entries, in, stride, begin, stop, total);
+  add_rows<width, scalar_t, fetch>(col, num_entries, in, stride, begin, stop,
+                                   total);
   for (int k = 0; k < vectors; ++k)
     sum[k] = total[k];
 }

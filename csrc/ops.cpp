@@ -210,22 +210,36 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // Rows of one level of `propagate`, in place: for the rows v in `list` (all
   // if none), y(v) = recv[v] * the sum of in(u) over row v; out(v) = send[v] *
-  // y(v); z(k) += weight * y(list[k]). Row v is the `length[v]` entries of col
-  // from start[v] on, ascending; behind them there may be room. CPU only, as
-  // all that follows.
-  // start, length: int64 [n]; list: int64 [k]; x, out: real [n, C]; recv, send:
-  // real [n]; z: real [k, C].
+  // y(v); z(k) += weight * y(list[k]), or = without `add`, in row place[k] if
+  // there are places. Row v is the `length[v]` entries of col from start[v] on,
+  // ascending; behind them there may be room. CPU only, as all that follows.
+  // start, length: int64 [n]; list, place: int64 [k]; x, out: real [n, C];
+  // recv, send: real [n]; z: real [k, C], or [any, C] with places.
   m.def(
       "pull_rows(Tensor start, Tensor length, Tensor col, Tensor? list, "
       "Tensor x, Tensor recv, Tensor send, Tensor(a!)? out, Tensor(b!)? z, "
-      "float weight) -> ()");
+      "float weight, Tensor? place=None, bool add=True) -> ()");
 
-  // The nodes of `extra` and those in the rows of `seeds`, each once;
-  // stamp[v] = mark for them, which no node has before.
-  // seeds, extra: int64; stamp: int32 [n]. Returns int64, as they were met.
+  // On each level the nodes of `extra` and those in the rows of the level
+  // before, `seeds` at first, each once; stamp[v] = mark + level for them,
+  // which no node has before. Ends before the first level whose rows are
+  // longer, by `reads` together, than `most`.
+  // reads: int64 [n]; seeds, extra: int64; stamp: int32 [n]. Returns int64, as
+  // they were met on all levels; and int64, where each level ends in these and
+  // how long its rows are.
   m.def(
-      "touched_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
-      "Tensor extra, Tensor(a!) stamp, int mark) -> Tensor");
+      "touched_rows(Tensor start, Tensor length, Tensor col, Tensor reads, "
+      "Tensor seeds, Tensor extra, Tensor(a!) stamp, int mark, int levels, "
+      "float most) -> (Tensor, Tensor)");
+
+  // The entries of such rows and of those in the other direction that are in a
+  // row of `nodes` or lead there, and the given edges (both ways, if `both`):
+  // sorted, each once; and `nodes` and all that an entry is at, sorted.
+  // nodes: int64; edges: int64 [2, k]. Returns int64 thrice: row, target, nodes.
+  m.def(
+      "entries_at(Tensor start, Tensor length, Tensor col, "
+      "Tensor back_start, Tensor back_length, Tensor back_col, Tensor nodes, "
+      "Tensor edges, bool both) -> (Tensor, Tensor, Tensor)");
 
   // Takes entries (row, target), sorted, out of such rows, or puts them in.
   // Returns -1, or the first one that is not there (is there already): then
@@ -237,13 +251,14 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
   // within its limit. Returns the rows that changed as they were before, (node,
-  // R) and (node, z), and the number of pushes.
+  // R) and (node, z), and the number of pushes. With x, R of the seeds is made
+  // first, alpha x + follow P z - z; then rows have the same entries both ways.
   // seeds: int64, all nodes that may be above their limit; recv, send, limit:
-  // float64 [n]; z, residue: float64 [n, C].
+  // float64 [n]; z, residue, x: float64 [n, C].
   m.def(
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
-      "Tensor(b!) residue) -> (Tensor, Tensor, Tensor, Tensor, int)");
+      "Tensor(b!) residue, Tensor? x=None, float alpha=0) -> (Tensor, Tensor, Tensor, Tensor, int)");
 
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,
   // and the sums of the squares of G, by output; of the outputs that `columns`
@@ -255,6 +270,16 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
       "Tensor? columns=None) "
       "-> (Tensor, Tensor)");
+
+  // The loss gradient of rows `list` of Z, less that of the rows `old`; the sums
+  // of the squares of all slopes, by output; and the squares of the norms of
+  // both lots of rows.
+  // Z: float64 [n, d]; Y: float64 [n, C]; list: int64 [k]; old: float64 [m, d];
+  // old_Y: float64 [m, C]; W: float64 [d, C]. Returns float64 [d, C], [C] and
+  // [2].
+  m.def(
+      "loss_change(Tensor Z, Tensor Y, Tensor list, Tensor old, "
+      "Tensor old_Y, Tensor W, int head) -> (Tensor, Tensor, Tensor)");
 
   // A step from a gradient by an inverse Hessian for each output, corrected by
   // the first `count` pairs of steps and changes of the gradient (BFGS).

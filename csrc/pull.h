@@ -29,8 +29,10 @@ struct Pull {
   const scalar_t* recv;
   const scalar_t* send;
   scalar_t* out;  // row v becomes send[v] * y(v), if not null
-  scalar_t* z;    // row k += weight * y(list[k]), if not null
+  scalar_t* z;    // if not null: row k += weight * y(list[k])
   scalar_t weight;
+  const int64_t* place;  // of z: row place[k] in place of k, if not null
+  bool add;              // to what is in z, or to 0
 };
 
 // Entries begin, ..., end - 1 of the list.

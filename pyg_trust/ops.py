@@ -128,7 +128,21 @@ def _check_device(name: str, tensor: Tensor) -> torch.device:
 
 
 _HOST = torch.device('cpu')
-_check_host = partial(_check, device=_HOST)
+
+
+def _check_host(
+    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
+) -> Tensor:
+    if (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.dtype == dtype
+        and tensor.shape == shape
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    ):
+        return tensor  # as nearly always, in a part of the time
+    return _check(name, tensor, dtype, *shape, device=_HOST)
 
 
 def _check_levels(ratio: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -948,24 +962,24 @@ class OpenRows(NamedTuple):
     col: Tensor
 
 
-_OPEN = (torch.int64, torch.int64, torch.int32)
-
-
-def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return (
-        isinstance(tensor, Tensor)
-        and tensor.dtype == dtype
-        and tensor.device.type == 'cpu'
-        and tensor.dim() == 1
-        and tensor.is_contiguous()
-    )
-
-
 def _check_open(rows: OpenRows) -> tuple[Tensor, Tensor, Tensor]:
     check_instance('rows', rows, OpenRows)
-    n = _size(rows.start)
-    if all(map(_is_plain, rows, _OPEN)) and _size(rows.length) == n:
-        return rows  # as always
+    start, length, col = rows
+    if (
+        type(start) is type(length) is type(col) is Tensor
+        and start.is_cpu
+        and length.is_cpu
+        and col.is_cpu
+        and start.dtype == length.dtype == torch.int64
+        and col.dtype == torch.int32
+        and start.dim() == col.dim() == 1
+        and start.shape == length.shape
+        and start.is_contiguous()
+        and length.is_contiguous()
+        and col.is_contiguous()
+    ):
+        return rows  # as nearly always, in a part of the time
+    n = _size(start)
     return (
         _check_own('start', rows.start, torch.int64, n),
         _check_own('length', rows.length, torch.int64, n),
@@ -992,6 +1006,8 @@ def pull_rows(
     out: Tensor | None = None,
     z: Tensor | None = None,
     weight: float = 1.0,
+    place: Tensor | None = None,
+    add: bool = True,
 ) -> None:
     r"""Computes rows of one level of propagation, in place.
 
@@ -999,7 +1015,9 @@ def pull_rows(
 
     .. math::
         y_v = R_v \sum_u B_{vu} x_u, \quad \text{out}_v = S_v y_v, \quad
-        z_k \mathrel{+}= w\, y_{v_k} .
+        z_k \mathrel{+}= w\, y_{v_k} ,
+
+    or :math:`z_k = w\, y_{v_k}` without :obj:`add`.
 
     Sums run over the entries of a row in ascending order, each column by
     itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
@@ -1017,8 +1035,13 @@ def pull_rows(
         z (Tensor, optional): as :obj:`x`, a row for each of :obj:`nodes`.
             (default: :obj:`None`)
         weight (float): :math:`w`. (default: :obj:`1.0`)
+        place (Tensor, optional): int64: the rows of :obj:`z` that are meant,
+            one for each of :obj:`nodes` and each once; the first ones, in
+            order, by default. (default: :obj:`None`)
+        add (bool): whether :obj:`z` is added to. (default: :obj:`True`)
     """
     start, length, col = _check_open(rows)
+    check_instance('add', add, bool)
     dtype, n = _value_dtype('x', x), _size(start)
     if nodes is not None:
         nodes = _check_host('nodes', nodes, torch.int64, _size(nodes))
@@ -1030,8 +1053,11 @@ def pull_rows(
     if out is not None:
         out = _check_own('out', out, dtype, n, *columns)
     if z is not None:
-        z = _check_own('z', z, dtype, count, *columns)
-    _ops.pull_rows(
+        many = count if place is None else _size(z) // max(*columns, 1)
+        z = _check_own('z', z, dtype, many, *columns)
+    if place is not None:
+        place = _check_host('place', place, torch.int64, count)
+    _ops.pull_rows.default(
         start,
         length,
         col,
@@ -1042,36 +1068,97 @@ def pull_rows(
         out,
         z,
         check_number('weight', weight),
+        place,
+        add,
     )
 
 
 def touched_rows(
-    rows: OpenRows, seeds: Tensor, extra: Tensor, stamp: Tensor, mark: int
-) -> Tensor:
-    """The nodes in the rows of some nodes, and some more, each once.
+    rows: OpenRows,
+    reads: Tensor,
+    seeds: Tensor,
+    extra: Tensor,
+    stamp: Tensor,
+    mark: int,
+    levels: int = 1,
+    most: float = math.inf,
+) -> tuple[Tensor, Tensor]:
+    """The nodes that are so many steps from some nodes, level by level.
+
+    On each level the nodes in the rows of those of the level before, and some
+    more, each once.
 
     Args:
         rows (OpenRows): the rows.
-        seeds (Tensor): int64: whose rows are read.
-        extra (Tensor): int64: nodes that belong to the result anyway.
+        reads (Tensor): int64, ``[num_nodes]``: what each node costs.
+        seeds (Tensor): int64: whose rows are read first.
+        extra (Tensor): int64: nodes that belong to every level anyway.
         stamp (Tensor): int32, ``[num_nodes]``: work memory;
-            ``stamp[v] == mark`` afterwards for the nodes of the result.
-        mark (int): a number that :obj:`stamp` does not hold.
+            ``stamp[v] == mark + i`` afterwards for the nodes that were last
+            met on level :math:`i`, from 0.
+        mark (int): a number above all that :obj:`stamp` holds.
+        levels (int): how many levels. (default: :obj:`1`)
+        most (float): it ends before the first level that costs more.
+            (default: :obj:`inf`)
 
     Returns:
-        Tensor: int64, in the order in which they were met.
+        tuple[Tensor, Tensor]: int64: the nodes of all levels, on each in the
+        order in which they were met; and by level, where it ends there and
+        its cost, one after the other.
     """
     start, length, col = _check_open(rows)
-    check_integer('mark', mark, 1, 2**31 - 1)
-    return _ops.touched_rows(
+    check_integer('levels', levels, 0, 2**31 - 1)
+    check_integer('mark', mark, 1, 2**31 - 1 - levels)
+    nodes, counts = _ops.touched_rows.default(
         start,
         length,
         col,
+        _check_host('reads', reads, torch.int64, _size(start)),
         _check_host('seeds', seeds, torch.int64, _size(seeds)),
         _check_host('extra', extra, torch.int64, _size(extra)),
         _check_own('stamp', stamp, torch.int32, _size(start)),
         mark,
+        levels,
+        check_number('most', most),
     )
+    return nodes, counts
+
+
+def entries_at(
+    rows: OpenRows, back: OpenRows, nodes: Tensor, edges: Tensor, both: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of rows that go with some nodes and some edges.
+
+    Args:
+        rows (OpenRows): row :math:`v` lists where edges go from :math:`v`.
+        back (OpenRows): row :math:`v` lists where they come from.
+        nodes (Tensor): int64: of which all entries are meant, either way.
+        edges (Tensor): int64, ``[2, k]``: further entries, there or not.
+        both (bool): whether these are meant in both directions.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: int64: row and target of the entries,
+        sorted, each once; and :obj:`nodes` and the nodes that entries are at,
+        ascending, each once.
+    """
+    start, length, col = _check_open(rows)
+    check_instance('both', both, bool)
+    n, dtype = _size(start), torch.int64
+    check_instance('back', back, OpenRows)
+    nodes = _check_host('nodes', nodes, dtype, _size(nodes))
+    edges = _check_host('edges', edges, dtype, 2, _size(edges) // 2)
+    row, target, changed = _ops.entries_at.default(
+        start,
+        length,
+        col,
+        _check_own('start', back.start, dtype, n),
+        _check_own('length', back.length, dtype, n),
+        _check_own('col', back.col, torch.int32, _size(back.col)),
+        nodes,
+        edges,
+        both,
+    )
+    return row, target, changed
 
 
 def edit_rows(
@@ -1092,7 +1179,7 @@ def edit_rows(
     """
     start, length, col = _check_open(rows)
     check_instance('insert', insert, bool)
-    return _ops.edit_rows(
+    return _ops.edit_rows.default(
         start,
         length,
         col,
@@ -1111,6 +1198,7 @@ def push_rows(
     follow: float,
     z: Tensor,
     residue: Tensor,
+    x: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Pushes residues until every row is within its limit, in place.
 
@@ -1129,6 +1217,10 @@ def push_rows(
         follow (float): :math:`c`, in :math:`[0, 1)`.
         z (Tensor): float64, ``[num_nodes, num_columns]``.
         residue (Tensor): as :obj:`z`: :math:`R`.
+        x (Tensor, optional): as :obj:`z`: the signals, of rows that are the
+            same both ways: the residues of :obj:`seeds` are computed first,
+            :math:`R_v = (1 - c)\, x_v + c\, r_v \sum_u s_u z_u - z_v`.
+            (default: :obj:`None`)
 
     Returns:
         tuple[Tensor, Tensor, Tensor, Tensor, int]: the nodes whose residues
@@ -1139,7 +1231,7 @@ def push_rows(
     _check_follow(follow)
     n, dtype = _size(start), torch.float64
     columns = (z.shape[1:2] or (1,)) if isinstance(z, Tensor) else (1,)
-    return _ops.push_rows(
+    return _ops.push_rows.default(
         start,
         length,
         col,
@@ -1150,6 +1242,8 @@ def push_rows(
         follow,
         _check_own('z', z, dtype, n, *columns),
         _check_own('residue', residue, dtype, n, *columns),
+        None if x is None else _check_host('x', x, dtype, n, *columns),
+        1 - follow,
     )
 
 
@@ -1202,10 +1296,58 @@ def loss_gradient(
                 "'columns' needs outputs that do not depend on each other "
                 "(got head='softmax')"
             )
-    value, squares = _ops.loss_gradient(
+    value, squares = _ops.loss_gradient.default(
         Z, Y, W, LOSS_HEADS.index(head), columns
     )
     return value, squares
+
+
+def loss_change(
+    Z: Tensor,
+    Y: Tensor,
+    rows: Tensor,
+    old: Tensor,
+    old_Y: Tensor,
+    W: Tensor,
+    head: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The change of the gradient of a linear head when rows do.
+
+    As two calls of :func:`loss_gradient`: the gradient of some rows that are
+    there, less that of rows that were.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``; on the CPU.
+        Y (Tensor): float64, ``[n, num_outputs]``: the targets.
+        rows (Tensor): int64: the rows of both that are new.
+        old (Tensor): float64, ``[k, d]``: the rows that were.
+        old_Y (Tensor): float64, ``[k, num_outputs]``: their targets.
+        W (Tensor): float64, ``[d, num_outputs]``.
+        head (str): as in :func:`loss_gradient`.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: the difference, ``[d, num_outputs]``;
+        the sums of the squares of all slopes, new and old, by output; and the
+        squares of the Frobenius norms of the new rows and of the old ones.
+    """
+    check_choice('head', head, LOSS_HEADS)
+    n, d = Z.shape if _is_matrix(Z) else (1, 1)
+    outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
+    count = len(old) if _is_matrix(old) else 1
+    dtype = torch.float64
+    Z = _check_host('Z', Z, dtype, n, d)
+    Y = _check_host('Y', Y, dtype, n, *outputs)
+    rows = _check_host('rows', rows, torch.int64, _size(rows))
+    value, squares, sizes = _ops.loss_change.default(
+        Z,
+        Y,
+        rows,
+        _check_host('old', old, dtype, count, d),
+        _check_host('old_Y', old_Y, dtype, count, *outputs),
+        _check_host('W', W, dtype, d, *outputs),
+        LOSS_HEADS.index(head),
+    )
+    return value, squares, sizes
 
 
 def quasi_newton(
@@ -1230,7 +1372,7 @@ def quasi_newton(
     d, outputs = grad.shape if _is_matrix(grad) else (1, 1)
     most = len(past) if isinstance(past, Tensor) and past.dim() else 0
     dtype = torch.float64
-    return _ops.quasi_newton(
+    return _ops.quasi_newton.default(
         _check_host('grad', grad, dtype, d, outputs),
         _check_host('inverse', inverse, dtype, outputs, d, d),
         _check_host('past', past, dtype, most, 2, d, outputs),
@@ -1451,6 +1593,8 @@ def _(
     out: Tensor | None,
     z: Tensor | None,
     weight: float,
+    place: Tensor | None = None,
+    add: bool = True,
 ) -> None:
     return None
 
@@ -1460,12 +1604,40 @@ def _(
     start: Tensor,
     length: Tensor,
     col: Tensor,
+    reads: Tensor,
     seeds: Tensor,
     extra: Tensor,
     stamp: Tensor,
     mark: int,
-) -> Tensor:
-    return seeds.new_empty(torch.library.get_ctx().new_dynamic_size())
+    levels: int,
+    most: float,
+) -> tuple[Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    return (
+        seeds.new_empty(context.new_dynamic_size()),
+        seeds.new_empty(context.new_dynamic_size()),
+    )
+
+
+@torch.library.register_fake('pyg_trust::entries_at')
+def _(
+    start: Tensor,
+    length: Tensor,
+    col: Tensor,
+    back_start: Tensor,
+    back_length: Tensor,
+    back_col: Tensor,
+    nodes: Tensor,
+    edges: Tensor,
+    both: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    count = context.new_dynamic_size()
+    return (
+        nodes.new_empty(count),
+        nodes.new_empty(count),
+        nodes.new_empty(context.new_dynamic_size()),
+    )
 
 
 @torch.library.register_fake('pyg_trust::edit_rows')
@@ -1492,6 +1664,8 @@ def _(
     follow: float,
     z: Tensor,
     residue: Tensor,
+    x: Tensor | None = None,
+    alpha: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.SymInt]:
     context = torch.library.get_ctx()
     met, pushed = context.new_dynamic_size(), context.new_dynamic_size()
@@ -1514,6 +1688,19 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     count = W.size(1) if columns is None else columns.numel()
     return Z.new_empty(Z.size(1), count), Z.new_empty(count)
+
+
+@torch.library.register_fake('pyg_trust::loss_change')
+def _(
+    Z: Tensor,
+    Y: Tensor,
+    list: Tensor,
+    old: Tensor,
+    old_Y: Tensor,
+    W: Tensor,
+    head: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return W.new_empty(W.shape), W.new_empty(W.size(1)), W.new_empty(2)
 
 
 @torch.library.register_fake('pyg_trust::quasi_newton')

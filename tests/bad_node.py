@@ -62,6 +62,7 @@ entry(
         'send': ones(N),
         'out': ones(N, 2),
         'z': ones(2, 2),
+        'place': torch.tensor([1, 0]),
     },
     rows=instance(),
     nodes=tensor(rows=False, finite=False, none=True),
@@ -69,24 +70,48 @@ entry(
     recv=RAW,
     send=RAW,
     out=tensor(finite=False, none=True, columns=True),
-    z=tensor(finite=False, none=True, columns=True),
+    z=tensor(rows=False, finite=False, none=True, columns=True),
     weight=values('half', None, [0.5]),
-    names={'nodes': "'(nodes|z)'", 'x': "'(x|recv|out|send)'"},
+    place=tensor(finite=False, none=True),
+    add=values(3, None, 'a'),
+    names={'nodes': "'(nodes|z|place)'", 'x': "'(x|recv|out|send)'"},
 )
 entry(
     'ops.touched_rows',
     lambda: {
         'rows': rows(),
+        'reads': rows().length,
         'seeds': NODES,
         'extra': NODES,
         'stamp': torch.zeros(N, dtype=torch.int32),
         'mark': 1,
+        'levels': 2,
+        'most': 100.0,
     },
     rows=instance(),
+    reads=tensor(finite=False),
     seeds=LIST,
     extra=LIST,
     stamp=tensor(finite=False),
-    mark=integer(1, 2**31 - 1),
+    mark=integer(1, 2**31 - 3),
+    levels=integer(0, 2**31 - 1),
+    most=values('half', None, [0.5]),
+    names={'levels': "'(levels|mark)'"},
+)
+entry(
+    'ops.entries_at',
+    lambda: {
+        'rows': rows(),
+        'back': rows(),
+        'nodes': NODES,
+        'edges': torch.tensor([[0], [1]]),
+        'both': True,
+    },
+    rows=instance(),
+    back=instance(),
+    nodes=LIST,
+    edges=tensor(finite=False),
+    both=values(3, None, 'a'),
 )
 entry(
     'ops.edit_rows',
@@ -113,6 +138,7 @@ entry(
         'follow': 0.5,
         'z': ones(N, 2),
         'residue': ones(N, 2),
+        'x': ones(N, 2),
     },
     rows=instance(),
     seeds=LIST,
@@ -122,6 +148,7 @@ entry(
     follow=number(0, 1, closed='low'),
     z=RAW,
     residue=tensor(finite=False, columns=True),
+    x=tensor(finite=False, none=True, columns=True),
     names={'z': "'(z|residue)'"},
 )
 
@@ -140,6 +167,31 @@ entry(
     head=choice(),
     columns=tensor(rows=False, finite=False, none=True),
     names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
+)
+
+entry(
+    'ops.loss_change',
+    lambda: {
+        'Z': ones(N, 2),
+        'Y': ones(N, 3),
+        'rows': NODES,
+        'old': ones(4, 2),
+        'old_Y': ones(4, 3),
+        'W': ones(2, 3),
+        'head': 'ovr',
+    },
+    Z=RAW,
+    Y=RAW,
+    rows=LIST,
+    old=RAW,
+    old_Y=RAW,
+    W=RAW,
+    head=choice(),
+    names={
+        'Z': "'(Z|Y|W|old)'",
+        'W': "'(Y|W|old_Y)'",
+        'old': "'(old|old_Y)'",
+    },
 )
 
 entry(

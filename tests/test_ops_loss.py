@@ -214,3 +214,45 @@ def test_weights_may_be_a_view():
     whole = ops.loss_gradient(Z, Y, W, 'softmax')[0]
     view = ops.loss_gradient(Z, Y, W.t().contiguous().t(), 'softmax')[0]
     assert torch.equal(whole, view)
+
+
+@pytest.mark.parametrize('head', ops.LOSS_HEADS)
+@pytest.mark.parametrize('classes', [2, 3, 7])
+@pytest.mark.parametrize('count', [0, 1, 17, 1300])
+def test_a_change_is_that_of_the_rows_that_came_and_went(
+    head, classes, count, threads
+):
+    # The sums written out, so that no kernel has a part in them; a list with
+    # gaps, in no order, of more and less than a chunk; rows that do not count.
+    random = torch.Generator().manual_seed(classes + count)
+    Z = torch.randn((1500, 13), generator=random).double()
+    y = torch.randint(-1, classes, (1500,), generator=random)
+    Y = H.targets(y, classes, head)
+    W = torch.randn((13, Y.size(1)), generator=random).double()
+    rows = torch.randperm(1500, generator=random)[:count]
+    old = torch.randn((21, 13), generator=random).double()
+    old_Y = Y[:21].clone()
+    value, squares, sizes = ops.loss_change(Z, Y, rows, old, old_Y, W, head)
+    new_G = H.slopes(Z[rows] @ W, Y[rows], head)
+    old_G = H.slopes(old @ W, old_Y, head)
+    close = {'rtol': 1e-12, 'atol': 1e-11}
+    torch.testing.assert_close(
+        value, Z[rows].t() @ new_G - old.t() @ old_G, **close
+    )
+    torch.testing.assert_close(
+        squares, new_G.square().sum(0) + old_G.square().sum(0), **close
+    )
+    wanted = torch.stack([Z[rows].square().sum(), old.square().sum()])
+    torch.testing.assert_close(sizes, wanted, **close)
+    threads(2)
+    again = ops.loss_change(Z, Y, rows, old, old_Y, W, head)
+    assert all(map(torch.equal, again, (value, squares, sizes)))
+
+
+def test_the_change_is_registered_as_it_is():
+    Z, Y = torch.randn(9, 5).double(), torch.ones(9, 2).double()
+    W = torch.randn(5, 2).double()
+    torch.library.opcheck(
+        torch.ops.pyg_trust.loss_change,
+        (Z, Y, torch.tensor([3, 1]), Z[:2].clone(), Y[:2].clone(), W, 0),
+    )

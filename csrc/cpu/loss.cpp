@@ -26,13 +26,132 @@ using torch::stable::Tensor;
 constexpr int64_t kChunkRows = 512;
 constexpr int64_t kMostChunks = 64;
 
+// W as LossRows has it, of the outputs that are listed.
+Scratch<double> by_output(const Tensor& W,
+                          const std::vector<int64_t>& listed,
+                          int64_t stride) {
+  const int64_t d = W.size(0), outputs = W.size(1);
+  const auto count = static_cast<int64_t>(listed.size());
+  Scratch<double> weights(count * stride, Pages::kSmall);
+  const auto* given = W.const_data_ptr<double>();
+  for (int64_t c = 0; c < count; ++c) {
+    for (int64_t k = 0; k < d; ++k)
+      weights[c * stride + k] = given[k * outputs + listed[c]];
+  }
+  return weights;
+}
+
+int64_t whole_lines(int64_t d) {
+  constexpr int64_t line = kCacheLine / sizeof(double);
+  return (d + line - 1) / line * line;
+}
+
+// The square of the norm of a row: eight sums side by side.
+PYG_TRUST_CLONES double square_of(const double* row, int64_t d) {
+  constexpr int lanes = 8;
+  Vector<double, lanes>::type sum = {};
+  int64_t k = 0;
+  for (; k + lanes <= d; k += lanes) {
+    const auto part = load<lanes>(row + k);
+    sum += part * part;
+  }
+  double square = 0;
+  for (; k < d; ++k)
+    square += row[k] * row[k];
+  for (int lane = 0; lane < lanes; ++lane)
+    square += sum[lane];
+  return square;
+}
+
+// Rows `list` of Z and Y, a strip at a time side by side.
+class Listed {
+ public:
+  explicit Listed(const LossRows& loss)
+      : strip_(loss),
+        Z_(kLossStrip * loss.d, Pages::kSmall),
+        Y_(kLossStrip * loss.outputs, Pages::kSmall) {
+    strip_.Z = Z_.get();
+    strip_.Y = Y_.get();
+  }
+
+  const LossRows& take(const LossRows& loss,
+                       const int64_t* list,
+                       int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(loss.Z + list[r] * loss.d, loss.d, Z_.get() + r * loss.d);
+      std::copy_n(loss.Y + list[r] * loss.outputs, loss.outputs,
+                  Y_.get() + r * loss.outputs);
+    }
+    return strip_;
+  }
+
+ private:
+  LossRows strip_;
+  Scratch<double> Z_, Y_;
+};
+
+// Adds `sign` times the gradient of n rows, of a list if there is one, to out:
+// [d, count]; the squares of the slopes to `squared`: [count]; and returns the
+// sum of the squares of the rows, if it is wanted.
+double add_gradient(const LossRows& loss,
+                    const int64_t* list,
+                    int64_t n,
+                    bool wanted,
+                    double sign,
+                    double* out,
+                    double* squared) {
+  const int64_t d = loss.d, count = loss.count, stride = loss.stride;
+  if (n == 0 || count == 0)
+    return 0;
+  const int64_t even = (n + kMostChunks - 1) / kMostChunks;
+  const int64_t rows = std::max(kChunkRows, even);
+  const int64_t chunks = (n + rows - 1) / rows;
+  Scratch<double> sums(chunks * count * stride, Pages::kSmall);
+  Scratch<double> squares(chunks * count, Pages::kSmall);
+  std::vector<double> sizes(chunks, 0.0);
+  const int64_t work = n * d * (count + 3) / 4;
+  parallel_tasks(chunks, work, [&] {
+    return [&, room = Scratch<double>(2 * kLossStrip * count, Pages::kSmall),
+            listed = Listed(loss)](int64_t chunk) mutable {
+      double* sum = sums.get() + chunk * count * stride;
+      double* square = squares.get() + chunk * count;
+      const int64_t end = std::min(n, (chunk + 1) * rows);
+      if (list == nullptr)
+        kernels().loss_gradient(loss, chunk * rows, end, room.get(), sum,
+                                square);
+      for (int64_t r = chunk * rows; list != nullptr && r < end;
+           r += kLossStrip) {
+        const int64_t some = std::min(kLossStrip, end - r);
+        kernels().loss_gradient(listed.take(loss, list + r, some), 0, some,
+                                room.get(), sum, square);
+      }
+      for (int64_t r = chunk * rows; wanted && r < end; ++r) {
+        const int64_t at = list == nullptr ? r : list[r];
+        sizes[chunk] += square_of(loss.Z + at * d, d);
+      }
+    };
+  });
+  double size = 0;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const double* sum = sums.get() + chunk * count * stride;
+    for (int64_t k = 0; k < d; ++k) {
+      for (int64_t c = 0; c < count; ++c)
+        out[k * count + c] += sign * sum[c * stride + k];
+    }
+    for (int64_t c = 0; c < count; ++c)
+      squared[c] += squares[chunk * count + c];
+    size += sizes[chunk];
+  }
+  return size;
+}
+
 std::tuple<Tensor, Tensor> loss_gradient(
     const Tensor& Z,
     const Tensor& Y,
     const Tensor& W,
     int64_t head,
     const std::optional<Tensor>& columns) {
-  const int64_t n = Z.size(0), d = Z.size(1), outputs = W.size(1);
+  const int64_t d = Z.size(1), outputs = W.size(1);
   std::vector<int64_t> listed(columns ? columns->numel() : outputs);
   if (columns)
     std::copy_n(columns->const_data_ptr<int64_t>(), listed.size(),
@@ -40,27 +159,14 @@ std::tuple<Tensor, Tensor> loss_gradient(
   else
     std::iota(listed.begin(), listed.end(), 0);
   const auto count = static_cast<int64_t>(listed.size());
-  constexpr int64_t line = kCacheLine / sizeof(double);
-  const int64_t stride = (d + line - 1) / line * line;
+  const int64_t stride = whole_lines(d);
   Tensor value = torch::stable::new_empty(Z, {d, count});
   Tensor square = torch::stable::new_empty(Z, {count});
   auto* out = value.mutable_data_ptr<double>();
   auto* squared = square.mutable_data_ptr<double>();
   std::fill_n(out, d * count, 0.0);
   std::fill_n(squared, count, 0.0);
-  if (n == 0 || count == 0)
-    return {value, square};
-  Scratch<double> weights(count * stride, Pages::kSmall);
-  const auto* given = W.const_data_ptr<double>();
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t k = 0; k < d; ++k)
-      weights[c * stride + k] = given[k * outputs + listed[c]];
-  }
-  const int64_t even = (n + kMostChunks - 1) / kMostChunks;
-  const int64_t rows = std::max(kChunkRows, even);
-  const int64_t chunks = (n + rows - 1) / rows;
-  Scratch<double> sums(chunks * count * stride, Pages::kSmall);
-  Scratch<double> squares(chunks * count, Pages::kSmall);
+  Scratch<double> weights = by_output(W, listed, stride);
   const LossRows loss{Z.const_data_ptr<double>(),
                       Y.const_data_ptr<double>(),
                       weights.get(),
@@ -70,26 +176,45 @@ std::tuple<Tensor, Tensor> loss_gradient(
                       count,
                       stride,
                       static_cast<Head>(head)};
-  const int64_t work = n * d * (count + 3) / 4;
-  parallel_tasks(chunks, work, [&] {
-    return [&, room = Scratch<double>(2 * kLossStrip * count,
-                                      Pages::kSmall)](int64_t chunk) mutable {
-      kernels().loss_gradient(loss, chunk * rows,
-                              std::min(n, (chunk + 1) * rows), room.get(),
-                              sums.get() + chunk * count * stride,
-                              squares.get() + chunk * count);
-    };
-  });
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const double* sum = sums.get() + chunk * count * stride;
-    for (int64_t k = 0; k < d; ++k) {
-      for (int64_t c = 0; c < count; ++c)
-        out[k * count + c] += sum[c * stride + k];
-    }
-    for (int64_t c = 0; c < count; ++c)
-      squared[c] += squares[chunk * count + c];
-  }
+  add_gradient(loss, nullptr, Z.size(0), false, 1, out, squared);
   return {value, square};
+}
+
+std::tuple<Tensor, Tensor, Tensor> loss_change(const Tensor& Z,
+                                               const Tensor& Y,
+                                               const Tensor& list,
+                                               const Tensor& old,
+                                               const Tensor& old_Y,
+                                               const Tensor& W,
+                                               int64_t head) {
+  const int64_t d = Z.size(1), outputs = W.size(1);
+  std::vector<int64_t> listed(outputs);
+  std::iota(listed.begin(), listed.end(), 0);
+  const int64_t stride = whole_lines(d);
+  Tensor value = torch::stable::new_empty(Z, {d, outputs});
+  Tensor square = torch::stable::new_empty(Z, {outputs});
+  Tensor sizes = torch::stable::new_empty(Z, {2});
+  auto* out = value.mutable_data_ptr<double>();
+  auto* squared = square.mutable_data_ptr<double>();
+  auto* size = sizes.mutable_data_ptr<double>();
+  std::fill_n(out, d * outputs, 0.0);
+  std::fill_n(squared, outputs, 0.0);
+  Scratch<double> weights = by_output(W, listed, stride);
+  LossRows loss{Z.const_data_ptr<double>(),
+                Y.const_data_ptr<double>(),
+                weights.get(),
+                listed.data(),
+                d,
+                outputs,
+                outputs,
+                stride,
+                static_cast<Head>(head)};
+  size[0] = add_gradient(loss, list.const_data_ptr<int64_t>(), list.numel(),
+                         true, 1, out, squared);
+  loss.Z = old.const_data_ptr<double>();
+  loss.Y = old_Y.const_data_ptr<double>();
+  size[1] = add_gradient(loss, nullptr, old.size(0), true, -1, out, squared);
+  return {value, square, sizes};
 }
 
 // The two loops of BFGS for one output: from the gradient g to the step p, with
@@ -168,5 +293,6 @@ Tensor quasi_newton(const Tensor& grad,
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("loss_gradient", TORCH_BOX(&pyg_trust::loss_gradient));
+  m.impl("loss_change", TORCH_BOX(&pyg_trust::loss_change));
   m.impl("quasi_newton", TORCH_BOX(&pyg_trust::quasi_newton));
 }

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -106,27 +108,27 @@ inline __attribute__((always_inline)) void pull_columns(
   for (int64_t k = begin; k < end; ++k) {
     const int64_t v = ahead.node(k);
     ahead.fetch(pull.rows.length[v]);
-    const int64_t ends[2] = {pull.rows.start[v],
-                             pull.rows.start[v] + pull.rows.length[v]};
-    // Row 0 of a matrix of one row.
-    gather<width, scalar_t>(
-        ends, pull.rows.col, ends[1], in, pull.columns, 0, 1,
-        [&](int64_t, scalar_t* sum) {
-          const scalar_t recv = pull.recv[v];
-          for (int c = 0; c < width; ++c)
-            sum[c] *= recv;
-          if (pull.z != nullptr) {
-            scalar_t* z = pull.z + k * pull.columns + first;
-            for (int c = 0; c < width; ++c)
-              z[c] += pull.weight * sum[c];
-          }
-          if (pull.out != nullptr) {
-            const scalar_t send = pull.send[v];
-            scalar_t* out = pull.out + v * pull.columns + first;
-            for (int c = 0; c < width; ++c)
-              out[c] = send * sum[c];
-          }
-        });
+    const int64_t start = pull.rows.start[v];
+    Row<scalar_t, width> sums[width / kRowLanes<scalar_t, width>];
+    sum_row<width, scalar_t, false>(pull.rows.col, 0, in, pull.columns, start,
+                                    start + pull.rows.length[v], sums);
+    alignas(kCacheLine) scalar_t sum[width];
+    std::memcpy(sum, sums, sizeof(sum));
+    const scalar_t recv = pull.recv[v];
+    for (int c = 0; c < width; ++c)
+      sum[c] *= recv;
+    if (pull.z != nullptr) {
+      const int64_t place = pull.place == nullptr ? k : pull.place[k];
+      scalar_t* z = pull.z + place * pull.columns + first;
+      for (int c = 0; c < width; ++c)
+        z[c] = (pull.add ? z[c] : 0) + pull.weight * sum[c];
+    }
+    if (pull.out != nullptr) {
+      const scalar_t send = pull.send[v];
+      scalar_t* out = pull.out + v * pull.columns + first;
+      for (int c = 0; c < width; ++c)
+        out[c] = send * sum[c];
+    }
   }
 }
 
@@ -195,7 +197,9 @@ void pull_typed(const OpenRows& rows,
                 const Tensor& send,
                 const std::optional<Tensor>& out,
                 const std::optional<Tensor>& z,
-                double weight) {
+                double weight,
+                const std::optional<Tensor>& place,
+                bool add) {
   Pull<scalar_t> pull;
   pull.rows = rows;
   pull.list = list ? list->const_data_ptr<int64_t>() : nullptr;
@@ -206,6 +210,8 @@ void pull_typed(const OpenRows& rows,
   pull.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
   pull.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
   pull.weight = static_cast<scalar_t>(weight);
+  pull.place = place ? place->const_data_ptr<int64_t>() : nullptr;
+  pull.add = add;
   constexpr int64_t task = 256;
   parallel_tasks((count + task - 1) / task, count * pull.columns, [&] {
     return [&](int64_t k) {
@@ -223,12 +229,14 @@ void pull_rows(const Tensor& start,
                const Tensor& send,
                const std::optional<Tensor>& out,
                const std::optional<Tensor>& z,
-               double weight) {
+               double weight,
+               const std::optional<Tensor>& place,
+               bool add) {
   const OpenRows rows = open_rows(start, length, col);
   const int64_t count = list ? list->numel() : start.numel();
   with_real(in, [&](auto zero) {
     pull_typed<decltype(zero)>(rows, list, count, in, recv, send, out, z,
-                               weight);
+                               weight, place, add);
   });
 }
 
@@ -239,35 +247,105 @@ Tensor to_tensor(const std::vector<int64_t>& nodes, const Tensor& like) {
   return made;
 }
 
-// The nodes of `extra` and those in the rows of `seeds`, each once, in the
-// order in which they are met. stamp[v] == mark says that v was met.
-Tensor touched_rows(const Tensor& start,
-                    const Tensor& length,
-                    const Tensor& col,
-                    const Tensor& seeds,
-                    const Tensor& extra,
-                    const Tensor& stamp,
-                    int64_t mark) {
+// Level by level, as far as the rows of `reads` (their lengths) that it takes
+// have at most `most` entries together: the nodes of `extra` and those in the
+// rows of the level before, the first one being `seeds`, each once, in the
+// order in which they are met. stamp[v] >= mark says that v was met. Returns
+// the nodes of all levels, and of each level where it ends and its entries.
+std::tuple<Tensor, Tensor> touched_rows(const Tensor& start,
+                                        const Tensor& length,
+                                        const Tensor& col,
+                                        const Tensor& reads,
+                                        const Tensor& seeds,
+                                        const Tensor& extra,
+                                        const Tensor& stamp,
+                                        int64_t mark,
+                                        int64_t levels,
+                                        double most) {
   const OpenRows rows = open_rows(start, length, col);
+  const auto* entries = reads.const_data_ptr<int64_t>();
   auto* met = stamp.mutable_data_ptr<int32_t>();
-  const auto now = static_cast<int32_t>(mark);
-  std::vector<int64_t> found;
-  const auto meet = [&](int64_t v) {
-    if (met[v] != now) {
-      met[v] = now;
-      found.push_back(v);
-    }
-  };
   const auto* more = extra.const_data_ptr<int64_t>();
-  for (int64_t k = 0; k < extra.numel(); ++k)
-    meet(more[k]);
-  const auto* from = seeds.const_data_ptr<int64_t>();
-  for (int64_t k = 0; k < seeds.numel(); ++k) {
-    const int32_t* row = rows.col + rows.start[from[k]];
-    for (int64_t e = 0; e < rows.length[from[k]]; ++e)
-      meet(row[e]);
+  const auto* given = seeds.const_data_ptr<int64_t>();
+  std::vector<int64_t> found, counts, from(given, given + seeds.numel());
+  for (int64_t level = 0; level < levels; ++level) {
+    const auto now = static_cast<int32_t>(mark + level);
+    const auto begin = static_cast<std::ptrdiff_t>(found.size());
+    int64_t read = 0;
+    const auto meet = [&](int64_t v) {
+      if (met[v] != now) {
+        met[v] = now;
+        found.push_back(v);
+        read += entries[v];
+      }
+    };
+    for (int64_t k = 0; k < extra.numel(); ++k)
+      meet(more[k]);
+    for (const int64_t u : from) {
+      const int32_t* row = rows.col + rows.start[u];
+      for (int64_t e = 0; e < rows.length[u]; ++e)
+        meet(row[e]);
+    }
+    if (static_cast<double>(read) > most) {
+      found.resize(begin);
+      break;
+    }
+    from.assign(found.begin() + begin, found.end());
+    counts.push_back(static_cast<int64_t>(found.size()));
+    counts.push_back(read);
   }
-  return to_tensor(found, seeds);
+  return {to_tensor(found, seeds), to_tensor(counts, seeds)};
+}
+
+// The entries (row, target) that go with nodes, both of the rows that leave
+// them and of those that enter them, and edges (in both directions, if
+// `both`), sorted and each once; and all nodes that one is at, ascending.
+std::tuple<Tensor, Tensor, Tensor> entries_at(const Tensor& start,
+                                              const Tensor& length,
+                                              const Tensor& col,
+                                              const Tensor& back_start,
+                                              const Tensor& back_length,
+                                              const Tensor& back_col,
+                                              const Tensor& nodes,
+                                              const Tensor& edges,
+                                              bool both) {
+  const OpenRows out = open_rows(start, length, col);
+  const OpenRows into = open_rows(back_start, back_length, back_col);
+  const int64_t n = start.numel(), count = edges.size(1);
+  const auto* list = nodes.const_data_ptr<int64_t>();
+  const auto* ends = edges.const_data_ptr<int64_t>();
+  std::vector<int64_t> keys, at(list, list + nodes.numel());
+  const auto tidy = [](std::vector<int64_t>& values) {
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+  };
+  for (int64_t k = 0; k < nodes.numel(); ++k) {
+    const int64_t v = list[k];
+    for (int64_t e = 0; e < out.length[v]; ++e)
+      keys.push_back(v * n + out.col[out.start[v] + e]);
+    for (int64_t e = 0; e < into.length[v]; ++e)
+      keys.push_back(into.col[into.start[v] + e] * n + v);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    keys.push_back(ends[k] * n + ends[count + k]);
+    if (both)
+      keys.push_back(ends[count + k] * n + ends[k]);
+  }
+  tidy(keys);
+  const auto size = static_cast<int64_t>(keys.size());
+  Tensor row = torch::stable::new_empty(nodes, {size});
+  Tensor target = torch::stable::new_empty(nodes, {size});
+  auto* rows = row.mutable_data_ptr<int64_t>();
+  auto* targets = target.mutable_data_ptr<int64_t>();
+  for (int64_t k = 0; k < size; ++k) {
+    rows[k] = keys[k] / n;
+    targets[k] = keys[k] % n;
+    if (k == 0 || rows[k] != rows[k - 1])
+      at.push_back(rows[k]);
+    at.push_back(targets[k]);
+  }
+  tidy(at);
+  return {row, target, to_tensor(at, nodes)};
 }
 
 // Takes the entries (row[k], target[k]), sorted and each once, out of their
@@ -358,6 +436,32 @@ PYG_TRUST_CLONES double add_and_square(double* row,
   return square;
 }
 
+// own * x(v) - z(v) + the sum over row v of weight * send[u] * z(u).
+PYG_TRUST_CLONES void residue_of(const int32_t* row,
+                                 int64_t length,
+                                 const double* send,
+                                 double weight,
+                                 double own,
+                                 const double* x,
+                                 const double* mine,
+                                 const double* z,
+                                 int64_t columns,
+                                 double* out) {
+  for (int64_t c = 0; c < columns; ++c)
+    out[c] = 0;
+  for (int64_t e = 0; e < length; ++e) {
+    const int64_t soon = row[e + 2 < length ? e + 2 : length - 1];
+    for (int64_t c = 0; c < columns; c += kCacheLine / sizeof(double))
+      __builtin_prefetch(z + soon * columns + c);
+    const double* from = z + row[e] * columns;
+    const double share = send[row[e]];
+    for (int64_t c = 0; c < columns; ++c)
+      out[c] += share * from[c];
+  }
+  for (int64_t c = 0; c < columns; ++c)
+    out[c] = own * x[c] + weight * out[c] - mine[c];
+}
+
 // Copies of rows, in pieces that stay where they are.
 class KeptRows {
  public:
@@ -391,6 +495,8 @@ class KeptRows {
 
 // Pushes residues until |R_v| <= limit[v] everywhere: z_v += R_v, R_u +=
 // follow * recv[u] * send[v] * R_v for the nodes u in row v, and R_v = 0.
+// With x, the residues of the seeds are computed first: alpha x_v + follow
+// recv[v] sum_u send[u] z_u - z_v, over the entries u of row v.
 // Returns the rows that changed, in the order in which they first did, as they
 // were before: (node, R) and (node, z), the latter of those that were pushed;
 // and the number of pushes.
@@ -404,7 +510,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
     const Tensor& limit,
     double follow,
     const Tensor& z,
-    const Tensor& residue) {
+    const Tensor& residue,
+    const std::optional<Tensor>& x,
+    double alpha) {
   const OpenRows rows = open_rows(start, length, col);
   const int64_t columns = z.size(1);
   const auto* receive = recv.const_data_ptr<double>();
@@ -413,6 +521,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
   auto* out = z.mutable_data_ptr<double>();
   auto* left = residue.mutable_data_ptr<double>();
   // By node: whether its residue is kept, it is in the queue, z is kept.
+  constexpr int64_t kPushAhead = 4;
   constexpr int8_t kMet = 1, kQueued = 2, kPushed = 4;
   Scratch<int8_t> met(z.size(0), Pages::kSmall);
   std::vector<int64_t> nodes, pushed;
@@ -436,7 +545,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
     return square > most[u] * most[u];
   };
   const auto* from = seeds.const_data_ptr<int64_t>();
+  const double* signal = x ? x->const_data_ptr<double>() : nullptr;
   for (int64_t k = 0; k < seeds.numel(); ++k) {
+    if (const int64_t v = from[k]; signal != nullptr) {
+      touch(v);
+      residue_of(rows.col + rows.start[v], rows.length[v], give,
+                 follow * receive[v], alpha, signal + v * columns,
+                 out + v * columns, out, columns, left + v * columns);
+    }
     if (!large(from[k], nullptr, 0))
       continue;
     touch(from[k]);
@@ -465,8 +581,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
     const int32_t* row = rows.col + rows.start[v];
     for (int64_t e = 0; e < rows.length[v]; ++e) {
       const int64_t u = row[e];
-      if (e + 1 < rows.length[v])
-        fetch(row[e + 1]);
+      if (e + kPushAhead < rows.length[v])
+        fetch(row[e + kPushAhead]);
       touch(u);
       if (large(u, moved.data(), receive[u]) && (met[u] & kQueued) == 0) {
         met[u] |= kQueued;
@@ -484,6 +600,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("pull_rows", TORCH_BOX(&pyg_trust::pull_rows));
   m.impl("touched_rows", TORCH_BOX(&pyg_trust::touched_rows));
+  m.impl("entries_at", TORCH_BOX(&pyg_trust::entries_at));
   m.impl("edit_rows", TORCH_BOX(&pyg_trust::edit_rows));
   m.impl("push_rows", TORCH_BOX(&pyg_trust::push_rows));
 }

@@ -4,7 +4,8 @@ Rows have room behind their end, so that an edit costs the rows that it
 touches. Names never change: what is removed leaves an empty row behind.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -94,11 +95,10 @@ class _Rows:
         return nodes.repeat_interleave(count), col[at].long()
 
     def has(self, u: int, v: int) -> bool:
-        start, length, col = self.view
-        first = int(start[u])
-        row = col[first : first + int(length[u])].numpy()
-        at = int(row.searchsorted(v))
-        return at < row.size and int(row[at]) == v
+        start, length, col = (part.numpy() for part in self.view)
+        row = col[start[u] : start[u] + length[u]]
+        at = row.searchsorted(v)
+        return bool(at < row.size and row[at] == v)
 
     def make_room(self, row: Tensor) -> None:
         # For one more entry for each time that a row is named.
@@ -190,20 +190,59 @@ class DynamicGraph:
         """Row :math:`v` lists the nodes that :math:`v` sends to."""
         return (self.out if self.along else self.into).view
 
-    def receivers(self, seeds: Tensor, extra: Tensor) -> Tensor:
-        """Those who receive from some nodes, and some more, each once.
+    def receivers(
+        self,
+        seeds: Tensor,
+        extra: Tensor,
+        levels: int = 1,
+        most: float = math.inf,
+    ) -> tuple[list[Tensor], list[int]]:
+        """Those who receive from some nodes, and some more, level by level.
 
         Args:
-            seeds (Tensor): int64: the senders.
-            extra (Tensor): int64: nodes that belong to the result anyway.
+            seeds (Tensor): int64: the senders of the first level.
+            extra (Tensor): int64: nodes that belong to every level anyway.
+            levels (int): how many; the next ones receive from these, and so
+                on. (default: :obj:`1`)
+            most (float): ends before the first level that receives more
+                entries. (default: :obj:`inf`)
+
+        Returns:
+            tuple[list[Tensor], list[int]]: by level, the nodes, int64, each
+            once; and how many entries they receive.
         """
-        self._mark += 1
-        if self._mark == 2**31 - 1:
+        if levels == 0:
+            return [], []
+        first = self._mark + 1
+        self._mark += levels
+        if self._mark >= 2**31 - 1:
             self._stamp.zero_()
-            self._mark = 1
-        return ops.touched_rows(
-            self.sending, seeds, extra, self._stamp, self._mark
+            first, self._mark = 1, levels
+        nodes, counts = ops.touched_rows(
+            self.sending,
+            self.receiving.length,
+            seeds,
+            extra,
+            self._stamp,
+            first,
+            levels,
+            most,
         )
+        ends = counts.tolist()
+        begins = [0, *ends[::2]]
+        found = [
+            nodes[begin:end]
+            for begin, end in zip(begins, ends[::2], strict=False)
+        ]
+        return found, ends[1::2]
+
+    def has_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Whether few edges are all there, as in :meth:`has_edges`.
+
+        Args:
+            pairs (list[tuple[int, int]]): sources and targets.
+        """
+        return all(self._has(u, v) for u, v in pairs)
 
     def has_edges(self, edges: Tensor) -> Tensor:
         """Which edges are there, self-loops that were added not counted.
@@ -214,8 +253,7 @@ class DynamicGraph:
         n = self.num_nodes
         row, col = edges
         if row.numel() <= FEW:
-            pairs = zip(row.tolist(), col.tolist(), strict=True)
-            there = [self._has(u, v) for u, v in pairs]
+            there = [self._has(u, v) for u, v in edges.t().tolist()]
             return torch.tensor(there, dtype=torch.bool)
         inside = (edges >= 0).all(0) & (edges < n).all(0)
         source = row[inside].unique()
@@ -243,32 +281,30 @@ class DynamicGraph:
         """
         if nodes.numel() + edges.numel() == 0:
             return nodes
-        known = self._known(nodes)
-        if not bool(known.all()):
-            node = int(nodes[~known][0])
-            raise ValueError(f'node {node} is not there{_GONE}')
-        there = self.has_edges(edges)
-        if not bool(there.all()):
-            u, v = edges[:, ~there][:, 0].tolist()
-            raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+        if nodes.numel():
+            known = self._known(nodes)
+            if not bool(known.all()):
+                node = int(nodes[~known][0])
+                raise ValueError(f'node {node} is not there{_GONE}')
         gone, rest = nodes, edges
         if edges.numel():
-            loop = edges[0] == edges[1]
-            gone = torch.cat([nodes, edges[0, loop]])
-            rest = edges[:, ~loop] if self.self_loops else edges
-        journal.rows(self.own_loop, gone)
-        self.own_loop[gone] = False
-        # Of an undirected graph, back as well.
-        parts = [torch.stack(self.out.entries(nodes)), rest]
-        if not self.undirected:
-            target, source = self.into.entries(nodes)
-            parts.append(torch.stack([source, target]))
-        changed = self._edit(torch.cat(parts, dim=1), False, journal)
-        if nodes.numel() == 0:
-            return changed
-        journal.rows(self.alive, nodes)
-        self.alive[nodes] = False
-        return torch.cat([nodes, changed]).unique()
+            pairs = edges.t().tolist() if edges.size(1) <= FEW else ()
+            if not pairs or not self.has_all(pairs):
+                there = self.has_edges(edges)
+                for u, v in edges[:, ~there].t().tolist()[:1]:
+                    raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+            if not pairs or any(u == v for u, v in pairs):
+                loop = edges[0] == edges[1]
+                gone = torch.cat([nodes, edges[0, loop]])
+                rest = edges[:, ~loop] if self.self_loops else edges
+        if gone.numel():
+            journal.rows(self.own_loop, gone)
+            self.own_loop.index_fill_(0, gone, False)
+        changed = self._edit(nodes, rest, False, journal)
+        if nodes.numel():
+            journal.rows(self.alive, nodes)
+            self.alive.index_fill_(0, nodes, False)
+        return changed
 
     def insert(self, edges: Tensor, journal: Journal) -> Tensor:
         """Adds edges between nodes that are there.
@@ -296,7 +332,7 @@ class DynamicGraph:
         journal.rows(self.own_loop, edges[0, loop])
         self.own_loop[edges[0, loop]] = True
         added = edges[:, ~loop] if self.self_loops else edges
-        return self._edit(added, True, journal)
+        return self._edit(edges[0, :0], added, True, journal)
 
     def grow(self, count: int, journal: Journal) -> Tensor:
         """Adds nodes without edges but the self-loops of the measure.
@@ -324,7 +360,8 @@ class DynamicGraph:
         self.alive = torch.cat([self.alive, names >= 0])
         self._stamp = torch.cat([self._stamp, self._stamp.new_zeros(count)])
         if self.self_loops:
-            self._edit(torch.stack([names, names]), True, journal)
+            loops = torch.stack([names, names])
+            self._edit(names[:0], loops, True, journal)
         return names
 
     def edge_index(self) -> Tensor:
@@ -350,23 +387,21 @@ class DynamicGraph:
         inside = (nodes >= 0) & (nodes < n)
         return inside & self.alive[nodes.clamp(0, max(n - 1, 0))]
 
-    def _edit(self, edges: Tensor, insert: bool, journal: Journal) -> Tensor:
-        n = self.num_nodes
-        if self.undirected:
-            edges = torch.cat([edges, edges.flip(0)], dim=1)
-        key = (edges[0] * n + edges[1]).unique()
-        source, target = key // n, key % n
-        before, count = self._entries, key.numel()
+    def _edit(
+        self, nodes: Tensor, edges: Tensor, insert: bool, journal: Journal
+    ) -> Tensor:
+        # All entries of some nodes, which leave, and edges.
+        row, entry, changed = ops.entries_at(
+            self.out.view, self.into.view, nodes, edges, self.undirected
+        )
+        before, count = self._entries, row.numel()
         journal.note(lambda: setattr(self, '_entries', before))
         self._entries = before + (count if insert else -count)
-        self._apply(self.out, source, target, insert, journal)
+        self._apply(self.out, row, entry, insert, journal)
         if not self.undirected:
-            order = (target * n + source).argsort()
-            self._apply(
-                self.into, target[order], source[order], insert, journal
-            )
-            return torch.cat([source, target]).unique()
-        return source.unique_consecutive()
+            order = (entry * self.num_nodes + row).argsort()
+            self._apply(self.into, entry[order], row[order], insert, journal)
+        return changed
 
     def _apply(
         self,

@@ -151,7 +151,7 @@ def hidden(
         weight (float, optional): that of :obj:`W`, if known.
             (default: :obj:`None`)
     """
-    return _hidden(
+    return hidden_by(
         _norm(Z) if size is None else size,
         _norm(G),
         _norm(W) if weight is None else weight,
@@ -161,7 +161,7 @@ def hidden(
     )
 
 
-def _hidden(
+def hidden_by(
     z: float,
     g: float,
     w: float,
@@ -169,8 +169,18 @@ def _hidden(
     head: str,
     drift: float,
 ) -> float:
-    # From norms. Of a row of slopes every entry may be off by a few units,
-    # and by one more for every output that softmax sums.
+    """Is :func:`hidden`, from norms.
+
+    Args:
+        z (float): of the rows.
+        g (float): of their slopes.
+        w (float): of the weights.
+        sizes (tuple[int, int, int]): how many rows, columns and outputs.
+        head (str): of the table above.
+        drift (float): as in :func:`hidden`.
+    """
+    # Of a row of slopes every entry may be off by a few units, and by one more
+    # for every output that softmax sums.
     n, d, outputs = sizes
     slope = math.sqrt(n) * (8 * math.sqrt(outputs) + outputs)
     return UNIT * (
@@ -243,7 +253,9 @@ class Factor(NamedTuple):
         """The same for many solves: with inverses, where they are small."""
         if self.kind != 'classes' or self.lower.size(-1) > INVERSE_LIMIT:
             return self
-        return self._replace(inverse=torch.cholesky_inverse(self.lower))
+        inverse = torch.cholesky_inverse(self.lower)
+        # Row by row, once: it comes column by column.
+        return self._replace(inverse=inverse.contiguous())
 
 
 class Gradient(NamedTuple):
@@ -340,7 +352,7 @@ class Objective(NamedTuple):
         if self.B is not None:
             drift += _norm(self.B)
         measured = math.hypot(*sizes)
-        missing = _hidden(
+        missing = hidden_by(
             _norm(self.Z) if self.size is None else self.size,
             math.sqrt(math.fsum(slopes)),
             weight,

@@ -63,6 +63,8 @@ from pyg_trust.functional.ragged import pointer, ranges
 
 # From so much of all edges on, a level is computed as a whole.
 WHOLE_ABOVE = 1 / 3
+# Up to so many degrees, their powers are taken one by one.
+FEW = 64
 
 
 def degree_power(degree: Tensor, exponent: float) -> Tensor:
@@ -80,17 +82,21 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
     """
     if exponent == 0:
         return torch.ones(degree.shape, dtype=torch.float64)
+    if degree.numel() <= FEW:
+        power = [_power(d, exponent) for d in degree.tolist()]
+        return torch.tensor(power, dtype=torch.float64)
     values, place = degree.unique(return_inverse=True)
-    power = [
-        0.0
-        if d == 0
-        # As torch and numpy do.
-        else 1 / math.sqrt(d)
-        if exponent == -0.5
-        else float(d) ** exponent
-        for d in values.tolist()
-    ]
+    power = [_power(d, exponent) for d in values.tolist()]
     return torch.tensor(power, dtype=torch.float64)[place]
+
+
+def _power(degree: int, exponent: float) -> float:
+    if degree == 0:
+        return 0.0
+    # As torch and numpy do.
+    if exponent == -0.5:
+        return 1 / math.sqrt(degree)
+    return float(degree) ** exponent
 
 
 class Touched(NamedTuple):
@@ -123,7 +129,10 @@ class _State:
         self.measure = measure
         self.x = x.clone(memory_format=torch.contiguous_format)
         self.recv = self._power(graph.degree, measure.a)
-        self.send = self._power(graph.degree, measure.b)
+        # One tensor, where both are the same.
+        self.send = self.recv
+        if measure.b != measure.a:
+            self.send = self._power(graph.degree, measure.b)
         self.journal = Journal()
 
     def _power(self, degree: Tensor, exponent: float) -> Tensor:
@@ -134,28 +143,31 @@ class _State:
         self._take_degrees(edit)
         if edit.features.numel():
             self.journal.rows(self.x, edit.features)
-            self.x[edit.features] = 0 if x is None else x
+            if x is None:
+                self.x.index_fill_(0, edit.features, 0)
+            else:
+                self.x[edit.features] = x
 
     def _take_degrees(self, edit: Edit) -> None:
         if edit.structure.numel() == 0:
             return
-        degree = self.graph.degree[edit.structure]
-        new = {
-            exponent: self._power(degree, exponent)
-            for exponent in {self.measure.a, self.measure.b}
-        }
-        for power, exponent in (
-            (self.recv, self.measure.a),
-            (self.send, self.measure.b),
-        ):
+        degree = self.graph.degree.index_select(0, edit.structure)
+        a, b = self.measure.a, self.measure.b
+        powers = {id(self.recv): (self.recv, a), id(self.send): (self.send, b)}
+        for power, exponent in powers.values():
             self.journal.rows(power, edit.structure)
-            power[edit.structure] = new[exponent]
+            new = self._power(degree, exponent)
+            power.index_copy_(0, edit.structure, new)
 
-    def _grow_rows(self, name: str, count: int, fill: float = 0) -> None:
-        old = getattr(self, name)
-        self.journal.note(lambda: setattr(self, name, old))
-        more = old.new_full((count, *old.shape[1:]), fill)
-        setattr(self, name, torch.cat([old, more]))
+    def _grow_rows(self, count: int, *names: str, fill: float = 0) -> None:
+        before = {name: getattr(self, name) for name in names}
+        self.journal.note(lambda: vars(self).update(before))
+        new = {}
+        for old in before.values():
+            more = old.new_full((count, *old.shape[1:]), fill)
+            # Once, if it has two names.
+            new[id(old)] = torch.cat([old, more])
+        vars(self).update({n: new[id(old)] for n, old in before.items()})
 
     def undo(self) -> None:
         """Takes back all updates since the last :meth:`commit`.
@@ -229,37 +241,38 @@ class LevelState(_State):
                 by default. (default: :obj:`None`)
         """
         measure = self.measure
+        if edit.structure.numel() + edit.features.numel() == 0:
+            return Touched(edit.features, 0, 0)
         self._take(edit, x)
-        touched: Tensor | None = edit.features
+        first = edit.features
         if measure.b > 0:
-            touched = torch.cat([edit.features, edit.structure])
-            if edit.features.numel() and edit.structure.numel():
-                touched = touched.unique()
+            # Some twice, which does no harm.
+            first = torch.cat([edit.features, edit.structure])
             if self.sent:
-                self.journal.rows(self.sent[0], touched)
-                send = self.send.index_select(0, touched).unsqueeze(1)
-                new = send * self.x.index_select(0, touched)
-                self.sent[0].index_copy_(0, touched, new)
-        parts = [edit.features] if measure.weights[0] else []
-        work, entries = 0, self.graph.num_entries
-        for level in range(1, measure.levels + 1):
-            if touched is not None:
-                touched = self.graph.receivers(touched, edit.structure)
-                read = int(self.graph.receiving.length[touched].sum())
-                if read > WHOLE_ABOVE * entries:
-                    touched = None
-            work += entries if touched is None else read
-            if touched is not None and measure.weights[level]:
-                parts.append(touched)
-            if level == measure.levels:
-                break
-            if touched is None:
+                self.journal.rows(self.sent[0], first)
+                send = self.send.index_select(0, first).unsqueeze(1)
+                new = self.x.index_select(0, first).mul_(send)
+                self.sent[0].index_copy_(0, first, new)
+        entries = self.graph.num_entries
+        touched, read = self.graph.receivers(
+            first, edit.structure, measure.levels, WHOLE_ABOVE * entries
+        )
+        work = sum(read) + entries * (measure.levels - len(read))
+        for level in range(1, measure.levels):
+            if level > len(touched):
                 self._swap(level, self._whole(level))
             else:
-                self.journal.rows(self.sent[level], touched)
-                self._pull(level, touched, self.sent[level])
-        if touched is None:
+                self.journal.rows(self.sent[level], touched[level - 1])
+                self._pull(level, touched[level - 1], self.sent[level])
+        if len(touched) < measure.levels:
             return Touched(None, int(self.graph.alive.sum()), work)
+        parts = [
+            nodes
+            for nodes, weight in zip(
+                (edit.features, *touched), measure.weights, strict=True
+            )
+            if weight
+        ]
         nodes = parts[0] if len(parts) == 1 else torch.cat(parts).unique()
         return Touched(nodes, nodes.numel(), work)
 
@@ -270,12 +283,31 @@ class LevelState(_State):
             nodes (Tensor, optional): int64; all by default.
                 (default: :obj:`None`)
         """
+        count = self.x.size(0) if nodes is None else nodes.numel()
+        z = self.x.new_empty((count, self.x.size(1)))
+        self.write_rows(nodes, z)
+        return z
+
+    def write_rows(
+        self, nodes: Tensor | None, z: Tensor, place: Tensor | None = None
+    ) -> None:
+        """Writes what :meth:`rows` returns into rows of a matrix.
+
+        Args:
+            nodes (Tensor, optional): int64; :obj:`None` for all.
+            z (Tensor): as the features.
+            place (Tensor, optional): int64: its rows to write, one for each
+                node and each once; the first ones, in order, by default.
+                (default: :obj:`None`)
+        """
         weights = self.measure.weights
-        if weights[0]:
-            z = weights[0] * (self.x if nodes is None else self.x[nodes])
-        else:
-            count = self.x.size(0) if nodes is None else nodes.numel()
-            z = self.x.new_zeros((count, self.x.size(1)))
+        add = weights[0] != 0 or not any(weights)
+        if add:
+            x = self.x if nodes is None else self.x.index_select(0, nodes)
+            if place is None:
+                torch.mul(x, weights[0], out=z)
+            else:
+                z.index_copy_(0, place, weights[0] * x)
         for level in range(1, len(weights)):
             if weights[level] == 0:
                 continue
@@ -287,8 +319,10 @@ class LevelState(_State):
                 self.send,
                 z=z,
                 weight=weights[level],
+                place=place,
+                add=add,
             )
-        return z
+            add = True
 
     def grow(self, count: int) -> None:
         """Makes room for nodes that were added to the graph, features 0.
@@ -296,8 +330,7 @@ class LevelState(_State):
         Args:
             count (int): how many; tell :meth:`update` of them afterwards.
         """
-        for name in ('x', 'recv', 'send'):
-            self._grow_rows(name, count)
+        self._grow_rows(count, 'x', 'recv', 'send')
         for level, old in enumerate(self.sent):
             shared = level == 0 and self._shared
             more = old.new_zeros((count, old.size(1)))
@@ -393,11 +426,8 @@ class SeriesState(_State):
         self.journal.rows(self.z, gone)
         self.z[gone] = 0
         both = torch.cat([structure, edit.features])
-        nodes = graph.receivers(structure, both)
-        self.journal.rows(self.residue, nodes)
-        self.residue[nodes] = self._residue(nodes)
-        pushed, work = self._push(nodes)
-        nodes = torch.cat([nodes, pushed]).unique()
+        (nodes,), _ = graph.receivers(structure, both)
+        nodes, work = self._push(nodes, self.x)
         return Touched(nodes, nodes.numel(), work)
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
@@ -459,9 +489,8 @@ class SeriesState(_State):
         Args:
             count (int): how many; tell :meth:`update` of them afterwards.
         """
-        for name in ('x', 'z', 'residue', 'recv', 'send'):
-            self._grow_rows(name, count)
-        self._grow_rows('limit', count, self.theta)
+        self._grow_rows(count, 'x', 'z', 'residue', 'recv', 'send')
+        self._grow_rows(count, 'limit', fill=self.theta)
 
     def _limit(self, degree: Tensor) -> Tensor:
         return self.theta * degree.clamp(min=1).double().sqrt()
@@ -488,7 +517,9 @@ class SeriesState(_State):
             self.residue.copy_(self._residue(nodes))
             self._interrupted = False
 
-    def _push(self, seeds: Tensor) -> tuple[Tensor, int]:
+    def _push(
+        self, seeds: Tensor, x: Tensor | None = None
+    ) -> tuple[Tensor, int]:
         # An interrupt before the way back is noted leaves an estimate that is
         # not the old one, and of which the residual is not known.
         self._interrupted = True
@@ -501,6 +532,7 @@ class SeriesState(_State):
             1 - self.alpha,
             self.z,
             self.residue,
+            x,
         )
         state, left = self.z, self.residue
         self.journal.note(lambda: state.index_copy_(0, pushed, z))

@@ -428,8 +428,9 @@ class NodeClassifier(Saving, EditedInPlace):
             self._editing = model
             change = data.forget(part, model.W, model.gradient)
             goal = self._goal(data)
-            problem = data.problem(goal, model.B)
-            gradient = change.gradient or problem.gradient(model.W)
+            gradient = change.gradient
+            if gradient is None:
+                gradient = data.problem(goal, model.B).gradient(model.W)
             hold = gradient.norm.upper <= goal
             return NodePlan(
                 action='hold' if hold else 'refine',

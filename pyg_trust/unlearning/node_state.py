@@ -10,7 +10,12 @@ from torch import Tensor
 
 from pyg_trust import report
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
+from pyg_trust.functional.dynamic_graph import (
+    FEW,
+    DynamicGraph,
+    Edit,
+    Journal,
+)
 from pyg_trust.functional.heads import (
     GAMMA_1,
     UNIT,
@@ -19,6 +24,7 @@ from pyg_trust.functional.heads import (
     Objective,
     Problem,
     hidden,
+    hidden_by,
     slopes,
     targets,
 )
@@ -26,6 +32,7 @@ from pyg_trust.functional.incremental import LevelState, SeriesState
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.newton import Residual
 from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import loss_change
 from pyg_trust.removal import Part
 
 # So many neighbouring names have one digest.
@@ -280,7 +287,7 @@ class NodeState:
         Args:
             part (Part): what to forget.
         """
-        alive, n = self.graph.alive, self.graph.num_nodes
+        alive, n = self.graph.alive.numpy(), self.graph.num_nodes
 
         def there(what: str, node: int, found: bool) -> None:
             if not found:
@@ -291,12 +298,11 @@ class NodeState:
 
         for node in (*part.nodes, *part.features, *part.labels):
             there('node', node, node < n and bool(alive[node]))
+        gone, place = self.featureless.numpy(), self.place.numpy()
         for node in part.features:
-            kept = not bool(self.featureless[node])
-            there('the feature row of node', node, kept)
+            there('the feature row of node', node, not gone[node])
         for node in part.labels:
-            labelled = int(self.place[node]) >= 0
-            there('the training label of node', node, labelled)
+            there('the training label of node', node, place[node] >= 0)
         self._check_edges(part)
         dropped = self._dropped(part)
         if dropped.numel() == 0:
@@ -334,42 +340,50 @@ class NodeState:
         structure = self.graph.remove(nodes, arcs, self.journal)
         if changed.numel():
             self.journal.rows(self.featureless, changed)
-            self.featureless[changed] = True
+            self.featureless.index_fill_(0, changed, True)
         touched = self.levels.update(Edit(structure, changed))
         dropped = self._dropped(part)
+        goals = self.Y.index_select(0, dropped)
+        if dropped.numel():
+            self._drop(dropped)
         if touched.nodes is None:
             kept = (self.names >= 0).nonzero().view(-1)
         else:
             kept = self.place.index_select(0, touched.nodes)
             kept = kept[kept >= 0]
-        if dropped.numel():
-            kept = kept[~torch.isin(kept, dropped)]
+        if self.Z is None:
+            return Change(touched.rows, kept.numel(), None, structure)
+        goals = torch.cat([self.Y.index_select(0, kept), goals])
         rows = torch.cat([kept, dropped])
-        few = 2 * rows.numel() < self.names.numel()
-        follow, goals = None, self.Y.index_select(0, rows)
+        assert isinstance(self.levels, LevelState)
+        Z, held = self.Z, self.Z.index_select(0, rows)
+        self.journal.note(lambda: Z.index_copy_(0, rows, held))
         if dropped.numel():
-            self._drop(dropped)
-        if self.Z is not None:
-            assert isinstance(self.levels, LevelState)
-            Z, new = self.Z, self.levels.rows(self.names[kept])
-            held = Z.index_select(0, rows)
-            self.journal.note(lambda: Z.index_copy_(0, rows, held))
-            if dropped.numel():
-                Z.index_fill_(0, dropped, 0)
-            Z.index_copy_(0, kept, new)
-            sizes = _norm(held), _norm(new)
-            self._resize(*sizes)
-            if few and old is not None:
-                drift, size = self.mu - before, math.hypot(*sizes)
-                follow = self._follow(held, new, goals, W, drift, size, old)
+            Z.index_fill_(0, dropped, 0)
+        names = self.names.index_select(0, kept)
+        self.levels.write_rows(names, Z, kept)
+        if 2 * rows.numel() >= self.names.numel():
+            self._resize(_norm(Z) ** 2)
+            return Change(touched.rows, kept.numel(), None, structure)
+        value, squares, sizes = loss_change(
+            Z, self.Y, kept, held, goals, W, self.settings.head
+        )
+        new, gone = sizes.tolist()
+        # With what rounding may hide of it.
+        shift = new - gone + 1e-10 * (new + gone)
+        self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
+        follow = None
+        if old is not None:
+            slope = math.sqrt(math.fsum(squares.tolist()))
+            norms = math.sqrt(new + gone), slope
+            count, more = rows.numel() + kept.numel(), self.mu - before
+            follow = self._follow(value, norms, count, W, more, old)
         return Change(touched.rows, kept.numel(), follow, structure)
 
-    def _resize(self, gone: float, new: float) -> None:
-        # Norms of rows that go and come, with what rounding may hide of them.
-        square = self.square
-        self.journal.note(lambda: setattr(self, 'square', square))
-        hidden = 1e-10 * (new**2 + gone**2) + 4 * UNIT * square
-        self.square = max(0.0, square + new**2 - gone**2) + hidden
+    def _resize(self, square: float) -> None:
+        before = self.square
+        self.journal.note(lambda: setattr(self, 'square', before))
+        self.square = square
 
     def _drop(self, rows: Tensor) -> None:
         # Training rows, but for their features.
@@ -385,7 +399,7 @@ class NodeState:
             (self.Y, rows, 0),
         ):
             self.journal.rows(tensor, at)
-            tensor[at] = value
+            tensor.index_fill_(0, at, value)
 
     def compact(self) -> None:
         """Lets rows go that do not count any more; no way back is noted."""
@@ -414,6 +428,9 @@ class NodeState:
                 f"'directed' needs a directed graph (got {u} -> {v} of an "
                 'undirected one, which it would make directed)'
             )
+        few = len(part.edges) <= FEW and graph.undirected
+        if few and graph.has_all(part.edges):
+            return
         edges = _edges(part.edges)
         # Either direction will do.
         there = graph.has_edges(edges)
@@ -433,33 +450,32 @@ class NodeState:
         named = (*part.nodes, *part.labels)
         if not named:
             return self.names[:0]
-        rows = self.place.index_select(0, torch.tensor(named))
-        return rows[rows >= 0]
+        rows = self.place.numpy()[np.array(named, dtype=np.int64)]
+        return torch.from_numpy(rows[rows >= 0])
 
     def _members(self, rows: Tensor) -> Tensor:
         return self.y[rows].bincount(minlength=len(self.classes))
 
     def _follow(
         self,
-        gone: Tensor,
-        new: Tensor,
-        Y: Tensor,
+        value: Tensor,
+        norms: tuple[float, float],
+        count: int,
         W: Tensor,
         mu: float,
-        size: float,
         old: Gradient,
     ) -> Gradient:
-        # Rows go, with their targets; the first of them come again, changed,
-        # of this size together; and there is `mu` more.
-        head, (count, kept) = self.settings.head, (gone.size(0), new.size(0))
-        both = torch.cat([gone, new])
-        G = slopes(both @ W, torch.cat([Y, Y[:kept]]), head)
-        G[:count].neg_()
-        value = both.t() @ G
+        # So many rows, of these norms and of their slopes, change the gradient
+        # by `value`; and there is `mu` more.
         value.add_(old.value).add_(W, alpha=mu)
         weight = _norm(W)
-        drift = (abs(mu) + self.mu) * weight
-        missing = hidden(new, G, W, head, drift, size, weight)
+        missing = hidden_by(
+            *norms,
+            weight,
+            (count, *W.shape),
+            self.settings.head,
+            (abs(mu) + self.mu) * weight,
+        )
         # Adding matrices rounds by the last bits of the sums.
         measured = _norm(value)
         missing += old.norm.upper - old.norm.measured

@@ -617,8 +617,13 @@ def test_the_ops_of_rows_are_registered_as_they_are():
     stamp = torch.zeros(20, dtype=torch.int32)
     check(
         torch.ops.pyg_trust.touched_rows,
-        (*rows, seeds, seeds[:1], stamp, 7),
+        (*rows, rows.length, seeds, seeds[:1], stamp, 7, 2, math.inf),
         test_utils=('test_schema', 'test_faketensor'),
+    )
+    check(
+        torch.ops.pyg_trust.entries_at,
+        (*rows, *rows, seeds, torch.stack([seeds, seeds]), True),
+        test_utils=('test_schema',),
     )
     u = int(rows.start[3])
     check(
@@ -628,9 +633,82 @@ def test_the_ops_of_rows_are_registered_as_they_are():
     )
     check(
         torch.ops.pyg_trust.push_rows,
-        (*rows, seeds, ones, ones / 9, ones / 9, 0.5, x * 0, x.clone()),
+        (
+            *rows,
+            seeds,
+            ones,
+            ones / 9,
+            ones / 9,
+            0.5,
+            x * 0,
+            x.clone(),
+            x,
+            0.5,
+        ),
         test_utils=('test_schema',),
     )
+
+
+@pytest.mark.parametrize('directed', [False, True])
+def test_entries_and_reach_are_those_of_sets(directed):
+    # Against sets of pairs: hubs, loops, edges named twice or both ways, and
+    # nodes whose edges are named too.
+    n = 40
+    edge_index = random_graph(n, 60, 15, loops=4, directed=directed)
+    graph = DynamicGraph(CSRGraph.from_edge_index(edge_index, n), False)
+    assert graph.undirected != directed
+    held = set(map(tuple, edge_index.t().tolist()))
+    pairs = [*sorted(held)[:3], (1, 1), (7, 30), (30, 7), (7, 30)]
+    for nodes in ([], [3], [3, 1, 38]):
+        row, target, changed = ops.entries_at(
+            graph.out.view,
+            graph.into.view,
+            torch.tensor(nodes, dtype=torch.int64),
+            torch.tensor(pairs).t(),
+            not directed,
+        )
+        wanted = {e for e in held if e[0] in nodes or e[1] in nodes}
+        wanted |= set(pairs)
+        if not directed:
+            wanted |= {edge[::-1] for edge in pairs}
+        found = list(zip(row.tolist(), target.tolist(), strict=True))
+        assert found == sorted(wanted)
+        ends = {*nodes, *(v for edge in wanted for v in edge)}
+        assert changed.tolist() == sorted(ends)
+    # What each level reaches, until one would cost too much.
+    sends = {v: {b for a, b in held if a == v} for v in range(n)}
+    seeds, extra = torch.tensor([5, 5, 9]), torch.tensor([20, 0])
+    lengths = set()
+    for most in (math.inf, 120, 40, 20, 0):
+        levels, cost = graph.receivers(seeds, extra, 4, most)
+        reached, known, costs = {5, 9}, [], []
+        for _ in range(4):
+            reached = {20, 0}.union(*(sends[v] for v in reached))
+            price = sum(len([1 for e in held if e[1] == v]) for v in reached)
+            if price > most:
+                break
+            known.append(reached)
+            costs.append(price)
+        assert cost == costs
+        assert [set(level.tolist()) for level in levels] == known
+        assert [level.numel() for level in levels] == list(map(len, known))
+        lengths.add(len(levels))
+    assert lengths & {1, 2, 3}
+
+
+def test_rows_are_written_where_they_belong():
+    # Into places in no order, over what was there, and nowhere else.
+    n = 30
+    graph = CSRGraph.from_edge_index(random_graph(n, 40, 16), n)
+    x = torch.randn((n, 5), dtype=torch.float64)
+    for measure in (sgc(2), appnp(0.3, levels=3)):
+        state = LevelState(DynamicGraph(graph, True), x, measure)
+        whole = state.rows()
+        nodes, place = torch.tensor([4, 0, 29]), torch.tensor([6, 2, 3])
+        z = torch.full((8, 5), math.nan, dtype=torch.float64)
+        state.write_rows(nodes, z, place)
+        assert torch.equal(z[place], whole[nodes])
+        assert z[[0, 1, 4, 5, 7]].isnan().all()
 
 
 def test_weights_that_vanish_while_powers_grow_are_refused():
