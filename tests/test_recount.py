@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
-from pyg_trust import _check_epsilon
-from pyg_trust._recount import gaussian_again, poisson_again, wor_again
-from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report
+from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report, epsilon
+from pyg_trust.check.recount import gaussian_again, poisson_again, wor_again
 from pyg_trust.functional import (
     gaussian_epsilon,
     poisson_epsilon,
@@ -79,7 +78,7 @@ def blind(monkeypatch):
         'gaussian_epsilon',
         'shift_epsilon',
     ):
-        monkeypatch.setattr(_check_epsilon, name, lambda *_: 0.0)
+        monkeypatch.setattr(epsilon, name, lambda *_: 0.0)
 
 
 def coins(**changes):

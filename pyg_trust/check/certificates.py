@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyg_trust._check_epsilon import FAILS, HOLDS, UNKNOWN, Said
 from pyg_trust._checks import check_integer, check_non_negative
-from pyg_trust._recount_votes import (
+from pyg_trust.check.epsilon import FAILS, HOLDS, UNKNOWN, Said
+from pyg_trust.check.recount_votes import (
     Change,
     bounds_again,
     level_again,
@@ -293,7 +293,10 @@ def _radii(each: Guarantee, vote: str, views: int, ties: str) -> Said:
         if voted != views:
             yield FAILS, f'{voted} votes were counted, {views} are claimed'
             return
-    yield HOLDS, f'all of {views} have voted for every target'
+    yield (
+        HOLDS,
+        f'all of {views} have voted, for each of {counted} of {total} targets',
+    )
     radii = [
         (count, radius_again(top, earlier, later, views, ties))
         for count, top, earlier, later, _ in rows

@@ -11,13 +11,13 @@ from pyg_trust._checks import (
     check_non_negative,
     check_positive,
 )
-from pyg_trust._recount import (
+from pyg_trust.check.recount import (
     gaussian_again,
     poisson_again,
     rdp_wor_again,
     wor_again,
 )
-from pyg_trust._recount_renyi import fdp_again, select_again
+from pyg_trust.check.recount_renyi import fdp_again, select_again
 from pyg_trust.functional import (
     gaussian_epsilon,
     poisson_epsilon,

@@ -27,8 +27,9 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import files
-from pyg_trust._check_certificate import check_certificate
-from pyg_trust._check_epsilon import (
+from pyg_trust._checks import check_instance, check_non_negative
+from pyg_trust.check.certificates import check_certificate
+from pyg_trust.check.epsilon import (
     FAILS,
     HOLDS,
     ROUNDING,
@@ -40,7 +41,6 @@ from pyg_trust._check_epsilon import (
     close,
     recomputed,
 )
-from pyg_trust._checks import check_instance, check_non_negative
 from pyg_trust.ledger import checked_step
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import (
