@@ -354,7 +354,9 @@ class PrivateNodeClassifier(NoCopies):
         graph = release_graph(data, self.relation)
         x = check_own(data, 'x', self.relation)
         y, train, val, classes = self._labels(data, graph.num_nodes)
-        setting = (graph.rowptr, graph.col, y * train, train)
+        # Labels that are not read are 0 by now.
+        masks = (train,) if val is None else (train, val)
+        setting = (graph.rowptr, graph.col, y, *masks)
         key = fingerprint(*setting, *_parts(x), repr(classes))
         if key == self._fitted:
             return self
@@ -365,6 +367,9 @@ class PrivateNodeClassifier(NoCopies):
         with account.lock:
             # All or nothing: no budget goes into half of a model.
             account.check(math.hypot(*mus))
+            # Refuses graphs that its measure is not for.
+            feature = self.relation.name == 'feature'
+            scales = columns(graph, self.measure) if feature else None
             source = noise.source(
                 None
                 if self.seed is None
@@ -379,7 +384,8 @@ class PrivateNodeClassifier(NoCopies):
                 own = posteriors(outputs(encoder, x, self._private))
                 receivers = self._receivers(train)
                 self._released = self._release(
-                    graph, told(y, own, train), source, receivers
+                    *(graph, told(y, own, train), source, receivers),
+                    scales,
                 )
                 self._smoothed = self._smooth(graph)
                 read = self._columns(own)
@@ -540,9 +546,10 @@ class PrivateNodeClassifier(NoCopies):
         for name in ('num_nodes', 'num_classes'):
             if not mine[name]:
                 mine[name] = theirs.get(name)
-        # Before it was an argument all nodes received.
+        # Before it was an argument all nodes received. And what does not say
+        # where its noise is from may have it from a seed.
         before = None if mine['train_receivers'] is None else 1.0
-        theirs = {'train_receivers': before, **theirs}
+        theirs = {'train_receivers': before, 'seeded': True, **theirs}
         if theirs != mine:
             raise ValueError(
                 "'state' needs to be of a classifier with the same arguments "
@@ -634,6 +641,7 @@ class PrivateNodeClassifier(NoCopies):
             'steps': self.steps,
             'lr': self.lr,
             'epochs': self.epochs,
+            'seeded': self.seed is not None,
             'num_nodes': self._num_nodes,
             'num_classes': self.num_classes,
         }
@@ -740,7 +748,12 @@ class PrivateNodeClassifier(NoCopies):
         return choose_receivers(train, share)
 
     def _release(
-        self, graph: CSRGraph, q: Tensor, source: Any, receivers: Tensor
+        self,
+        graph: CSRGraph,
+        q: Tensor,
+        source: Any,
+        receivers: Tensor,
+        scales: tuple[Tensor, Tensor] | None,
     ) -> list[Tensor]:
         assert self._account is not None
         x, between = q - 1 / q.size(1), 'normalize'
@@ -754,7 +767,7 @@ class PrivateNodeClassifier(NoCopies):
                 scaled_propagate(
                     *(graph, x, self.measure, stds[0], paid),
                     own=self._own_messages,
-                    scales=columns(graph, self.measure),
+                    scales=scales,
                     between=between,
                 )
             ]
