@@ -37,7 +37,8 @@ def share(value: Tensor) -> float:
     return max(
         (
             float(torch.isin(rows, kept.to(rows.device)).float().mean())
-            for kept in _KEPT
+            # Other threads may add some meanwhile.
+            for kept in tuple(_KEPT)
         ),
         default=0.0,
     )

@@ -15,7 +15,7 @@ from pyg_trust import functional as F
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, LabelPropagation, SGConv
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, GDC, GFT, GraphScattering
@@ -347,3 +347,24 @@ def test_a_device_without_kernels_is_an_error():
             ops.propagate(*moved)
     with pytest.raises(ValueError, match=r"'weights'.*cpu.*got meta"):
         ops.propagate(*call[:5], weights.to('meta'))
+
+
+@pytest.mark.parametrize('relation', ['node', 'feature'])
+def test_a_private_classifier_takes_data_of_the_device(device, relation):
+    # The encoder was paid for, then tensors met on both devices.
+    edges, x, n = inputs(columns=5)
+    train = torch.arange(n) < 0.7 * n
+    y = torch.arange(n) % 3
+
+    def fit(edges, x, y, train):
+        data = Data(x=x, edge_index=edges, y=y, train_mask=train)
+        model = PrivateNodeClassifier(
+            relation, delta=1e-4, steps=2, num_classes=3, seed=0
+        )
+        return model.fit(data)
+
+    expected = fit(edges, x, y, train).logits()
+    there = moved(device, edges, x, y, train)
+    model = fit(*there)
+    assert torch.equal(model.logits(), expected)
+    assert torch.equal(model.logits(there[1]), expected)

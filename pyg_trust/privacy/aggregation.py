@@ -335,7 +335,8 @@ class PrivateNodeClassifier(NoCopies):
         Args:
             data (Data): with ``x`` (float32 or float64, dense or sparse),
                 ``y`` (int64), ``train_mask``, ``edge_index`` and, for
-                ``'edge'`` if there is one, ``val_mask``.
+                ``'edge'`` if there is one, ``val_mask``; on any device,
+                the work is done on the CPU.
 
         Returns:
             PrivateNodeClassifier: itself.
@@ -351,10 +352,13 @@ class PrivateNodeClassifier(NoCopies):
                 "'data' needs to be a homogeneous "
                 f'torch_geometric.data.Data (got {type(data).__name__})'
             )
-        graph = release_graph(data, self.relation)
-        x = check_own(data, 'x', self.relation)
+        # Noise is drawn, and models are, on the CPU.
+        graph = release_graph(data, self.relation).to('cpu')
+        x = check_own(data, 'x', self.relation).cpu()
         y, train, val, classes = self._labels(data, graph.num_nodes)
-        setting = (graph.rowptr, graph.col, y * train, train)
+        # Labels that are not read are 0 by now.
+        masks = (train,) if val is None else (train, val)
+        setting = (graph.rowptr, graph.col, y, *masks)
         key = fingerprint(*setting, *_parts(x), repr(classes))
         if key == self._fitted:
             return self
@@ -365,6 +369,9 @@ class PrivateNodeClassifier(NoCopies):
         with account.lock:
             # All or nothing: no budget goes into half of a model.
             account.check(math.hypot(*mus))
+            # Refuses graphs that its measure is not for.
+            feature = self.relation.name == 'feature'
+            scales = columns(graph, self.measure) if feature else None
             source = noise.source(
                 None
                 if self.seed is None
@@ -379,7 +386,8 @@ class PrivateNodeClassifier(NoCopies):
                 own = posteriors(outputs(encoder, x, self._private))
                 receivers = self._receivers(train)
                 self._released = self._release(
-                    graph, told(y, own, train), source, receivers
+                    *(graph, told(y, own, train), source, receivers),
+                    scales,
                 )
                 self._smoothed = self._smooth(graph)
                 read = self._columns(own)
@@ -422,7 +430,7 @@ class PrivateNodeClassifier(NoCopies):
                     'propagated, so that answers would read edges, which '
                     'nothing paid for'
                 )
-        own = posteriors(outputs(encoder, x, self._private))
+        own = posteriors(outputs(encoder, x.cpu(), self._private))
         return outputs(head, self._columns(own), self._private)
 
     @synchronized
@@ -454,7 +462,7 @@ class PrivateNodeClassifier(NoCopies):
         if self._account is None:
             raise RuntimeError('fit data first: nothing was released')
         delta = self.delta if delta is None else check_delta(delta)
-        encoder, sums, head = self._parts()
+        encoder, sums, head, others = self._parts()
         receivers = None
         if self.relation.name == 'node' and self._released:
             # Noise is never exactly zero: what is, is no receiver's.
@@ -468,6 +476,7 @@ class PrivateNodeClassifier(NoCopies):
             mu_encoder=encoder,
             mu_aggregation=sums,
             mu_head=head,
+            mu_others=others,
             hops=self.hops,
             releases=len(self._account.lines),
             noise_stds=self.noise_stds,
@@ -480,23 +489,28 @@ class PrivateNodeClassifier(NoCopies):
             provenance=provenance(**self._setting()),
         )
 
-    def _parts(self) -> tuple[float, float, float]:
-        # Of what is spent. A line that could be of sums counts as theirs.
+    def _parts(self) -> tuple[float, float, float, float]:
+        # Of what is spent: one's own encoder, all else (which may be of
+        # sums), one's own head; and of all else what is none of one's own.
         assert self._account is not None
+        rest = list(self._account.lines)
         encoder, sums, head = self.mus
         each = sums / math.sqrt(self.hops)
-        found: list[list[float]] = [[], [], []]
-        for mu in self._account.lines:
-            known = [
-                math.isclose(mu, m, rel_tol=1e-9) for m in (encoder, head)
-            ]
-            other = known[0] or known[1]
-            if math.isclose(mu, each, rel_tol=1e-9) or not other:
-                found[1].append(mu)
-            else:
-                found[0 if known[0] else 2].append(mu)
-        made = [math.hypot(*part) for part in found]
-        return made[0], made[1], made[2]
+
+        def take(mu: float) -> float:
+            found = [m for m in rest if math.isclose(m, mu, rel_tol=1e-9)]
+            for m in found[:1]:
+                rest.remove(m)
+            return sum(found[:1])
+
+        if self._encoder is None:
+            others = math.hypot(*rest)
+            return 0.0, others, 0.0, others
+        own = [take(encoder), take(head)]
+        total = math.hypot(*rest)
+        for _ in range(self.hops):
+            take(each)
+        return own[0], total, own[1], math.hypot(*rest)
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
@@ -540,9 +554,10 @@ class PrivateNodeClassifier(NoCopies):
         for name in ('num_nodes', 'num_classes'):
             if not mine[name]:
                 mine[name] = theirs.get(name)
-        # Before it was an argument all nodes received.
+        # Before it was an argument all nodes received. And what does not say
+        # where its noise is from may have it from a seed.
         before = None if mine['train_receivers'] is None else 1.0
-        theirs = {'train_receivers': before, **theirs}
+        theirs = {'train_receivers': before, 'seeded': True, **theirs}
         if theirs != mine:
             raise ValueError(
                 "'state' needs to be of a classifier with the same arguments "
@@ -634,6 +649,7 @@ class PrivateNodeClassifier(NoCopies):
             'steps': self.steps,
             'lr': self.lr,
             'epochs': self.epochs,
+            'seeded': self.seed is not None,
             'num_nodes': self._num_nodes,
             'num_classes': self.num_classes,
         }
@@ -740,7 +756,12 @@ class PrivateNodeClassifier(NoCopies):
         return choose_receivers(train, share)
 
     def _release(
-        self, graph: CSRGraph, q: Tensor, source: Any, receivers: Tensor
+        self,
+        graph: CSRGraph,
+        q: Tensor,
+        source: Any,
+        receivers: Tensor,
+        scales: tuple[Tensor, Tensor] | None,
     ) -> list[Tensor]:
         assert self._account is not None
         x, between = q - 1 / q.size(1), 'normalize'
@@ -754,7 +775,7 @@ class PrivateNodeClassifier(NoCopies):
                 scaled_propagate(
                     *(graph, x, self.measure, stds[0], paid),
                     own=self._own_messages,
-                    scales=columns(graph, self.measure),
+                    scales=scales,
                     between=between,
                 )
             ]

@@ -70,16 +70,20 @@ class Relation(NamedTuple):
         """Which rows may be published."""
         return 'others' if self.name == 'node_incident' else 'all'
 
-    def mu_edge(self, mu: float) -> float | None:
+    def mu_edge(self, mu: float, others: float = 0.0) -> float | None:
         r""":math:`\mu` of sums in one edge, if nodes are protected.
 
         Args:
             mu (float): of the sums in a node.
+            others (float): of sums on the same account whose messages may be
+                of more classes: replaced, they move a sum by
+                :math:`\sqrt{2}` at least. (default: :obj:`0.0`)
         """
         if self.name != 'node' or self.max_degree not in (None, 1):
             return None
         moved = 1.0 if self.directed else math.sqrt(2)
-        return mu * moved / self.sensitivity
+        least = 1.0 if self.form == 'withdraw' else math.sqrt(2)
+        return moved * math.hypot(mu / self.sensitivity, others / least)
 
 
 def make_relation(
@@ -130,7 +134,8 @@ class AggregationReport(Report):
         mu (float): :math:`\mu` of everything so far; of the sums alone, if
             steps of private training are on the account as well.
         mu_encoder (float): of the encoder's training.
-        mu_aggregation (float): of the noisy sums.
+        mu_aggregation (float): of the noisy sums, and of all that the account
+            holds beside them and the two trainings.
         mu_head (float): of the head's training.
         mu_edge (float, optional): of the noisy sums in one edge, where a
             relation of nodes protects that, too.
@@ -141,7 +146,8 @@ class AggregationReport(Report):
         degree_curve (tuple): under ``'node_incident'``, degrees and the
             :math:`\epsilon` of the sums for a node of that degree.
         hops (int): the sums of a release.
-        releases (int): how many sums there are on the account.
+        releases (int): the lines of the account: every hop of sums and every
+            training that was paid for.
         sensitivity (float): by how much neighbours move a sum.
         noise_stds (tuple): of the sums of the last release.
         num_nodes (int): :math:`n`, public.
@@ -389,6 +395,7 @@ def make_report(
     mu_encoder: float = 0.0,
     mu_aggregation: float = 0.0,
     mu_head: float = 0.0,
+    mu_others: float = 0.0,
     predictions: bool = False,
     num_nodes: int,
     receivers: int | None = None,
@@ -403,6 +410,8 @@ def make_report(
             (default: :obj:`0.0`)
         mu_aggregation (float): the same. (default: :obj:`0.0`)
         mu_head (float): the same. (default: :obj:`0.0`)
+        mu_others (float): of :obj:`mu_aggregation`, what others than the
+            object of the report have spent. (default: :obj:`0.0`)
         predictions (bool): the same. (default: :obj:`False`)
         num_nodes (int): the same.
         receivers (int, optional): the same; by default all nodes.
@@ -422,7 +431,9 @@ def make_report(
         mu_encoder=mu_encoder,
         mu_aggregation=mu_aggregation,
         mu_head=mu_head,
-        mu_edge=relation.mu_edge(mu_aggregation),
+        mu_edge=relation.mu_edge(
+            math.sqrt(max(0.0, mu_aggregation**2 - mu_others**2)), mu_others
+        ),
         relation=relation.name,
         form=relation.form,
         directed=relation.directed,

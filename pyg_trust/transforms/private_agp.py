@@ -320,6 +320,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         self._account: ReleaseAccount | None = None
         self._kept: dict[str, list[Tensor]] = {}
         self._num_nodes = 0
+        self._others = 0.0
         self._through_engine: list[float] = []
 
     def _check_measure(self, measure: Measure | None) -> None:
@@ -535,6 +536,7 @@ class PrivateAGP(NoCopies, BaseTransform):
                 ledger=self.ledger,
                 ledger_head=self.ledger_head,
             )
+            self._others = self._account.mu
         self._num_nodes = num_nodes
         return self._account
 
@@ -598,6 +600,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             target_epsilon=target,
             mu=mu,
             mu_aggregation=mu,
+            mu_others=self._others,
             hops=self.hops,
             releases=releases,
             noise_stds=self.noise_stds,

@@ -1,0 +1,169 @@
+"""Sentences of a private classifier and its report, attacked one by one."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust.functional import Measure, private_propagation
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.transforms import PrivateAGP
+
+QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 3, 'num_classes': 3}
+n = 40
+
+
+def graph(directed=False):
+    generator = torch.Generator().manual_seed(0)
+    dense = (torch.rand(n, n, generator=generator) < 0.2).triu(1)
+    dense = dense if directed else dense | dense.t()
+    mask = torch.rand(n, generator=generator)
+    return Data(
+        x=torch.randn(n, 5, generator=generator),
+        y=torch.arange(n) % 3,
+        edge_index=dense.nonzero().t().contiguous(),
+        train_mask=mask < 0.6,
+        val_mask=mask >= 0.8,
+    )
+
+
+@pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
+def test_a_checkpoint_does_not_wash_the_seed_off(relation):
+    # The report said that the noise of a seed was the operating system's.
+    arguments = {'relation': relation, **QUICK, 'epochs': 3}
+    state = PrivateNodeClassifier(**arguments, seed=0).fit(graph())
+    state = state.state_dict()
+    old = copy.deepcopy(state)
+    del old['setting']['seeded']
+    for each in (state, old):
+        fresh = PrivateNodeClassifier(**arguments)
+        with pytest.raises(ValueError, match="'seeded': True"):
+            fresh.load_state_dict(each)
+        assert fresh.account is None
+        fresh = PrivateNodeClassifier(**arguments, seed=1)
+        fresh.load_state_dict(each)
+        assert fresh.report().seeded
+    # Secret noise stays secret noise, and is none of a seed either.
+    secret = PrivateNodeClassifier(**arguments).fit(graph()).state_dict()
+    with pytest.raises(ValueError, match="'seeded': False"):
+        PrivateNodeClassifier(**arguments, seed=0).load_state_dict(secret)
+    fresh = PrivateNodeClassifier(**arguments)
+    fresh.load_state_dict(secret)
+    assert not fresh.report().seeded
+
+
+@pytest.mark.parametrize('case', ['size', 'directions'])
+def test_graphs_that_a_measure_is_not_for_cost_nothing(
+    case, monkeypatch, tmp_path
+):
+    # The encoder was paid for, then the graph refused.
+    arguments, data = {}, graph(directed=case == 'directions')
+    if case == 'size':
+        monkeypatch.setattr(private_propagation, 'MAX_COLUMNS', n - 1)
+    else:
+        arguments['measure'] = Measure(0.5, 0.5, (0.0, 1.0), undirected=True)
+    ledger = tmp_path / 'ledger'
+    model = PrivateNodeClassifier(
+        'feature', **QUICK, **arguments, ledger=ledger
+    )
+    with pytest.raises(ValueError, match="'graph'"):
+        model.fit(data)
+    assert model.account.lines == ()
+    model.close()
+    monkeypatch.undo()
+    model = PrivateNodeClassifier('feature', **QUICK, ledger=ledger)
+    assert model.fit(graph()).report().epsilon == pytest.approx(8.0)
+    model.close()
+
+
+def test_other_validation_labels_are_other_data():
+    # They choose an epoch; the model was that of the labels before.
+    data = graph()
+    model = PrivateNodeClassifier('edge', **QUICK, epochs=3).fit(data)
+    for name in ('y', 'val_mask'):
+        other = data.clone()
+        if name == 'y':
+            other.y[data.val_mask] = (data.y[data.val_mask] + 1) % 3
+        else:
+            other.val_mask = ~data.train_mask
+        with pytest.raises(BudgetExceededError):
+            model.fit(other)
+    # Labels that nobody reads change nothing.
+    rest = ~(data.train_mask | data.val_mask)
+    data.y[rest] = 0
+    assert model.fit(data) is model
+    assert len(model.account.lines) == 1
+
+
+def test_sums_of_another_on_the_ledger_are_not_taken_for_an_encoder(tmp_path):
+    # Sums of mu 'a' were taken for an encoder of the same mu, and an edge's
+    # mu lacked them.
+    ledger, data = tmp_path / 'ledger', graph()
+    first = PrivateNodeClassifier(
+        'node', **QUICK, shares=(0.05, 0.9, 0.05), ledger=ledger
+    )
+    first.fit(data).close()
+    a = first.mus[1]
+    large = {**QUICK, 'epsilon': 30.0}
+    limit = PrivateNodeClassifier('node', **large).limit
+    e = (a / limit) ** 2
+    second = PrivateNodeClassifier(
+        'node', **large, shares=(e, 0.3, 0.7 - e), ledger=ledger
+    )
+    assert second.mus[0] == pytest.approx(a, rel=1e-12)
+    with pytest.raises(BudgetExceededError):
+        second.fit(data)
+    # Nothing of its own is on the account yet.
+    report = second.report()
+    assert (report.mu_encoder, report.mu_head) == (0, 0)
+    assert report.mu_edge >= math.sqrt(2) * a
+    second.close()
+
+
+def test_what_others_spent_of_more_classes_counts_for_an_edge(tmp_path):
+    # Replaced, messages of classes move sums less than any of norm 1, so
+    # that their noise is smaller for the same mu: an edge sees more of it.
+    ledger, data = tmp_path / 'ledger', graph()
+    first = PrivateNodeClassifier(
+        'node',
+        **{**QUICK, 'num_classes': 30},
+        shares=(0.01, 0.98, 0.01),
+        form='replace',
+        ledger=ledger,
+    ).fit(data)
+    first.close()
+    alone = first.report().mu_edge
+    (std,) = first.noise_stds
+    assert alone == pytest.approx(math.sqrt(2) / std)
+    transform = PrivateAGP(
+        relation='node',
+        form='replace',
+        mu=0.1,
+        delta=QUICK['delta'],
+        ledger=ledger,
+    )
+    transform(data)
+    (std,) = transform.noise_stds
+    report = transform.report()
+    assert report.mu_edge >= math.hypot(alone, math.sqrt(2) / std)
+    transform.account.close()
+
+
+@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('hops', [1, 2])
+def test_parts_of_ones_own_account_are_exact(form, hops):
+    # Also where encoder, sums and head cost the same.
+    arguments = {**QUICK, 'form': form, 'hops': hops}
+    for shares in ((0.4, 0.5, 0.1), (0.25, 0.5, 0.25)):
+        model = PrivateNodeClassifier('node', **arguments, shares=shares)
+        fresh = PrivateNodeClassifier('node', **arguments, shares=shares)
+        fresh.load_state_dict(model.fit(graph()).state_dict())
+        for report in (model.report(), fresh.report()):
+            found = (report.mu_encoder, report.mu_aggregation, report.mu_head)
+            assert found == pytest.approx(model.mus)
+            std = model.noise_stds[0]
+            edge = math.sqrt(2 * hops) / std
+            assert report.mu_edge == pytest.approx(edge)
