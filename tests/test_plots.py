@@ -21,6 +21,8 @@ from matplotlib import colors, pyplot  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def closed():
+    # Whatever other tests of this process left.
+    pyplot.switch_backend('agg')
     yield
     pyplot.close('all')
 
