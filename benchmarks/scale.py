@@ -135,6 +135,9 @@ def one_rank(args: argparse.Namespace, ranks: bool = True) -> dict[str, float]:
         torch.distributed.init_process_group('gloo')
     graph = CSRGraph.load(args.folder / 'graph', mmap=True, verify=False)
     warm(args.folder, over_ranks=ranks)
+    plan = plan_memory(
+        *(args.nodes, args.edges, args.columns), columns=args.together
+    )
     start = time.process_time()
     user, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     propagate_to(
@@ -143,6 +146,7 @@ def one_rank(args: argparse.Namespace, ranks: bool = True) -> dict[str, float]:
         args.folder / 'x.npy',
         appnp(0.1, levels=args.levels),
         columns=args.together,
+        memory=plan.total,  # some of it is held until it is needed
         over_ranks=ranks,
     )
     end = resource.getrusage(resource.RUSAGE_SELF)
