@@ -292,16 +292,17 @@ def _read_ledger(path: str | Path) -> dict[str, Any]:
     }
 
 
+def _chain(broken: list[int]) -> tuple[str, str]:
+    # Of a ledger of steps or of removals.
+    if broken:
+        return FAILS, f'ledger: line {broken[0]} was changed'
+    return HOLDS, 'ledger: the chain of its lines is unbroken'
+
+
 def _check_ledger(each: Guarantee, ledger: dict[str, Any]) -> Said:
     if each.kind != 'privacy' or 'steps' not in each.values:
         return
-    broken = ledger['broken']
-    yield (
-        FAILS if broken else HOLDS,
-        f'ledger: line {broken[0]} was changed'
-        if broken
-        else 'ledger: the chain of its lines is unbroken',
-    )
+    yield _chain(ledger['broken'])
     yield from _check_header(each, ledger['header'])
     count, steps = len(ledger['steps']), each.values['steps']
     # With fewer lines, its end was cut off.
@@ -404,13 +405,7 @@ def _check_removals(each: Guarantee, ledger: dict[str, Any]) -> Said:
     request = each.values.get('request')
     if each.kind != 'removal' or request is None or not each.data:
         return
-    broken = ledger['broken']
-    yield (
-        FAILS if broken else HOLDS,
-        f'ledger: line {broken[0]} was changed'
-        if broken
-        else 'ledger: the chain of its lines is unbroken',
-    )
+    yield _chain(ledger['broken'])
     entries = ledger['entries']
     paid = [line for line in entries if line['spent'] <= ledger['budget']]
     yield (
