@@ -15,7 +15,6 @@ This is a matter of cost alone. Which blocks they are is estimated from evenly
 spaced nodes, alike on every device.
 """
 
-import torch
 from torch import Tensor
 
 from pyg_trust import ops
@@ -23,9 +22,8 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 
-# As in csrc/push.h: the nodes that costs are estimated from, at most, and what
-# a visited one costs where an entry of an exact level costs one.
-SAMPLES = 1024
+# As in csrc/push.h: what a visited node costs where an entry of an exact level
+# costs one.
 VISIT_COST = 16
 
 
@@ -50,12 +48,14 @@ def exact_blocks(
     """
     n, width = graph.num_nodes, ops.block_size(x.dtype)
     none = [False] * -(-x.size(1) // width)
-    if not none or ratio.numel() == 0:
+    if not none or n == 0 or ratio.numel() == 0:
         return none
     if not (measure.self_loops or graph.is_undirected):
         return none
-    step = n // SAMPLES + 1
-    nodes = torch.arange(step // 2, n, step, device=x.device)
+    nodes = ops.cost_nodes(n)
+    # How many nodes each of them stands for.
+    step = int(nodes[1] - nodes[0]) if n > 1 else 1
+    nodes = nodes.to(x.device)
     ptr, col = graph.receivers(not measure.along)
     start = ptr[nodes]
     count = ptr[nodes + 1] - start

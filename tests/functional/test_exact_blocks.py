@@ -1,6 +1,8 @@
 """Blocks of an estimate that are computed exactly as a whole."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from pyg_trust import functional as F
 from pyg_trust import ops
 from pyg_trust.functional import propagation
-from pyg_trust.functional._exact_blocks import exact_blocks
+from pyg_trust.functional._exact_blocks import VISIT_COST, exact_blocks
 from pyg_trust.functional.propagation import PULL_ABOVE, _levels, _norms
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import make_graph
@@ -153,3 +155,9 @@ def test_numbers_that_are_not_finite_show(graph):
     huge = torch.full((N, 16), 3e38)
     with pytest.raises(ValueError, match='overflows'):
         F.propagate(graph, huge, F.transition(2), eps=1e-3, seed=0)
+
+
+def test_a_visit_costs_what_the_kernels_say():
+    source = Path(__file__).parents[2] / 'csrc' / 'push.h'
+    (cost,) = re.findall(r'kVisitCost = ([\d.]+);', source.read_text())
+    assert float(cost) == VISIT_COST
