@@ -15,6 +15,7 @@ This is a matter of cost alone. Which blocks they are is estimated from evenly
 spaced nodes, alike on every device.
 """
 
+import torch
 from torch import Tensor
 
 from pyg_trust import ops
@@ -52,10 +53,10 @@ def exact_blocks(
         return none
     if not (measure.self_loops or graph.is_undirected):
         return none
-    nodes = ops.cost_nodes(n)
-    # How many nodes each of them stands for.
-    step = int(nodes[1] - nodes[0]) if n > 1 else 1
-    nodes = nodes.to(x.device)
+    spaced = ops.cost_nodes(n)
+    # How many nodes each of them stands for. Made on the device, not moved to it.
+    step = int(spaced[1] - spaced[0]) if n > 1 else 1
+    nodes = torch.arange(int(spaced[0]), n, step, device=x.device)
     ptr, col = graph.receivers(not measure.along)
     start = ptr[nodes]
     count = ptr[nodes + 1] - start
