@@ -54,7 +54,7 @@ def exact_blocks(
     if not (measure.self_loops or graph.is_undirected):
         return none
     spaced = ops.cost_nodes(n)
-    # How many nodes each of them stands for. Made on the device, not moved to it.
+    # How many nodes each of them stands for; made on the device, not moved.
     step = int(spaced[1] - spaced[0]) if n > 1 else 1
     nodes = torch.arange(int(spaced[0]), n, step, device=x.device)
     ptr, col = graph.receivers(not measure.along)
