@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_integer
+from pyg_trust._checks import REAL, check_dtype, check_integer
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
@@ -48,14 +48,7 @@ def check_index(name: str, index: Tensor, dim: int) -> None:
 
 
 def check_weight(name: str, weight: Tensor, num_edges: int) -> None:
-    if not isinstance(weight, Tensor) or weight.dtype not in (
-        torch.float32,
-        torch.float64,
-    ):
-        got = getattr(weight, 'dtype', type(weight).__name__)
-        raise TypeError(
-            f"'{name}' needs to be a float32 or float64 tensor (got {got})"
-        )
+    check_dtype(name, weight, REAL)
     if weight.shape != (num_edges,):
         raise ValueError(
             f"'{name}' needs to have the shape [{num_edges}], one weight per "
@@ -85,7 +78,7 @@ def check_num_nodes(num_nodes: int | None) -> int:
 
 
 def check_real(name: str, dtype: torch.dtype) -> None:
-    if dtype not in (torch.float32, torch.float64):
+    if dtype not in REAL:
         raise TypeError(
             f"'{name}' needs to be float32 or float64 (got {dtype})"
         )

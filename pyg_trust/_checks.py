@@ -156,6 +156,32 @@ def check_tensor(
         raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
 
 
+def check_dtype(
+    name: str, value: Any, dtype: torch.dtype | tuple[torch.dtype, ...] | None
+) -> None:
+    """Refuses what is no tensor of some dtype, whatever its shape.
+
+    Args:
+        name (str): of the argument.
+        value (Any): what came.
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): what will
+            do; :obj:`None` for any floating point.
+    """
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+    if isinstance(value, Tensor) and (
+        value.is_floating_point() if dtype is None else value.dtype in dtypes
+    ):
+        return
+    wanted = 'floating-point'
+    if dtype is not None:
+        wanted = ' or '.join(str(d).removeprefix('torch.') for d in dtypes)
+    article = 'an' if wanted[0] == 'i' else 'a'
+    got = getattr(value, 'dtype', type(value).__name__)
+    raise TypeError(
+        f"'{name}' needs to be {article} {wanted} tensor (got {got})"
+    )
+
+
 def is_finite(value: Tensor) -> bool:
     """Whether no entry is NaN or infinite.
 

@@ -22,6 +22,7 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
+    check_range,
 )
 from pyg_trust._views import Views
 from pyg_trust.sparse import pick_rows as pick_rows
@@ -93,12 +94,7 @@ class CSRGraph(Views):
         if bool((rowptr.diff() < 0).any()):
             raise ValueError("'rowptr' needs to be ascending")
         if m > 0:
-            low, high = int(col.min()), int(col.max())
-            if low < 0 or high >= n:
-                raise ValueError(
-                    f"'col' needs to be in [0, {n}), the number of nodes "
-                    f'(got {low} to {high})'
-                )
+            check_range('col', col, n, 'the number of nodes')
             falls = col.diff() < 0
             starts = rowptr[1:-1]
             inner = starts[(starts > 0) & (starts < m)]
@@ -169,13 +165,7 @@ class CSRGraph(Views):
             )
         n = building.check_num_nodes(num_nodes)
         m = edge_index.size(1)
-        if m > 0:
-            low, high = int(edge_index.min()), int(edge_index.max())
-            if low < 0 or high >= n:
-                raise ValueError(
-                    f"'edge_index' needs to be in [0, {n}), as 'num_nodes' is "
-                    f'{n} (got {low} to {high})'
-                )
+        check_range('edge_index', edge_index, n, f"as 'num_nodes' is {n}")
         if edge_weight is not None:
             building.check_weight('edge_weight', edge_weight, m)
 

@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
+    REAL,
     check_choice,
+    check_dtype,
     check_instance,
     check_integer,
     check_number,
@@ -154,14 +156,7 @@ def _check_levels(ratio: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _value_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    if not isinstance(tensor, Tensor) or tensor.dtype not in (
-        torch.float32,
-        torch.float64,
-    ):
-        got = getattr(tensor, 'dtype', type(tensor).__name__)
-        raise TypeError(
-            f"'{name}' needs to be a float32 or float64 tensor (got {got})"
-        )
+    check_dtype(name, tensor, REAL)
     return tensor.dtype
 
 

@@ -7,7 +7,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_tensor
+from pyg_trust._checks import check_instance, check_range, check_tensor
 from pyg_trust.functional.budget import check_budget
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
@@ -228,13 +228,7 @@ def _positions(name: str, graph: CSRGraph, edges: Tensor) -> Tensor:
         )
     check_tensor(name, edges, torch.int64, tuple(edges.shape))
     n = graph.num_nodes
-    if edges.numel() > 0:
-        low, high = int(edges.min()), int(edges.max())
-        if low < 0 or high >= n:
-            raise ValueError(
-                f"'{name}' needs to be in [0, {n}), the nodes "
-                f'(got {low} to {high})'
-            )
+    check_range(name, edges, n, 'the nodes')
     keys = graph.row * n + graph.col
     key = edges[0] * n + edges[1]
     place = torch.searchsorted(keys, key)

@@ -5,7 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust._checks import (
+    check_dtype,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
 
@@ -74,14 +79,8 @@ def sweep_cut(
             "'graph' needs to be undirected and unweighted (got a "
             f'{"weighted" if graph.is_weighted else "directed"} one)'
         )
-    if not isinstance(nodes, Tensor) or nodes.dtype != torch.int64:
-        got = getattr(nodes, 'dtype', type(nodes).__name__)
-        raise TypeError(f"'nodes' needs to be an int64 tensor (got {got})")
-    if not isinstance(score, Tensor) or not score.is_floating_point():
-        got = getattr(score, 'dtype', type(score).__name__)
-        raise TypeError(
-            f"'score' needs to be a floating-point tensor (got {got})"
-        )
+    check_dtype('nodes', nodes, torch.int64)
+    check_dtype('score', score, None)
     count = nodes.numel()
     if count == 0 or nodes.dim() != 1 or score.shape != nodes.shape:
         raise ValueError(

@@ -21,6 +21,7 @@ from torch import Tensor
 from pyg_trust._checks import (
     REAL,
     check_choice,
+    check_dtype,
     check_instance,
     check_integer,
     check_number,
@@ -237,11 +238,7 @@ def check_alpha(alpha: float) -> float:
 
 def check_logits(logits: Tensor, graph: CSRGraph) -> None:
     """Checks logits: finite, a row per node, two classes or more."""
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        got = getattr(logits, 'dtype', type(logits).__name__)
-        raise TypeError(
-            f"'logits' needs to be a floating-point tensor (got {got})"
-        )
+    check_dtype('logits', logits, None)
     n = graph.num_nodes
     if logits.dim() != 2 or logits.size(0) != n or logits.size(1) < 2:
         raise ValueError(

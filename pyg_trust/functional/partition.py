@@ -31,6 +31,7 @@ from torch_geometric.utils import remove_self_loops, subgraph, to_undirected
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_dtype,
     check_instance,
     check_integer,
     check_number,
@@ -160,9 +161,7 @@ def check_partition(
         ValueError: if a node is left out, a shard is unknown, or one is
             empty.
     """
-    if not isinstance(shard, Tensor) or shard.dtype != torch.int64:
-        got = getattr(shard, 'dtype', type(shard).__name__)
-        raise TypeError(f"'shard' needs to be an int64 tensor (got {got})")
+    check_dtype('shard', shard, torch.int64)
     if num_nodes is None:
         num_nodes = shard.numel()
     if shard.shape != (num_nodes,):

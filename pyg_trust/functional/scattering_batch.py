@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_integer
+from pyg_trust._checks import check_dtype, check_integer
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.wavelets import WAVELETS
 from pyg_trust.graph import CSRGraph
@@ -276,9 +276,7 @@ def _check_ptr(graph: CSRGraph, ptr: Tensor | None) -> Tensor:
     n = graph.num_nodes
     if ptr is None:
         return torch.tensor([0, n], device=graph.device)
-    if not isinstance(ptr, Tensor) or ptr.dtype != torch.int64:
-        got = getattr(ptr, 'dtype', type(ptr).__name__)
-        raise TypeError(f"'ptr' needs to be an int64 tensor (got {got})")
+    check_dtype('ptr', ptr, torch.int64)
     if (
         ptr.dim() != 1
         or ptr.numel() < 2

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
+    check_dtype,
     check_instance,
     check_integer,
     check_range,
@@ -224,14 +225,7 @@ def root_index(
     """
     if roots is None:
         return torch.arange(num_nodes, device=device)
-    if not isinstance(roots, Tensor) or roots.dtype not in (
-        torch.int64,
-        torch.bool,
-    ):
-        got = getattr(roots, 'dtype', type(roots).__name__)
-        raise TypeError(
-            f"'roots' needs to be an int64 or bool tensor (got {got})"
-        )
+    check_dtype('roots', roots, (torch.int64, torch.bool))
     if roots.device != torch.device(device):
         raise ValueError(
             f"'roots' needs to be on the graph's device, {device} "
@@ -251,12 +245,7 @@ def root_index(
         roots = roots.nonzero().view(-1)
     if roots.numel() == 0:
         raise ValueError("'roots' needs to name at least one node (got none)")
-    low, high = int(roots.min()), int(roots.max())
-    if low < 0 or high >= num_nodes:
-        raise ValueError(
-            f"'roots' needs to be in [0, {num_nodes}), the number of nodes "
-            f'(got {low} to {high})'
-        )
+    check_range('roots', roots, num_nodes, 'the number of nodes')
     if int(roots.bincount().max()) > 1:
         raise ValueError(
             "'roots' needs to name each node once "
@@ -298,11 +287,7 @@ def check_walks(
         check_integer('size', size, 1)
     ptr, node = walks
     for name, tensor in (('ptr', ptr), ('node', node)):
-        if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64:
-            got = getattr(tensor, 'dtype', type(tensor).__name__)
-            raise TypeError(
-                f"'walks.{name}' needs to be an int64 tensor (got {got})"
-            )
+        check_dtype(f'walks.{name}', tensor, torch.int64)
         if tensor.dim() != 1:
             raise ValueError(
                 f"'walks.{name}' needs to have one dimension "
@@ -321,12 +306,7 @@ def check_walks(
             f"'walks' needs to have at most {size} nodes in a subgraph "
             f'(got {int(sizes.max())})'
         )
-    low, high = int(node.min()), int(node.max())
-    if low < 0 or high >= num_nodes:
-        raise ValueError(
-            f"'walks.node' needs to be in [0, {num_nodes}), the number of "
-            f'nodes (got {low} to {high})'
-        )
+    check_range('walks.node', node, num_nodes, 'the number of nodes')
     count = node.bincount(minlength=num_nodes)
     if int(count.max()) > 1:
         raise ValueError(

@@ -8,7 +8,12 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
-from pyg_trust._checks import check_integer, check_range, check_tensor
+from pyg_trust._checks import (
+    check_dtype,
+    check_integer,
+    check_range,
+    check_tensor,
+)
 from pyg_trust.functional.partition import check_partition, shard_sizes
 from pyg_trust.functional.ragged import pointer
 
@@ -127,9 +132,7 @@ class ShardLoader(DataLoader):
         check_range('edge_index', data.edge_index, n, 'the nodes')
         check_integer('batch_size', batch_size, 1)
         shard = data.get('shard') if shard is None else shard
-        if not isinstance(shard, Tensor) or shard.dtype != torch.int64:
-            got = getattr(shard, 'dtype', type(shard).__name__)
-            raise TypeError(f"'shard' needs to be an int64 tensor (got {got})")
+        check_dtype('shard', shard, torch.int64)
         if shard.shape != (data.num_nodes,):
             raise ValueError(
                 f"'shard' needs to have the shape [{data.num_nodes}], one "

@@ -10,6 +10,7 @@ from torch_geometric.typing import OptTensor
 from pyg_trust import rng
 from pyg_trust._checks import (
     REAL,
+    check_dtype,
     check_instance,
     check_integer,
     check_non_negative,
@@ -132,11 +133,7 @@ def _as_edges(
 
 
 def _check_x(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in REAL:
-        got = getattr(x, 'dtype', type(x).__name__)
-        raise TypeError(
-            f"'x' needs to be a float32 or float64 tensor (got {got})"
-        )
+    check_dtype('x', x, REAL)
     if x.dim() not in (1, 2):
         raise ValueError(
             "'x' needs to have a row per node and one or two dimensions "
