@@ -8,9 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_trust._checks import REAL, check_dtype, check_integer
 
+# To who has a graph of several kinds of nodes.
+MAKE_HOMOGENEOUS = (
+    ': HeteroData.to_homogeneous() makes one, and so does a Data of one kind '
+    'of nodes and their edges'
+)
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -91,6 +97,14 @@ def check_square(name: str, shape: Any) -> int:
             f"'{name}' needs to be a square matrix (got {list(shape)})"
         )
     return check_num_nodes(int(shape[0]))
+
+
+def check_data(data: Any, advice: str = '') -> None:
+    if not isinstance(data, Data):
+        raise TypeError(
+            "'data' needs to be a homogeneous torch_geometric.data.Data "
+            f'(got {type(data).__name__}){advice}'
+        )
 
 
 def sort_edges(

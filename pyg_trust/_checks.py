@@ -211,6 +211,12 @@ def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
     return value
 
 
+def check_distinct(name: str, nodes: Tensor) -> None:
+    """Refuses nodes of which one is there twice."""
+    if nodes.unique().numel() < nodes.numel():
+        raise ValueError(f"'{name}' needs to name each node once")
+
+
 def check_ledger(ledger: str | Path | None, ledger_head: str | None) -> None:
     """Refuses what is no file of a ledger, or a digest without one."""
     if ledger is not None:

@@ -395,13 +395,7 @@ class CSRGraph(Views):
             duplicates (str): as in :meth:`from_edge_index`.
                 (default: :obj:`'raise'`)
         """
-        if isinstance(data, HeteroData) or not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__}): '
-                'HeteroData.to_homogeneous() makes one, and so does a Data '
-                'of one kind of nodes and their edges'
-            )
+        building.check_data(data, building.MAKE_HOMOGENEOUS)
         if data.num_nodes is None:
             raise ValueError("'data' needs to know its 'num_nodes'")
         if data.get('edge_index') is not None:

@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 from tqdm import tqdm
 
 from pyg_trust.certificates.lazy import LinearFeatures
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import quiet_sparse, sparse_rows
 from pyg_trust.transforms.flip_bits import (
     BitFlips,
@@ -266,8 +267,7 @@ class Sampler:
         if not symmetric:
             source, target = edge_index
             order = (target * total + source).argsort(stable=True)
-            ptr = torch.zeros(total + 1, dtype=torch.int64)
-            torch.cumsum(target.bincount(minlength=total), 0, out=ptr[1:])
+            ptr = pointer(target.bincount(minlength=total))
             col = source[order]
         like = next(self.pipeline.model.parameters(), torch.empty(0))
         value = torch.ones(col.numel(), dtype=like.dtype)
@@ -429,8 +429,7 @@ def _dense(ptr: Tensor, col: Tensor, like: Tensor) -> Tensor:
 
 def _csr_of(x: Tensor) -> Tensor:
     row, col = x.cpu().nonzero(as_tuple=True)
-    ptr = torch.zeros(x.size(0) + 1, dtype=torch.int64)
-    torch.cumsum(row.bincount(minlength=x.size(0)), 0, out=ptr[1:])
+    ptr = pointer(row.bincount(minlength=x.size(0)))
     value = x.detach().cpu()[row, col]
     return sparse_rows(ptr.int(), col.int(), value, (x.size(0), x.size(1)))
 

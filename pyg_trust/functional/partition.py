@@ -31,6 +31,7 @@ from torch_geometric.utils import remove_self_loops, subgraph, to_undirected
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_distinct,
     check_dtype,
     check_instance,
     check_integer,
@@ -67,8 +68,7 @@ def training_graph(
     check_edges(edge_index, num_nodes, 'the nodes')
     check_tensor('index', index, torch.int64, ('num_train',))
     check_range('index', index, num_nodes, 'the nodes')
-    if index.unique().numel() < index.numel():
-        raise ValueError("'index' needs to name each node once")
+    check_distinct('index', index)
     inner, _ = subgraph(
         index, edge_index, relabel_nodes=True, num_nodes=num_nodes
     )
@@ -203,8 +203,7 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
             node is named, or a shard is empty.
     """
     check_tensor('index', index, torch.int64, ('num_nodes',))
-    if index.unique().numel() < index.numel():
-        raise ValueError("'index' needs to name each node once")
+    check_distinct('index', index)
     try:
         named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
     except (TypeError, ValueError, RuntimeError) as error:

@@ -13,6 +13,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph
 
 
@@ -44,10 +45,8 @@ class DisjointWalks(NamedTuple):
         check_tensor('index', index, torch.int64, ('num',))
         check_range('index', index, self.num_subgraphs, 'the subgraphs')
         size = self.ptr.diff()[index]
-        ptr = torch.cat([size.new_zeros(1), size.cumsum(0)])
-        shift = (self.ptr[index] - ptr[:-1]).repeat_interleave(size)
-        shift += torch.arange(shift.numel(), device=shift.device)
-        return DisjointWalks(ptr, self.node[shift])
+        entry = ranges(self.ptr[index], size)
+        return DisjointWalks(pointer(size), self.node[entry])
 
 
 def disjoint_walks(

@@ -10,6 +10,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import check_instance
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
 from pyg_trust.loader.step_batches import (
     POISSON,
@@ -63,7 +64,7 @@ class _MarkRoots:
         batch.root_mask = torch.ones_like(owner, dtype=torch.bool)
         batch.root_mask[1:] = owner[1:] != owner[:-1]
         size = owner.bincount(minlength=batch.batch_size)
-        batch.ptr = torch.cat([size.new_zeros(1), size.cumsum(0)])
+        batch.ptr = pointer(size)
         return batch if self.transform is None else self.transform(batch)
 
 
@@ -292,9 +293,3 @@ class DisjointWalkLoader(WholeUnitLoader):
             contiguous=self.contiguous,
         )
         return self.filter_fn(out) if self.filter_per_worker else out
-
-    def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.node_sampler}, '
-            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
-        )

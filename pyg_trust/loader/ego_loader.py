@@ -178,12 +178,6 @@ class EgoLoader(StepLoader):
             )
         return batch.batch, found
 
-    def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.node_sampler}, '
-            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
-        )
-
 
 def _equal(found: Any, want: Tensor) -> bool:
     return isinstance(found, Tensor) and torch.equal(found, want)

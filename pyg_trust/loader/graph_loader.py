@@ -16,6 +16,7 @@ from torch_geometric.sampler import (
 
 from pyg_trust import rng
 from pyg_trust._checks import check_choice, check_instance, check_number
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
@@ -180,7 +181,7 @@ class GraphLoader(WholeUnitLoader):
                 f'graphs (got {batch_size})'
             )
         sizes = torch.tensor([int(g.num_nodes or 0) for g in self.graphs])
-        self._first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        self._first = pointer(sizes)
         self._unit = torch.arange(count).repeat_interleave(sizes)
         batches = StepBatches(
             batch_size,

@@ -11,10 +11,12 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     check_dtype,
     check_integer,
-    check_range,
-    check_tensor,
 )
-from pyg_trust.functional.partition import check_partition, shard_sizes
+from pyg_trust.functional.partition import (
+    check_edges,
+    check_partition,
+    shard_sizes,
+)
 from pyg_trust.functional.ragged import pointer
 
 _OWN = ('collate_fn', 'generator', 'dataset')
@@ -127,9 +129,7 @@ class ShardLoader(DataLoader):
                 raise ValueError(f"'{name}' is set by ShardLoader itself")
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
-        shape, n = (2, 'num_edges'), int(data.num_nodes or 0)
-        check_tensor('edge_index', data.edge_index, torch.int64, shape)
-        check_range('edge_index', data.edge_index, n, 'the nodes')
+        check_edges(data.edge_index, int(data.num_nodes or 0), 'the nodes')
         check_integer('batch_size', batch_size, 1)
         shard = data.get('shard') if shard is None else shard
         check_dtype('shard', shard, torch.int64)

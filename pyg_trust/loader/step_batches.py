@@ -313,6 +313,12 @@ class StepLoader(NodeLoader):
         """The public sampling rate of the first step."""
         return self.sample_rate_at(0)
 
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.node_sampler}, '
+            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
+        )
+
 
 def check_sampling(sampling: str) -> None:
     """Refuses what is no name of a law of batches."""

@@ -12,11 +12,11 @@ from pyg_trust._checks import (
     check_integer,
     check_non_negative,
     check_positive,
-    check_range,
     check_tensor,
 )
 from pyg_trust.functional.partition import (
     PARTITIONS,
+    check_edges,
     shard_limits,
 )
 from pyg_trust.functional.partition_methods import (
@@ -261,9 +261,7 @@ def _check_training(
 
 def _check_graph(x: Tensor, edge_index: Tensor, y: Tensor) -> None:
     check_tensor('x', x, None, ('num_nodes', 'channels'), finite=True)
-    check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
-    what = 'the training nodes in their order'
-    check_range('edge_index', edge_index, x.size(0), what)
+    check_edges(edge_index, x.size(0))
     check_tensor('y', y, torch.int64, (x.size(0),))
     if y.numel() > 0 and int(y.min()) < 0:
         raise ValueError(

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from pyg_trust import rng
 from pyg_trust._checks import (
     check_choice,
+    check_distinct,
     check_integer,
     check_non_negative,
     check_positive,
@@ -27,6 +28,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
+from pyg_trust.functional.partition import check_edges
 from pyg_trust.functional.ragged import pointer
 
 #: What makes a :class:`ShardAggregator`, by name, of the arguments given.
@@ -624,8 +626,7 @@ def _check(
     if index.numel() == 0:
         raise ValueError("'index' needs to name a node (got none)")
     check_range('index', index, num_nodes, 'the nodes')
-    if index.unique().numel() < index.numel():
-        raise ValueError("'index' needs to name each node once")
+    check_distinct('index', index)
     if num_classes is not None:
         check_integer('num_classes', num_classes, 1)
     classes = outputs.size(2) if num_classes is None else num_classes
@@ -636,8 +637,7 @@ def _check(
             f'(got {low} to {high})'
         )
     if edge_index is not None:
-        check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
-        check_range('edge_index', edge_index, num_nodes, 'the nodes')
+        check_edges(edge_index, num_nodes, 'the nodes')
     return Examples(outputs, y, index, edge_index, shard, classes)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.privacy.draws import DrawsBySubgraph, NoDropout
 from pyg_trust.privacy.flow import is_structure
 from pyg_trust.privacy.validation import (
@@ -403,8 +404,7 @@ def _moved(
         elif name == 'batch':
             out[name] = owners
         elif name == 'ptr':
-            sizes = owners.bincount(minlength=len(units))
-            out[name] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+            out[name] = pointer(owners.bincount(minlength=len(units)))
         elif 'index' in name and value.dim() == 2 and len(value) == 2:
             value = place[value]
             out[name] = value if sort is None else value[:, sort]

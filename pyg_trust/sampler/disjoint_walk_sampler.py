@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust import ops, rng
+from pyg_trust._building import MAKE_HOMOGENEOUS, check_data
 from pyg_trust._checks import (
     check_instance,
     check_integer,
@@ -70,13 +71,7 @@ class DisjointWalkSampler(RootSampler):
         along: bool = True,
         seed: int | None = None,
     ) -> None:
-        if isinstance(data, HeteroData) or not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__}): '
-                'HeteroData.to_homogeneous() makes one, and so does a Data '
-                'of one kind of nodes and their edges'
-            )
+        check_data(data, MAKE_HOMOGENEOUS)
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
         if data.num_nodes is None:

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
+from pyg_trust._building import check_data
 from pyg_trust._checks import check_instance, check_range, check_tensor
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.functional.walks import max_size, root_index
@@ -40,11 +41,7 @@ class EgoSampler(RootSampler):
         *,
         along: bool = True,
     ) -> None:
-        if not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__})'
-            )
+        check_data(data)
         if data.get('edge_index') is None or data.num_nodes is None:
             raise ValueError(
                 "'data' needs to have an 'edge_index' and know its 'num_nodes'"

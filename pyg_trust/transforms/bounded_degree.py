@@ -6,7 +6,9 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import check_integer, check_range, check_tensor
+from pyg_trust._building import check_data
+from pyg_trust._checks import check_integer
+from pyg_trust.functional.partition import check_edges
 
 
 @functional_transform('bounded_degree')
@@ -45,16 +47,10 @@ class BoundedDegree(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """Returns the graph with fewer edges."""
-        if not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__})'
-            )
+        check_data(data)
         if data.edge_index is None:
             raise ValueError("'data' needs to have an 'edge_index'")
-        shape, n = (2, 'num_edges'), int(data.num_nodes or 0)
-        check_tensor('edge_index', data.edge_index, torch.int64, shape)
-        check_range('edge_index', data.edge_index, n, 'the nodes')
+        check_edges(data.edge_index, int(data.num_nodes or 0), 'the nodes')
         edge_index = data.edge_index.cpu()
         sender = edge_index[0 if self.along else 1]
         loop = edge_index[0] == edge_index[1]

@@ -10,7 +10,9 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
+from pyg_trust._building import check_data
 from pyg_trust._checks import check_instance
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.smoothing import check_noise, sampling_slack
 from pyg_trust.graph import CSRGraph
 
@@ -226,11 +228,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
             noise is not; under noise on the features, if an entry is neither
             0 nor 1.
     """
-    if not isinstance(data, Data):
-        raise TypeError(
-            "'data' needs to be a homogeneous torch_geometric.data.Data "
-            f'(got {type(data).__name__})'
-        )
+    check_data(data)
     if data.edge_index is None:
         raise ValueError("'data' needs to have an 'edge_index'")
     if not data.num_nodes:
@@ -298,6 +296,4 @@ def _bits(data: Data) -> tuple[Tensor, Tensor]:
             '(got another value)'
         )
     row, col = x.nonzero(as_tuple=True)
-    ptr = torch.zeros(x.size(0) + 1, dtype=torch.int64)
-    torch.cumsum(row.bincount(minlength=x.size(0)), 0, out=ptr[1:])
-    return ptr, col.int()
+    return pointer(row.bincount(minlength=x.size(0))), col.int()

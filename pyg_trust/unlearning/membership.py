@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyg_trust._checks import (
     check_choice,
+    check_distinct,
     check_nodes,
     check_number,
     check_tensor,
@@ -114,8 +115,7 @@ def membership_inference(
                 f"'{name}' needs to name at least two nodes "
                 f'(got {nodes.numel()})'
             )
-        if nodes.unique().numel() < nodes.numel():
-            raise ValueError(f"'{name}' needs to name each node once")
+        check_distinct(name, nodes)
         groups[name] = nodes
     both = groups['members'][torch.isin(groups['members'], groups['others'])]
     if both.numel() > 0:
