@@ -98,9 +98,7 @@ class ReleaseAccount(NoCopies):
         if ledger is not None:
             header = {'format': 1, 'mechanism': 'gaussian', **about}
             self._ledger = PrivacyLedger(ledger, header, ledger_head)
-            self._spent = [
-                mu for mu, count in _mus(self._ledger) for _ in range(count)
-            ]
+            self._spent = _releases(self._ledger)
 
     @property
     def lines(self) -> tuple[float, ...]:
@@ -169,11 +167,7 @@ class ReleaseAccount(NoCopies):
                 self._ledger.record(2 / float(mu), 1.0)
             finally:
                 # What was interrupted is spent if it is in the file.
-                self._spent = [
-                    mu
-                    for mu, count in _mus(self._ledger)
-                    for _ in range(count)
-                ]
+                self._spent = _releases(self._ledger)
 
     def close(self) -> None:
         """Closes the ledger's file."""
@@ -222,5 +216,6 @@ class PaidNoise:
         return self._source.normal(shape)
 
 
-def _mus(ledger: PrivacyLedger) -> list[tuple[float, int]]:
-    return [(2 / noise, count) for noise, _, count in ledger.history]
+def _releases(ledger: PrivacyLedger) -> list[float]:
+    steps = ledger.history
+    return [2 / noise for noise, _, count in steps for _ in range(count)]

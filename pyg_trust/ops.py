@@ -160,6 +160,21 @@ def _value_dtype(name: str, tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
+def _check_push(
+    graph: PushGraph, receivers: tuple[Tensor, Tensor], pull_above: float
+) -> None:
+    check_instance('graph', graph, PushGraph)
+    if not isinstance(receivers, tuple) or len(receivers) != 2:
+        raise TypeError(
+            "'receivers' needs to be a tuple of rowptr and col "
+            f'(got {type(receivers).__name__})'
+        )
+    if not check_number('pull_above', pull_above) >= 0:
+        raise ValueError(
+            f"'pull_above' needs to be at least 0 (got {pull_above})"
+        )
+
+
 def _check_graph(
     graph: PushGraph, dtype: torch.dtype, check: Callable[..., Tensor]
 ) -> tuple:
@@ -425,17 +440,8 @@ def push(
         tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
         levels that were pushed, int64, ``[num_blocks]``.
     """
-    check_instance('graph', graph, PushGraph)
-    if not isinstance(receivers, tuple) or len(receivers) != 2:
-        raise TypeError(
-            "'receivers' needs to be a tuple of rowptr and col "
-            f'(got {type(receivers).__name__})'
-        )
+    _check_push(graph, receivers, pull_above)
     _check_seed(seed, first)
-    if not check_number('pull_above', pull_above) >= 0:
-        raise ValueError(
-            f"'pull_above' needs to be at least 0 (got {pull_above})"
-        )
     dtype = _value_dtype('x', x)
     check = partial(_check, device=_check_device('x', x))
     n = _size(graph.rowptr, 1) - 1
@@ -494,16 +500,7 @@ def pull(
     """
     dtype = _value_dtype('x', x)
     check = partial(_check, device=_HOST)
-    check_instance('graph', graph, PushGraph)
-    if not isinstance(receivers, tuple) or len(receivers) != 2:
-        raise TypeError(
-            "'receivers' needs to be a tuple of rowptr and col "
-            f'(got {type(receivers).__name__})'
-        )
-    if not check_number('pull_above', pull_above) >= 0:
-        raise ValueError(
-            f"'pull_above' needs to be at least 0 (got {pull_above})"
-        )
+    _check_push(graph, receivers, pull_above)
     n = _size(graph.rowptr, 1) - 1
     rowptr, col = receivers
     z, pushed = _ops.pull(
@@ -1276,16 +1273,10 @@ def loss_gradient(
         tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and
         the sums of the squares of :math:`G`, ``[k]``.
     """
-    check_choice('head', head, LOSS_HEADS)
-    n, d = Z.shape if _is_matrix(Z) else (1, 1)
-    outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
-    dtype = torch.float64
-    Z = _check_host('Z', Z, dtype, n, d)
-    Y = _check_host('Y', Y, dtype, n, *outputs)
-    W = _check_host('W', W, dtype, d, *outputs)
+    Z, Y, W = _check_loss(Z, Y, W, head)
     if columns is not None:
         columns = _check_host('columns', columns, torch.int64, _size(columns))
-        check_range('columns', columns, outputs[0], 'the outputs')
+        check_range('columns', columns, W.size(1), 'the outputs')
         if head == 'softmax':
             raise ValueError(
                 "'columns' needs outputs that do not depend on each other "
@@ -1325,21 +1316,16 @@ def loss_change(
         the sums of the squares of all slopes, new and old, by output; and the
         squares of the Frobenius norms of the new rows and of the old ones.
     """
-    check_choice('head', head, LOSS_HEADS)
-    n, d = Z.shape if _is_matrix(Z) else (1, 1)
-    outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
+    Z, Y, W = _check_loss(Z, Y, W, head)
     count = len(old) if _is_matrix(old) else 1
-    dtype = torch.float64
-    Z = _check_host('Z', Z, dtype, n, d)
-    Y = _check_host('Y', Y, dtype, n, *outputs)
     rows = _check_host('rows', rows, torch.int64, _size(rows))
     value, squares, sizes = _ops.loss_change.default(
         Z,
         Y,
         rows,
-        _check_host('old', old, dtype, count, d),
-        _check_host('old_Y', old_Y, dtype, count, *outputs),
-        _check_host('W', W, dtype, d, *outputs),
+        _check_host('old', old, W.dtype, count, W.size(0)),
+        _check_host('old_Y', old_Y, W.dtype, count, W.size(1)),
+        W,
         LOSS_HEADS.index(head),
     )
     return value, squares, sizes
@@ -1372,6 +1358,21 @@ def quasi_newton(
         _check_host('inverse', inverse, dtype, outputs, d, d),
         _check_host('past', past, dtype, most, 2, d, outputs),
         check_integer('count', count, 0, most),
+    )
+
+
+def _check_loss(
+    Z: Tensor, Y: Tensor, W: Tensor, head: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    # Rows, their targets and weights of the same outputs, as matrices.
+    check_choice('head', head, LOSS_HEADS)
+    n, d = Z.shape if _is_matrix(Z) else (1, 1)
+    outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
+    dtype = torch.float64
+    return (
+        _check_host('Z', Z, dtype, n, d),
+        _check_host('Y', Y, dtype, n, *outputs),
+        _check_host('W', W, dtype, d, *outputs),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_range, check_tensor
 from pyg_trust.functional.budget import check_budget
-from pyg_trust.functional.perturbations import Perturbations
+from pyg_trust.functional.perturbations import Perturbations, check_budgets
 from pyg_trust.graph import CSRGraph
 
 SCENARIOS = ('removals', 'additions', 'both')
@@ -302,12 +302,6 @@ def _local_budget(
     if budget is None:
         return torch.full((n,), 2 * n)
     if isinstance(budget, Tensor):
-        check_tensor('local_budget', budget, torch.int64, (n,))
-        if bool((budget < 0).any()):
-            node = int((budget < 0).nonzero()[0])
-            raise ValueError(
-                "'local_budget' needs to be non-negative "
-                f'(got {int(budget[node])} at node {node})'
-            )
+        check_budgets('local_budget', budget, n)
         return budget
     return torch.full((n,), check_budget('local_budget', budget))

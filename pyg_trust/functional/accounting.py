@@ -24,9 +24,8 @@ from pyg_trust.functional.mechanisms import (
     amplify,
     check_delta,
     check_lam,
-    check_orders,
     check_q,
-    numbers,
+    check_rdp,
     rdp_fdp,
     rdp_wor,
     unamplify,
@@ -68,13 +67,7 @@ def rdp_epsilon(
         ValueError: if an order, a divergence or :obj:`delta` is out of range,
             or the lengths differ.
     """
-    a, delta = check_orders(orders), check_delta(delta)
-    g = numbers('rdp', rdp)
-    if g.shape != a.shape or not (g >= 0).all():
-        raise ValueError(
-            "'rdp' needs to be non-negative, one number per order (got "
-            f'{g.tolist()})'
-        )
+    (a, g), delta = check_rdp(orders, rdp), check_delta(delta)
     epsilon = g + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(epsilon.min()))
 

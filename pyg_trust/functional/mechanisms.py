@@ -546,6 +546,19 @@ def check_orders(orders: Orders) -> np.ndarray:
     return a
 
 
+def check_rdp(
+    orders: Orders, rdp: Sequence[float] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Checks Rényi orders and divergences and returns them as float64."""
+    a, g = check_orders(orders), numbers('rdp', rdp)
+    if g.shape != a.shape or not (g >= 0).all():
+        raise ValueError(
+            "'rdp' needs to be non-negative, one number per order (got "
+            f'{g.tolist()})'
+        )
+    return a, g
+
+
 def numbers(name: str, values: Any) -> np.ndarray:
     """Checks a list of numbers and returns it as float64."""
     try:

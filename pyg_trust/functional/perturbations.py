@@ -325,6 +325,17 @@ class Policy:
         return torch.stack([row[start:end], col[start:end]]).long()
 
 
+def check_budgets(name: str, budget: Tensor, num_nodes: int) -> None:
+    """Refuses what is no number of flips for every node."""
+    check_tensor(name, budget, torch.int64, (num_nodes,))
+    if bool((budget < 0).any()):
+        node = int((budget < 0).nonzero()[0])
+        raise ValueError(
+            f"'{name}' needs to be non-negative "
+            f'(got {int(budget[node])} at node {node})'
+        )
+
+
 def _check_perturbations(
     graph: CSRGraph,
     removable: Tensor,
@@ -351,13 +362,7 @@ def _check_perturbations(
     if graph.has_duplicates:
         raise ValueError("'graph' needs to have no duplicate edges")
     check_tensor('removable', removable, torch.bool, (graph.num_edges,))
-    check_tensor('budget', budget, torch.int64, (n,))
-    if bool((budget < 0).any()):
-        node = int((budget < 0).nonzero()[0])
-        raise ValueError(
-            "'budget' needs to be non-negative "
-            f'(got {int(budget[node])} at node {node})'
-        )
+    check_budgets('budget', budget, n)
     if addable is None:
         return
     if all_pairs:

@@ -171,12 +171,7 @@ def private_linear(
         ndarray: float64, ``[num_columns + 1, num_classes]``.
     """
     check_integer('num_classes', num_classes, 1)
-    check_integer('steps', steps, 1)
-    lr, C = (
-        check_positive('lr', lr),
-        check_positive('max_grad_norm', max_grad_norm),
-    )
-    std = check_positive('noise_multiplier', noise_multiplier) * C
+    lr, C, std = _check_steps(steps, lr, max_grad_norm, noise_multiplier)
     shape = (x.shape[1] + 1, num_classes)
     weight = torch.zeros(shape, dtype=torch.float64)
     if start is not None:
@@ -287,12 +282,7 @@ def private_descent(
         max_grad_norm (float): :math:`C`. (default: :obj:`1.0`)
     """
     check_instance('module', module, nn.Module)
-    check_integer('steps', steps, 1)
-    lr, C = (
-        check_positive('lr', lr),
-        check_positive('max_grad_norm', max_grad_norm),
-    )
-    std = check_positive('noise_multiplier', noise_multiplier) * C
+    lr, C, std = _check_steps(steps, lr, max_grad_norm, noise_multiplier)
     learned = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=lr)
     for _ in range(steps):
@@ -302,6 +292,16 @@ def private_descent(
             parameter.grad = (noisy / max(1, x.size(0))).to(parameter)
         optimizer.step()
     optimizer.zero_grad()
+
+
+def _check_steps(
+    steps: int, lr: float, max_grad_norm: float, noise_multiplier: float
+) -> tuple[float, float, float]:
+    # The learning rate, the bound, and the noise's standard deviation.
+    check_integer('steps', steps, 1)
+    lr = check_positive('lr', lr)
+    C = check_positive('max_grad_norm', max_grad_norm)
+    return lr, C, check_positive('noise_multiplier', noise_multiplier) * C
 
 
 def _matrix(x: Tensor) -> Any:

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pyg_trust._checks import check_non_negative, check_number
-from pyg_trust.functional.mechanisms import Orders, check_orders, numbers
+from pyg_trust.functional.mechanisms import Orders, check_rdp
 
 _MOST = 10**7
 _ONE = 1 + 1e-6
@@ -53,7 +53,7 @@ def rdp_delta(
     Returns:
         float: in :math:`[0, 1]`.
     """
-    a, g = _check_rdp(orders, rdp)
+    a, g = check_rdp(orders, rdp)
     epsilon = check_non_negative('epsilon', epsilon)
     log = (a - 1) * (g - epsilon + np.log1p(-1 / a)) - np.log(a)
     return float(math.exp(min(0.0, log.min())))
@@ -103,7 +103,7 @@ def rdp_select(
     Returns:
         ndarray: float64, ``[len(orders)]``.
     """
-    a, g = _check_rdp(orders, rdp)
+    a, g = check_rdp(orders, rdp)
     mean, shape = check_law(mean, shape)
     if shape == math.inf:
         delta = [rdp_delta(a, g, math.log1p(1 / (x - 1))) for x in a]
@@ -181,18 +181,6 @@ def _gamma(mean: float, shape: float) -> float:
         xtol=1e-14,
     )
     return math.exp(log)
-
-
-def _check_rdp(
-    orders: Orders, rdp: Sequence[float] | np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    a, g = check_orders(orders), numbers('rdp', rdp)
-    if g.shape != a.shape or not (g >= 0).all():
-        raise ValueError(
-            "'rdp' needs to be non-negative, one number per order (got "
-            f'{g.tolist()})'
-        )
-    return a, g
 
 
 def check_law(

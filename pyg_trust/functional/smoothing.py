@@ -108,6 +108,17 @@ def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
+def _check_flips(
+    additions: int, deletions: int, p_plus: float, p_minus: float
+) -> tuple[float, float]:
+    # The probabilities, if all four fit.
+    check_integer('additions', additions, 0)
+    check_integer('deletions', deletions, 0)
+    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
+        check_non_negative(name, p)
+    return check_noise("p_plus' and 'p_minus", (p_plus, p_minus))
+
+
 def _binomial(count: int, p: float) -> np.ndarray:
     # Halving keeps the work quadratic and every term positive.
     if count == 0:
@@ -164,11 +175,7 @@ def flip_regions(
         >>> flip_regions(0, 1, 0.0, 0.5).perturbed.tolist()
         [0.0, 1.0]
     """
-    check_integer('additions', additions, 0)
-    check_integer('deletions', deletions, 0)
-    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
-        check_non_negative(name, p)
-    plus, minus = check_noise("p_plus' and 'p_minus", (p_plus, p_minus))
+    plus, minus = _check_flips(additions, deletions, p_plus, p_minus)
     if plus == minus == 0:
         ends = [1.0] if additions == deletions == 0 else [1.0, 0.0]
         ratio = [0.0] if len(ends) == 1 else [math.inf, -math.inf]
@@ -342,11 +349,7 @@ def min_probability_table(
         >>> min_probability_table(0, 2, 0.0, 0.5)
         tensor([[0.5000, 0.7500, 0.8750]], dtype=torch.float64)
     """
-    check_integer('additions', additions, 0)
-    check_integer('deletions', deletions, 0)
-    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
-        check_non_negative(name, p)
-    plus, minus = check_noise("p_plus' and 'p_minus", (p_plus, p_minus))
+    plus, minus = _check_flips(additions, deletions, p_plus, p_minus)
     table = np.full((additions + 1, deletions + 1), math.inf)
     table[0, 0] = 0.5
     if plus == minus == 0:

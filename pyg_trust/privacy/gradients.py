@@ -467,8 +467,7 @@ class Tape:
         assert places is not None
         assert masks is not None
         call, _ = self._call.extract(group)
-        number = self._owner.new_full((self._num_subgraphs,), -1)
-        number[group] = torch.arange(group.numel(), device=group.device)
+        number = self._numbers(group)
         again = UseDraws(masks, number >= 0) if masks else nullcontext()
         with torch.enable_grad(), again:
             returned = tensors_in(call.run())
@@ -485,6 +484,12 @@ class Tape:
                 )
         return part
 
+    def _numbers(self, group: Tensor) -> Tensor:
+        # The place of each subgraph in a group, -1 for those outside.
+        number = self._owner.new_full((self._num_subgraphs,), -1)
+        number[group] = torch.arange(group.numel(), device=group.device)
+        return number
+
     def _masked(
         self,
         outputs: list[Tensor],
@@ -494,8 +499,7 @@ class Tape:
     ) -> Part:
         # All subgraphs; where a group is left, the same call with the same
         # random numbers, and noise in the features of all others.
-        number = self._owner.new_full((self._num_subgraphs,), -1)
-        number[group] = torch.arange(group.numel(), device=group.device)
+        number = self._numbers(group)
         numbers = [number[owner] for owner in owners]
         if group.numel() == self._num_subgraphs:
             return Part(outputs, grads, numbers)

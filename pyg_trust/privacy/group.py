@@ -158,8 +158,7 @@ class Group:
         """
         if self.size == 1:
             return [*sums, *torch.tensor(numbers).unbind()]
-        last = sums[0].new_tensor(numbers)
-        flat = torch.cat([*(s.reshape(-1) for s in sums), last])
+        flat = _joined(sums, numbers)
         dist.reduce(flat, 0)
         return _cut(flat, sums)
 
@@ -172,10 +171,14 @@ class Group:
         """
         if self.size == 1:
             return [*values, *torch.tensor(numbers).unbind()]
-        last = values[0].new_tensor(numbers)
-        flat = torch.cat([*(v.reshape(-1) for v in values), last])
+        flat = _joined(values, numbers)
         dist.broadcast(flat, 0)
         return _cut(flat, values)
+
+
+def _joined(tensors: list[Tensor], numbers: tuple[float, ...]) -> Tensor:
+    last = tensors[0].new_tensor(numbers)
+    return torch.cat([*(t.reshape(-1) for t in tensors), last])
 
 
 def _cut(flat: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -396,22 +397,17 @@ def check_isolation(
             mine = half[owner]
             _check_gradient(module, call, base, names, mine, half[rows], seed)
             value = (None, math.inf, math.nan, None)[trial]
+            others = partial(other_rows, batch, base, names, generator, mine)
             with torch.no_grad():
                 before = _run(module, call, base, seed)
                 try:
-                    other = other_rows(
-                        batch, base, names, generator, mine, value
-                    )
-                    after = _run(module, call, other, seed)
+                    after = _run(module, call, others(value), seed)
                 except (ValueError, RuntimeError):
                     if value is None:
                         raise
                     # It takes finite features alone, and says so.
                     value = 1e6
-                    other = other_rows(
-                        batch, base, names, generator, mine, value
-                    )
-                    after = _run(module, call, other, seed)
+                    after = _run(module, call, others(value), seed)
             if not same(before[half[rows]], after[half[rows]]):
                 what = '' if value is None else f' ({value})'
                 _coupled(f'the output of one depends on the features{what}')

@@ -120,7 +120,14 @@ class Building(Stateful):
         # The graph with the shard of every node, -1 outside of training.
         partition = self._shards(given, progress_bar)
         index = training_nodes(data)
-        if isinstance(partition, Shards) and partition.exact:
+        made = copy.copy(data)
+        if isinstance(partition, Shards) and not partition.exact:
+            light = without_features(data)
+            if partition.sees_features:
+                light.x = data.x.to_dense()
+            made.shard = partition(light).shard
+            return made
+        if isinstance(partition, Shards):
             # As it has to be possible after any removal.
             shard = hash_partition(
                 data.n_id[index],
@@ -128,23 +135,13 @@ class Building(Stateful):
                 seed=partition.seed,
                 allow_empty=True,
             )
-            made = copy.copy(data)
-            made.shard = torch.full((int(data.num_nodes),), -1)
-            made.shard[index] = shard
-        elif isinstance(partition, Shards):
-            light = without_features(data)
-            if partition.sees_features:
-                light.x = data.x.to_dense()
-            made = copy.copy(data)
-            made.shard = partition(light).shard
         else:
             shard = partition
             if not isinstance(shard, Tensor):
                 shard = partition_from_lists(shard, data.n_id[index])
             check_partition(shard, self.num_shards, index.numel())
-            made = copy.copy(data)
-            made.shard = torch.full((int(data.num_nodes),), -1)
-            made.shard[index] = shard
+        made.shard = torch.full((int(data.num_nodes),), -1)
+        made.shard[index] = shard
         return made
 
     def _exactness(self, state: State) -> tuple[bool, str]:
