@@ -85,6 +85,34 @@ def admissible(
     return graphs
 
 
+def undirected_graphs(
+    adj: Tensor,
+    fragile: Tensor,
+    budget: int,
+    local: Tensor | int | None = None,
+) -> Tensor:
+    """Every graph that at most so many undirected flips make.
+
+    Args:
+        adj: bool, the clean graph, which comes first.
+        fragile: bool, the pairs that may be flipped.
+        budget: in all.
+        local: per row, or the same for all.
+    """
+    pairs = torch.triu(fragile, 1).nonzero().tolist()
+    made = []
+    for k in range(budget + 1):
+        for chosen in itertools.combinations(pairs, k):
+            graph = adj.clone()
+            for i, j in chosen:
+                graph[i, j] ^= True
+                graph[j, i] ^= True
+            flips = (graph ^ adj).sum(1)
+            if local is None or bool((flips <= local).all()):
+                made.append(graph)
+    return torch.stack(made)
+
+
 def worst_margins(graphs: Tensor, logits: Tensor, alpha: float) -> Tensor:
     """The smallest margins: ``[num_classes, num_classes, num_nodes]``."""
     worst = None

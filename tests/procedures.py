@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from states import without_chance, without_root
+from states import same, without_chance, without_root
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv
 
@@ -67,28 +67,6 @@ class Procedure:
 
 
 PROCEDURES: dict[str, Procedure] = {}
-
-
-def same(one, two):
-    """Whether two states or results are equal, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        if one.layout != two.layout or one.shape != two.shape:
-            return False
-        if one.layout == torch.sparse_csr:
-            return all(
-                torch.equal(getattr(one, name)(), getattr(two, name)())
-                for name in ('crow_indices', 'col_indices', 'values')
-            )
-        return torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(
-            same(one[key], two[key]) for key in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same, one, two))
-    if hasattr(one, '__dataclass_fields__'):
-        return same(vars(one), vars(two))
-    return one == two
 
 
 def cycle(size, seed=0, classes=2):

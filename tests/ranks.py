@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pyg_trust.functional import appnp
+from pyg_trust.functional import HaloGraph, appnp, propagate_to
 from pyg_trust.graph import CSRGraph
 
 MEASURE = appnp(0.1)
@@ -58,6 +58,30 @@ def graph():
     pairs = torch.randint(300, (2, 900), generator=generator)
     pairs = torch.cat([pairs, pairs.flip(0)], 1)
     return CSRGraph.from_edge_index(pairs, 300, duplicates='merge')
+
+
+def part_of(whole, borders, rank):
+    """The rows from one border to the next, as a rank holds them."""
+    begin, end = borders[rank : rank + 2]
+    first, last = whole.rowptr[[begin, end]].tolist()
+    return HaloGraph(
+        whole.rowptr[begin : end + 1] - first,
+        whole.col[first:last],
+        begin,
+        whole.num_nodes,
+    )
+
+
+def propagate_there(folder):
+    """Propagates the graph and the features in a folder, over the ranks."""
+    return propagate_to(
+        folder / 'z.npy',
+        CSRGraph.load(folder / 'graph', mmap=True),
+        folder / 'x.npy',
+        MEASURE,
+        columns=2,
+        over_ranks=True,
+    )
 
 
 def features(columns=40):

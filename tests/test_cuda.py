@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from pushes import push_arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from pyg_trust import functional as F
 from pyg_trust import ops
-from pyg_trust.functional.propagation import _levels
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, SGConv
@@ -50,19 +50,11 @@ def graph_of(name):
 
 def arguments(name, measure, dtype, columns, eps):
     graph = graph_of(name)
-    prepared = graph.with_self_loops() if measure.self_loops else graph
-    _, ratio, keep = _levels(measure)
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(graph.num_nodes, columns, generator=generator).double()
     return {
-        'graph': prepared.push_graph(measure.a, dtype, measure.along),
-        'receivers': prepared.receivers(measure.along),
-        'recv': prepared.degree_power(-measure.a, dtype),
-        'send': prepared.degree_power(-measure.b, dtype),
-        'x': (x - 0.3).to(dtype),
+        **push_arguments(graph, measure, (x - 0.3).to(dtype)),
         'eps': torch.full((columns,), eps, dtype=dtype),
-        'ratio': ratio,
-        'keep': keep,
     }
 
 

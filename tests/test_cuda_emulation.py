@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from laws import distance, law_of
+from pushes import push_arguments
 from scipy import stats
 from torch import Tensor
 
@@ -268,22 +269,12 @@ def graph_of(name):
 
 def arguments(name, measure, dtype=torch.float64, columns=3, density=1.0):
     graph = graph_of(name)
-    prepared = graph.with_self_loops() if measure.self_loops else graph
-    _, ratio, keep = _levels(measure)
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(
         2, graph.num_nodes, columns, generator=generator, dtype=torch.float64
     )
     x = torch.where(x[1] < density, x[0] - 0.3, 0.0)
-    return {
-        'graph': prepared.push_graph(measure.a, dtype, measure.along),
-        'receivers': prepared.receivers(measure.along),
-        'recv': prepared.degree_power(-measure.a, dtype),
-        'send': prepared.degree_power(-measure.b, dtype),
-        'x': x.to(dtype),
-        'ratio': ratio,
-        'keep': keep,
-    }
+    return push_arguments(graph, measure, x.to(dtype))
 
 
 def close(got, wanted, tolerance):

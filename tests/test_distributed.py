@@ -12,12 +12,19 @@ import needs
 import numpy as np
 import pytest
 import torch
-from ranks import MEASURE, codes, features, start, together
+from ranks import (
+    MEASURE,
+    codes,
+    features,
+    part_of,
+    propagate_there,
+    start,
+    together,
+)
 from ranks import graph as graph
 
 from pyg_trust.distributed import from_first, own_items, run_over_ranks
 from pyg_trust.functional import (
-    HaloGraph,
     out_of_core,
     propagate,
     propagate_halo,
@@ -121,14 +128,7 @@ def test_killed_ranks_end_the_others_and_lose_nothing(size, tmp_path, graph):
             return compute(block, job)
 
         out_of_core._compute = slow
-        propagate_to(
-            tmp_path / 'z.npy',
-            CSRGraph.load(tmp_path / 'graph', mmap=True),
-            tmp_path / 'x.npy',
-            MEASURE,
-            columns=2,
-            over_ranks=True,
-        )
+        propagate_there(tmp_path)
 
     finished = set()
     for number in range(KILLS):
@@ -169,13 +169,7 @@ def test_rows_with_halo_have_the_bits_of_one_process(
 
     def work(rank):
         begin, end = borders[rank : rank + 2]
-        first, last = whole.rowptr[[begin, end]].tolist()
-        part = HaloGraph(
-            whole.rowptr[begin : end + 1] - first,
-            whole.col[first:last],
-            begin,
-            300,
-        )
+        part = part_of(whole, borders, rank)
         z = propagate_halo(part, x[begin:end], MEASURE)
         assert torch.equal(z, wanted[begin:end])
         if size > 1:

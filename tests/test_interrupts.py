@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from procedures import PROCEDURES, Private, cycle, same
+from procedures import PROCEDURES, Private, cycle
+from states import same
 from tqdm import tqdm
 
 import pyg_trust
@@ -420,7 +421,8 @@ SIGNALS = """
 import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import torch
-from procedures import PROCEDURES, same
+from procedures import PROCEDURES
+from states import same
 
 # A shell may have started the tests with this signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
+from pushes import push_arguments
 
 from pyg_trust import functional as F
 from pyg_trust import ops, rng
-from pyg_trust.functional.propagation import _levels
 from pyg_trust.testing import dense_operator, make_graph
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -73,21 +73,11 @@ def push_reference(graph, send, x, eps, ratio, keep, seed, first=0, pulled=0):
 
 def arguments(name, measure, dtype=torch.float64, columns=3):
     graph = make_graph(name)
-    prepared = graph.with_self_loops() if measure.self_loops else graph
-    _, ratio, keep = _levels(measure)
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(
         graph.num_nodes, columns, generator=generator, dtype=torch.float64
     )
-    return {
-        'graph': prepared.push_graph(measure.a, dtype, measure.along),
-        'receivers': prepared.receivers(measure.along),
-        'recv': prepared.degree_power(-measure.a, dtype),
-        'send': prepared.degree_power(-measure.b, dtype),
-        'x': (x - 0.3).to(dtype),
-        'ratio': ratio,
-        'keep': keep,
-    }
+    return push_arguments(graph, measure, (x - 0.3).to(dtype))
 
 
 def without_pull(args):

@@ -1,16 +1,13 @@
 """What reports draw: data, words and whether they fit on the figure."""
 
-import importlib
 import math
-import pkgutil
 from itertools import pairwise
 
 import pytest
 import torch
 from guarantees import MADE, OTHERS
-from package import reports
+from package import import_all, reports
 
-import pyg_trust
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.charts import RED, Chart, draw
 
@@ -28,9 +25,7 @@ def closed():
 
 
 def test_every_report_is_drawn_here():
-    for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
-        if not info.name.rpartition('.')[2].startswith('_'):
-            importlib.import_module(info.name)
+    import_all()
     drawn = {name.partition(',')[0] for name in MADE}
     drawn |= {name.rpartition('.')[2] for name in OTHERS} | {'Guarantee'}
     missing = {each.__name__ for each in reports()} - drawn

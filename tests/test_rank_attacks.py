@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import MEASURE, features, together
+from ranks import MEASURE, features, part_of, together
 from ranks import graph as graph
 
 import pyg_trust
 from pyg_trust import distributed
 from pyg_trust.distributed import check_same, run_over_ranks
 from pyg_trust.functional import (
-    HaloGraph,
     appnp,
     out_of_core,
     ppr,
@@ -125,19 +124,9 @@ def test_parts_of_graphs_that_are_not_one(tmp_path, graph):
     borders = [0, 130, 300]
     wanted = propagate(graph, x, MEASURE)
 
-    def part_of(given, rank):
-        begin, end = borders[rank : rank + 2]
-        first, last = given.rowptr[[begin, end]].tolist()
-        return HaloGraph(
-            given.rowptr[begin : end + 1] - first,
-            given.col[first:last],
-            begin,
-            300,
-        )
-
     def work(rank):
         begin, end = borders[rank : rank + 2]
-        part = part_of(whole, rank)
+        part = part_of(whole, borders, rank)
 
         def refused(match, graph=part, signal=x, measure=MEASURE):
             with pytest.raises(FAILURES, match=match):
@@ -168,7 +157,7 @@ def test_parts_of_graphs_that_are_not_one(tmp_path, graph):
             swapped[first:last] = swapped[first:last].sort().values
         refused('undirected', one(part, part._replace(col=swapped)))
         bare = graph if rank else whole
-        refused('self-loop', part_of(bare, rank))
+        refused('self-loop', part_of(bare, borders, rank))
         # Rows that are none.
         refused('ascends', one(part, part._replace(rowptr=part.rowptr + 1)))
         wild = part.rowptr.clone()

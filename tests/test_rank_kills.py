@@ -14,17 +14,22 @@ import time
 import needs
 import numpy as np
 import torch
-from ranks import MEASURE, codes, features, start, together
+from ranks import (
+    MEASURE,
+    codes,
+    features,
+    part_of,
+    propagate_there,
+    start,
+    together,
+)
 from ranks import graph as graph
 
 from pyg_trust._columns import ColumnFile
 from pyg_trust.functional import (
-    HaloGraph,
     propagate,
     propagate_halo,
-    propagate_to,
 )
-from pyg_trust.graph import CSRGraph
 
 pytestmark = needs.ranks
 KILLS = 20
@@ -66,14 +71,7 @@ def test_columns_that_are_finished_stay(tmp_path, graph, monkeypatch):
             acknowledge()
 
         monkeypatch.setattr(ColumnFile, 'write', told)
-        propagate_to(
-            tmp_path / 'z.npy',
-            CSRGraph.load(tmp_path / 'graph', mmap=True),
-            tmp_path / 'x.npy',
-            MEASURE,
-            columns=2,
-            over_ranks=True,
-        )
+        propagate_there(tmp_path)
 
     def finished():
         return {path.name for path in tmp_path.glob('z.npy.part.done-*')}
@@ -104,14 +102,7 @@ def test_columns_that_are_finished_stay(tmp_path, graph, monkeypatch):
 
     def last(rank):
         monkeypatch.setattr(ColumnFile, 'write', write)
-        z = propagate_to(
-            tmp_path / 'z.npy',
-            CSRGraph.load(tmp_path / 'graph', mmap=True),
-            tmp_path / 'x.npy',
-            MEASURE,
-            columns=2,
-            over_ranks=True,
-        )
+        z = propagate_there(tmp_path)
         assert torch.equal(z, wanted)
 
     for left in tmp_path.glob('error-*'):
@@ -129,13 +120,7 @@ def test_rows_with_halo_are_right_or_an_error(tmp_path, graph):
 
     def work(rank, acknowledge):
         begin, end = borders[rank : rank + 2]
-        first, last = whole.rowptr[[begin, end]].tolist()
-        part = HaloGraph(
-            whole.rowptr[begin : end + 1] - first,
-            whole.col[first:last],
-            begin,
-            300,
-        )
+        part = part_of(whole, borders, rank)
         while True:
             for x, z in zip(signals, wanted, strict=True):
                 made = propagate_halo(part, x[begin:end], MEASURE)

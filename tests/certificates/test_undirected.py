@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from exhaustive import csr, pagerank
+from exhaustive import csr, pagerank, undirected_graphs
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.certificates import threat as threat_module
@@ -41,23 +41,10 @@ def problem(seed, n=7, density=0.3, classes=3):
     return adj, logits, fragile
 
 
-def graphs(adj, fragile, budget, local=None):
-    pairs = torch.triu(fragile, 1).nonzero().tolist()
-    made = []
-    for k in range(budget + 1):
-        for chosen in itertools.combinations(pairs, k):
-            graph = adj.clone()
-            for i, j in chosen:
-                graph[i, j] ^= True
-                graph[j, i] ^= True
-            if local is None or int((graph ^ adj).sum(1).max()) <= local:
-                made.append(graph)
-    return torch.stack(made)
-
-
 def worst(adj, logits, fragile, budget, local=None):
     """The predicted classes and the exact worst-case margins."""
-    z = pagerank(graphs(adj, fragile, budget, local), ALPHA) @ logits
+    graphs = undirected_graphs(adj, fragile, budget, local)
+    z = pagerank(graphs, ALPHA) @ logits
     nodes = torch.arange(len(adj))
     held = z[0].argmax(1)
     margins = z[:, nodes, held, None] - z
@@ -168,7 +155,7 @@ def test_an_edge_is_worth_what_both_of_its_directions_are(
     path = (~fragile & adj).nonzero().t()
     for alpha in (0.02, 0.15, 0.5):
         for budget in (1, 2):
-            made = graphs(adj, fragile, budget)
+            made = undirected_graphs(adj, fragile, budget)
             z = pagerank(made, alpha) @ logits
             held = z[0].argmax(1)
             nodes = torch.arange(6)
@@ -198,7 +185,7 @@ def test_any_shares_are_valid(seed):
     )
     upper = pagerank_bounds(made, torch.arange(n), ALPHA)
     reward = (logits[:, 1] - logits[:, 0]).expand(n, n).contiguous()
-    most = pagerank(graphs(adj, fragile, 2, 2), ALPHA) @ reward[0]
+    most = pagerank(undirected_graphs(adj, fragile, 2, 2), ALPHA) @ reward[0]
     bounds = []
     for rounds in (1, 2, 6):
         found = dual_bound(
@@ -254,7 +241,9 @@ def test_greedy_attacks_are_admissible_and_do_something(seed, undirected):
     )
     gained = 0.0
     clean = pagerank(adj, ALPHA) @ reward[0]
-    best = (pagerank(graphs(adj, fragile, 3, 2), ALPHA) @ reward[0]).amax(0)
+    best = (
+        pagerank(undirected_graphs(adj, fragile, 3, 2), ALPHA) @ reward[0]
+    ).amax(0)
     for target, pairs in enumerate(flips):
         assert bool(fragile[pairs[0], pairs[1]].all())
         assert pairs.unique(dim=1).size(1) == pairs.size(1)
@@ -290,7 +279,7 @@ def test_all_sets_of_flips_are_tried(undirected):
     if undirected:
         expected = {
             tuple(graph.view(-1).tolist())
-            for graph in graphs(adj, fragile, 2, 1)
+            for graph in undirected_graphs(adj, fragile, 2, 1)
         }
     else:
         pairs = fragile.nonzero().tolist()
@@ -343,7 +332,7 @@ def compare_programs(seed):
     )
     upper = pagerank_bounds(made, torch.arange(6), ALPHA, cost='visits')
     reward = logits[:, 1] - logits[:, 0]
-    most = pagerank(graphs(adj, fragile, 2, 2), ALPHA) @ reward
+    most = pagerank(undirected_graphs(adj, fragile, 2, 2), ALPHA) @ reward
     tighter = 0.0
     for target in range(6):
         arguments = made, reward, target, upper[target]

@@ -166,6 +166,19 @@ def test_finished_columns_that_are_damaged_are_computed_again(
         out.unlink()
 
 
+def interrupted(compute):
+    """Computes two blocks, and then is stopped."""
+    left = [True, True]
+
+    def stops(block, job):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return compute(block, job)
+
+    return stops
+
+
 def test_another_call_begins_anew(tmp_path, graph, monkeypatch):
     x, out = signal_of(), tmp_path / 'z.npy'
     compute = out_of_core._compute
@@ -178,15 +191,7 @@ def test_another_call_begins_anew(tmp_path, graph, monkeypatch):
         (more, x, MEASURE, {}),
     ]
     for given, features, measure, how in calls:
-        left = [True, True]
-
-        def stops(block, job, left=left):
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            return compute(block, job)
-
-        monkeypatch.setattr(out_of_core, '_compute', stops)
+        monkeypatch.setattr(out_of_core, '_compute', interrupted(compute))
         with pytest.raises(KeyboardInterrupt):
             propagate_to(out, graph, x, MEASURE, columns=8)
         monkeypatch.setattr(out_of_core, '_compute', compute)
@@ -477,15 +482,7 @@ def test_files_of_an_unfinished_call_are_hostile(tmp_path, graph, monkeypatch):
         lambda: call.write_bytes(b'\xff\xfe'),
     ]
     for number, attack in enumerate(attacks):
-        left = [True, True]
-
-        def stops(block, job, left=left):
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            return compute(block, job)
-
-        monkeypatch.setattr(out_of_core, '_compute', stops)
+        monkeypatch.setattr(out_of_core, '_compute', interrupted(compute))
         with pytest.raises(KeyboardInterrupt):
             propagate_to(out, graph, tmp_path / 'x.npy', MEASURE, columns=4)
         attack()

@@ -156,6 +156,15 @@ def check_runs(runs, exact, bound, events):
     assert excess[busy].max() < limit
 
 
+def check_unbiased(runs, graph, measure, x, eps):
+    """Tests estimates against the dense operator and the variance bound."""
+    operator = dense_operator(graph, measure)
+    bound = F.variance_bound(graph, x, measure, eps)
+    quantum = eps * x.abs().sum(0) * sum(measure.weights)
+    events = RUNS * (operator @ x.abs()) / quantum
+    check_runs(runs, operator @ x, bound, events)
+
+
 @pytest.mark.parametrize('kind', ['positive', 'signed'])
 @pytest.mark.parametrize('name', NAMES)
 def test_estimate_is_unbiased_within_the_variance_bound(
@@ -165,14 +174,10 @@ def test_estimate_is_unbiased_within_the_variance_bound(
     measure = measures(graph)[name]
     x = signals(40, kind)
     eps = 0.02 if name != 'katz' else 0.05
-    operator = dense_operator(graph, measure)
     runs = torch.stack(
         [F.propagate(graph, x, measure, eps=eps, seed=s) for s in range(RUNS)]
     )
-    bound = F.variance_bound(graph, x, measure, eps)
-    quantum = eps * x.abs().sum(0) * sum(measure.weights)
-    events = RUNS * (operator @ x.abs()) / quantum
-    check_runs(runs, operator @ x, bound, events)
+    check_unbiased(runs, graph, measure, x, eps)
 
 
 def test_mixed_levels_are_unbiased_within_the_variance_bound(monkeypatch):
@@ -223,11 +228,7 @@ def test_queries_are_unbiased_within_the_variance_bound(name):
             for s in range(RUNS)
         ]
     )
-    operator = dense_operator(graph, measure)
-    bound = F.variance_bound(graph, x, measure, eps)
-    quantum = eps * x.abs().sum(0) * sum(measure.weights)
-    events = RUNS * (operator @ x.abs()) / quantum
-    check_runs(runs, operator @ x, bound, events)
+    check_unbiased(runs, graph, measure, x, eps)
 
 
 @pytest.mark.parametrize('name', ['ppr', 'katz', 'appnp', 'single_target'])
@@ -239,11 +240,7 @@ def test_blocks_side_by_side_are_unbiased(name, always_push):
     runs = torch.stack(
         [F.propagate(graph, x, measure, eps=eps, seed=s) for s in range(RUNS)]
     )
-    operator = dense_operator(graph, measure)
-    quantum = eps * x.abs().sum(0) * sum(measure.weights)
-    events = RUNS * (operator @ x.abs()) / quantum
-    bound = F.variance_bound(graph, x, measure, eps)
-    check_runs(runs, operator @ x, bound, events)
+    check_unbiased(runs, graph, measure, x, eps)
 
 
 @pytest.mark.parametrize('name', ['ppr', 'hkpr', 'appnp', 'single_target'])

@@ -37,6 +37,17 @@ def random_graphs(count, num_classes=2, seed=0, with_x=True):
     return graphs
 
 
+def edges_inside(data, nodes):
+    """The edges between some nodes, numbered as these are, by hand."""
+    place = {v: i for i, v in enumerate(nodes)}
+    edges = [
+        (place[u], place[v])
+        for u, v in data.edge_index.t().tolist()
+        if u in place and v in place
+    ]
+    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
+
+
 def without(graphs, request, n_ids=None):
     """The remaining graphs, removed by hand."""
     left = []
@@ -46,12 +57,6 @@ def without(graphs, request, n_ids=None):
             left.append(data)
         elif not part.whole:
             keep = [v for v in range(data.num_nodes) if v not in part.nodes]
-            place = {v: k for k, v in enumerate(keep)}
-            edges = [
-                (place[u], place[v])
-                for u, v in data.edge_index.t().tolist()
-                if u in place and v in place
-            ]
             x = data.x
             if x is not None:
                 x = x.clone()
@@ -60,7 +65,7 @@ def without(graphs, request, n_ids=None):
             left.append(
                 Data(
                     x=x,
-                    edge_index=torch.tensor(edges).view(-1, 2).t(),
+                    edge_index=edges_inside(data, keep),
                     y=data.y,
                     num_nodes=len(keep),
                 )

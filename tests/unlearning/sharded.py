@@ -179,13 +179,6 @@ def make_shards(count=5, dtype=torch.float32, weighted=False):
     return shards
 
 
-def same(one, two):
-    return len(one) == len(two) and all(
-        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-        for a, b in zip(one, two, strict=True)
-    )
-
-
 class Linear(torch.nn.Module):
     """The base of what follows."""
 
@@ -262,18 +255,6 @@ def snapshot(unlearner):
     # How long it took is no part of it.
     state.pop('work')
     return {**state, 'outputs': unlearner.outputs}
-
-
-def equal(one, two):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(
-            equal(one[key], two[key]) for key in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(equal, one, two))
-    return one == two
 
 
 def learnt(unlearner):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
+from states import same
 from torch_geometric.data import Data
 
 from pyg_trust import noise
@@ -100,16 +101,6 @@ def seen(model):
     held |= {'gradient': model._model.gradient.value}
     held |= {'factor': model._model.factor.lower, 'Y': data.Y}
     return {**state, **held}
-
-
-def same(one, two):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(
-            same(one[key], two[key]) for key in one
-        )
-    return one == two
 
 
 # Soundness ###################################################################

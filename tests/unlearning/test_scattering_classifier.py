@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from graphs import random_graphs, without
+from states import same
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.functional.newton import gradient, hessian_solve, minimize
@@ -28,18 +29,6 @@ def make(graphs, max_degree=None, **kwargs):
         **SCATTERING, max_degree=max_degree
     )
     return ScatteringClassifier(transform, **kwargs).fit(graphs)
-
-
-def equal(one, two):
-    if isinstance(one, torch.Tensor):
-        if one.layout != torch.strided:
-            one, two = one.to_dense(), two.to_dense()
-        return torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(
-            equal(one[key], two[key]) for key in one
-        )
-    return one == two
 
 
 def parts(model):
@@ -159,7 +148,7 @@ def test_the_callers_graphs_stay_as_they_are():
         model = make(graphs, mode=mode)
         model.remove(RemovalRequest(nodes={0: [1], 1: [2]}, features={2: [0]}))
     for one, two in zip(graphs, before, strict=True):
-        assert equal(one.to_dict(), two.to_dict())
+        assert same(one.to_dict(), two.to_dict())
 
 
 # Removal ####################################################################
@@ -387,7 +376,7 @@ def test_over_budget():
     before = models['raise'].state_dict()
     with pytest.raises(BudgetExceededError, match='on_exceed'):
         models['raise'].remove(request)
-    assert equal(models['raise'].state_dict(), before)
+    assert same(models['raise'].state_dict(), before)
     for name in ('refine', 'retrain'):
         model = models[name]
         report = model.remove(request)
@@ -398,8 +387,8 @@ def test_over_budget():
         # Exact: all that separates it from training anew is rounding.
         assert check.distance_to_retrain < 1e-6
         after = model.state_dict()
-        same = torch.equal(after['B'], before['B'])
-        assert same == (name == 'refine')
+        kept = torch.equal(after['B'], before['B'])
+        assert kept == (name == 'refine')
         assert model.ledger.entries[-1].action == name
         assert model.ledger.spent < 2.3e-7
 
@@ -461,7 +450,7 @@ def test_removing_until_little_is_left():
     before = model.state_dict()
     with pytest.raises(ValueError, match='class'):
         model.remove(RemovalRequest(graphs=[38]))
-    assert equal(model.state_dict(), before)
+    assert same(model.state_dict(), before)
 
 
 def test_baselines_run_through_the_same_classifier():
@@ -527,7 +516,7 @@ def test_refused_requests_change_nothing(case, mode):
         request = RemovalRequest(graphs=[i for i in range(16) if i != 14])
     with pytest.raises(ValueError, match=match):
         model.remove(request)
-    assert equal(model.state_dict(), before)
+    assert same(model.state_dict(), before)
     assert model.verify().ok
     model.remove(RemovalRequest(nodes={5: [0]}))
 
@@ -540,7 +529,7 @@ def test_refused_for_other_reasons():
         model.remove(RemovalRequest(features={0: [0]}))
     with pytest.raises(TypeError, match="'request'"):
         model.remove({'nodes': [0]})
-    assert equal(model.state_dict(), before)
+    assert same(model.state_dict(), before)
     silent = make(graphs, 8, noise_std=0.0)
     with pytest.raises(ValueError, match="'noise_std'"):
         silent.remove(RemovalRequest(graphs=[0]))
@@ -606,7 +595,7 @@ def test_bad_training_data():
     ):
         with pytest.raises(error, match=match):
             classifier.fit(bad)
-    assert equal(model.state_dict(), before)
+    assert same(model.state_dict(), before)
 
 
 # Verification and state #####################################################
@@ -696,7 +685,7 @@ def test_state_survives_a_round_trip(max_degree, mode, tmp_path):
         GraphScattering(**SCATTERING, max_degree=max_degree), mode=mode
     )
     other.load(tmp_path / 'state.pt')
-    assert equal(other.state_dict(), model.state_dict())
+    assert same(other.state_dict(), model.state_dict())
     request = RemovalRequest(nodes={0: [2]}, graphs=[5])
     reports = [m.remove(request) for m in (model, other)]
     assert reports[0].action == reports[1].action
@@ -709,7 +698,7 @@ def test_state_survives_a_round_trip(max_degree, mode, tmp_path):
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(ValueError, match='turned back'):
         other.load_state_dict(state)
-    assert equal(other.state_dict(), before)
+    assert same(other.state_dict(), before)
 
 
 @pytest.mark.parametrize('noise', ['output', 'objective'])

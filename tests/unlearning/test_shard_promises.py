@@ -12,11 +12,11 @@ from sharded import (
     TRAIN,
     Counting,
     Normed,
-    equal,
     learnt,
     make,
 )
 from sharded import make_data as graph
+from states import same
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GIN, PairNorm, SGConv
 
@@ -91,7 +91,7 @@ def test_random_removals_equal_a_fresh_start(name, sparse_x):
         if i % 4 == 3:
             fresh = make(KINDS[name], **options).fit(left)
             assert torch.equal(fresh.outputs, unlearner.outputs)
-            assert equal(
+            assert same(
                 [fresh.shard_state(s) for s in range(SHARDS)],
                 [unlearner.shard_state(s) for s in range(SHARDS)],
             )
@@ -109,7 +109,7 @@ def test_random_removals_under_every_aggregator(aggregator):
     for request, _ in done:
         unlearner.remove(request)
     fresh = make(**options).fit(done[-1][1])
-    assert equal(learnt(fresh)['aggregator'], learnt(unlearner)['aggregator'])
+    assert same(learnt(fresh)['aggregator'], learnt(unlearner)['aggregator'])
     assert torch.equal(fresh.predict_proba(), unlearner.predict_proba())
     assert unlearner.verify().ok
 
@@ -184,7 +184,7 @@ def test_odd_removals_equal_a_fresh_start(kind, sparse_x):
     left = remove_from_data(data, request.parts[0])
     fresh = make(**options).fit(left)
     for shard in range(SHARDS):
-        assert equal(fresh.shard_state(shard), unlearner.shard_state(shard))
+        assert same(fresh.shard_state(shard), unlearner.shard_state(shard))
     assert torch.equal(fresh.outputs, unlearner.outputs)
     assert unlearner.verify().ok
 
@@ -202,7 +202,7 @@ def test_a_shard_may_run_empty(aggregator, tmp_path):
     assert report.empty == unlearner.report().empty == (1,)
     left = remove_from_data(data, RemovalRequest(nodes=home).parts[0])
     fresh = make(**options).fit(left)
-    assert equal(learnt(fresh), learnt(unlearner))
+    assert same(learnt(fresh), learnt(unlearner))
     assert unlearner.verify().ok
     # A constant voter, with the voice of none.
     assert not bool(unlearner.outputs[1].any())
@@ -213,7 +213,7 @@ def test_a_shard_may_run_empty(aggregator, tmp_path):
     # And it can be saved, loaded, and go on.
     unlearner.save(tmp_path)
     again = make(**options).load(tmp_path)
-    assert equal(learnt(again), learnt(unlearner))
+    assert same(learnt(again), learnt(unlearner))
     for node in again.n_id[again.data.shard == 0][:2].tolist():
         again.remove(RemovalRequest(nodes=[node]))
     assert again.verify().ok
@@ -228,7 +228,7 @@ def test_nobody_can_block_a_removal_by_what_would_run_empty():
     assert unlearner.verify().ok
     left = remove_from_data(data, RemovalRequest(nodes=last).parts[0])
     fresh = make(num_classes=CLASSES).fit(left)
-    assert equal(learnt(fresh), learnt(unlearner))
+    assert same(learnt(fresh), learnt(unlearner))
     # Without it, a fresh start may have fewer outputs.
     plain = make().fit(data)
     with pytest.raises(ValueError, match='num_classes'):
@@ -256,7 +256,7 @@ def test_nobody_reaches_what_is_in_force():
     state['data']['y'].zero_()
     state['checkpoints'][0]['weights']['convs.0.bias'].fill_(9)
     state['ledger']['entries'].clear()
-    assert equal(before, unlearner.state_dict())
+    assert same(before, unlearner.state_dict())
     assert unlearner.verify().ok
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from graphs import edges_inside
 from sharded import (
     CHANNELS,
     CLASSES,
@@ -14,14 +15,13 @@ from sharded import (
     SHARDS,
     TESTED,
     TRAIN,
-    equal,
     learnt,
     make,
     make_data,
-    same,
     snapshot,
     weights,
 )
+from states import same
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCN
 
@@ -59,19 +59,13 @@ def by_hand(data, shard, gone=(), featureless=()):
         for v, s in zip(train_nodes.tolist(), which.tolist(), strict=True)
         if s == shard and v not in gone
     ]
-    place = {v: i for i, v in enumerate(nodes)}
-    edges = [
-        (place[u], place[v])
-        for u, v in data.edge_index.t().tolist()
-        if u in place and v in place
-    ]
     x = data.x.clone()
     x[list(featureless)] = 0
     return Shard(
         rng.derive(5, shards.building._SHARD, shard),
         x[nodes],
         data.y[nodes],
-        torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(),
+        edges_inside(data, nodes).contiguous(),
     )
 
 
@@ -104,7 +98,7 @@ def test_removal_equals_training_without(name):
         assert same([before[shard]], [after[shard]]) == untouched
     # And all of it, the aggregator included, equals a fresh start.
     left = remove_from_data(data, RemovalRequest(nodes=gone).parts[0])
-    assert equal(
+    assert same(
         learnt(make(MODELS[name]).fit(left)),
         learnt(unlearner),
     )
@@ -132,7 +126,7 @@ def test_other_aggregators_and_sparse_inputs(aggregator, options):
     unlearner.remove(RemovalRequest(nodes=[0, 1]))
     left = remove_from_data(data, RemovalRequest(nodes=[0, 1]).parts[0])
     fresh = make(aggregator=aggregator, **options).fit(left)
-    assert equal(learnt(fresh), learnt(unlearner))
+    assert same(learnt(fresh), learnt(unlearner))
 
 
 def test_sparse_inference_is_inference():
@@ -150,7 +144,7 @@ def test_many_requests_equal_one():
     for part in ([20], [3, TESTED], [9]):
         often.remove(RemovalRequest(nodes=part))
     often.remove(RemovalRequest(features=[61, 5]))
-    assert equal(learnt(once), learnt(often))
+    assert same(learnt(once), learnt(often))
     assert often.report().removals == 4
 
 
@@ -182,7 +176,7 @@ def test_repartition_equals_a_fresh_start():
     assert report.exact
     left = remove_from_data(data, request.parts[0])
     fresh = make(partition='random').fit(left)
-    assert equal(learnt(fresh), learnt(unlearner))
+    assert same(learnt(fresh), learnt(unlearner))
     assert unlearner.verify().ok
     # With another method, which later removals and a report then follow.
     assert 'hash' in unlearner.repartition('hash').exactness
@@ -247,7 +241,7 @@ def test_a_test_node_touches_no_shard():
     assert report.seconds['shards'] < sum(report.seconds.values())
     assert same(before, weights(unlearner))
     left = remove_from_data(data, RemovalRequest(nodes=[TESTED]).parts[0])
-    assert equal(learnt(make().fit(left)), learnt(unlearner))
+    assert same(learnt(make().fit(left)), learnt(unlearner))
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -285,7 +279,7 @@ def test_a_plan_changes_nothing_and_is_what_happens():
     before = snapshot(unlearner)
     request = RemovalRequest(nodes=[0, 1, 2], features=[3])
     plan = unlearner.plan(request)
-    assert equal(before, snapshot(unlearner))
+    assert same(before, snapshot(unlearner))
     report = unlearner.remove(request)
     for name in ('shards', 'nodes', 'node_epochs', 'request'):
         assert getattr(plan, name) == getattr(report, name)
@@ -351,7 +345,7 @@ def test_the_seed_of_a_shard_is_its_own():
     data = make_data()
     unlearner = make(num_classes=CLASSES).fit(data)
     torch.manual_seed(99)
-    assert equal(learnt(unlearner), learnt(make().fit(data)))
+    assert same(learnt(unlearner), learnt(make().fit(data)))
     assert not same(weights(unlearner), weights(make(seed=6).fit(data)))
     # Without one, the operating system decides, and not torch.
     torch.manual_seed(1)
@@ -359,7 +353,7 @@ def test_the_seed_of_a_shard_is_its_own():
     torch.manual_seed(1)
     two = make(seed=None).fit(data)
     assert not torch.equal(one.data.shard, two.data.shard)
-    assert not equal(learnt(one), learnt(two))
+    assert not same(learnt(one), learnt(two))
 
 
 # The queue ##################################################################
@@ -372,7 +366,7 @@ def test_the_queue_trains_a_shard_once(monkeypatch):
     before = learnt(unlearner)
     for i, node in enumerate(nodes):
         assert unlearner.enqueue(RemovalRequest(nodes=[node])) == i + 1
-    assert equal(before, learnt(unlearner))
+    assert same(before, learnt(unlearner))
     assert len(unlearner.queue) == unlearner.report().queued == 3
     plan = unlearner.plan()
     assert plan.requests_per_shard == {2: 3}
@@ -381,7 +375,7 @@ def test_the_queue_trains_a_shard_once(monkeypatch):
     assert report.shards == (2,)
     assert unlearner.queue == ()
     once.remove(RemovalRequest(nodes=nodes))
-    assert equal(snapshot(once), snapshot(unlearner))
+    assert same(snapshot(once), snapshot(unlearner))
     with pytest.raises(ValueError, match='queue is empty'):
         unlearner.flush()
     with pytest.raises(ValueError, match='queue is empty'):
@@ -401,7 +395,7 @@ def test_what_is_queued_is_not_asked_for_again():
                 call(again)
     with pytest.raises(ValueError, match='not there'):
         unlearner.enqueue(RemovalRequest(nodes=[NODES]))
-    assert equal(before, snapshot(unlearner))
+    assert same(before, snapshot(unlearner))
     assert len(unlearner.withdraw()) == 1
     assert unlearner.queue == ()
     unlearner.remove(RemovalRequest(nodes=[1]))
@@ -415,7 +409,7 @@ def test_a_removal_leaves_the_queue_possible():
     before = snapshot(unlearner)
     with pytest.raises(ValueError, match='in the queue would be impossible'):
         unlearner.remove(RemovalRequest(nodes=[u]))
-    assert equal(before, snapshot(unlearner))
+    assert same(before, snapshot(unlearner))
     other = next(w for w in range(TRAIN) if w not in (u, v))
     unlearner.remove(RemovalRequest(nodes=[other]))
     assert len(unlearner.queue) == 1
@@ -511,11 +505,11 @@ def test_a_state_goes_on_where_it_was():
     state = copy.deepcopy(unlearner.state_dict())
     other = make(seed=77)
     other.load_state_dict(state)
-    assert equal(snapshot(unlearner), snapshot(other))
+    assert same(snapshot(unlearner), snapshot(other))
     assert other.verify().ok
     unlearner.flush()
     other.flush()
-    assert equal(snapshot(unlearner), snapshot(other))
+    assert same(snapshot(unlearner), snapshot(other))
 
 
 def test_a_state_of_something_else_is_refused():
@@ -542,7 +536,7 @@ def test_a_state_of_something_else_is_refused():
     before = snapshot(unlearner)
     with pytest.raises(ValueError, match='turned back'):
         unlearner.load_state_dict(state)
-    assert equal(before, snapshot(unlearner))
+    assert same(before, snapshot(unlearner))
 
 
 def test_a_folder_holds_the_present_state(tmp_path):
@@ -551,10 +545,10 @@ def test_a_folder_holds_the_present_state(tmp_path):
     names = {path.name for path in tmp_path.iterdir()}
     assert sum(name.startswith('shard-') for name in names) == SHARDS
     loaded = make(seed=1).load(tmp_path)
-    assert equal(snapshot(unlearner), snapshot(loaded))
+    assert same(snapshot(unlearner), snapshot(loaded))
     report = unlearner.flush()
     loaded = make(seed=1).load(tmp_path)
-    assert equal(snapshot(unlearner), snapshot(loaded))
+    assert same(snapshot(unlearner), snapshot(loaded))
 
     # The old checkpoints are gone.
     assert report.shards
@@ -627,7 +621,7 @@ def test_a_fit_does_not_undo_what_a_folder_holds(tmp_path):
     with pytest.raises(ValueError, match='holds a state'):
         make(**options).fit(data)
     again = make(**options).load()
-    assert equal(before, snapshot(again))
+    assert same(before, snapshot(again))
     # Nor does one that knows of them: to start over is another folder.
     with pytest.raises(ValueError, match='holds a state'):
         again.fit(data)
@@ -727,19 +721,19 @@ def test_the_old_state_or_the_new_one(tmp_path, error):
         except error:
             finished = False
         state = snapshot(unlearner)
-        is_old, is_new = equal(state, old), equal(state, new)
+        is_old, is_new = same(state, old), same(state, new)
         assert is_old or is_new
         assert is_new or not finished
         seen.add(is_new)
         # The disk says the same.
         kept = snapshot(make(seed=1, **options).load(tmp_path / 'a'))
-        assert equal(kept, state)
+        assert same(kept, state)
         if is_new:
             break
     assert False in seen
     if not is_new:
         unlearner.remove(request)
-    assert equal(snapshot(unlearner), new)
+    assert same(snapshot(unlearner), new)
     unlearner.purge()
     assert unlearner.verify().ok
 
@@ -770,10 +764,10 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
             with contextlib.suppress(error):
                 unlearner.remove(request)
         state = snapshot(unlearner)
-        assert equal(state, old) or equal(state, new)
+        assert same(state, old) or same(state, new)
         kept = make(seed=1, **options).load(tmp_path)
-        assert equal(snapshot(kept), state)
-        outcomes.append(equal(state, new))
+        assert same(snapshot(kept), state)
+        outcomes.append(same(state, new))
         if outcomes[-1]:
             break
     assert outcomes[0] is False
@@ -811,12 +805,12 @@ def test_whatever_fails_nothing_has_changed(
         for call in calls:
             with pytest.raises(RuntimeError, match='injected'):
                 call()
-            assert equal(before, snapshot(unlearner))
+            assert same(before, snapshot(unlearner))
         # A fit would drop the queue.
         with pytest.raises(ValueError, match='in the queue'):
             unlearner.fit(make_data(1))
     loaded = make(seed=1).load(tmp_path)
-    assert equal(before, snapshot(loaded))
+    assert same(before, snapshot(loaded))
     unlearner.flush()
     unlearner.purge()
     assert unlearner.verify().ok
@@ -853,11 +847,11 @@ def test_removals_that_can_not_be():
         for call in (unlearner.plan, unlearner.remove, unlearner.enqueue):
             with pytest.raises(ValueError, match=message):
                 call(request)
-            assert equal(before, snapshot(unlearner))
+            assert same(before, snapshot(unlearner))
     for call in (unlearner.remove, unlearner.enqueue):
         with pytest.raises(TypeError, match='RemovalRequest'):
             call([0])
-    assert equal(before, snapshot(unlearner))
+    assert same(before, snapshot(unlearner))
 
 
 def changed(**values):
@@ -897,7 +891,7 @@ def test_data_that_can_not_be_divided(data, message):
     for unlearner in (make(), fitted):
         with pytest.raises(ValueError, match=message):
             unlearner.fit(data)
-    assert equal(before, snapshot(fitted))
+    assert same(before, snapshot(fitted))
 
 
 def test_labels_outside_of_training_are_not_looked_at():
@@ -942,7 +936,7 @@ def test_partitions_of_every_form():
     two = make(
         partition=[torch.arange(i, TRAIN, SHARDS) for i in range(SHARDS)]
     ).fit(data)
-    assert equal(learnt(one), learnt(two))
+    assert same(learnt(one), learnt(two))
     one.remove(RemovalRequest(nodes=[0]))
     assert not one.report().exact
     with pytest.raises(ValueError, match="'partition'"):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from graphs import edges_inside
 from sharded import (
     CHANNELS,
     CLASSES,
@@ -11,13 +12,12 @@ from sharded import (
     SHARDS,
     TESTED,
     TRAIN,
-    equal,
     learnt,
     make,
     make_data,
-    same,
     weights,
 )
+from states import same
 from torch_geometric.nn import GIN
 
 from pyg_trust import rng
@@ -80,7 +80,7 @@ def test_any_removal_equals_training_through_all_stages(name):
     for node in gone:
         unlearner.remove(RemovalRequest(nodes=[node]))
     anew = fresh(data, gone, factory)
-    assert equal(learnt(anew), learnt(unlearner))
+    assert same(learnt(anew), learnt(unlearner))
     assert unlearner.verify().ok
 
 
@@ -93,7 +93,7 @@ def test_buffers_go_through_the_stages():
     unlearner = sliced(factory, slices=few).fit(data)
     unlearner.remove(RemovalRequest(nodes=[3, 9]))
     anew = fresh(data, [3, 9], factory, slices=few)
-    assert equal(learnt(anew), learnt(unlearner))
+    assert same(learnt(anew), learnt(unlearner))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_every_aggregator_follows(aggregator):
     unlearner.remove(RemovalRequest(nodes=[later(unlearner, 1)]))
     gone = sorted(set(range(data.num_nodes)) - set(unlearner.n_id.tolist()))
     anew = fresh(data, gone, aggregator=made)
-    assert equal(learnt(anew), learnt(unlearner))
+    assert same(learnt(anew), learnt(unlearner))
 
 
 def test_a_hundred_random_removals_keep_the_bits():
@@ -164,17 +164,11 @@ def test_stages_are_what_a_loop_by_hand_makes():
     module = None
     for r, (_, epochs) in enumerate(SLICES):
         inside = names[number <= r]
-        place = {v: i for i, v in enumerate(inside.tolist())}
-        edges = [
-            (place[u], place[v])
-            for u, v in data.edge_index.t().tolist()
-            if u in place and v in place
-        ]
         part = Shard(
             rng.derive(seed, building._STAGE, r),
             data.x[inside],
             data.y[inside],
-            torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(),
+            edges_inside(data, inside.tolist()),
         )
         if module is None:
             whole = part._replace(seed=seed)
@@ -221,7 +215,7 @@ def test_an_edge_belongs_to_its_later_end():
         report = unlearner.remove(request)
         assert report.stages == {int(shard[edge[0]]): max(pair)}
         left = remove_from_data(data, request.parts[0])
-        assert equal(learnt(sliced().fit(left)), learnt(unlearner))
+        assert same(learnt(sliced().fit(left)), learnt(unlearner))
 
 
 def test_a_slice_is_a_function_of_the_name():
@@ -274,7 +268,7 @@ def test_a_shard_may_lose_all_its_nodes():
     assert report.empty == (0,)
     assert stages(unlearner)[0] == []
     anew = fresh(data, gone)
-    assert equal(learnt(anew), learnt(unlearner))
+    assert same(learnt(anew), learnt(unlearner))
     assert unlearner.verify().ok
 
 
@@ -353,9 +347,9 @@ def test_stages_are_saved_and_loaded(tmp_path):
     one = sliced(folder=tmp_path / 'one').fit(data)
     node = later(one, 2)
     two = sliced(folder=tmp_path / 'one').load()
-    assert equal(learnt(one), learnt(two))
+    assert same(learnt(one), learnt(two))
     two.remove(RemovalRequest(nodes=[node]))
-    assert equal(learnt(fresh(data, [node])), learnt(two))
+    assert same(learnt(fresh(data, [node])), learnt(two))
     state = two.state_dict()
     three = sliced()
     three.load_state_dict(state)

@@ -9,13 +9,12 @@ from sharded import (
     EVERY,
     SHARDS,
     TESTED,
-    equal,
     learnt,
     make,
     make_data,
-    same,
     weights,
 )
+from states import same
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GCN
 
@@ -230,7 +229,7 @@ def test_outputs_on_request_are_those_that_would_be_present(
     for name in (3, 9, TESTED):
         eager.remove(node(name))
     assert torch.equal(lazy.predict_proba(), eager.predict_proba())
-    assert equal(learnt(eager), learnt(lazy))
+    assert same(learnt(eager), learnt(lazy))
     lazy.remove(node(20))
     assert lazy.verify().ok
     other = make(aggregator=aggregator, outputs='on_request')
@@ -243,7 +242,7 @@ def test_an_aggregator_that_learns_gets_its_outputs():
     one, two = make().fit(data), make(outputs='on_request').fit(data)
     one.remove(node(3))
     two.remove(node(3))
-    assert equal(learnt(one), learnt(two))
+    assert same(learnt(one), learnt(two))
     assert two.verify().ok
 
 
@@ -280,7 +279,7 @@ def test_auto_multiplies_where_all_layers_do(name, known):
     other.remove(node(3))
     left = remove_from_data(data, node(3).parts[0])
     anew = make(EVERY[name], sparse_adj='auto').fit(left)
-    assert equal(learnt(anew), learnt(other))
+    assert same(learnt(anew), learnt(other))
 
 
 # Plans ######################################################################
