@@ -11,7 +11,7 @@ every number that it reads: a rule may be missing, and nothing is missed.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,6 +86,23 @@ _ROW_LOSSES_BACKWARD = names(
 )
 
 
+class _Call(NamedTuple):
+    # A call of an ATen operation: arguments by name, and what it returned.
+    func: Any
+    got: dict[str, Any]
+    results: list[Tensor]
+    of: OwnerOf
+    value_of: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        return base_name(self.func)
+
+    def owners(self) -> list[Owner]:
+        # Of all tensors that it reads.
+        return [self.of(t) for t in tensors_of_tree(list(self.got.values()))]
+
+
 def owners_after(
     func: Any,
     args: tuple[Any, ...],
@@ -109,19 +126,13 @@ def owners_after(
     """
     results = tensors_of_tree(out)
     got = _bind(func, args, kwargs)
-    name = base_name(func)
-    rule = _rule(name, func, 'other' in got)
+    call = _Call(func, got, results, owner_of, value_of)
     owner: Owner | list[Owner]
     try:
-        if rule is None:
-            owner = _everything(got, owner_of)
-        elif name in _ROW_LOSSES:
-            owner = rule(got, owner_of, value_of)
-        else:
-            owner = rule(func, got, results, owner_of, value_of)
+        owner = _rule(call.name, func, 'other' in got)(call)
     except FAILURES:
         # Called in another form than is known.
-        owner = _everything(got, owner_of)
+        owner = _everything(call)
     owners = owner if isinstance(owner, list) else [owner] * len(results)
     return [
         None if o is None else _fit(o, result)
@@ -234,14 +245,10 @@ def _bind(
     return {**dict(zip(_arguments(func), args, strict=False)), **kwargs}
 
 
-def _everything(got: dict[str, Any], owner_of: OwnerOf) -> Owner:
-    return join(
-        *(reduce(owner_of(t)) for t in tensors_of_tree(list(got.values())))
-    )
-
-
 @cache
-def _rule(name: str, func: Any, binary: bool) -> Any:
+def _rule(
+    name: str, func: Any, binary: bool
+) -> Callable[[_Call], Owner | list[Owner]]:
     if name in _NEW:
         return _new
     if name in _REDUCTIONS and not binary:
@@ -253,17 +260,19 @@ def _rule(name: str, func: Any, binary: bool) -> Any:
         return _pointwise
     if func.is_view:
         return _move
+    return _everything
+
+
+def _everything(call: _Call) -> Owner:
+    return join(*map(reduce, call.owners()))
+
+
+def _new(call: _Call) -> Owner:
     return None
 
 
-def _new(*_: Any) -> Owner:
-    return None
-
-
-def _pointwise(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
-    return join(*(of(t) for t in tensors_of_tree(list(got.values()))))
+def _pointwise(call: _Call) -> Owner:
+    return join(*call.owners())
 
 
 def _dims(got: dict[str, Any]) -> list[int] | None:
@@ -273,20 +282,16 @@ def _dims(got: dict[str, Any]) -> list[int] | None:
     return [dims] if isinstance(dims, int) else list(dims) or None
 
 
-def _reduction(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
-    dims = _dims(got)
-    if dims is None and base_name(func) in ('kthvalue', 'mode'):
+def _reduction(call: _Call) -> Owner:
+    got, dims = call.got, _dims(call.got)
+    if dims is None and call.name in ('kthvalue', 'mode'):
         dims = [-1]
-    return reduce(of(got['self']), dims, bool(got.get('keepdim', False)))
+    return reduce(call.of(got['self']), dims, bool(got.get('keepdim', False)))
 
 
-def _along(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
-    whole = join(*(of(t) for t in tensors_of_tree(list(got.values()))))
-    return reduce(whole, [got.get('dim', -1)], keepdim=True)
+def _along(call: _Call) -> Owner:
+    dim = call.got.get('dim', -1)
+    return reduce(join(*call.owners()), [dim], keepdim=True)
 
 
 def _as_owner(value: Any, of: OwnerOf) -> Any:
@@ -301,35 +306,30 @@ def _as_owner(value: Any, of: OwnerOf) -> Any:
     return value
 
 
-def _move(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> list[Owner]:
-    if base_name(func) in ('as_strided', 'view_as_real', 'view_as_complex'):
+def _move(call: _Call) -> list[Owner]:
+    got = call.got
+    if call.name in ('as_strided', 'view_as_real', 'view_as_complex'):
         raise ValueError('memory is seen in another way')
     if isinstance(got.get('dtype'), torch.dtype):
         raise ValueError('memory is seen in another way')
-    named = {k: _as_owner(v, of) for k, v in got.items() if k != 'value'}
-    moved = func(**named)
+    named = {k: _as_owner(v, call.of) for k, v in got.items() if k != 'value'}
+    moved = call.func(**named)
     return list(tensors_of_tree(moved))
 
 
-def _reshape(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
-    owner = of(got['self'])
-    if 'dtype' in got:
+def _reshape(call: _Call) -> Owner:
+    owner = call.of(call.got['self'])
+    if 'dtype' in call.got:
         raise ValueError('memory is seen in another way')
-    return None if owner is None else owner.reshape(results[0].shape)
+    return None if owner is None else owner.reshape(call.results[0].shape)
 
 
-def _product(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
-    added = None
+def _product(call: _Call) -> Owner:
+    got, of, added = call.got, call.of, None
     left, right = got.get('self'), got.get('mat2')
-    if base_name(func) == 'addmm':
+    if call.name == 'addmm':
         added, left, right = of(got['self']), got['mat1'], got['mat2']
-    elif base_name(func) == 'baddbmm':
+    elif call.name == 'baddbmm':
         added, left, right = of(got['self']), got['batch1'], got['batch2']
     return join(
         added,
@@ -338,18 +338,12 @@ def _product(
     )
 
 
-def _pick(
-    func: Any,
-    got: dict[str, Any],
-    results: list[Tensor],
-    of: OwnerOf,
-    value_of: Any,
-) -> Owner:
-    name, out = base_name(func), results[0]
+def _pick(call: _Call) -> Owner:
+    name, got, of, out = call.name, call.got, call.of, call.results[0]
     source = got['weight' if name == 'embedding' else 'self']
     index = got['indices' if name == 'embedding' else 'index']
     dim = 0 if name == 'embedding' else got['dim'] % max(1, source.dim())
-    owner, of_index, place = of(source), of(index), value_of(index)
+    owner, of_index, place = of(source), of(index), call.value_of(index)
     if of_index is None and owner is not None:
         if name == 'gather':
             return owner.gather(dim, place)
@@ -370,19 +364,13 @@ def _pick(
     return join(owner, of_index)
 
 
-def _scatter(
-    func: Any,
-    got: dict[str, Any],
-    results: list[Tensor],
-    of: OwnerOf,
-    value_of: Any,
-) -> Owner:
-    index = got['index']
+def _scatter(call: _Call) -> Owner:
+    got, of, index = call.got, call.of, call.got['index']
     source = got.get('src', got.get('source', got.get('value')))
     own, dim = of(got['self']), got['dim'] % max(1, got['self'].dim())
     given = of(source) if isinstance(source, Tensor) else None
-    place, of_index = value_of(index), of(index)
-    if base_name(func).startswith('index'):
+    place, of_index = call.value_of(index), of(index)
+    if call.name.startswith('index'):
         shape = list(got['self'].shape)
         shape[dim] = place.numel()
         around = [1] * (len(shape) - 1 - dim)
@@ -412,22 +400,15 @@ def _gathered(
     return torch.where((high == PUBLIC) | (high == low), high, MIXED)
 
 
-def _index(
-    func: Any,
-    got: dict[str, Any],
-    results: list[Tensor],
-    of: OwnerOf,
-    value_of: Any,
-) -> Owner:
-    owner = of(got['self'])
-    indices = list(got['indices'])
-    owner, by, places = _by_private(owner, indices, of, value_of)
+def _index(call: _Call) -> Owner:
+    owner, indices = call.of(call.got['self']), list(call.got['indices'])
+    owner, by, places = _by_private(owner, indices, call)
     picked = None if owner is None else owner[places]
-    return join(picked, _in_place(by, indices, results[0].dim()))
+    return join(picked, _in_place(by, indices, call.results[0].dim()))
 
 
 def _by_private(
-    owner: Owner, indices: list[Any], of: OwnerOf, value_of: Any
+    owner: Owner, indices: list[Any], call: _Call
 ) -> tuple[Owner, list[Tensor], tuple[Any, ...]]:
     # Along a dimension with a private index, any place may be meant.
     by, places = [], []
@@ -437,8 +418,8 @@ def _by_private(
             places.append(slice(None))
             dim += 1
             continue
-        private = of(index)
-        value = value_of(index)
+        private = call.of(index)
+        value = call.value_of(index)
         if private is not None:
             if value.dtype in _MASKS:
                 raise ValueError('a mask of private values')
@@ -465,15 +446,9 @@ def _in_place(by: list[Tensor], indices: list[Any], dim: int) -> Owner:
     return owner.reshape(*shape, *[1] * rest)
 
 
-def _index_put(
-    func: Any,
-    got: dict[str, Any],
-    results: list[Tensor],
-    of: OwnerOf,
-    value_of: Any,
-) -> Owner:
-    target, values = got['self'], got['values']
-    indices = list(got['indices'])
+def _index_put(call: _Call) -> Owner:
+    of, target, values = call.of, call.got['self'], call.got['values']
+    indices = list(call.got['indices'])
     own, given = of(target), of(values)
     first = indices[0]
     if (
@@ -499,7 +474,7 @@ def _index_put(
     for n in size:
         count *= n
     places = torch.arange(count, device=target.device).view(size)
-    _, by_list, at = _by_private(None, indices, of, value_of)
+    _, by_list, at = _by_private(None, indices, call)
     picked = places[at]
     # The shape in which values are broadcast.
     given = join(given, _in_place(by_list, indices, picked.dim()))
@@ -510,16 +485,15 @@ def _index_put(
     return join(own, found.expand(target.shape))
 
 
-def _loss(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
-    owner = join(*(of(t) for t in tensors_of_tree(list(got.values()))))
-    each = got.get('reduction', 1) == 0
+def _loss(call: _Call) -> Owner:
+    owner = join(*call.owners())
+    each = call.got.get('reduction', 1) == 0
     return owner if each else reduce(owner)
 
 
-def _row_loss(got: dict[str, Any], of: OwnerOf, value_of: Any) -> list[Owner]:
+def _row_loss(call: _Call) -> list[Owner]:
     # One number for each row of outputs.
+    got, of = call.got, call.of
     outputs = of(got['self'])
     rows = reduce(outputs, [-1]) if got['self'].dim() > 1 else outputs
     target = of(got['target'])
@@ -535,7 +509,7 @@ def _row_loss(got: dict[str, Any], of: OwnerOf, value_of: Any) -> list[Owner]:
         return [owner, extra][: 2 if 'margin' not in got else 1]
     # What a mean divides by: a constant unless classes have weights.
     divisor: Owner = None
-    ignored = value_of(got['target']) == got['ignore_index']
+    ignored = call.value_of(got['target']) == got['ignore_index']
     if got.get('weight') is not None or bool(ignored.any()):
         divisor = reduce(target)
     if reduction == 1:
@@ -543,11 +517,10 @@ def _row_loss(got: dict[str, Any], of: OwnerOf, value_of: Any) -> list[Owner]:
     return [owner, divisor]
 
 
-def _row_loss_backward(
-    func: Any, got: dict[str, Any], results: list[Tensor], of: OwnerOf, _: Any
-) -> Owner:
+def _row_loss_backward(call: _Call) -> Owner:
+    got, of = call.got, call.of
     owner = reduce(of(got['self']), [-1], keepdim=True)
-    if base_name(func) == 'nll_loss_backward':
+    if call.name == 'nll_loss_backward':
         # It tells the place of the target, and not the outputs.
         owner = None
     target = of(got['target'])
