@@ -254,10 +254,6 @@ FOLLOW = number(0, 1, closed='low')
 THREAT = threat_of(perturbations())
 
 
-def cut_threat(field: str) -> Any:
-    return THREAT._replace(**{field: getattr(THREAT, field)[:-1]})
-
-
 entry(
     'ops.policy_iteration',
     lambda: {
@@ -507,7 +503,6 @@ entry(
     graph=anything('what is no edge_index is not kept'),
     num_nodes=integer(1),
 )
-FLOATS = values(3, 'float32', float, torch.float)
 entry(
     'graph.CSRGraph.to_torch_sparse',
     lambda: (csr(), {}),

@@ -410,7 +410,6 @@ FLAG = anything('any truth value will do, as everywhere in Python')
 FUNCTION = instance()
 PATH = values(3, 1.5, None, ['a'])
 SEED = either(integer(0, 2**63 - 1, none=True))
-DEVICE = values(3.5, ['cpu'])
 
 
 # What a refused call leaves ##################################################

@@ -905,7 +905,6 @@ entry(
     pseudo_weight=NOT_NEGATIVE,
     tol=UNIT,
 )
-TRAINED = tensor(rows=True)
 entry(
     'certificates.RobustLoss.forward',
     lambda: (

@@ -229,9 +229,6 @@ def missing() -> torch.Tensor:
 
 
 EDGES = edge_indices(N)
-NEW = either(
-    values('a', [1.0]), tensor(columns=True, rows=False, dtypes=(torch.int64,))
-)
 entry(
     'transforms.PropagatedFeatures',
     lambda: {

@@ -86,7 +86,6 @@ entry(
     args=anything('a row above refuses whatever comes'),
 )
 BUDGETED = {'epsilon': 5.0, 'delta': 1e-5}
-AFTER = {'epsilon': number(), 'steps': COUNT}
 entry(
     'privacy.Accountant.remaining_steps',
     lambda: (

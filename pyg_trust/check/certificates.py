@@ -17,7 +17,6 @@ from pyg_trust.check.recount_votes import (
 )
 from pyg_trust.report import Guarantee
 
-_KINDS = ('edges', 'features')
 _BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
 
 

@@ -620,10 +620,6 @@ def _row_owner(out: Tensor, owner: Tensor, count: int) -> Tensor:
     return torch.arange(count, device=owner.device)
 
 
-def _column(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.view([-1] + [1] * (like.dim() - 1)).to(like.dtype)
-
-
 def same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, bit by bit, and no number is itself."""
     if one.shape != other.shape or one.dtype != other.dtype:

@@ -416,10 +416,6 @@ def changed_graph(data):
     data.edge_index = data.edge_index[:, 2:]
 
 
-def more_features(data):
-    data.x = torch.cat([data.x, data.x[:, :1]], 1)[:, 1:].double()
-
-
 @pytest.mark.parametrize(
     ('arguments', 'change', 'match'),
     [

@@ -47,18 +47,6 @@ EMPTY = PreparedGraph(
 )
 
 
-class Batched(torch.nn.Module):
-    """Has buffers."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-        self.norm = torch.nn.BatchNorm1d(CLASSES)
-
-    def forward(self, x, edge_index):
-        return self.norm(self.lin(x))
-
-
 class Noisy(torch.nn.Module):
     """Draws from torch's default generator."""
 
