@@ -66,6 +66,18 @@ def report(part: str, name: str, **numbers: float) -> None:
     ROWS.append({'part': part, 'name': name, **numbers})
 
 
+def report_nodes(part: str, name: str, taken: float, made: Any) -> None:
+    """A row of a certificate, and of what it took."""
+    report(
+        part,
+        name,
+        cpu_s=taken,
+        robust=made.num_robust,
+        broken=made.num_broken,
+        unknown=made.num_unknown,
+    )
+
+
 def interleave(
     peer: Callable[[], Any], ours: Callable[[], Any], repeats: int
 ) -> tuple[float, float, float]:
@@ -115,18 +127,23 @@ def load(folder: str | None, name: str) -> Data:
     return Compose([LargestConnectedComponents()])(data)
 
 
-def train(data: Data, epochs: int = 60) -> Any:
-    """Logits of a quickly trained pi-PPNP."""
+def network(data: Data) -> PPNP:
+    """An untrained pi-PPNP, the same every time."""
     torch.manual_seed(0)
-    num_classes = int(data.y.max()) + 1
-    model = PPNP(
+    return PPNP(
         torch.nn.Sequential(
             torch.nn.Linear(data.x.size(1), 64),
             torch.nn.ReLU(),
-            torch.nn.Linear(64, num_classes),
+            torch.nn.Linear(64, int(data.y.max()) + 1),
         )
     )
+
+
+def train(data: Data, epochs: int = 60) -> Any:
+    """Logits of a quickly trained pi-PPNP."""
+    model = network(data)
     graph = CSRGraph.from_data(data)
+    num_classes = int(data.y.max()) + 1
     labelled = torch.cat(
         [(data.y == c).nonzero().view(-1)[:20] for c in range(num_classes)]
     )
@@ -359,14 +376,7 @@ def run_whole(name: str, logits: Tensor, graph: CSRGraph) -> None:
             made = certify(logits, threat, method='dual', sign_only=True)
             taken = time.process_time() - start
             case = f'{name} s={strength} B={budget}'
-            report(
-                'whole',
-                case,
-                cpu_s=taken,
-                robust=made.num_robust,
-                broken=made.num_broken,
-                unknown=made.num_unknown,
-            )
+            report_nodes('whole', case, taken, made)
             result(f'{case}: all nodes, CPU s', taken, 100, at_most=True)
 
 
@@ -379,15 +389,7 @@ def run_training(
     repeats: int,
 ) -> None:
     """A robust epoch against a plain one."""
-    torch.manual_seed(0)
-    num_classes = int(data.y.max()) + 1
-    model = PPNP(
-        torch.nn.Sequential(
-            torch.nn.Linear(data.x.size(1), 64),
-            torch.nn.ReLU(),
-            torch.nn.Linear(64, num_classes),
-        )
-    )
+    model = network(data)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     threat = ThreatModel(graph, strength=10)
     predicted = diffuse(graph, logits, ALPHA).argmax(1)
@@ -483,14 +485,7 @@ def run_targets() -> None:
                 taken = time.process_time() - start
                 kind = 'undirected' if undirected else 'directed'
                 case = f'{n} nodes, B={budget} {kind}'
-                report(
-                    'targets',
-                    case,
-                    cpu_s=taken,
-                    robust=made.num_robust,
-                    broken=made.num_broken,
-                    unknown=made.num_unknown,
-                )
+                report_nodes('targets', case, taken, made)
                 result(f'{case}: 20 targets, CPU s', taken, 180, at_most=True)
 
 

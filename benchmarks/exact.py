@@ -37,6 +37,7 @@ from common import (
     power_law,
     result,
 )
+from push import operator
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
@@ -95,22 +96,16 @@ class Peer:
     """Repeated products by torch, nothing allocated."""
 
     def __init__(self, graph: CSRGraph, measure: Measure) -> None:
-        if measure.self_loops:
-            graph = graph.with_self_loops()
-        rowptr, col = graph.receivers(measure.along)
-        recv = graph.degree_power(-measure.a, torch.float32)
-        send = graph.degree_power(-measure.b, torch.float32)
-        value = recv.repeat_interleave(rowptr.diff()) * send[col.long()]
-        size = (graph.num_nodes, graph.num_nodes)
-        self.matrix: Any = sparse_rows(rowptr.int(), col, value, size)
-        row = torch.arange(size[0]).repeat_interleave(rowptr.diff())
+        self.matrix: Any = operator(graph, measure)
+        count = self.matrix.crow_indices().diff()
+        row = torch.arange(graph.num_nodes).repeat_interleave(count)
         self.edges = EdgeIndex(
-            torch.stack([row, col.long()]),
-            sparse_size=size,
+            torch.stack([row, self.matrix.col_indices().long()]),
+            sparse_size=tuple(self.matrix.shape),
             sort_order='row',
         )
         self.edges.fill_cache_()
-        self.value = value
+        self.value = self.matrix.values()
         self.buffers: list[Tensor] = []
 
     def run(self, x: Tensor, weights: tuple[float, ...]) -> Tensor:
