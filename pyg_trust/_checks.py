@@ -4,6 +4,7 @@ Each raises before anything is done, ``TypeError`` for what is no such thing
 and ``ValueError`` for one that does not fit.
 """
 
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -215,6 +216,17 @@ def check_distinct(name: str, nodes: Tensor) -> None:
     """Refuses nodes of which one is there twice."""
     if nodes.unique().numel() < nodes.numel():
         raise ValueError(f"'{name}' needs to name each node once")
+
+
+def check_plain(name: str, value: dict[str, Any]) -> None:
+    """Refuses what is no dictionary that JSON can hold."""
+    check_instance(name, value, dict)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"'{name}' needs to hold plain values ({error})"
+        ) from None
 
 
 def check_ledger(ledger: str | Path | None, ledger_head: str | None) -> None:

@@ -16,6 +16,7 @@ from pyg_trust._checks import (
     check_instance,
     check_non_negative,
     check_number,
+    check_plain,
     check_positive,
 )
 from pyg_trust.commit import ObjectLock, editing
@@ -173,7 +174,7 @@ class RemovalLedger:
         check_non_negative('spent', spent)
         check_instance('data', data, str)
         request = {} if request is None else request
-        _check_plain('request', request)
+        check_plain('request', request)
         # Its own: reports and states hold the same names.
         request = copy.deepcopy(request)
         if action == 'step' and spent < self.spent:
@@ -338,7 +339,7 @@ class PrivacyLedger:
                     'is empty or not there'
                 )
         self.path = Path(path)
-        _check_plain('header', header)
+        check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         # Whoever loses the ledger, by an error or an interrupt, loses the
@@ -597,16 +598,6 @@ def checked_step(
             f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
         )
     return noise, float(sample_rate)
-
-
-def _check_plain(name: str, value: dict[str, Any]) -> None:
-    check_instance(name, value, dict)
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"'{name}' needs to hold plain values ({error})"
-        ) from None
 
 
 def _hash(body: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pyg_trust import commit, files
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, check_plain
 
 MANIFEST = 'manifest.json'
 # Files that are written here, and what a killed process left of them.
@@ -90,13 +90,7 @@ class ShardStore:
         check_instance('parts', parts, dict)
         for name in parts:
             check_instance('parts', name, str)
-        check_instance('plain', plain, dict)
-        try:
-            json.dumps(plain)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"'plain' needs to hold plain values ({error})"
-            ) from None
+        check_plain('plain', plain)
         check_instance('keep_history', keep_history, bool)
         check_instance('goes_on', goes_on, bool)
         self.folder.mkdir(parents=True, exist_ok=True)

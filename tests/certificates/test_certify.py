@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from citeseer import load, local_oracle
 from exhaustive import (
     admissible,
     csr,
@@ -279,12 +280,8 @@ def test_propagation_models_go_the_same_way(model):
 
 
 def citeseer(shared):
-    file = np.load(shared / 'oracles/certificates/local_citeseer.npz')
-    graph = CSRGraph(
-        torch.from_numpy(file['adj_indptr']),
-        torch.from_numpy(file['adj_indices']),
-    )
-    return graph, torch.from_numpy(file['logits']), file
+    graph, _, oracle = local_oracle(shared)
+    return graph, oracle['logits'], oracle
 
 
 def scipy_adj(graph):
@@ -388,10 +385,10 @@ def test_greedy_attacks_break_no_certified_node(shared):
 
 @pytest.mark.parametrize(('strength', 'robust'), [(1, 2007), (6, 1809)])
 def test_citeseer_counts(shared, strength, robust):
-    graph, logits, file = citeseer(shared)
+    graph, logits, oracle = citeseer(shared)
     made = certify(logits, ThreatModel(graph, strength=strength))
     assert (made.num_robust, made.num_unknown) == (robust, 0)
-    assert torch.equal(made.predicted, torch.from_numpy(file['pred']))
+    assert torch.equal(made.predicted, oracle['pred'])
 
 
 @pytest.mark.parametrize('cost', ['pagerank', 'visits'])
@@ -404,11 +401,8 @@ def test_no_node_that_one_flip_breaks_is_certified(shared, cost):
     )
     assert one.num_robust == 2049
     assert one.broken[[185, 233, 1684, 2039]].all()
-    oracle = np.load(
-        shared / 'oracles/certificates/global_citeseer_rem_s6.npz'
-    )
-    margins = torch.from_numpy(oracle['exact_B1_margins'])
-    at = torch.from_numpy(oracle['targets'])
+    oracle = load(shared / 'oracles/certificates/global_citeseer_rem_s6.npz')
+    margins, at = oracle['exact_B1_margins'], oracle['targets']
     assert torch.allclose(one.margins[at], margins, rtol=0, atol=1e-7)
     for most in (1, 5):
         threat = ThreatModel(graph, strength=6, global_budget=most)

@@ -1,7 +1,7 @@
 import networkx
-import numpy as np
 import pytest
 import torch
+from citeseer import local_oracle
 from exhaustive import csr, random_problem
 from torch_geometric.data import Data
 
@@ -53,18 +53,13 @@ def test_tree_of_a_forest_with_loops_and_one_way_edges():
 
 
 def test_fragile_edges_are_those_of_the_oracle(shared):
-    file = np.load(shared / 'oracles/certificates/local_citeseer.npz')
-    graph = CSRGraph(
-        torch.from_numpy(file['adj_indptr']),
-        torch.from_numpy(file['adj_indices']),
-    )
+    graph, _, oracle = local_oracle(shared)
     threat = ThreatModel(graph, strength=6)
-    assert fragile_edges(threat) == set(map(tuple, file['fragile_rem']))
+    fragile = oracle['fragile_rem']
+    assert fragile_edges(threat) == set(map(tuple, fragile.tolist()))
     # Budgets in excess of what is fragile are cut down.
-    count = torch.from_numpy(
-        np.bincount(file['fragile_rem'][:, 0], minlength=2110)
-    )
-    budget = torch.from_numpy(file['budget_s6']).minimum(count)
+    count = fragile[:, 0].bincount(minlength=2110)
+    budget = oracle['budget_s6'].minimum(count)
     assert torch.equal(threat.local_budget, budget)
 
 

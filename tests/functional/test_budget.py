@@ -1,8 +1,8 @@
 import math
 
-import numpy as np
 import pytest
 import torch
+from citeseer import load, local_oracle
 from exhaustive import (
     admissible,
     csr,
@@ -23,7 +23,6 @@ from pyg_trust.functional import (
     refine_pagerank_bounds,
     single_flip_margins,
 )
-from pyg_trust.graph import CSRGraph
 
 ALPHA = 0.15
 NODES = torch.arange(5)
@@ -227,21 +226,10 @@ def test_attacks_are_admissible(kind):
 
 
 def citeseer(shared):
-    folder = shared / 'oracles/certificates'
-    local = np.load(folder / 'local_citeseer.npz')
-    oracle = np.load(folder / 'global_citeseer_rem_s6.npz')
-    oracle = {name: torch.from_numpy(oracle[name]) for name in oracle.files}
-    graph = CSRGraph(
-        torch.from_numpy(local['adj_indptr']),
-        torch.from_numpy(local['adj_indices']),
-    )
-    n = graph.num_nodes
-    fragile = torch.from_numpy(local['fragile_rem'])
-    fragile = torch.isin(
-        graph.row * n + graph.col, fragile[:, 0] * n + fragile[:, 1]
-    )
+    graph, fragile, local = local_oracle(shared)
+    oracle = load(shared / 'oracles/certificates/global_citeseer_rem_s6.npz')
     made = Perturbations(graph, fragile, oracle['local_budget'])
-    return made, torch.from_numpy(local['logits']), oracle
+    return made, local['logits'], oracle
 
 
 def test_upper_bounds_are_those_of_the_oracle(shared):

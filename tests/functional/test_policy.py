@@ -1,8 +1,8 @@
 import math
 
-import numpy as np
 import pytest
 import torch
+from citeseer import load, local_oracle
 from exhaustive import (
     admissible,
     csr,
@@ -223,14 +223,7 @@ def test_danskin_gradient_is_that_of_finite_differences(kind, seed):
 @pytest.mark.parametrize('scenario', ['rem', 'both'])
 @pytest.mark.parametrize('strength', [1, 6, 10])
 def test_margins_are_those_of_the_oracle(shared, scenario, strength):
-    file = np.load(shared / 'oracles/certificates/local_citeseer.npz')
-    oracle = {name: torch.from_numpy(file[name]) for name in file.files}
-    graph = CSRGraph(oracle['adj_indptr'], oracle['adj_indices'])
-    n = graph.num_nodes
-    fragile = oracle['fragile_rem']
-    fragile = torch.isin(
-        graph.row * n + graph.col, fragile[:, 0] * n + fragile[:, 1]
-    )
+    graph, fragile, oracle = local_oracle(shared)
     made = Perturbations(
         graph,
         fragile,
@@ -249,32 +242,20 @@ def test_margins_are_those_of_the_oracle(shared, scenario, strength):
 @pytest.mark.parametrize('strength', [1, 6, 10])
 @pytest.mark.parametrize('scenario', ['rem', 'both'])
 def test_label_propagation_is_that_of_the_oracle(shared, scenario, strength):
-    folder = shared / 'oracles/certificates'
-    local = np.load(folder / 'local_citeseer.npz')
-    oracle = np.load(folder / 'labelprop_citeseer.npz')
-    graph = CSRGraph(
-        torch.from_numpy(local['adj_indptr']),
-        torch.from_numpy(local['adj_indices']),
-    )
-    n = graph.num_nodes
-    fragile = torch.from_numpy(local['fragile_rem'])
-    fragile = torch.isin(
-        graph.row * n + graph.col, fragile[:, 0] * n + fragile[:, 1]
-    )
-    labels = torch.from_numpy(local['labels'])
-    train = torch.from_numpy(oracle['train'])
+    graph, fragile, local = local_oracle(shared)
+    oracle = load(shared / 'oracles/certificates/labelprop_citeseer.npz')
+    n, train = graph.num_nodes, oracle['train']
     logits = torch.zeros((n, 6), dtype=torch.float64)
-    logits[train, labels[train]] = 1
+    logits[train, local['labels'][train]] = 1
     made = Perturbations(
         graph,
         fragile,
-        torch.from_numpy(local[f'budget_s{strength}']),
+        local[f'budget_s{strength}'],
         all_pairs=scenario == 'both',
     )
     worst = worst_case_margins(logits, made, ALPHA)
-    pred = torch.from_numpy(oracle['pred'])
-    margins = worst.margins[pred, :, torch.arange(n)].amin(1)
-    expected = torch.from_numpy(oracle[f'margins_{scenario}_s{strength}'])
+    margins = worst.margins[oracle['pred'], :, torch.arange(n)].amin(1)
+    expected = oracle[f'margins_{scenario}_s{strength}']
     assert torch.allclose(margins, expected, rtol=0, atol=1e-9)
 
 
