@@ -8,6 +8,7 @@ test_racing.py, in a process of its own, because a process that forks can't
 have threads.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -18,10 +19,48 @@ from killing import path
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import commit, files
+from pyg_trust.account import ReleaseAccount
 from pyg_trust.commit import Lineage, StaleStateError
+from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
+
+
+def paid_by_two(monkeypatch, module, release):
+    """How many of two threads that meet at a new account can pay there.
+
+    Both found none, made one each, and spent the whole budget twice.
+
+    Args:
+        module: where the account is made; one budget is enough for one.
+        release: called by each thread, with 0 and 1.
+    """
+    meet = threading.Barrier(2)
+
+    class Slow(ReleaseAccount):
+        def __init__(self, *args, **kwargs):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(1)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(module, 'ReleaseAccount', Slow)
+    paid, refused = [], []
+
+    def pay(number):
+        try:
+            release(number)
+            paid.append(number)
+        except BudgetExceededError:
+            refused.append(number)
+
+    threads = [threading.Thread(target=pay, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paid) + len(refused) == 2
+    return len(paid)
 
 
 class Plain:

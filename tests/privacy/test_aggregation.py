@@ -1,18 +1,16 @@
 """A classifier with private edges or nodes: free predictions, one account."""
 
-import contextlib
 import copy
 import math
 import pickle
-import threading
 
 import pytest
 import torch
+from racing import paid_by_two
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.account import ReleaseAccount
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SeededNoise
@@ -470,31 +468,12 @@ def test_facebook(shared):
 
 
 def test_two_threads_have_one_account(monkeypatch):
-    # Both found none, made one each, and spent the whole budget twice.
-    meet = threading.Barrier(2)
-
-    class Slow(ReleaseAccount):
-        def __init__(self, *args, **kwargs):
-            with contextlib.suppress(threading.BrokenBarrierError):
-                meet.wait(1)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(aggregation, 'ReleaseAccount', Slow)
     model = PrivateNodeClassifier('node', **QUICK)
-    made, refused = [], []
 
     def fit(seed):
-        try:
-            made.append(model.fit(graph(seed=seed)))
-        except BudgetExceededError as error:
-            refused.append(error)
+        model.fit(graph(seed=seed))
 
-    threads = [threading.Thread(target=fit, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(made), len(refused)) == (1, 1)
+    assert paid_by_two(monkeypatch, aggregation, fit) == 1
     assert model.report().epsilon <= 8.0 + 1e-9
 
 

@@ -1,21 +1,19 @@
 """PrivateAGP: once, on an account, and nothing that has no bound."""
 
-import contextlib
 import copy
 import math
 import pickle
-import threading
 
 import pytest
 import torch
 import torch_geometric.transforms as T
+from racing import paid_by_two
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import noise
-from pyg_trust.account import ReleaseAccount
 from pyg_trust.functional import (
     gaussian_epsilon,
     gaussian_mu_for,
@@ -391,33 +389,14 @@ def test_edges_and_walks_have_no_account_together():
 
 
 def test_two_threads_have_one_account(monkeypatch):
-    # Both found none, made one each, and spent the whole budget twice.
-    meet = threading.Barrier(2)
-
-    class Slow(ReleaseAccount):
-        def __init__(self, *args, **kwargs):
-            with contextlib.suppress(threading.BrokenBarrierError):
-                meet.wait(1)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(private_agp, 'ReleaseAccount', Slow)
     transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
-    made, refused = [], []
 
     def release(seed):
         data = path()
         data.x = torch.randn(data.x.shape)
-        try:
-            made.append(transform(data))
-        except BudgetExceededError as error:
-            refused.append(error)
+        transform(data)
 
-    threads = [threading.Thread(target=release, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(made), len(refused)) == (1, 1)
+    assert paid_by_two(monkeypatch, private_agp, release) == 1
     assert transform.report().releases == 1
 
 
