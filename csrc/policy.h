@@ -137,6 +137,16 @@ inline double best_mean(double numerator,
   }
 }
 
+// The sums of the first 0, ..., count values.
+inline void sum_prefixes(const double* value, int64_t count, double* out) {
+  Sum running;
+  out[0] = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    running.add(value[k]);
+    out[k + 1] = running.value();
+  }
+}
+
 // The long way: all numbers of additions (descending) and removals
 // (ascending), an empty row among them. `gain` and `loss` have room for one
 // more than these.
@@ -150,16 +160,8 @@ inline Choice best_of_all(const Sum& sum,
                           const Prices& prices,
                           double* gain,
                           double* loss) {
-  const auto prefix = [](const double* value, int64_t count, double* out) {
-    Sum running;
-    out[0] = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      running.add(value[k]);
-      out[k + 1] = running.value();
-    }
-  };
-  prefix(addition, num_additions, gain);
-  prefix(removal, num_removals, loss);
+  sum_prefixes(addition, num_additions, gain);
+  sum_prefixes(removal, num_removals, loss);
   const double clean = sum.value();
   Choice best{0, 0, prices.worth(clean, 0, degree)};
   for (int64_t added = 0; added <= std::min(num_additions, budget); ++added) {
@@ -199,16 +201,8 @@ inline Choice best_flips(const Sum& sum,
                          double close,
                          double* gain,
                          double* loss) {
-  const auto prefix = [](const double* value, int64_t count, double* out) {
-    Sum running;
-    out[0] = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      running.add(value[k]);
-      out[k + 1] = running.value();
-    }
-  };
-  prefix(addition, num_additions, gain);
-  prefix(removal, num_removals, loss);
+  sum_prefixes(addition, num_additions, gain);
+  sum_prefixes(removal, num_removals, loss);
   const double clean = sum.value(), follow = prices.follow;
   budget = std::min(budget, num_additions + num_removals);
   const auto worth = [&](int64_t added, int64_t removed, const Prices& at) {

@@ -188,38 +188,6 @@ OpenRows open_rows(const Tensor& start,
           col.const_data_ptr<int32_t>()};
 }
 
-template <typename scalar_t>
-void pull_typed(const OpenRows& rows,
-                const std::optional<Tensor>& list,
-                int64_t count,
-                const Tensor& in,
-                const Tensor& recv,
-                const Tensor& send,
-                const std::optional<Tensor>& out,
-                const std::optional<Tensor>& z,
-                double weight,
-                const std::optional<Tensor>& place,
-                bool add) {
-  Pull<scalar_t> pull;
-  pull.rows = rows;
-  pull.list = list ? list->const_data_ptr<int64_t>() : nullptr;
-  pull.in = in.const_data_ptr<scalar_t>();
-  pull.columns = in.size(1);
-  pull.recv = recv.const_data_ptr<scalar_t>();
-  pull.send = send.const_data_ptr<scalar_t>();
-  pull.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
-  pull.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
-  pull.weight = static_cast<scalar_t>(weight);
-  pull.place = place ? place->const_data_ptr<int64_t>() : nullptr;
-  pull.add = add;
-  constexpr int64_t task = 256;
-  parallel_tasks((count + task - 1) / task, count * pull.columns, [&] {
-    return [&](int64_t k) {
-      pull_range(pull, k * task, std::min(count, (k + 1) * task));
-    };
-  });
-}
-
 void pull_rows(const Tensor& start,
                const Tensor& length,
                const Tensor& col,
@@ -232,11 +200,27 @@ void pull_rows(const Tensor& start,
                double weight,
                const std::optional<Tensor>& place,
                bool add) {
-  const OpenRows rows = open_rows(start, length, col);
   const int64_t count = list ? list->numel() : start.numel();
   with_real(in, [&](auto zero) {
-    pull_typed<decltype(zero)>(rows, list, count, in, recv, send, out, z,
-                               weight, place, add);
+    using scalar_t = decltype(zero);
+    Pull<scalar_t> pull;
+    pull.rows = open_rows(start, length, col);
+    pull.list = list ? list->const_data_ptr<int64_t>() : nullptr;
+    pull.in = in.const_data_ptr<scalar_t>();
+    pull.columns = in.size(1);
+    pull.recv = recv.const_data_ptr<scalar_t>();
+    pull.send = send.const_data_ptr<scalar_t>();
+    pull.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
+    pull.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
+    pull.weight = static_cast<scalar_t>(weight);
+    pull.place = place ? place->const_data_ptr<int64_t>() : nullptr;
+    pull.add = add;
+    constexpr int64_t task = 256;
+    parallel_tasks((count + task - 1) / task, count * pull.columns, [&] {
+      return [&](int64_t k) {
+        pull_range(pull, k * task, std::min(count, (k + 1) * task));
+      };
+    });
   });
 }
 
