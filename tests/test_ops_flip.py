@@ -65,6 +65,16 @@ NOISE = [(0.1, 0.3), (0.0, 0.6), (0.4, 0.0), (0.45, 0.5)]
 LEVEL = 1e-6
 
 
+def check_law(bits, pairs, edges, noise):
+    """Tests how often which pairs are there, of a graph with some edges."""
+    clean = [int(pair in edges) for pair in pairs]
+    code = sum(
+        bits[:, i, j].long() << (len(pairs) - 1 - k)
+        for k, (i, j) in enumerate(pairs)
+    )
+    assert chi_square(code.numpy(), list(law(clean, *noise))) > LEVEL
+
+
 @pytest.mark.parametrize('noise', NOISE)
 def test_undirected_graphs_have_the_product_law(noise):
     rowptr, col = csr([[1], [0, 2], [1, 3], [2]])
@@ -72,12 +82,7 @@ def test_undirected_graphs_have_the_product_law(noise):
     bits = outcomes(*out, 4, 4, SAMPLES, True)
     assert torch.equal(bits, bits.transpose(1, 2))
     pairs = list(itertools.combinations(range(4), 2))
-    clean = [int((i, j) in ((0, 1), (1, 2), (2, 3))) for i, j in pairs]
-    code = sum(
-        bits[:, i, j].long() << (len(pairs) - 1 - k)
-        for k, (i, j) in enumerate(pairs)
-    )
-    assert chi_square(code.numpy(), list(law(clean, *noise))) > LEVEL
+    check_law(bits, pairs, ((0, 1), (1, 2), (2, 3)), noise)
 
 
 @pytest.mark.parametrize('noise', NOISE)
@@ -86,12 +91,7 @@ def test_directed_graphs_have_the_product_law(noise):
     out = ops.flip_bits(rowptr, col, 3, *noise, 'directed', 6, 0, SAMPLES)
     bits = outcomes(*out, 3, 3, SAMPLES, True)
     pairs = list(itertools.permutations(range(3), 2))
-    clean = [int((i, j) in ((0, 1), (0, 2), (1, 0))) for i, j in pairs]
-    code = sum(
-        bits[:, i, j].long() << (len(pairs) - 1 - k)
-        for k, (i, j) in enumerate(pairs)
-    )
-    assert chi_square(code.numpy(), list(law(clean, *noise))) > LEVEL
+    check_law(bits, pairs, ((0, 1), (0, 2), (1, 0)), noise)
 
 
 @pytest.mark.parametrize('noise', NOISE)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest, chi2
+from together import train
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -57,20 +58,6 @@ def setup(
     return engine, engine.make_private(
         module=module, optimizer=optimizer, data_loader=loader, **arguments
     )
-
-
-def train(made, most=math.inf):
-    model, optimizer, loader = made
-    units, grads = [], []
-    for batch in loader:
-        optimizer.zero_grad()
-        model(batch.x, batch.edge_index)[: batch.batch_size].sum().backward()
-        optimizer.step()
-        units.append(batch.input_id.tolist())
-        grads.append(model.nn.weight.grad.clone())
-        if len(units) >= most:
-            break
-    return units, grads
 
 
 def silent(monkeypatch):
@@ -161,7 +148,7 @@ def test_accounts_of_another_sampling_are_refused(kind):
 def test_a_ledger_of_another_sampling_is_refused(tmp_path):
     path = tmp_path / 'ledger'
     engine, made = setup(engine=PrivacyEngine(ledger=path))
-    train(made, 3)
+    train(made, most=3)
     engine.close()
     with pytest.raises(ValueError, match='another mechanism'):
         setup(

@@ -1,6 +1,7 @@
 """What a process of a private training does in the tests of several."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ def prepare(kind, ledger=None, seed=0, **kwargs):
     return engine, made
 
 
-def train(engine, made, after=lambda: None):
+def train(made, after=lambda: None, most=math.inf):
     model, optimizer, loader = made
     units, grads = [], []
     for batch in loader:
@@ -63,7 +64,9 @@ def train(engine, made, after=lambda: None):
         units.append(batch.input_id.tolist())
         grads.append(model.nn.weight.grad.clone())
         after()
-    return units, torch.cat(grads)
+        if len(units) >= most:
+            break
+    return units, grads
 
 
 def noise_of(planted=''):
@@ -79,14 +82,14 @@ def noise_of(planted=''):
             return spread(self, values, *numbers)
 
         Group.spread = add_up
-    engine, made = prepare('noise')
+    _, made = prepare('noise')
     if planted == 'no rank does':
         Group.adds_noise = property(lambda self: False)
     try:
-        _, grads = train(engine, made)
+        _, grads = train(made)
     finally:
         Group.adds_noise, Group.spread = kept
-    drawn = grads.double() / (2.0 * 0.7)
+    drawn = torch.cat(grads).double() / (2.0 * 0.7)
     return noise.p_value(drawn) if float(drawn.abs().max()) else 0.0
 
 
@@ -94,10 +97,10 @@ def law(folder):
     """Six steps by coins: who was drawn where, and one account for all."""
     ledger = folder / 'law.ledger' if Group.current().first else None
     engine, made = prepare('law', ledger=ledger)
-    units, grads = train(engine, made)
+    units, grads = train(made)
     out = {
         'units': units,
-        'grads': grads.tolist(),
+        'grads': torch.cat(grads).tolist(),
         'weights': made.model.nn.weight.tolist(),
         'epsilon': engine.get_epsilon(1e-5),
         'steps': engine.steps,
@@ -117,10 +120,10 @@ def fixed():
         torch.arange(count) % 3 < step % 3
     ].numpy()
     try:
-        engine, made = prepare('law')
+        _, made = prepare('law')
         # The weights of the first, whoever began with others.
         before = made.model.nn.weight.tolist()
-        units, _ = train(engine, made)
+        units, _ = train(made)
         return [units, before, made.model.nn.weight.tolist()]
     finally:
         noise.SecureNoise.normal, Spending._choose = kept
@@ -159,7 +162,7 @@ def main():
 
         setattr(Group, when, die)
         seen = folder / f'seen{rank}'
-        train(engine, made, lambda: seen.write_text(str(engine.steps)))
+        train(made, lambda: seen.write_text(str(engine.steps)))
         return
     out = {'noise': noise_of(), 'law': law(folder), 'fixed': fixed()}
     if size > 1:
