@@ -15,9 +15,9 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_non_negative,
-    check_number,
     check_plain,
     check_positive,
+    check_rate,
 )
 from pyg_trust.commit import ObjectLock, editing
 from pyg_trust.report import Report
@@ -593,11 +593,7 @@ def checked_step(
         sample_rate (float): in :math:`(0, 1]`.
     """
     noise = check_positive('noise_multiplier', noise_multiplier)
-    if not 0 < check_number('sample_rate', sample_rate) <= 1:
-        raise ValueError(
-            f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
-        )
-    return noise, float(sample_rate)
+    return noise, check_rate('sample_rate', sample_rate)
 
 
 def _hash(body: Any) -> str:

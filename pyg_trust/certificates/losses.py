@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from pyg_trust._checks import (
     check_choice,
     check_finite,
+    check_fraction,
     check_nodes,
     check_non_negative,
-    check_number,
     check_range,
     check_tensor,
 )
@@ -117,8 +117,7 @@ class RobustLoss(torch.nn.Module):
                 f'only bounded (got {threat.global_budget})'
             )
         check_choice('kind', kind, KINDS)
-        if not 0 < check_number('tol', tol) < 1:
-            raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
+        check_fraction('tol', tol)
         self.threat = threat
         self.alpha = check_alpha(alpha)
         self.kind = kind

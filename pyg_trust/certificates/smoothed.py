@@ -14,11 +14,11 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
+    check_fraction,
     check_instance,
     check_integer,
     check_nodes,
     check_non_negative,
-    check_number,
 )
 from pyg_trust._identity import (
     check_process,
@@ -544,10 +544,7 @@ def _checked_options(
 ) -> tuple[list[int], float]:
     check_instance('threat', threat, BitFlips)
     check_integer('num_selection', num_selection, 1)
-    if not 0 < check_number('confidence', confidence) < 1:
-        raise ValueError(
-            f"'confidence' needs to be in (0, 1) (got {confidence})"
-        )
+    check_fraction('confidence', confidence)
     check_choice('per', per, PER)
     check_choice('classes', classes, CLASSES)
     looks = (

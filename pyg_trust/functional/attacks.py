@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_fraction,
     check_instance,
     check_integer,
     check_number,
@@ -63,8 +64,7 @@ def auc_interval(
         ValueError: if a sample has fewer than two scores, or one that is no
             number.
     """
-    if not 0 < check_number('level', level) < 1:
-        raise ValueError(f"'level' needs to be in (0, 1) (got {level})")
+    check_fraction('level', level)
     for name, sample in (('positive', positive), ('negative', negative)):
         check_tensor(name, sample, None, ('num_scores',))
         if sample.numel() < 2:

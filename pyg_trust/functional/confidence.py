@@ -9,17 +9,11 @@ from torch import Tensor
 
 from pyg_trust._checks import (
     check_choice,
+    check_fraction,
     check_integer,
-    check_number,
     check_range,
     check_tensor,
 )
-
-
-def _check_level(name: str, value: float) -> float:
-    if not 0 < check_number(name, value) < 1:
-        raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
-    return float(value)
 
 
 def clopper_pearson(
@@ -57,7 +51,7 @@ def clopper_pearson(
     check_integer('num_samples', num_samples, 1)
     check_tensor('counts', counts, torch.int64, getattr(counts, 'shape', ()))
     check_range('counts', counts, num_samples + 1, 'the samples')
-    _check_level('alpha', alpha)
+    check_fraction('alpha', alpha)
     check_choice('side', side, ('lower', 'upper'))
     k = counts.detach().cpu().numpy().astype(np.float64)
     if side == 'upper':
@@ -92,6 +86,6 @@ def look_level(alpha: float, look: int) -> float:
         alpha (float): the level of the whole.
         look (int): :math:`j`, from 1.
     """
-    _check_level('alpha', alpha)
+    check_fraction('alpha', alpha)
     check_integer('look', look, 1)
     return alpha * 6 / (math.pi * look) ** 2

@@ -16,9 +16,10 @@ from tqdm import tqdm
 from pyg_trust import rng
 from pyg_trust._checks import (
     check_choice,
+    check_fraction,
     check_instance,
     check_integer,
-    check_number,
+    check_rate,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
@@ -230,15 +231,13 @@ def eps_for(
     Raises:
         ValueError: if an argument is out of range.
     """
-    if not 0 < check_number('delta', delta) <= 1:
-        raise ValueError(f"'delta' needs to be in (0, 1] (got {delta})")
+    check_rate('delta', delta)
     check_integer('levels', levels, 1)
     for name, value in (
         ('relative_error', relative_error),
         ('failure', failure),
     ):
-        if not 0 < check_number(name, value) < 1:
-            raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
+        check_fraction(name, value)
     factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
     check_choice('bound', bound, factors)
     return failure * relative_error**2 * delta / factors[bound]

@@ -45,10 +45,12 @@ from typing import Any
 import numpy as np
 
 from pyg_trust._checks import (
+    check_fraction,
     check_instance,
     check_integer,
     check_non_negative,
     check_number,
+    check_rate,
 )
 from pyg_trust._registry import Registry
 from pyg_trust.graph import CSRGraph
@@ -296,7 +298,7 @@ def katz(
             'Katz series diverges'
         )
     if levels is None:
-        _check_tol(tol)
+        check_fraction('tol', tol)
         levels = _katz_levels(beta, graph, tol)
     shrink = 1 / radius if radius > 0 else 1.0
     weights = tuple(
@@ -442,11 +444,6 @@ def needs_graph(measure: Any) -> bool:
     return 'graph' in inspect.signature(MEASURES[measure]).parameters
 
 
-def _check_tol(tol: float) -> None:
-    if not 0 < check_number('tol', tol) < 1:
-        raise ValueError(f"'tol' needs to be in (0, 1) (got {tol})")
-
-
 def _check_levels(levels: int) -> int:
     return check_integer('levels', levels, 0, MAX_LEVELS, numpy=True)
 
@@ -469,10 +466,9 @@ def _last(levels: int) -> tuple[float, ...]:
 def _geometric(
     alpha: float, levels: int | None, tol: float
 ) -> tuple[float, ...]:
-    if not 0 < check_number('alpha', alpha) <= 1:
-        raise ValueError(f"'alpha' needs to be in (0, 1] (got {alpha})")
+    check_rate('alpha', alpha)
     if levels is None:
-        _check_tol(tol)
+        check_fraction('tol', tol)
         # The tail after level L is (1 - alpha)^(L + 1).
         needed = 0.0 if alpha == 1 else _terms(tol, math.log1p(-alpha))
         _check_needed('alpha', alpha, needed, tol)
@@ -517,7 +513,7 @@ def _poisson(t: float, levels: int | None, tol: float) -> tuple[float, ...]:
     if not 0 < check_number('t', t) < math.inf:
         raise ValueError(f"'t' needs to be positive and finite (got {t})")
     if levels is None:
-        _check_tol(tol)
+        check_fraction('tol', tol)
     else:
         _check_levels(levels)
     _check_needed('t', t, t, tol)

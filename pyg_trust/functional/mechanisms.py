@@ -36,9 +36,11 @@ from torch import Tensor
 from pyg_trust._checks import (
     check_choice,
     check_finite,
+    check_fraction,
     check_integer,
     check_number,
     check_positive,
+    check_rate,
     check_tensor,
 )
 
@@ -483,8 +485,7 @@ def private_quantile(
     k = _check_int('sensitivity', sensitivity, 1)
     if not low < high:
         raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
-    if not 0 < check_number('share', share) < 1:
-        raise ValueError(f"'share' needs to be in (0, 1) (got {share})")
+    check_fraction('share', share)
     v = numbers('values', values)
     if v.ndim != 1 or v.size == 0:
         raise ValueError("'values' needs to hold at least one number")
@@ -523,16 +524,12 @@ def check_lam(lam: float) -> float:
 
 def check_q(q: float, name: str = 'q') -> float:
     """Checks a sampling rate and returns it as a float."""
-    if not 0 < check_number(name, q) <= 1:
-        raise ValueError(f"'{name}' needs to be in (0, 1] (got {q})")
-    return float(q)
+    return check_rate(name, q)
 
 
 def check_delta(delta: float) -> float:
     """Checks a delta and returns it as a float."""
-    if not 0 < check_number('delta', delta) < 1:
-        raise ValueError(f"'delta' needs to be in (0, 1) (got {delta})")
-    return float(delta)
+    return check_fraction('delta', delta)
 
 
 def check_orders(orders: Orders) -> np.ndarray:

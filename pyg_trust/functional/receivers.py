@@ -43,7 +43,11 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance, check_number, check_tensor
+from pyg_trust._checks import (
+    check_instance,
+    check_rate,
+    check_tensor,
+)
 from pyg_trust.graph import CSRGraph
 
 # The key of the hash that chooses; public.
@@ -72,9 +76,7 @@ def choose_receivers(train: Tensor, share: float) -> Tensor:
         tensor([True, True, True])
     """
     check_tensor('train', train, torch.bool, ('num_nodes',))
-    share = check_number('share', share)
-    if not 0 < share <= 1:
-        raise ValueError(f"'share' needs to be in (0, 1] (got {share})")
+    share = check_rate('share', share)
     ids = torch.arange(train.numel())
     drawn = (rng.derive_each(_KEY, ids) >> 10).double() / 2**53
     return ~train.cpu() | (drawn < share)

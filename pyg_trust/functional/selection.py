@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyg_trust._checks import check_non_negative, check_number
+from pyg_trust._checks import check_non_negative, check_number, check_rate
 from pyg_trust.functional.mechanisms import Orders, check_rdp
 
 _MOST = 10**7
@@ -134,8 +134,7 @@ def draw_runs(uniform: float, mean: float, shape: float = 1.0) -> int:
     Returns:
         int: :math:`K`; at least 1, unless the shape is infinite.
     """
-    if not 0 < check_number('uniform', uniform) <= 1:
-        raise ValueError(f"'uniform' needs to be in (0, 1] (got {uniform})")
+    check_rate('uniform', uniform)
     mean, shape = check_law(mean, shape)
     if shape == math.inf:
         count, mass = 0, math.exp(-mean)

@@ -47,6 +47,7 @@ from collections.abc import Iterable
 from scipy.special import log_ndtr
 
 from pyg_trust._checks import (
+    check_fraction,
     check_non_negative,
     check_number,
     check_positive,
@@ -92,8 +93,7 @@ def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
             f"'epsilon' needs to be in (0, 1] (got {epsilon}): the "
             'certificate is not proven beyond 1'
         )
-    if not 0 < check_number('delta', delta) < 1:
-        raise ValueError(f"'delta' needs to be in (0, 1) (got {delta})")
+    check_fraction('delta', delta)
     noise_std = check_non_negative('noise_std', noise_std)
     return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
 

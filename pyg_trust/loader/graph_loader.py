@@ -15,7 +15,11 @@ from torch_geometric.sampler import (
 )
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice, check_instance, check_number
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_rate,
+)
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
@@ -149,10 +153,7 @@ class GraphLoader(WholeUnitLoader):
                 f'{relation!r})'
             )
         if sample_rate is not None:
-            if not 0 < check_number('sample_rate', sample_rate) <= 1:
-                raise ValueError(
-                    f"'sample_rate' needs to be in (0, 1] (got {sample_rate})"
-                )
+            check_rate('sample_rate', sample_rate)
             self.relation, self.form = 'add-or-remove-one-graph', 'withdraw'
             if num_steps is None:
                 num_steps = max(1, int(1 / sample_rate))

@@ -23,6 +23,7 @@ from pyg_trust._checks import (
     check_number,
     check_positive,
     check_range,
+    check_rate,
     check_tensor,
 )
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
@@ -883,11 +884,7 @@ def _check_receivers(
 ) -> float | None:
     if share is None:
         return None
-    check_number('train_receivers', share)
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"'train_receivers' needs to be in (0, 1] (got {share})"
-        )
+    check_rate('train_receivers', share)
     if share < 1 and (relation != 'node' or hops > 1):
         raise ValueError(
             "'train_receivers' below 1 is for the relation 'node' with one "

@@ -27,9 +27,9 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
+    check_fraction,
     check_instance,
     check_integer,
-    check_number,
     check_positive,
 )
 from pyg_trust.functional.private_propagation import FORMS, RELATIONS
@@ -203,10 +203,7 @@ def audit_aggregation(
     check_instance('directed', directed, bool)
     if claim_mu is not None:
         check_positive('claim_mu', claim_mu)
-    if not 0 < check_number('confidence', confidence) < 1:
-        raise ValueError(
-            f"'confidence' needs to be in (0, 1) (got {confidence})"
-        )
+    check_fraction('confidence', confidence)
     seed = rng.resolve(seed)
     generator = rng.generator(seed)
     coin = torch.rand(num_canaries, generator=generator) < 0.5

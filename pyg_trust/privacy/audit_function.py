@@ -14,10 +14,10 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
+    check_fraction,
     check_instance,
     check_integer,
     check_non_negative,
-    check_number,
     check_positive,
 )
 from pyg_trust.functional.mechanisms import check_delta
@@ -114,10 +114,7 @@ def audit(
     check_positive('scale', scale)
     check_integer('label', label, 0)
     check_integer('runs', runs, 1)
-    if not 0 < check_number('confidence', confidence) < 1:
-        raise ValueError(
-            f"'confidence' needs to be in (0, 1) (got {confidence})"
-        )
+    check_fraction('confidence', confidence)
     if claim is not None and not callable(claim):
         check_non_negative('claim', claim)
     if claim_mu is not None:

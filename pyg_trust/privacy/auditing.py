@@ -32,9 +32,9 @@ from tqdm import tqdm
 from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
+    check_fraction,
     check_integer,
     check_non_negative,
-    check_number,
 )
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.loader import DisjointWalkLoader
@@ -235,10 +235,7 @@ def check_confidence(confidence: float) -> None:
     Raises:
         ValueError: if it is out of range.
     """
-    if not 0 < check_number('confidence', confidence) < 1:
-        raise ValueError(
-            f"'confidence' needs to be in (0, 1) (got {confidence})"
-        )
+    check_fraction('confidence', confidence)
 
 
 def _rates(

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from pyg_trust._checks import (
     check_callable,
+    check_fraction,
     check_instance,
     check_number,
     check_positive,
@@ -95,10 +96,7 @@ class AdaptiveNorm:
                 f"'initial' needs to be in 'bounds' (got {self.initial} and "
                 f'{self.bounds})'
             )
-        if not 0 < check_number('quantile', self.quantile) < 1:
-            raise ValueError(
-                f"'quantile' needs to be in (0, 1) (got {self.quantile})"
-            )
+        check_fraction('quantile', self.quantile)
         if self.noise_std is not None:
             check_positive('noise_std', self.noise_std)
 

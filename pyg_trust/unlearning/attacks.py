@@ -28,9 +28,9 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     check_callable,
     check_choice,
+    check_fraction,
     check_instance,
     check_integer,
-    check_number,
 )
 from pyg_trust.functional.attacks import auc_interval, holm, permutation_test
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -160,8 +160,7 @@ def audit_removal(
     check_instance('data', data, Data)
     check_instance('request', request, RemovalRequest)
     check_integer('worlds', worlds, 2)
-    if not 0 < check_number('level', level) < 1:
-        raise ValueError(f"'level' needs to be in (0, 1) (got {level})")
+    check_fraction('level', level)
     if tests is not None and (
         isinstance(tests, str) or not isinstance(tests, Sequence)
     ):

@@ -9,8 +9,8 @@ from torch import Tensor
 from pyg_trust._checks import (
     check_choice,
     check_distinct,
+    check_fraction,
     check_nodes,
-    check_number,
     check_tensor,
 )
 from pyg_trust.functional.attacks import auc_interval
@@ -101,8 +101,7 @@ def membership_inference(
             nodes, or an argument is out of range.
     """
     check_choice('attack', attack, ATTACKS)
-    if not 0 < check_number('level', level) < 1:
-        raise ValueError(f"'level' needs to be in (0, 1) (got {level})")
+    check_fraction('level', level)
     shape = ('num_nodes', 'num_classes')
     check_tensor('probability', probability, None, shape, finite=True)
     check_tensor('y', y, torch.int64, probability.shape[:1])
