@@ -57,6 +57,13 @@ def check_non_negative(name: str, value: float) -> float:
     return float(value)
 
 
+def check_share(name: str, value: float) -> float:
+    """Returns a number from 0 to 1 as a float."""
+    if not 0 <= check_number(name, value) <= 1:
+        raise ValueError(f"'{name}' needs to be in [0, 1] (got {value})")
+    return float(value)
+
+
 def check_fraction(name: str, value: float) -> float:
     """Returns a number above 0 and below 1 as a float."""
     if not 0 < check_number(name, value) < 1:

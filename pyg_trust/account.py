@@ -16,7 +16,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_ledger, check_positive
+from pyg_trust._checks import (
+    check_callable,
+    check_instance,
+    check_ledger,
+    check_positive,
+)
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
 
@@ -195,10 +200,7 @@ class PaidNoise:
         mus: list[float],
     ) -> None:
         check_instance('source', source, SecureNoise, SeededNoise)
-        if not callable(spend):
-            raise TypeError(
-                f"'spend' needs to be callable (got {type(spend).__name__})"
-            )
+        check_callable('spend', spend)
         check_instance('mus', mus, list)
         self._source, self._spend = source, spend
         self._mus = [check_positive('mus', mu) for mu in mus]

@@ -27,7 +27,7 @@ from pyg_trust._checks import (
     check_callable,
     check_instance,
     check_integer,
-    check_number,
+    check_share,
     check_tensor,
 )
 from pyg_trust._registry import Registry
@@ -241,8 +241,7 @@ def coins(
     """
     check_instance('source', source, SecureNoise, SeededNoise)
     check_integer('count', count, 0)
-    if not 0 <= check_number('rate', rate) <= 1:
-        raise ValueError(f"'rate' needs to be in [0, 1] (got {rate})")
+    check_share('rate', rate)
     return np.flatnonzero(source.uniform(count) <= rate)
 
 

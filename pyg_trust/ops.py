@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust._building import check_real
 from pyg_trust._checks import (
     REAL,
     check_choice,
@@ -519,10 +520,7 @@ def pull(
 
 def block_size(dtype: torch.dtype) -> int:
     """The number of columns that share what is sampled: a cache line's."""
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"'dtype' needs to be float32 or float64 (got {dtype})"
-        )
+    check_real('dtype', dtype)
     return 64 // dtype.itemsize
 
 

@@ -15,7 +15,7 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
-    check_number,
+    check_share,
     check_tensor,
 )
 from pyg_trust._identity import (
@@ -316,13 +316,8 @@ class Divided(Module):
                 ``cached=True`` by now, or the model mixes nodes or graphs
                 that it needs to keep apart, or is random in evaluation mode.
         """
-        if (
-            baseline is not None
-            and not 0 <= check_number('baseline', baseline) <= 1
-        ):
-            raise ValueError(
-                f"'baseline' needs to be in [0, 1] (got {baseline})"
-            )
+        if baseline is not None:
+            check_share('baseline', baseline)
         check_process()
         # A layer may have been told to keep its graph since.
         check_uncached(self.model)

@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
+    check_choice,
     check_instance,
     check_integer,
     check_nodes,
@@ -313,12 +314,8 @@ def _check_method(
     threat: ThreatModel,
     deployed: Deployed,
 ) -> None:
-    if method not in METHODS:
-        raise ValueError(
-            f"'method' needs to be one of {METHODS} (got {method!r})"
-        )
-    if cost not in COSTS:
-        raise ValueError(f"'cost' needs to be one of {COSTS} (got {cost!r})")
+    check_choice('method', method, METHODS)
+    check_choice('cost', cost, COSTS)
     if refine > 0 and (
         method not in ('auto', 'dual') or cost not in ('best', 'pagerank')
     ):

@@ -13,7 +13,7 @@ from pyg_trust._checks import (
     check_fraction,
     check_instance,
     check_integer,
-    check_number,
+    check_share,
     check_tensor,
 )
 
@@ -168,8 +168,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
             f'(got {type(p_values).__name__})'
         )
     for value in p_values:
-        if not 0 <= check_number('p_values', value) <= 1:
-            raise ValueError(f"'p_values' needs to be in [0, 1] (got {value})")
+        check_share('p_values', value)
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     corrected = [0.0] * len(p_values)
     largest = 0.0

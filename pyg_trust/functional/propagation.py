@@ -73,7 +73,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._building import own_loops
+from pyg_trust._building import check_real, own_loops
 from pyg_trust._checks import (
     check_instance,
     check_nodes,
@@ -946,8 +946,7 @@ def _check_signal(x: Tensor, graph: CSRGraph) -> None:
         raise TypeError(
             f"'x' needs to be a dense or a sparse CSR tensor (got {got})"
         )
-    if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"'x' needs to be float32 or float64 (got {x.dtype})")
+    check_real('x', x.dtype)
     if x.dim() not in (1, 2) or x.size(0) != graph.num_nodes:
         raise ValueError(
             f"'x' needs to have the shape [{graph.num_nodes}] or "

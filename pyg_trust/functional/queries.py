@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import check_integer, check_number
+from pyg_trust._building import check_real
+from pyg_trust._checks import check_choice, check_integer, check_number
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
     _check_eps,
@@ -78,10 +79,7 @@ def query(
     graph = _prepare(graph, measure)
     eps = _check_eps(eps)
     ptr, node, value = _sparse_signals(signals, graph, dtype)
-    if method not in METHODS:
-        raise ValueError(
-            f"'method' needs to be one of {METHODS} (got {method!r})"
-        )
+    check_choice('method', method, METHODS)
     if top_k is not None:
         check_integer('top_k', top_k, 0)
     if not check_number('threshold', threshold) >= 0:
@@ -123,19 +121,12 @@ def _sparse_signals(
     signals: Tensor, graph: CSRGraph, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_nodes = graph.num_nodes
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"'dtype' needs to be float32 or float64 (got {dtype})"
-        )
+    check_real('dtype', dtype)
     matrix = isinstance(signals, Tensor) and (
         signals.layout == torch.sparse_csr
     )
     if matrix:
-        if signals.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                "'signals' needs to be float32 or float64 "
-                f'(got {signals.dtype})'
-            )
+        check_real('signals', signals.dtype)
         if signals.dim() != 2 or signals.size(1) != num_nodes:
             raise ValueError(
                 "'signals' needs to have the shape [num_queries, "

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust._building import check_real
 from pyg_trust._checks import check_dtype, check_integer
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.wavelets import WAVELETS
@@ -255,8 +256,7 @@ def check_features(graph: CSRGraph, x: Tensor) -> None:
         raise TypeError(
             f"'x' needs to be a dense or sparse CSR tensor (got {got})"
         )
-    if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"'x' needs to be float32 or float64 (got {x.dtype})")
+    check_real('x', x.dtype)
     if x.dim() != 2 or x.size(0) != graph.num_nodes or x.size(1) < 1:
         raise ValueError(
             f"'x' needs to have the shape [{graph.num_nodes}, num_features] "

@@ -20,8 +20,8 @@ from pyg_trust._checks import (
     check_choice,
     check_integer,
     check_non_negative,
-    check_number,
     check_range,
+    check_share,
     check_tensor,
 )
 
@@ -311,8 +311,7 @@ def group_probability_bound(
         >>> round(group_probability_bound(0.9, 1, 0.1), 6)
         0.889483
     """
-    if not 0 <= check_number('p', p) <= 1:
-        raise ValueError(f"'p' needs to be in [0, 1] (got {p})")
+    check_share('p', p)
     check_integer('rows', rows, 0)
     curve: list[list[float]] = []
     for name, value in (('epsilon', epsilon), ('delta', delta)):

@@ -14,8 +14,8 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_non_negative,
-    check_number,
     check_range,
+    check_share,
     check_tensor,
 )
 from pyg_trust.functional.measures import Measure, appnp, sgc
@@ -348,10 +348,7 @@ class APPNP(_Propagation, pyg.APPNP):
         **kwargs: Any,
     ) -> None:
         appnp(alpha, levels=check_integer('K', K, 0))
-        if not 0 <= check_number('dropout', dropout) <= 1:
-            raise ValueError(
-                f"'dropout' needs to be in [0, 1] (got {dropout})"
-            )
+        check_share('dropout', dropout)
         how = _checked(eps, seed, half, tol)
         if dropout > 0:
             _need_exact('dropout', eps, half, tol)
