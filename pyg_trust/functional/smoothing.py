@@ -107,7 +107,6 @@ def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
     return added, deleted
 
 
-@lru_cache(maxsize=4096)
 def _check_flips(
     additions: int, deletions: int, p_plus: float, p_minus: float
 ) -> tuple[float, float]:
@@ -119,6 +118,7 @@ def _check_flips(
     return check_noise("p_plus' and 'p_minus", (p_plus, p_minus))
 
 
+@lru_cache(maxsize=4096)
 def _binomial(count: int, p: float) -> np.ndarray:
     # Halving keeps the work quadratic and every term positive.
     if count == 0:
