@@ -12,7 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.noise import SeededNoise
+from pyg_trust.privacy import PrivacyEngine, aggregation
 from pyg_trust.testing import make_graph
 
 
@@ -29,6 +30,20 @@ class GCN(nn.Module):
         x = self.first(x, edge_index).relu()
         x = F.dropout(x, self.dropout, self.training)
         return self.second(x, edge_index)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """No noise in sums, and no training."""
+
+    class Silence(SeededNoise):
+        def normal(self, shape):
+            return torch.zeros(shape, dtype=torch.float64)
+
+    monkeypatch.setattr(aggregation.noise, 'source', lambda *_: Silence())
+    monkeypatch.setattr(
+        aggregation, 'train_privately', lambda module, *_: module.eval()
+    )
 
 
 @dataclass

@@ -53,20 +53,6 @@ def zeros(model):
     return ~model.released[0].any(1)
 
 
-@pytest.fixture
-def quiet(monkeypatch):
-    """No noise in sums, and no training."""
-
-    class Silence(SeededNoise):
-        def normal(self, shape):
-            return torch.zeros(shape, dtype=torch.float64)
-
-    monkeypatch.setattr(aggregation.noise, 'source', lambda *_: Silence())
-    monkeypatch.setattr(
-        aggregation, 'train_privately', lambda module, *_: module.eval()
-    )
-
-
 def test_rows_of_those_who_receive_nothing_are_zero():
     data = graph()
     model = fitted(data)
