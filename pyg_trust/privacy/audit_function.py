@@ -218,7 +218,7 @@ def audit(
 
 def _claimed(epsilon: Any, delta: float) -> float:
     # Infinite at a small delta, maybe; but a number.
-    if not isinstance(epsilon, numbers.Real) or not epsilon >= 0:
+    if not isinstance(epsilon, numbers.Real) or not float(epsilon) >= 0:
         raise ValueError(
             "'claim' needs to return an epsilon, at least 0, for every delta "
             f'(got {epsilon!r} at {delta:.6g})'
