@@ -2,8 +2,8 @@
 
 A :class:`~torch_geometric.data.Data` object says by ``propagated`` which of
 its features are not a node's own. A new object, or a part of the rows, does
-not. So what the last propagations made is remembered, as long as the process
-lives, in three ways:
+not. So what the last eight propagations made is remembered, as long as the
+process lives, in three ways:
 
 - a hash of the values of each row, in single precision: known again in
   another order, in part, in float64 or sparse;
