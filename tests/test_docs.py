@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pyg_trust
+from pyg_trust.functional import plan_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(pyg_trust.__file__).parent
@@ -407,3 +408,32 @@ def test_errors_that_the_page_explains_are_raised():
     assert list(quoted('   * - it "is\n       so"\n     - Do "this".\n')) == [
         'is so'
     ]
+
+
+def table_of(name, title):
+    """The rows of a list-table, as lists of texts."""
+    text = (ROOT / 'docs' / f'{name}.rst').read_text()
+    block = text.split(f'.. list-table:: {title}\n')[1].split('\n\n', 2)[1]
+    rows = re.split(r'^   \* - ', block, flags=re.M)[1:]
+    return [re.split(r'\n     - ', row.strip('\n')) for row in rows]
+
+
+def test_the_table_of_memory_is_what_is_planned():
+    # A column and its levels took three times what the page said.
+    units = {'M': 1e6, 'billion': 1e9, 'MB': 1e6, 'GB': 1e9}
+
+    def number(text):
+        size, unit = re.fullmatch(r'([\d.]+) ?(\w+)', text).groups()
+        return float(size) * units[unit]
+
+    _, *rows = table_of('scale', 'One machine')
+    assert len(rows) == 4
+    for graph, *given in rows:
+        n, m, held, column, eight = map(number, given)
+        n, m = int(n), int(m)
+        assert graph
+        one = plan_memory(n, m, 64, columns=1, memory=10**13)
+        half = plan_memory(n, m, 64, columns=8, half=True, memory=10**13)
+        assert held == pytest.approx(one.graph, rel=0.01)
+        assert column == pytest.approx(one.total - one.graph, rel=0.02)
+        assert eight == pytest.approx(half.total, rel=0.01, abs=5e7)

@@ -290,7 +290,10 @@ class PrivateNodeClassifier(NoCopies):
         self._lock = ObjectLock()
         self._account: ReleaseAccount | None = None
         self._fitted = ''
-        self._x: Tensor | None = None
+        # Posteriors of the rows of `fit`, not the rows: these are the
+        # caller's, who may write into them.
+        self._own: Tensor | None = None
+        self._num_features: int | None = None
         self._encoder: nn.Module | None = None
         self._head: nn.Module | None = None
         self._released: list[Tensor] = []
@@ -397,7 +400,8 @@ class PrivateNodeClassifier(NoCopies):
                     *(read, y, train & receivers, val, classes),
                     *(mus[2], source, True),
                 )
-                self._encoder, self._x = encoder, x
+                self._encoder, self._own = encoder, own
+                self._num_features = x.size(1)
                 self._num_nodes, self.num_classes = graph.num_nodes, classes
                 self._fitted = key
             except BaseException:
@@ -412,26 +416,28 @@ class PrivateNodeClassifier(NoCopies):
 
         Args:
             x (Tensor, optional): the features of all nodes; by default those
-                of :meth:`fit`. Needed after :meth:`load_state_dict`, as a
-                checkpoint holds no private row. (default: :obj:`None`)
+                of :meth:`fit`, as they were then. Needed after
+                :meth:`load_state_dict`, as a checkpoint holds no private row.
+                (default: :obj:`None`)
         """
         encoder, head = self._check_fitted()
-        if x is None:
-            x = self._x
-            if x is None:
-                raise ValueError(
-                    "'x' needs to be given: a checkpoint holds no features"
-                )
-        else:
-            columns_ = 'num_columns' if self._x is None else self._x.size(1)
-            check_tensor('x', x, None, (self._num_nodes, columns_))
-            if x.layout == torch.strided and _marks.are_propagated(x):
+        own = self._own
+        if x is None and own is None:
+            raise ValueError(
+                "'x' needs to be given: a checkpoint holds no features"
+            )
+        if x is not None:
+            width = self._num_features
+            shape = self._num_nodes, 'num_columns' if width is None else width
+            check_tensor('x', x, None, shape)
+            if _marks.are_propagated(x):
                 raise ValueError(
                     "'x' needs rows that are a node's own: these were "
                     'propagated, so that answers would read edges, which '
                     'nothing paid for'
                 )
-        own = posteriors(outputs(encoder, x.cpu(), self._private))
+            own = posteriors(outputs(encoder, x.cpu(), self._private))
+        assert own is not None
         return outputs(head, self._columns(own), self._private)
 
     @synchronized
@@ -617,7 +623,7 @@ class PrivateNodeClassifier(NoCopies):
         self._smoothed = [row.clone() for row in state['smoothed']]
         self._tell(classes)
         self._num_nodes, self.num_classes = n, classes
-        self._x, self._fitted = None, ''
+        self._own, self._num_features, self._fitted = None, None, ''
 
     def close(self) -> None:
         """Closes the ledger's file."""

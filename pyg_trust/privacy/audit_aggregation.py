@@ -8,7 +8,10 @@ two neighbours have error rates below
 
 Canaries are disjoint, so that one release makes thousands of independent
 trials, and they are the worst case: unit messages that the adversary knows.
-A bound above the claim is a bug; a bound below proves nothing. The bound of
+A bound above the claim disproves it, with the stated confidence; a bound below
+proves nothing. Trials are independent as far as the noise of rows is: of a
+release that draws noise once for many rows, or none now and then, the
+confidence is not as stated. The bound of
 :func:`~pyg_trust.privacy.empirical_epsilon` is far looser for such releases.
 """
 
@@ -33,7 +36,10 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.functional.private_propagation import FORMS, RELATIONS
-from pyg_trust.privacy.auditing import check_confidence, split_scores
+from pyg_trust.privacy.auditing import (
+    check_coins,
+    split_scores,
+)
 from pyg_trust.report import Report, provenance
 
 # Rows are longer than messages may be: a release has to normalise them.
@@ -56,7 +62,7 @@ class MuAuditReport(Report):
             ``confidence``.
         mu_claimed (float, optional): what was claimed.
         confidence (float): the probability that the bound holds, whatever the
-            mechanism.
+            mechanism, if trials are independent of each other.
         trials (int): how many there were, of both kinds.
         false_positive_rate (float): of the test, measured.
         false_negative_rate (float): of the test, measured.
@@ -104,7 +110,7 @@ def empirical_mu(
             (default: :obj:`None`)
         seed (int, optional): of the split. (default: :obj:`0`)
     """
-    check_confidence(confidence)
+    check_fraction('confidence', confidence)
     if claim is not None:
         check_positive('claim', claim)
     halves = split_scores({'negative': negative, 'positive': positive}, seed)
@@ -207,6 +213,7 @@ def audit_aggregation(
     seed = rng.resolve(seed)
     generator = rng.generator(seed)
     coin = torch.rand(num_canaries, generator=generator) < 0.5
+    check_coins(coin)
     size = 1 + (list_size if relation.startswith('node') else 1)
     n = num_canaries * size
     drawn = torch.randn(n, _COLUMNS, generator=generator, dtype=torch.float64)
@@ -234,6 +241,11 @@ def audit_aggregation(
             raise ValueError(
                 f"'release' needs to return rows of the shape "
                 f'{list(m.shape)} (got {list(getattr(row, "shape", ()))})'
+            )
+        if not bool(torch.isfinite(row).all()):
+            raise ValueError(
+                "'release' needs to return finite rows: what is no number "
+                'can tell who has edges, and has no score'
             )
     score = torch.zeros(num_canaries, dtype=torch.float64)
     for row in rows if relation == 'edge' else rows[:1]:

@@ -9,7 +9,8 @@ graphs apart better than with
 So a test that does gives a lower bound of the true :math:`\epsilon`; with
 Clopper-Pearson intervals of both rates it holds with a stated confidence
 (`Jagielski et al. 2020 <https://arxiv.org/abs/2006.07709>`_). A bound above
-the claim is a bug. A bound below proves nothing: it is a test, no proof.
+the claim disproves it, with that confidence. A bound below proves nothing: it
+is a test, no proof.
 
 :func:`audit_training` runs the worst case against an engine as it is set up:
 canaries whose gradients are as large as clipping lets them be, orthogonal to
@@ -66,8 +67,8 @@ class AuditReport(Report):
         delta (float): :math:`\delta`.
         delta_lower (float, optional): the true :math:`\delta` at the claimed
             :math:`\epsilon` is at least this, with ``confidence``.
-        confidence (float): the probability that both hold, whatever the
-            mechanism.
+        confidence (float): the probability that all bounds hold, whatever
+            the mechanism, if trials are independent of each other.
         trials (int): how many there were, of both kinds.
         true_positive_rate (float): of the test, measured.
         false_positive_rate (float): of the test, measured.
@@ -146,11 +147,11 @@ def empirical_epsilon(
         seed (int, optional): of the split. (default: :obj:`0`)
 
     Raises:
-        ValueError: if a number is out of range, or there are fewer than four
-            scores of a kind.
+        ValueError: if a number is out of range or nan, or there are fewer
+            than four scores of a kind.
     """
     delta = check_delta(delta)
-    check_confidence(confidence)
+    check_fraction('confidence', confidence)
     if claim is not None:
         check_non_negative('claim', claim)
     halves = split_scores({'without': without, 'with_': with_}, seed)
@@ -176,7 +177,8 @@ def empirical_epsilon(
     delta_lower = None
     if claim is not None:
         low, high = _rates(true, count1.size, false, count0.size, error)
-        delta_lower = max(0.0, float(low[0] - math.exp(claim) * high[0]))
+        factor = math.exp(min(claim, 700.0))
+        delta_lower = max(0.0, float(low[0] - factor * high[0]))
     return AuditReport(
         epsilon_lower=max(0.0, float(found)),
         epsilon_claimed=claim,
@@ -206,7 +208,7 @@ def split_scores(
 
     Raises:
         TypeError: if they are no numbers.
-        ValueError: if there are fewer than four of a kind.
+        ValueError: if one is nan, or there are fewer than four of a kind.
     """
     generator = np.random.default_rng(rng.resolve(seed))
     halves: list[list[np.ndarray]] = []
@@ -217,7 +219,12 @@ def split_scores(
             raise TypeError(
                 f"'{name}' needs to hold numbers (got {given!r})"
             ) from None
-        if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
+        if np.isnan(values).any():
+            raise ValueError(
+                f"'{name}' needs to hold numbers (got nan in "
+                f'{int(np.isnan(values).sum())} of {values.size} scores)'
+            )
+        if values.ndim != 1 or values.size < 4:
             raise ValueError(
                 f"'{name}' needs to hold at least four scores (got shape "
                 f'{list(values.shape)})'
@@ -226,16 +233,22 @@ def split_scores(
     return halves
 
 
-def check_confidence(confidence: float) -> None:
-    """Refuses what is no confidence.
+def check_coins(coin: Tensor) -> None:
+    """Refuses so few canaries that one kind has none to count.
 
     Args:
-        confidence (float): in :math:`(0, 1)`.
+        coin (Tensor): bool, ``[num_canaries]``.
 
     Raises:
-        ValueError: if it is out of range.
+        ValueError: if there are fewer than four of a kind.
     """
-    check_fraction('confidence', confidence)
+    heads, count = int(coin.sum()), coin.numel()
+    if not 4 <= heads <= count - 4:
+        raise ValueError(
+            "'num_canaries' needs to be larger: four canaries of either kind "
+            f'are needed (got {heads} and {count - heads} by the coins of '
+            "this 'seed')"
+        )
 
 
 def _rates(
@@ -345,10 +358,11 @@ def audit_training(
     if batch_size is not None:
         check_integer('batch_size', batch_size, 1, num_canaries)
     check_delta(delta)
-    check_confidence(confidence)
+    check_fraction('confidence', confidence)
     seed = rng.resolve(seed)
     data = canary_graph(num_canaries, size)
     coin = torch.rand(num_canaries, generator=rng.generator(seed)) < 0.5
+    check_coins(coin)
     index = torch.arange(num_canaries)
     data.x[index, index] = torch.where(coin, _LARGE, -_LARGE)
     loader = DisjointWalkLoader(

@@ -25,6 +25,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
+from pyg_trust._degrees import tells_degrees
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -121,9 +122,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
     if x.layout not in (torch.strided, torch.sparse_csr, torch.sparse_coo):
         raise ValueError(f"'{attr}' can't have the layout {x.layout}")
     check_tensor(attr, x, REAL, shape)
-    known = attr in data.get('propagated', ())
-    known = known or (x.layout == torch.strided and _marks.are_propagated(x))
-    if known:
+    if attr in data.get('propagated', ()) or _marks.are_propagated(x):
         raise ValueError(
             f"'data' needs rows of '{attr}' that are a node's own: these were "
             'propagated, so the graph is in them before any noise'
@@ -154,20 +153,11 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
 
 
 def _has_degrees(data: Data, x: Tensor) -> bool:
-    # Whether a column is the degree of every node, as LocalDegreeProfile has.
-    if x.layout != torch.strided or data.get('edge_index') is None:
-        return False
-    n = x.size(0)
-    for row in data.edge_index[:2]:
-        degree = torch.bincount(row.cpu(), minlength=n).to(x)
-        if n < 3 or degree.unique().numel() < 3:
-            continue
-        found = (x[:64] == degree[:64, None]).all(0).nonzero().view(-1)
-        if found.numel() and bool(
-            (x[:, found] == degree[:, None]).all(0).any()
-        ):
-            return True
-    return False
+    # Edges are in either of PyG's forms, or in none.
+    ends = data.get('edge_index')
+    if ends is None and data.get('adj_t') is not None:
+        ends = CSRGraph.from_data(data).to_edge_index()[0]
+    return isinstance(ends, Tensor) and tells_degrees(x, ends)
 
 
 @functional_transform('private_agp')

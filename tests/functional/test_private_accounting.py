@@ -3,8 +3,10 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pyg_trust.functional import (
@@ -138,3 +140,40 @@ def test_all_rows_of_the_oracle(shared):
             history.append((1 / row['mu_aggregation'], 1.0, 1))
         found = wor_epsilon(history, row['delta'])
         assert row['epsilon_lower'] <= found <= row['epsilon_upper'] * 1.002
+
+
+def test_an_edge_that_is_counted_once():
+    # The numbers of the guide: a claim of 1, 2, 4 is root two times the mu.
+    # By the two tails of a Gaussian, written here.
+    def delta(mu, epsilon):
+        one = norm.cdf(mu / 2 - epsilon / mu)
+        return one - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+    for claim, real in ((1, 1.465), (2, 2.954), (4, 5.992)):
+        mu = gaussian_mu_for(claim, 1e-5)
+        assert delta(mu, claim) == pytest.approx(1e-5, rel=1e-6)
+        found = gaussian_epsilon(math.sqrt(2) * mu, 1e-5)
+        assert found == pytest.approx(real, abs=1e-3)
+        assert delta(math.sqrt(2) * mu, found) == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_delta_is_not_how_often_epsilon_fails():
+    # The loss of a Gaussian release is normal, of mean mu^2 / 2 and
+    # deviation mu: it is above epsilon several times as often as delta.
+    for mu, times in ((0.5, 9.34), (1.0, 5.28), (4.0, 2.11)):
+        epsilon = gaussian_epsilon(mu, 1e-5)
+        above = norm.sf((epsilon - mu**2 / 2) / mu)
+        assert above / 1e-5 == pytest.approx(times, abs=0.01)
+
+
+def test_renyi_divergences_ask_for_more_noise():
+    orders = np.concatenate([np.arange(1.1, 20, 0.1), np.arange(20, 500)])
+
+    def renyi(mu, delta=1e-5):
+        loss = orders * mu**2 / 2 + np.log1p(-1 / orders)
+        return (loss - np.log(delta * orders) / (orders - 1)).min()
+
+    for epsilon, more in ((1, 1.084), (2, 1.078), (4, 1.071), (8, 1.062)):
+        least = brentq(lambda mu: renyi(mu) - epsilon, 1e-3, 9)  # noqa: B023
+        found = gaussian_mu_for(epsilon, 1e-5) / least
+        assert found == pytest.approx(more, abs=2e-3)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_trust.privacy import audit_aggregation, empirical_mu
+from pyg_trust.privacy import audit_aggregation, audit_training, empirical_mu
 from pyg_trust.transforms import PrivateAGP
 
 ROOT = math.sqrt(2)
@@ -130,3 +130,14 @@ def test_both_errors_share_the_level():
     report = empirical_mu(np.zeros(1000), np.ones(1000), confidence=0.9)
     expected = 2 * NormalDist().inv_cdf(0.05 ** (1 / 500))
     assert report.mu_lower == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_is_no_number_has_no_score():
+    # The message spoke of 'negative', which nobody had given.
+    with pytest.raises(ValueError, match="'release' needs to return finite"):
+        audit_aggregation(lambda data: [data.x * math.nan], seed=0)
+    with pytest.raises(ValueError, match='got nan in 1 of 9 scores'):
+        empirical_mu([0.0] * 8 + [math.nan], [1.0] * 9)
+    # Nor had anybody given 'without'.
+    with pytest.raises(ValueError, match="'num_canaries' needs to be larger"):
+        audit_training(lambda *given: None, num_canaries=7)

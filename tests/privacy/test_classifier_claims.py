@@ -167,3 +167,25 @@ def test_parts_of_ones_own_account_are_exact(form, hops):
             std = model.noise_stds[0]
             edge = math.sqrt(2 * hops) / std
             assert report.mu_edge == pytest.approx(edge)
+
+
+@pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
+@pytest.mark.parametrize('sparse', [False, True])
+def test_predictions_are_of_the_features_that_were_fitted(relation, sparse):
+    # They read the caller's tensor, also after the rows of neighbours had
+    # been written into it.
+    data = graph()
+    kept = data.x.clone()
+    if sparse:
+        data.x = data.x.to_sparse()
+    model = PrivateNodeClassifier(relation, **QUICK, epochs=3).fit(data)
+    before = model.logits()
+    held = data.x._values() if sparse else data.x
+    held.copy_(held.flip(0) * 3)
+    assert torch.equal(model.logits(), before)
+    assert torch.allclose(model.logits(x=kept), before, atol=1e-6)
+    assert not torch.allclose(model.logits(x=held.view(n, 5)), before)
+    # It is another release for `fit`, which the budget does not have.
+    with pytest.raises(BudgetExceededError):
+        model.fit(data)
+    assert torch.equal(model.logits(), before)

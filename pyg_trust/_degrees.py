@@ -1,0 +1,101 @@
+"""Columns that tell degrees, and so edges, without noise.
+
+A column may be the degrees themselves, on a line with them (scaled, shifted,
+standardised), or have one value for each degree (logarithms, one-hot
+degrees), dense or sparse. Degrees that were mixed with something else are not
+known again.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Rule = Callable[[Tensor, Tensor], Tensor]
+
+# Fewer nodes are on a line with degrees by chance.
+_LINE = 8
+# How many nodes a degree has to have, how many such degrees there have to be,
+# and how many of their values that are not free otherwise: columns of two
+# values agree with degrees by chance once in 2^40.
+_MEMBERS, _KINDS, _FREE = 5, 3, 40
+# Rows tried first, columns at a time, rounding.
+_TRIED, _BLOCK, _OFF = 64, 64, 1e-5
+
+
+def tells_degrees(x: Tensor, ends: Tensor) -> bool:
+    """Whether a column of features tells how many edges nodes have.
+
+    Args:
+        x (Tensor): ``[num_nodes, num_columns]``, dense or sparse.
+        ends (Tensor): int64, ``[2, num_edges]``: the nodes of edges.
+    """
+    for row in ends:
+        degree = torch.bincount(row.to(x.device), minlength=len(x))
+        known = degree.unique()
+        if known.numel() < 3:
+            continue
+        line = _on_a_line if len(x) >= _LINE else _equal
+        # A node of each degree; then some nodes of frequent ones.
+        order = degree.argsort(stable=True)
+        first = order[
+            degree[order].diff(prepend=degree.new_full((1,), -1)) > 0
+        ]
+        if _any(x, degree, line, first[-_TRIED:]):
+            return True
+        count = degree.bincount()
+        kinds = (count >= _MEMBERS).nonzero().view(-1)
+        free = int(count[kinds].sum()) - len(kinds)
+        if len(kinds) >= _KINDS and free >= _FREE:
+            kinds = count.argsort(descending=True)[: min(len(kinds), _TRIED)]
+            some = [
+                (degree == kind).nonzero().view(-1)[:_MEMBERS]
+                for kind in kinds
+            ]
+            if _any(x, degree, _one_for_each, torch.cat(some)):
+                return True
+    return False
+
+
+def _any(x: Tensor, degree: Tensor, rule: Rule, tried: Tensor) -> bool:
+    # Columns that pass on some rows are read whole.
+    left = rule(_taken(x, 0, tried), degree[tried]).nonzero().view(-1)
+    return any(
+        bool(rule(_taken(x, 1, block), degree).any())
+        for block in left.split(_BLOCK)
+        if block.numel()
+    )
+
+
+def _taken(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if x.layout != torch.strided:
+        x = x.to_sparse_coo().index_select(dim, index).to_dense()
+        return x.double()
+    return x.index_select(dim, index).double()
+
+
+def _equal(rows: Tensor, degree: Tensor) -> Tensor:
+    return (rows == degree[:, None]).all(0)
+
+
+def _on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
+    spread = degree.double() - degree.double().mean()
+    made = rows - rows.mean(0)
+    slope = (spread @ made) / spread.square().sum()
+    off = (made - spread[:, None] * slope).abs().amax(0)
+    return (slope != 0) & (off <= _OFF * made.abs().amax(0))
+
+
+def _one_for_each(rows: Tensor, degree: Tensor) -> Tensor:
+    count = degree.bincount()
+    inside = count[degree] >= _MEMBERS
+    rows, degree = rows[inside], degree[inside]
+    shape = len(count), rows.size(1)
+    index = degree[:, None].expand_as(rows)
+    empty = rows.new_full(shape, torch.inf)
+    low = empty.scatter_reduce(0, index, rows, 'amin')
+    high = (-empty).scatter_reduce(0, index, rows, 'amax')
+    there = count >= _MEMBERS
+    low, high = low[there], high[there]
+    size = _OFF * torch.maximum(high.abs(), low.abs()).amax(0)
+    return (high - low <= size).all(0) & (high.amax(0) - low.amin(0) > size)
