@@ -28,6 +28,8 @@ using torch::stable::Tensor;
 // begin.
 constexpr int64_t kNamedAhead = 4;
 constexpr int64_t kBeginAhead = 8;
+// So many entries before a node is met, its stamp is fetched.
+constexpr int64_t kMetAhead = 16;
 
 // The rows of `in` that the rows [begin, end) of the list receive from, each
 // fetched once, kLinesAhead before it is needed.
@@ -264,10 +266,21 @@ std::tuple<Tensor, Tensor> touched_rows(const Tensor& start,
     };
     for (int64_t k = 0; k < extra.numel(); ++k)
       meet(more[k]);
-    for (const int64_t u : from) {
-      const int32_t* row = rows.col + rows.start[u];
-      for (int64_t e = 0; e < rows.length[u]; ++e)
+    const auto last = static_cast<int64_t>(from.size()) - 1;
+    for (int64_t k = 0; k <= last; ++k) {
+      const int64_t begins = from[std::min(k + kBeginAhead, last)];
+      __builtin_prefetch(rows.start + begins);
+      __builtin_prefetch(rows.length + begins);
+      const int64_t named = from[std::min(k + kNamedAhead, last)];
+      __builtin_prefetch(rows.col + rows.start[named]);
+      const int32_t* row = rows.col + rows.start[from[k]];
+      const int64_t count = rows.length[from[k]];
+      for (int64_t e = 0; e < count; ++e) {
+        const int64_t soon = row[std::min(e + kMetAhead, count - 1)];
+        __builtin_prefetch(met + soon, 1);
+        __builtin_prefetch(entries + soon);
         meet(row[e]);
+      }
     }
     if (static_cast<double>(read) > most) {
       found.resize(begin);

@@ -326,7 +326,8 @@ class NodeState:
         Args:
             part (Part): what to forget, checked.
             W (Tensor): the weights.
-            old (Gradient, optional): there, before.
+            old (Gradient, optional): there, before; without it no gradient
+                is followed.
         """
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
         changed = nodes
@@ -365,19 +366,22 @@ class NodeState:
         if 2 * rows.numel() >= self.names.numel():
             self._resize(_norm(Z) ** 2)
             return Change(touched.rows, kept.numel(), None, structure)
-        value, squares, sizes = loss_change(
-            Z, self.Y, kept, held, goals, W, self.settings.head
-        )
-        new, gone = sizes.tolist()
-        # With what rounding may hide of it.
-        shift = new - gone + 1e-10 * (new + gone)
-        self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
         follow = None
-        if old is not None:
+        if old is None:
+            new = _norm(Z.index_select(0, kept)) ** 2
+            gone = _norm(held) ** 2
+        else:
+            value, squares, sizes = loss_change(
+                Z, self.Y, kept, held, goals, W, self.settings.head
+            )
+            new, gone = sizes.tolist()
             slope = math.sqrt(math.fsum(squares.tolist()))
             norms = math.sqrt(new + gone), slope
             count, more = rows.numel() + kept.numel(), self.mu - before
             follow = self._follow(value, norms, count, W, more, old)
+        # With what rounding may hide of it.
+        shift = new - gone + 1e-10 * (new + gone)
+        self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
         return Change(touched.rows, kept.numel(), follow, structure)
 
     def _resize(self, square: float) -> None:
