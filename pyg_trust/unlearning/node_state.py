@@ -119,7 +119,10 @@ class ColumnProblem(NamedTuple):
         size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
         scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
         scale += grow * size * most
-        tail = min(max(self.goal / (8 * scale), 1e-15), 1e-3)
+        tail = 1e-3
+        # Of features that are all removed nothing is missing.
+        if scale > 0:
+            tail = min(max(self.goal / (8 * scale), 1e-15), tail)
         margin = state.solve(signal, tail)[self.train]
         G = slopes(margin, self.Y, head)
         spread = x.new_zeros(signal.shape)

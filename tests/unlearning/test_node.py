@@ -33,7 +33,12 @@ from pyg_trust.report import TrustReport
 from pyg_trust.seals import (
     Seals,
 )
-from pyg_trust.unlearning import NodeClassifier, node, node_release
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    node,
+    node_release,
+    node_state,
+)
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_state import NodeState
 
@@ -291,6 +296,43 @@ def test_a_loop_that_goes_changes_the_digest_of_its_block_alone():
     changed = {block for block in before if before[block] != after[block]}
     assert changed == {70 // 64}
     assert model.verify().ok
+
+
+@pytest.mark.parametrize(
+    'kwargs', [{}, {'alpha': 0.2, 'features': 'push', 'theta': 1e-2}], ids=str
+)
+def test_every_feature_may_go(kwargs):
+    # Series of nothing: no scale to solve them to.
+    data = blocks()
+    model = make(data, measure='appnp' if kwargs else 'sgc', **kwargs)
+    for nodes in (range(50), range(50, 90)):
+        model.remove(RemovalRequest(features=list(nodes)))
+        assert model.verify().ok
+    last = int(data.train_mask.nonzero()[0])
+    distance = model.remove(RemovalRequest(labels=[last])).distance_bound
+    # Of features that are zero the minimiser is zero.
+    assert float(model._model.W.norm()) <= distance
+
+
+def test_nothing_follows_a_gradient_that_is_not_there(monkeypatch):
+    part = RemovalRequest(nodes=[4], edges=[(7, 8)], labels=[9]).parts[0]
+    data, ring = blocks(n=120), torch.arange(120)
+    pairs = torch.stack([ring, (ring + 1) % 120])
+    data.edge_index = torch.cat([pairs, pairs.flip(0)], 1)
+    data.test_mask = None
+    y = ring[:80]
+    sizes = []
+    for known in (True, False):
+        model = NodeClassifier(lam=0.02, seed=0).fit(data, y)._model
+        if not known:
+            monkeypatch.setattr(node_state, 'loss_change', None)
+        gradient = model.gradient if known else None
+        change = model.data.forget(part, model.W, gradient)
+        assert (change.gradient is None) != known
+        exact = float(model.data.Z.norm()) ** 2
+        assert exact <= model.data.square <= exact * (1 + 1e-9)
+        sizes.append(model.data.square)
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-12)
 
 
 def test_the_last_edge_a_leaf_an_isolated_node_and_a_hub():
