@@ -941,6 +941,24 @@ def test_encoders_are_public_frozen_and_work_row_by_row():
         fitted(lambda x: x / 0)
 
 
+@pytest.mark.parametrize(
+    ('seed', 'head', 'd', 'scale'),
+    [(4, 'ovr', 9, 1e4), (5, 'softmax', 9, 1e5)],
+)
+def test_steps_that_end_on_a_plateau_are_not_the_end(seed, head, d, scale):
+    # Features so large that every slope is 0 or 1: an edge moves the weights
+    # to where Newton's steps lead nowhere, though the minimum is near zero.
+    data = blocks(n=22, seed=seed, d=d)
+    random = torch.Generator().manual_seed(seed)
+    data.x[torch.rand(data.x.shape, generator=random) < 0.3] = 0
+    data.x *= scale
+    model = make(data, 'transition', levels=2, lam=0.05, head=head)
+    for u, v in data.edge_index.t().tolist()[:8]:
+        report = model.remove(RemovalRequest(edges=[(u, v)]))
+        assert report.bound <= report.budget
+        assert model.verify().ok
+
+
 def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
     monkeypatch.setattr(node, 'MAX_STEPS', 0)
     for how in ('refine', 'retrain', 'raise'):
