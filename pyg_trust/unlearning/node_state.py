@@ -235,11 +235,10 @@ class NodeState:
         self.members = self._members(torch.arange(self.num_train))
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
-        # The square of its norm, from above.
-        self.square = 0.0
+        # The square of its norm, from above, once it is needed.
+        self.square: float | None = None
         if isinstance(self.levels, LevelState):
             self.Z = self.levels.rows(self.names)
-            self.square = _norm(self.Z) ** 2
 
     @property
     def mu(self) -> float:
@@ -263,6 +262,8 @@ class NodeState:
         """
         head = self.settings.head
         if self.Z is not None:
+            if self.square is None:
+                self.square = _norm(self.Z) ** 2
             size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, head, B, size)
         assert isinstance(self.levels, SeriesState)
@@ -357,7 +358,6 @@ class NodeState:
             kept = kept[kept >= 0]
         if self.Z is None:
             return Change(touched.rows, kept.numel(), None, structure)
-        goals = torch.cat([self.Y.index_select(0, kept), goals])
         rows = torch.cat([kept, dropped])
         assert isinstance(self.levels, LevelState)
         Z, held = self.Z, self.Z.index_select(0, rows)
@@ -366,28 +366,27 @@ class NodeState:
             Z.index_fill_(0, dropped, 0)
         names = self.names.index_select(0, kept)
         self.levels.write_rows(names, Z, kept)
-        if 2 * rows.numel() >= self.names.numel():
-            self._resize(_norm(Z) ** 2)
+        if old is None or 2 * rows.numel() >= self.names.numel():
+            self._resize(None)
             return Change(touched.rows, kept.numel(), None, structure)
-        follow = None
-        if old is None:
-            new = _norm(Z.index_select(0, kept)) ** 2
-            gone = _norm(held) ** 2
-        else:
-            value, squares, sizes = loss_change(
-                Z, self.Y, kept, held, goals, W, self.settings.head
-            )
-            new, gone = sizes.tolist()
-            slope = math.sqrt(math.fsum(squares.tolist()))
-            norms = math.sqrt(new + gone), slope
-            count, more = rows.numel() + kept.numel(), self.mu - before
-            follow = self._follow(value, norms, count, W, more, old)
-        # With what rounding may hide of it.
-        shift = new - gone + 1e-10 * (new + gone)
-        self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
+        goals = torch.cat([self.Y.index_select(0, kept), goals])
+        value, squares, sizes = loss_change(
+            Z, self.Y, kept, held, goals, W, self.settings.head
+        )
+        new, gone = sizes.tolist()
+        square = self.square
+        if square is not None:
+            # With what rounding may hide of it.
+            shift = new - gone + 1e-10 * (new + gone)
+            square = max(0.0, square + shift) + 4 * UNIT * square
+        self._resize(square)
+        slope = math.sqrt(math.fsum(squares.tolist()))
+        norms = math.sqrt(new + gone), slope
+        count, more = rows.numel() + kept.numel(), self.mu - before
+        follow = self._follow(value, norms, count, W, more, old)
         return Change(touched.rows, kept.numel(), follow, structure)
 
-    def _resize(self, square: float) -> None:
+    def _resize(self, square: float | None) -> None:
         before = self.square
         self.journal.note(lambda: setattr(self, 'square', before))
         self.square = square

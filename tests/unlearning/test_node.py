@@ -315,24 +315,32 @@ def test_every_feature_may_go(kwargs):
 
 
 def test_nothing_follows_a_gradient_that_is_not_there(monkeypatch):
+    # Neither it nor the norm of the rows, until one is asked for.
     part = RemovalRequest(nodes=[4], edges=[(7, 8)], labels=[9]).parts[0]
     data, ring = blocks(n=120), torch.arange(120)
     pairs = torch.stack([ring, (ring + 1) % 120])
     data.edge_index = torch.cat([pairs, pairs.flip(0)], 1)
     data.test_mask = None
-    y = ring[:80]
-    sizes = []
-    for known in (True, False):
-        model = NodeClassifier(lam=0.02, seed=0).fit(data, y)._model
-        if not known:
-            monkeypatch.setattr(node_state, 'loss_change', None)
-        gradient = model.gradient if known else None
-        change = model.data.forget(part, model.W, gradient)
-        assert (change.gradient is None) != known
-        exact = float(model.data.Z.norm()) ** 2
-        assert exact <= model.data.square <= exact * (1 + 1e-9)
-        sizes.append(model.data.square)
-    assert sizes[0] == pytest.approx(sizes[1], rel=1e-12)
+    model = NodeClassifier(lam=0.02, seed=0).fit(data, ring[:80])._model
+    held, before = model.data, model.data.square
+    for function in ('loss_change', '_norm'):
+        monkeypatch.setattr(node_state, function, None)
+    assert held.forget(part, model.W, None).gradient is None
+    monkeypatch.undo()
+    size = held.problem(1.0).size
+    assert size == pytest.approx(float(held.Z.norm()), rel=1e-14)
+    assert size**2 != pytest.approx(before, rel=1e-6)
+    held.journal.undo()
+    assert held.square == before
+    assert held.forget(part, model.W, model.gradient).gradient is not None
+    assert size <= held.problem(1.0).size <= size * (1 + 1e-9)
+    # Of rows that are taken back no norm is left either.
+    held.journal.undo()
+    held.square = None
+    held.forget(part, model.W, model.gradient)
+    assert held.problem(1.0).size == pytest.approx(size, rel=1e-14)
+    held.journal.undo()
+    assert held.problem(1.0).size ** 2 == pytest.approx(before, rel=1e-14)
 
 
 def test_the_last_edge_a_leaf_an_isolated_node_and_a_hub():
