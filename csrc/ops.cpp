@@ -250,14 +250,15 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor target, bool insert) -> int");
 
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
-  // within its limit. Returns the rows that changed as they were before, (node,
-  // R) and (node, z), and the number of pushes. With x, R of the seeds is made
-  // first, alpha x + follow P z - z; then rows have the same entries both ways.
-  // seeds: int64, all nodes that may be above their limit; recv, send, limit:
-  // float64 [n]; z, residue, x: float64 [n, C].
+  // within its limit, theta times the root of the row's length. Returns the
+  // rows that changed as they were before, (node, R) and (node, z), and the
+  // number of pushes. With x, R of the seeds is made first, alpha x + follow P
+  // z - z; then rows have the same entries both ways.
+  // seeds: int64, all nodes that may be above their limit; recv, send: float64
+  // [n]; z, residue, x: float64 [n, C].
   m.def(
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
-      "Tensor recv, Tensor send, Tensor limit, float follow, Tensor(a!) z, "
+      "Tensor recv, Tensor send, float theta, float follow, Tensor(a!) z, "
       "Tensor(b!) residue, Tensor? x=None, float alpha=0) -> (Tensor, Tensor, Tensor, Tensor, int)");
 
   // Z' G, G the derivative of the loss of a linear head in the margins Z W,

@@ -31,6 +31,7 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_number,
+    check_positive,
     check_range,
 )
 
@@ -1184,7 +1185,7 @@ def push_rows(
     seeds: Tensor,
     recv: Tensor,
     send: Tensor,
-    limit: Tensor,
+    theta: float,
     follow: float,
     z: Tensor,
     residue: Tensor,
@@ -1192,10 +1193,10 @@ def push_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Pushes residues until every row is within its limit, in place.
 
-    While :math:`\lVert R_v \rVert_2` is above its limit: :math:`z_v
-    \mathrel{+}= R_v`, :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the
-    nodes :math:`u` of row :math:`v`, and what :math:`R_v` was goes; first
-    come, first served.
+    While :math:`\lVert R_v \rVert_2 > \theta \sqrt{d_v}`, with the length
+    :math:`d_v` of row :math:`v`, at least 1: :math:`z_v \mathrel{+}= R_v`,
+    :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the nodes :math:`u` of row
+    :math:`v`, and what :math:`R_v` was goes; first come, first served.
 
     Args:
         rows (OpenRows): row :math:`v` lists the nodes that :math:`v` sends
@@ -1203,7 +1204,7 @@ def push_rows(
         seeds (Tensor): int64: all nodes whose residue may be above its limit.
         recv (Tensor): float64, ``[num_nodes]``: :math:`r`.
         send (Tensor): float64, ``[num_nodes]``: :math:`s`.
-        limit (Tensor): float64, ``[num_nodes]``, positive.
+        theta (float): :math:`\theta`, positive.
         follow (float): :math:`c`, in :math:`[0, 1)`.
         z (Tensor): float64, ``[num_nodes, num_columns]``.
         residue (Tensor): as :obj:`z`: :math:`R`.
@@ -1228,7 +1229,7 @@ def push_rows(
         _check_host('seeds', seeds, torch.int64, _size(seeds)),
         _check_host('recv', recv, dtype, n),
         _check_host('send', send, dtype, n),
-        _check_host('limit', limit, dtype, n),
+        check_positive('theta', theta),
         follow,
         _check_own('z', z, dtype, n, *columns),
         _check_own('residue', residue, dtype, n, *columns),
@@ -1654,7 +1655,7 @@ def _(
     seeds: Tensor,
     recv: Tensor,
     send: Tensor,
-    limit: Tensor,
+    theta: float,
     follow: float,
     z: Tensor,
     residue: Tensor,

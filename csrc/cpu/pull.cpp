@@ -1,5 +1,5 @@
 // What incremental propagation needs on the CPU: editing rows, finding the
-// rows that an edit touches, and pulling or pushing them.
+// rows that an edit touches, and pulling them.
 #include "pull.h"
 
 #include <torch/csrc/stable/library.h>
@@ -7,19 +7,16 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "dispatch.h"
+#include "open_rows.h"
 #include "parallel.h"
-#include "scratch.h"
 
 namespace pyg_trust {
 namespace {
@@ -31,6 +28,8 @@ using torch::stable::Tensor;
 // begin.
 constexpr int64_t kNamedAhead = 4;
 constexpr int64_t kBeginAhead = 8;
+// So many entries before a node is met, its stamp is fetched.
+constexpr int64_t kMetAhead = 16;
 
 // The rows of `in` that the rows [begin, end) of the list receive from, each
 // fetched once, kLinesAhead before it is needed.
@@ -181,13 +180,6 @@ PYG_TRUST_CLONES void pull_range(const Pull<double>& pull,
 
 namespace {
 
-OpenRows open_rows(const Tensor& start,
-                   const Tensor& length,
-                   const Tensor& col) {
-  return {start.const_data_ptr<int64_t>(), length.const_data_ptr<int64_t>(),
-          col.const_data_ptr<int32_t>()};
-}
-
 void pull_rows(const Tensor& start,
                const Tensor& length,
                const Tensor& col,
@@ -224,13 +216,6 @@ void pull_rows(const Tensor& start,
   });
 }
 
-Tensor to_tensor(const std::vector<int64_t>& nodes, const Tensor& like) {
-  const auto count = static_cast<int64_t>(nodes.size());
-  Tensor made = torch::stable::new_empty(like, {count});
-  std::copy(nodes.begin(), nodes.end(), made.mutable_data_ptr<int64_t>());
-  return made;
-}
-
 // Level by level, as far as the rows of `reads` (their lengths) that it takes
 // have at most `most` entries together: the nodes of `extra` and those in the
 // rows of the level before, the first one being `seeds`, each once, in the
@@ -265,10 +250,21 @@ std::tuple<Tensor, Tensor> touched_rows(const Tensor& start,
     };
     for (int64_t k = 0; k < extra.numel(); ++k)
       meet(more[k]);
-    for (const int64_t u : from) {
-      const int32_t* row = rows.col + rows.start[u];
-      for (int64_t e = 0; e < rows.length[u]; ++e)
+    const auto last = static_cast<int64_t>(from.size()) - 1;
+    for (int64_t k = 0; k <= last; ++k) {
+      const int64_t begins = from[std::min(k + kBeginAhead, last)];
+      __builtin_prefetch(rows.start + begins);
+      __builtin_prefetch(rows.length + begins);
+      const int64_t named = from[std::min(k + kNamedAhead, last)];
+      __builtin_prefetch(rows.col + rows.start[named]);
+      const int32_t* row = rows.col + rows.start[from[k]];
+      const int64_t count = rows.length[from[k]];
+      for (int64_t e = 0; e < count; ++e) {
+        const int64_t soon = row[std::min(e + kMetAhead, count - 1)];
+        __builtin_prefetch(met + soon, 1);
+        __builtin_prefetch(entries + soon);
         meet(row[e]);
+      }
     }
     if (static_cast<double>(read) > most) {
       found.resize(begin);
@@ -391,193 +387,6 @@ int64_t edit_rows(const Tensor& start,
   return -1;
 }
 
-// Row += weight * moved, unless that is null; returns the square of its norm:
-// eight sums side by side, of every eighth column.
-PYG_TRUST_CLONES double add_and_square(double* row,
-                                       const double* moved,
-                                       double weight,
-                                       int64_t columns) {
-  constexpr int lanes = 8;
-  using Lanes = Vector<double, lanes>::type;
-  Lanes sum = {};
-  int64_t c = 0;
-  for (; c + lanes <= columns; c += lanes) {
-    Lanes r = load<lanes>(row + c);
-    if (moved != nullptr) {
-      r += weight * load<lanes>(moved + c);
-      store<lanes>(row + c, r);
-    }
-    sum += r * r;
-  }
-  double square = 0;
-  for (; c < columns; ++c) {
-    if (moved != nullptr)
-      row[c] += weight * moved[c];
-    square += row[c] * row[c];
-  }
-  for (int lane = 0; lane < lanes; ++lane)
-    square += sum[lane];
-  return square;
-}
-
-// own * x(v) - z(v) + the sum over row v of weight * send[u] * z(u).
-PYG_TRUST_CLONES void residue_of(const int32_t* row,
-                                 int64_t length,
-                                 const double* send,
-                                 double weight,
-                                 double own,
-                                 const double* x,
-                                 const double* mine,
-                                 const double* z,
-                                 int64_t columns,
-                                 double* out) {
-  for (int64_t c = 0; c < columns; ++c)
-    out[c] = 0;
-  for (int64_t e = 0; e < length; ++e) {
-    const int64_t soon = row[e + 2 < length ? e + 2 : length - 1];
-    for (int64_t c = 0; c < columns; c += kCacheLine / sizeof(double))
-      __builtin_prefetch(z + soon * columns + c);
-    const double* from = z + row[e] * columns;
-    const double share = send[row[e]];
-    for (int64_t c = 0; c < columns; ++c)
-      out[c] += share * from[c];
-  }
-  for (int64_t c = 0; c < columns; ++c)
-    out[c] = own * x[c] + weight * out[c] - mine[c];
-}
-
-// Copies of rows, in pieces that stay where they are.
-class KeptRows {
- public:
-  explicit KeptRows(int64_t columns) : columns_(columns) {}
-
-  void push_back(const double* row) {
-    if (count_ % kPiece == 0)
-      pieces_.emplace_back(new double[kPiece * columns_]);
-    std::copy(row, row + columns_,
-              pieces_.back().get() + count_ % kPiece * columns_);
-    ++count_;
-  }
-
-  Tensor tensor(const Tensor& like) const {
-    Tensor made = torch::stable::new_empty(like, {count_, columns_});
-    auto* to = made.mutable_data_ptr<double>();
-    for (int64_t first = 0; first < count_; first += kPiece) {
-      const int64_t size = std::min(kPiece, count_ - first) * columns_;
-      const double* piece = pieces_[first / kPiece].get();
-      to = std::copy(piece, piece + size, to);
-    }
-    return made;
-  }
-
- private:
-  static constexpr int64_t kPiece = 64;  // rows
-
-  int64_t columns_, count_ = 0;
-  std::vector<std::unique_ptr<double[]>> pieces_;
-};
-
-// Pushes residues until |R_v| <= limit[v] everywhere: z_v += R_v, R_u +=
-// follow * recv[u] * send[v] * R_v for the nodes u in row v, and R_v = 0.
-// With x, the residues of the seeds are computed first: alpha x_v + follow
-// recv[v] sum_u send[u] z_u - z_v, over the entries u of row v.
-// Returns the rows that changed, in the order in which they first did, as they
-// were before: (node, R) and (node, z), the latter of those that were pushed;
-// and the number of pushes.
-std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
-    const Tensor& start,
-    const Tensor& length,
-    const Tensor& col,
-    const Tensor& seeds,
-    const Tensor& recv,
-    const Tensor& send,
-    const Tensor& limit,
-    double follow,
-    const Tensor& z,
-    const Tensor& residue,
-    const std::optional<Tensor>& x,
-    double alpha) {
-  const OpenRows rows = open_rows(start, length, col);
-  const int64_t columns = z.size(1);
-  const auto* receive = recv.const_data_ptr<double>();
-  const auto* give = send.const_data_ptr<double>();
-  const auto* most = limit.const_data_ptr<double>();
-  auto* out = z.mutable_data_ptr<double>();
-  auto* left = residue.mutable_data_ptr<double>();
-  // By node: whether its residue is kept, it is in the queue, z is kept.
-  constexpr int64_t kPushAhead = 4;
-  constexpr int8_t kMet = 1, kQueued = 2, kPushed = 4;
-  Scratch<int8_t> met(z.size(0), Pages::kSmall);
-  std::vector<int64_t> nodes, pushed;
-  KeptRows old_z(columns), old_r(columns);
-  std::deque<int64_t> queue;
-  std::vector<double> moved(columns);
-  const auto fetch = [&](int64_t u) {
-    for (int64_t c = 0; c < columns; c += kCacheLine / sizeof(double))
-      __builtin_prefetch(left + u * columns + c, 1);
-  };
-  const auto touch = [&](int64_t v) {
-    if ((met[v] & kMet) == 0) {
-      met[v] |= kMet;
-      nodes.push_back(v);
-      old_r.push_back(left + v * columns);
-    }
-  };
-  const auto large = [&](int64_t u, const double* more, double weight) {
-    const double square =
-        add_and_square(left + u * columns, more, weight, columns);
-    return square > most[u] * most[u];
-  };
-  const auto* from = seeds.const_data_ptr<int64_t>();
-  const double* signal = x ? x->const_data_ptr<double>() : nullptr;
-  for (int64_t k = 0; k < seeds.numel(); ++k) {
-    if (const int64_t v = from[k]; signal != nullptr) {
-      touch(v);
-      residue_of(rows.col + rows.start[v], rows.length[v], give,
-                 follow * receive[v], alpha, signal + v * columns,
-                 out + v * columns, out, columns, left + v * columns);
-    }
-    if (!large(from[k], nullptr, 0))
-      continue;
-    touch(from[k]);
-    if ((met[from[k]] & kQueued) == 0) {
-      met[from[k]] |= kQueued;
-      queue.push_back(from[k]);
-    }
-  }
-  int64_t pushes = 0;
-  while (!queue.empty()) {
-    const int64_t v = queue.front();
-    queue.pop_front();
-    double* r = left + v * columns;
-    double* z_v = out + v * columns;
-    if ((met[v] & kPushed) == 0) {
-      pushed.push_back(v);
-      old_z.push_back(z_v);
-    }
-    met[v] = kMet | kPushed;
-    for (int64_t c = 0; c < columns; ++c) {
-      z_v[c] += r[c];
-      moved[c] = follow * give[v] * r[c];
-      r[c] = 0;
-    }
-    ++pushes;
-    const int32_t* row = rows.col + rows.start[v];
-    for (int64_t e = 0; e < rows.length[v]; ++e) {
-      const int64_t u = row[e];
-      if (e + kPushAhead < rows.length[v])
-        fetch(row[e + kPushAhead]);
-      touch(u);
-      if (large(u, moved.data(), receive[u]) && (met[u] & kQueued) == 0) {
-        met[u] |= kQueued;
-        queue.push_back(u);
-      }
-    }
-  }
-  return {to_tensor(nodes, seeds), old_r.tensor(z), to_tensor(pushed, seeds),
-          old_z.tensor(z), pushes};
-}
-
 }  // namespace
 }  // namespace pyg_trust
 
@@ -586,5 +395,4 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("touched_rows", TORCH_BOX(&pyg_trust::touched_rows));
   m.impl("entries_at", TORCH_BOX(&pyg_trust::entries_at));
   m.impl("edit_rows", TORCH_BOX(&pyg_trust::edit_rows));
-  m.impl("push_rows", TORCH_BOX(&pyg_trust::push_rows));
 }

@@ -159,12 +159,12 @@ class _State:
             new = self._power(degree, exponent)
             power.index_copy_(0, edit.structure, new)
 
-    def _grow_rows(self, count: int, *names: str, fill: float = 0) -> None:
+    def _grow_rows(self, count: int, *names: str) -> None:
         before = {name: getattr(self, name) for name in names}
         self.journal.note(lambda: vars(self).update(before))
         new = {}
         for old in before.values():
-            more = old.new_full((count, *old.shape[1:]), fill)
+            more = old.new_zeros((count, *old.shape[1:]))
             # Once, if it has two names.
             new[id(old)] = torch.cat([old, more])
         vars(self).update({n: new[id(old)] for n, old in before.items()})
@@ -396,7 +396,6 @@ class SeriesState(_State):
         self._interrupted = False
         self.z = torch.zeros_like(self.x)
         self.residue = alpha * self.x
-        self.limit = self._limit(graph.degree)
         self._push(torch.arange(graph.num_nodes))
         self.commit()
 
@@ -418,15 +417,18 @@ class SeriesState(_State):
                 by default. (default: :obj:`None`)
         """
         self._settle()
+        nodes, graph = edit.features, self.graph
+        if edit.structure.numel() + nodes.numel() == 0:
+            return Touched(nodes, 0, 0)
         self._take(edit, x)
-        structure, graph = edit.structure, self.graph
-        self.journal.rows(self.limit, structure)
-        self.limit[structure] = self._limit(graph.degree[structure])
-        gone = structure[~graph.alive[structure]]
-        self.journal.rows(self.z, gone)
-        self.z[gone] = 0
-        both = torch.cat([structure, edit.features])
-        (nodes,), _ = graph.receivers(structure, both)
+        if edit.structure.numel():
+            there = graph.alive.index_select(0, edit.structure)
+            if not bool(there.all()):
+                gone = edit.structure[~there]
+                self.journal.rows(self.z, gone)
+                self.z.index_fill_(0, gone, 0)
+            both = torch.cat([edit.structure, nodes])
+            (nodes,), _ = graph.receivers(edit.structure, both)
         nodes, work = self._push(nodes, self.x)
         return Touched(nodes, nodes.numel(), work)
 
@@ -490,10 +492,6 @@ class SeriesState(_State):
             count (int): how many; tell :meth:`update` of them afterwards.
         """
         self._grow_rows(count, 'x', 'z', 'residue', 'recv', 'send')
-        self._grow_rows(count, 'limit', fill=self.theta)
-
-    def _limit(self, degree: Tensor) -> Tensor:
-        return self.theta * degree.clamp(min=1).double().sqrt()
 
     def _residue(self, nodes: Tensor) -> Tensor:
         rows = self.graph.receiving
@@ -528,7 +526,7 @@ class SeriesState(_State):
             seeds,
             self.recv,
             self.send,
-            self.limit,
+            self.theta,
             1 - self.alpha,
             self.z,
             self.residue,

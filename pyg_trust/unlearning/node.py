@@ -149,8 +149,9 @@ class NodeClassifier(Saving, EditedInPlace):
             :obj:`'bound'`, for comparison, takes one exact Newton step and
             bounds it (:func:`.step_bound`). (default: :obj:`'residual'`)
         on_exceed (str): what happens where 20 steps do not meet the budget:
-            :obj:`'refine'` solves exactly from where they got to,
-            :obj:`'retrain'` from zero, :obj:`'raise'` raises
+            :obj:`'refine'` solves exactly from where they got to, and from
+            zero if that fails, :obj:`'retrain'` from zero with a new linear
+            term, if there is one, :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
             (default: :obj:`'refine'`)
         features (str): :obj:`'exact'`, or :obj:`'push'` for the infinite
@@ -566,9 +567,13 @@ class NodeClassifier(Saving, EditedInPlace):
                 W = torch.zeros_like(W)
                 B = self._draw_linear(W.shape, model.releases)
                 problem = data.problem(goal, B)
-            found = refine(problem, W, min(self.tol, goal), 100)
+            # From where steps got to Newton's may be lost on a plateau.
+            for origin in (W, torch.zeros_like(W)):
+                found = refine(problem, origin, min(self.tol, goal), 100)
+                iterations += found.iterations
+                if found.gradient.norm.upper <= limit:
+                    break
             W, gradient, factor = found[:3]
-            iterations += found.iterations
             bound = gradient.norm.upper
         excess = model.excess + max(0, iterations - FEW_STEPS)
         if factor is model.factor and (

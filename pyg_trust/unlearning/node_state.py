@@ -119,7 +119,10 @@ class ColumnProblem(NamedTuple):
         size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
         scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
         scale += grow * size * most
-        tail = min(max(self.goal / (8 * scale), 1e-15), 1e-3)
+        tail = 1e-3
+        # Of features that are all removed nothing is missing.
+        if scale > 0:
+            tail = min(max(self.goal / (8 * scale), 1e-15), tail)
         margin = state.solve(signal, tail)[self.train]
         G = slopes(margin, self.Y, head)
         spread = x.new_zeros(signal.shape)
@@ -232,11 +235,10 @@ class NodeState:
         self.members = self._members(torch.arange(self.num_train))
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
-        # The square of its norm, from above.
-        self.square = 0.0
+        # The square of its norm, from above, once it is needed.
+        self.square: float | None = None
         if isinstance(self.levels, LevelState):
             self.Z = self.levels.rows(self.names)
-            self.square = _norm(self.Z) ** 2
 
     @property
     def mu(self) -> float:
@@ -260,6 +262,8 @@ class NodeState:
         """
         head = self.settings.head
         if self.Z is not None:
+            if self.square is None:
+                self.square = _norm(self.Z) ** 2
             size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, head, B, size)
         assert isinstance(self.levels, SeriesState)
@@ -326,7 +330,8 @@ class NodeState:
         Args:
             part (Part): what to forget, checked.
             W (Tensor): the weights.
-            old (Gradient, optional): there, before.
+            old (Gradient, optional): there, before; without it no gradient
+                is followed.
         """
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
         changed = nodes
@@ -353,7 +358,6 @@ class NodeState:
             kept = kept[kept >= 0]
         if self.Z is None:
             return Change(touched.rows, kept.numel(), None, structure)
-        goals = torch.cat([self.Y.index_select(0, kept), goals])
         rows = torch.cat([kept, dropped])
         assert isinstance(self.levels, LevelState)
         Z, held = self.Z, self.Z.index_select(0, rows)
@@ -362,25 +366,27 @@ class NodeState:
             Z.index_fill_(0, dropped, 0)
         names = self.names.index_select(0, kept)
         self.levels.write_rows(names, Z, kept)
-        if 2 * rows.numel() >= self.names.numel():
-            self._resize(_norm(Z) ** 2)
+        if old is None or 2 * rows.numel() >= self.names.numel():
+            self._resize(None)
             return Change(touched.rows, kept.numel(), None, structure)
+        goals = torch.cat([self.Y.index_select(0, kept), goals])
         value, squares, sizes = loss_change(
             Z, self.Y, kept, held, goals, W, self.settings.head
         )
         new, gone = sizes.tolist()
-        # With what rounding may hide of it.
-        shift = new - gone + 1e-10 * (new + gone)
-        self._resize(max(0.0, self.square + shift) + 4 * UNIT * self.square)
-        follow = None
-        if old is not None:
-            slope = math.sqrt(math.fsum(squares.tolist()))
-            norms = math.sqrt(new + gone), slope
-            count, more = rows.numel() + kept.numel(), self.mu - before
-            follow = self._follow(value, norms, count, W, more, old)
+        square = self.square
+        if square is not None:
+            # With what rounding may hide of it.
+            shift = new - gone + 1e-10 * (new + gone)
+            square = max(0.0, square + shift) + 4 * UNIT * square
+        self._resize(square)
+        slope = math.sqrt(math.fsum(squares.tolist()))
+        norms = math.sqrt(new + gone), slope
+        count, more = rows.numel() + kept.numel(), self.mu - before
+        follow = self._follow(value, norms, count, W, more, old)
         return Change(touched.rows, kept.numel(), follow, structure)
 
-    def _resize(self, square: float) -> None:
+    def _resize(self, square: float | None) -> None:
         before = self.square
         self.journal.note(lambda: setattr(self, 'square', before))
         self.square = square

@@ -512,7 +512,8 @@ def test_the_error_of_a_series_stays_within_its_bound(a):
         assert model.state.error_bound <= 40 * error
         alive = model.graph.alive
         size = model.state.residue.norm(dim=1)
-        assert bool((size <= model.state.limit).all())
+        limit = 1e-3 * model.graph.degree.clamp(min=1).sqrt()
+        assert bool((size <= limit * (1 + 1e-12)).all())
         assert not model.state.z[~alive].any()
         # The residual is that of the definition, and not what pushes left.
         inverse = torch.linalg.inv(M) * alpha
@@ -582,6 +583,57 @@ def test_an_interrupted_push_leaves_a_residual_that_is_true(monkeypatch):
     assert 0 < error <= model.state.error_bound
 
 
+@pytest.mark.parametrize('columns', [1, 7, 8, 31, 64, 77])
+@pytest.mark.parametrize('signal', [False, True])
+def test_pushes_of_every_width_are_those_of_dense_algebra(columns, signal):
+    # And what they return is what was there, of more nodes than fit at first.
+    n, theta, follow = 9000, 1e-2, 0.8
+    random = torch.Generator().manual_seed(columns)
+    ring = torch.arange(n)
+    some = torch.randint(n, (2, n), generator=random)
+    pairs = torch.stack([ring, (ring + 1) % n])
+    pairs = torch.cat([pairs, some[:, some[0] != some[1]]], 1)
+    pairs = torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
+    rows = DynamicGraph(CSRGraph.from_edge_index(pairs, n), True).sending
+    recv = 0.5 / rows.length.double()
+    send = torch.rand(n, generator=random, dtype=torch.float64)
+    x = torch.randn((n, columns), generator=random).double()
+    z = 0.1 * x.flip(0) if signal else torch.zeros_like(x)
+
+    def residue_at(z):
+        loops = torch.stack([ring, ring])
+        at = torch.cat([pairs, loops], 1)
+        sums = torch.zeros_like(z).index_add_(
+            0, at[1], (send[:, None] * z)[at[0]]
+        )
+        return (1 - follow) * x + follow * recv[:, None] * sums - z
+
+    left = torch.zeros_like(x) if signal else residue_at(z)
+    old_z, old_left = z.clone(), left.clone()
+    nodes, before, pushed, estimate, count = ops.push_rows(
+        rows, ring, recv, send, theta, follow, z, left, x if signal else None
+    )
+    torch.testing.assert_close(left, residue_at(z), rtol=0, atol=1e-13)
+    limit = theta * rows.length.sqrt()
+    assert bool((left.norm(dim=1) <= limit * (1 + 1e-12)).all())
+    assert nodes.unique().numel() == nodes.numel() > 4096
+    assert pushed.unique().numel() == pushed.numel() > 4096
+    assert count >= pushed.numel()
+    assert torch.equal(before, old_left[nodes])
+    assert torch.equal(estimate, old_z[pushed])
+    left[nodes], z[pushed] = before, estimate
+    assert torch.equal(left, old_left)
+    assert torch.equal(z, old_z)
+
+
+def test_an_edit_of_nothing_reads_nothing(monkeypatch):
+    x = torch.randn(60, 3).double()
+    model = Series(random_graph(60, 90, 12), x, 0.5, 0.2, 1.0)
+    monkeypatch.setattr(ops, 'push_rows', None)
+    touched = model.remove()
+    assert (touched.nodes.numel(), touched.rows, touched.work) == (0, 0, 0)
+
+
 def test_series_need_a_plus_b_one_and_an_undirected_graph():
     path = torch.tensor([[0, 1], [1, 2]])
     for edge_index, b in (
@@ -639,7 +691,7 @@ def test_the_ops_of_rows_are_registered_as_they_are():
             seeds,
             ones,
             ones / 9,
-            ones / 9,
+            1 / 9,
             0.5,
             x * 0,
             x.clone(),

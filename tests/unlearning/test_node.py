@@ -34,7 +34,12 @@ from pyg_trust.report import TrustReport
 from pyg_trust.seals import (
     Seals,
 )
-from pyg_trust.unlearning import NodeClassifier, node, node_release
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    node,
+    node_release,
+    node_state,
+)
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_state import NodeState
 
@@ -282,6 +287,51 @@ def test_a_loop_that_goes_changes_the_digest_of_its_block_alone():
     changed = {block for block in before if before[block] != after[block]}
     assert changed == {70 // 64}
     assert model.verify().ok
+
+
+@pytest.mark.parametrize(
+    'kwargs', [{}, {'alpha': 0.2, 'features': 'push', 'theta': 1e-2}], ids=str
+)
+def test_every_feature_may_go(kwargs):
+    # Series of nothing: no scale to solve them to.
+    data = blocks()
+    model = make(data, measure='appnp' if kwargs else 'sgc', **kwargs)
+    for nodes in (range(50), range(50, 90)):
+        model.remove(RemovalRequest(features=list(nodes)))
+        assert model.verify().ok
+    last = int(data.train_mask.nonzero()[0])
+    distance = model.remove(RemovalRequest(labels=[last])).distance_bound
+    # Of features that are zero the minimiser is zero.
+    assert float(model._model.W.norm()) <= distance
+
+
+def test_nothing_follows_a_gradient_that_is_not_there(monkeypatch):
+    # Neither it nor the norm of the rows, until one is asked for.
+    part = RemovalRequest(nodes=[4], edges=[(7, 8)], labels=[9]).parts[0]
+    data, ring = blocks(n=120), torch.arange(120)
+    pairs = torch.stack([ring, (ring + 1) % 120])
+    data.edge_index = torch.cat([pairs, pairs.flip(0)], 1)
+    data.test_mask = None
+    model = NodeClassifier(lam=0.02, seed=0).fit(data, ring[:80])._model
+    held, before = model.data, model.data.square
+    for function in ('loss_change', '_norm'):
+        monkeypatch.setattr(node_state, function, None)
+    assert held.forget(part, model.W, None).gradient is None
+    monkeypatch.undo()
+    size = held.problem(1.0).size
+    assert size == pytest.approx(float(held.Z.norm()), rel=1e-14)
+    assert size**2 != pytest.approx(before, rel=1e-6)
+    held.journal.undo()
+    assert held.square == before
+    assert held.forget(part, model.W, model.gradient).gradient is not None
+    assert size <= held.problem(1.0).size <= size * (1 + 1e-9)
+    # Of rows that are taken back no norm is left either.
+    held.journal.undo()
+    held.square = None
+    held.forget(part, model.W, model.gradient)
+    assert held.problem(1.0).size == pytest.approx(size, rel=1e-14)
+    held.journal.undo()
+    assert held.problem(1.0).size ** 2 == pytest.approx(before, rel=1e-14)
 
 
 def test_the_last_edge_a_leaf_an_isolated_node_and_a_hub():
@@ -888,6 +938,24 @@ def test_encoders_are_public_frozen_and_work_row_by_row():
         fitted(lambda x: x - x.mean(0))
     with pytest.raises(ValueError, match='finite'):
         fitted(lambda x: x / 0)
+
+
+@pytest.mark.parametrize(
+    ('seed', 'head', 'd', 'scale'),
+    [(4, 'ovr', 9, 1e4), (5, 'softmax', 9, 1e5)],
+)
+def test_steps_that_end_on_a_plateau_are_not_the_end(seed, head, d, scale):
+    # Features so large that every slope is 0 or 1: an edge moves the weights
+    # to where Newton's steps lead nowhere, though the minimum is near zero.
+    data = blocks(n=22, seed=seed, d=d)
+    random = torch.Generator().manual_seed(seed)
+    data.x[torch.rand(data.x.shape, generator=random) < 0.3] = 0
+    data.x *= scale
+    model = make(data, 'transition', levels=2, lam=0.05, head=head)
+    for u, v in data.edge_index.t().tolist()[:8]:
+        report = model.remove(RemovalRequest(edges=[(u, v)]))
+        assert report.bound <= report.budget
+        assert model.verify().ok
 
 
 def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
