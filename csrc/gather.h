@@ -20,12 +20,18 @@ constexpr int64_t kCacheLine = 64;  // bytes
 // To prefetch. A line from memory takes as long as 60 to 100 rows that are in
 // the cache: with 32 ahead, graphs beyond the cache took 1.5 times as long.
 constexpr int64_t kLinesAhead = 128;
+// Entries of a row that is copied to get one more.
+constexpr int kShortRow = 32;
 
 // Vectors of `lanes` numbers that the compiler maps to whatever the processor
-// has.
+// has. A vector of one goes through memory: that is a number.
 template <typename scalar_t, int lanes>
 struct Vector {
   typedef scalar_t type __attribute__((vector_size(lanes * sizeof(scalar_t))));
+};
+template <typename scalar_t>
+struct Vector<scalar_t, 1> {
+  typedef scalar_t type;
 };
 
 template <int lanes, typename scalar_t>
@@ -146,14 +152,54 @@ template <typename scalar_t, int width>
 constexpr int kRowLanes = width < kCacheLine / int{sizeof(scalar_t)}
                            ? width
                            : kCacheLine / int{sizeof(scalar_t)};
+template <int width, typename store_t>
+constexpr int64_t kRowBytes = width * int64_t{sizeof(store_t)};
 template <typename scalar_t, int width>
 using Row = typename Vector<scalar_t, kRowLanes<scalar_t, width>>::type;
 
-// sum[c] = the sum of in[col[e] * stride + c] over e = begin, ..., stop - 1,
-// one after the other, each column by itself. `width` columns, a constant in
-// every caller, so that the sum lives in registers; rows are stored as store_t
-// and summed as scalar_t. `fetch`: whether rows are fetched ahead of their use,
-// which not every caller does by itself.
+// total[c] += in[list[k] * stride + c] for k = 0, ..., count - 1, one after the
+// other, each column by itself. `width` columns, a constant in every caller, so
+// that the sum lives in registers; rows are stored as store_t and summed as
+// scalar_t. `ahead`: entries whose rows are fetched, if not null.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void add_listed(const int32_t* list,
+                                 int64_t count,
+                                 const int32_t* ahead,
+                                 const store_t* in,
+                                 int64_t stride,
+                                 Row<scalar_t, width>* total) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
+  static_assert(width % lanes == 0);
+  for (int64_t k = 0; k < count; ++k) {
+    const store_t* row = in + list[k] * stride;
+    if (ahead != nullptr) {
+      const auto* later =
+          reinterpret_cast<const char*>(in + ahead[k] * stride);
+      for (int64_t b = 0; b < kRowBytes<width, store_t>; b += kCacheLine)
+        __builtin_prefetch(later + b);
+    }
+    for (int v = 0; v < width / lanes; ++v)
+      total[v] += load<lanes>(row + v * lanes);
+  }
+}
+
+// What is fetched while the entries [begin, begin + count) are summed: past the
+// row's end comes the next row, which is wanted next. The last rows fetch
+// again what is there.
+template <int width, typename store_t>
+PYG_TRUST_INLINE const int32_t* fetched(const int32_t* col,
+                                        int64_t num_entries,
+                                        int64_t begin,
+                                        int64_t count) {
+  constexpr int64_t lines =
+      (kRowBytes<width, store_t> + kCacheLine - 1) / kCacheLine;
+  const int64_t later = begin + kLinesAhead / lines;
+  const int64_t last = num_entries - count;
+  return col + (later < last ? later : last);
+}
+
+// add_listed of the entries [begin, stop). `fetch`: whether rows are fetched
+// ahead of their use, which not every caller does by itself.
 template <int width,
           typename scalar_t,
           bool fetch = true,
@@ -165,29 +211,17 @@ PYG_TRUST_INLINE void add_rows(const int32_t* col,
                                int64_t begin,
                                int64_t stop,
                                Row<scalar_t, width>* total) {
-  constexpr int lanes = kRowLanes<scalar_t, width>;
-  static_assert(width % lanes == 0);
-  constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
-  constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
-  constexpr int64_t entries_ahead = kLinesAhead / lines;
-  for (int64_t e = begin; e < stop; ++e) {
-    const store_t* row = in + col[e] * stride;
-    if constexpr (fetch) {
-      // Past the row's end comes the next row, which is wanted next.
-      const int64_t later =
-          e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
-      const auto* ahead =
-          reinterpret_cast<const char*>(in + col[later] * stride);
-      for (int64_t b = 0; b < bytes; b += kCacheLine)
-        __builtin_prefetch(ahead + b);
-    }
-    for (int k = 0; k < width / lanes; ++k)
-      total[k] += load<lanes>(row + k * lanes);
-  }
+  const int32_t* ahead = nullptr;
+  if constexpr (fetch)
+    ahead = fetched<width, store_t>(col, num_entries, begin, stop - begin);
+  add_listed<width, scalar_t>(col + begin, stop - begin, ahead, in, stride,
+                              total);
 }
 
-// As add_rows, with row `own` before entry `middle`. One loop: two of half the
-// length would both end where the processor does not expect it.
+// As add_rows, with row `own` before entry `middle`. Two loops would both end
+// where the processor does not expect it: the entries of a short row go into a
+// list with their own among them, whole vectors at a time, which may reach into
+// the rows behind.
 template <int width, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
                                        int64_t num_entries,
@@ -199,22 +233,31 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
                                        int64_t own,
                                        Row<scalar_t, width>* total) {
   constexpr int lanes = kRowLanes<scalar_t, width>;
-  constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
-  constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
-  constexpr int64_t entries_ahead = kLinesAhead / lines;
-  for (int64_t e = begin; e <= stop; ++e) {
-    const int64_t past = e - (e > middle);
-    const int64_t entry = past < num_entries ? past : num_entries - 1;
-    const int64_t other = col[entry];
-    const store_t* row = in + (e == middle ? own : other) * stride;
-    const int64_t later =
-        e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
-    const auto* ahead = reinterpret_cast<const char*>(in + col[later] * stride);
-    for (int64_t b = 0; b < bytes; b += kCacheLine)
-      __builtin_prefetch(ahead + b);
+  constexpr int words = 16;
+  const int64_t count = stop - begin + 1;
+  if (count > kShortRow || middle + kShortRow > num_entries) {
+    add_rows<width, scalar_t>(col, num_entries, in, stride, begin, middle,
+                              total);
     for (int k = 0; k < width / lanes; ++k)
-      total[k] += load<lanes>(row + k * lanes);
+      total[k] += load<lanes>(in + own * stride + k * lanes);
+    add_rows<width, scalar_t>(col, num_entries, in, stride, middle, stop,
+                              total);
+    return;
   }
+  int32_t list[2 * kShortRow];
+  int32_t* after = list + (middle - begin);
+  for (int k = 0; k < kShortRow; k += words) {
+    const auto part = load<words>(col + begin + k);
+    std::memcpy(list + k, &part, sizeof(part));
+  }
+  *after++ = static_cast<int32_t>(own);
+  for (int k = 0; k < kShortRow; k += words) {
+    const auto part = load<words>(col + middle + k);
+    std::memcpy(after + k, &part, sizeof(part));
+  }
+  add_listed<width, scalar_t>(
+      list, count, fetched<width, store_t>(col, num_entries, begin, count), in,
+      stride, total);
 }
 
 template <int width,
