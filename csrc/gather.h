@@ -20,6 +20,11 @@ constexpr int64_t kCacheLine = 64;  // bytes
 // To prefetch. A line from memory takes as long as 60 to 100 rows that are in
 // the cache: with 32 ahead, graphs beyond the cache took 1.5 times as long.
 constexpr int64_t kLinesAhead = 128;
+// Of a register. Files for one instruction set say so before they include this.
+#ifndef PYG_TRUST_VECTOR_BYTES
+#define PYG_TRUST_VECTOR_BYTES 16
+#endif
+constexpr int kVectorBytes = PYG_TRUST_VECTOR_BYTES;
 // Entries of a row that is copied to get one more.
 constexpr int kShortRow = 32;
 
@@ -58,9 +63,11 @@ template <int lanes>
 PYG_TRUST_INLINE auto widen_by_integers(const Float16* from) {
   using Words = typename Vector<uint32_t, lanes>::type;
   using Floats = typename Vector<float, lanes>::type;
-  Words half;
+  uint32_t bits[lanes];
   for (int k = 0; k < lanes; ++k)
-    half[k] = from[k].bits;
+    bits[k] = from[k].bits;
+  Words half;
+  std::memcpy(&half, bits, sizeof(half));
   const Words shifted = (half & 0x7FFF) << 13;
   const Words exponent = half & 0x7C00;
   const Words raised = shifted + (113u << 23);
@@ -69,11 +76,10 @@ PYG_TRUST_INLINE auto widen_by_integers(const Float16* from) {
   small -= 6.103515625e-05f;  // 2^-14
   Words subnormal;
   std::memcpy(&subnormal, &small, sizeof(small));
-  const Words normal =
-      shifted + (112u << 23) + ((112u << 23) & (exponent == 0x7C00));
-  const Words none = exponent == 0;
+  const Words larger = shifted + (112u << 23);
+  const Words normal = exponent == 0x7C00 ? larger + (112u << 23) : larger;
   const Words word =
-      ((subnormal & none) | (normal & ~none)) | (half & 0x8000) << 16;
+      (exponent == 0 ? subnormal : normal) | (half & 0x8000) << 16;
   Floats value;
   std::memcpy(&value, &word, sizeof(value));
   return value;
@@ -147,11 +153,12 @@ PYG_TRUST_INLINE void store(Float16* to,
 #endif
 }
 
-// Columns that one vector holds, and vectors of a row of `width` columns.
+// Columns that one vector holds, and vectors of a row of `width` columns. No
+// vector is larger than a register: sums in it would live in memory.
 template <typename scalar_t, int width>
-constexpr int kRowLanes = width < kCacheLine / int{sizeof(scalar_t)}
+constexpr int kRowLanes = width < kVectorBytes / int{sizeof(scalar_t)}
                            ? width
-                           : kCacheLine / int{sizeof(scalar_t)};
+                           : kVectorBytes / int{sizeof(scalar_t)};
 template <int width, typename store_t>
 constexpr int64_t kRowBytes = width * int64_t{sizeof(store_t)};
 template <typename scalar_t, int width>
