@@ -59,6 +59,7 @@ struct Step {
   int64_t num_entries;
   const int32_t* rows;  // which rows, or null for all
   bool packed;
+  bool asked;  // whether rows of z are those in `rows`, one after the other
   // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;
@@ -78,7 +79,7 @@ struct Step {
   const scalar_t* unscale;
   const store_t* in;  // y_{i+1}; null if that is sparse
   store_t* out;       // y_i, over y_{i+2} if three terms count; null at the end
-  scalar_t* z;        // at the end: row k is that of the k-th row asked for
+  scalar_t* z;        // at the end
   int64_t z_stride;
   scalar_t weight;  // w_i
   scalar_t factor;  // how often P counts

@@ -283,7 +283,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       for (int k = 0; k < vectors; ++k)
         value[k] = weight * load<lanes>(x + k * lanes) + value[k];
     }
-    const int64_t place = step.rows != nullptr    ? i
+    const int64_t place = step.asked              ? i
                           : step.names != nullptr ? step.names[v]
                                                   : v;
     scalar_t* z = step.z + place * step.z_stride;
@@ -368,7 +368,7 @@ void wide_rows(const Step<scalar_t, scalar_t>& step,
   for (int64_t i = begin; i < end; ++i) {
     const int64_t v = step.rows == nullptr ? i : step.rows[i];
     const int64_t name = named(v);
-    scalar_t* z = step.z + (step.rows == nullptr ? name : i) * step.z_stride;
+    scalar_t* z = step.z + (step.asked ? i : name) * step.z_stride;
     for (int64_t c = 0; c < step.columns; ++c)
       z[c] = 0;
     for_row(step, i, v, [&](int64_t e, int64_t other) {
