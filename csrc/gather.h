@@ -240,7 +240,7 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
                                        int64_t own,
                                        Row<scalar_t, width>* total) {
   constexpr int lanes = kRowLanes<scalar_t, width>;
-  constexpr int words = 16;
+  constexpr int words = kVectorBytes / int{sizeof(int32_t)};
   const int64_t count = stop - begin + 1;
   if (count > kShortRow || middle + kShortRow > num_entries) {
     add_rows<width, scalar_t>(col, num_entries, in, stride, begin, middle,
