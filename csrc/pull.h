@@ -4,10 +4,7 @@
 // a propagation from scratch gives it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-
-#include "gather.h"
 
 namespace pyg_trust {
 
@@ -34,9 +31,5 @@ struct Pull {
   const int64_t* place;  // of z: row place[k] in place of k, if not null
   bool add;              // to what is in z, or to 0
 };
-
-// Entries begin, ..., end - 1 of the list.
-void pull_range(const Pull<float>& pull, int64_t begin, int64_t end);
-void pull_range(const Pull<double>& pull, int64_t begin, int64_t end);
 
 }  // namespace pyg_trust

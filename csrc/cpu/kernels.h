@@ -8,6 +8,7 @@
 #include "flip.h"
 #include "half.h"
 #include "parallel.h"
+#include "pull.h"
 
 namespace pyg_trust {
 
@@ -137,6 +138,9 @@ struct Kernels {
   // Rows of z in all their columns, from the entries of a sparse x.
   void (*wide_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*wide_double)(const Step<double, double>&, int64_t begin, int64_t end);
+  // The rows [begin, end) of the list.
+  void (*pull_float)(const Pull<float>&, int64_t begin, int64_t end);
+  void (*pull_double)(const Pull<double>&, int64_t begin, int64_t end);
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);

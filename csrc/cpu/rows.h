@@ -5,6 +5,7 @@
 #include "gather.h"
 #include "kernels.h"
 #include "loss.h"
+#include "pulled.h"
 
 namespace pyg_trust {
 namespace {
@@ -509,7 +510,8 @@ inline void stay(uint64_t key,
                         load_all<float, Float16>, load_all<double, double>,  \
                         step_all<float, float>, step_all<float, Float16>,    \
                         step_all<double, double>, wide_rows<float>,          \
-                        wide_rows<double>, find_places,                      \
+                        wide_rows<double>, pull_all_columns<float>,          \
+                        pull_all_columns<double>, find_places,               \
                         round_half,      gap_lengths,                        \
                         stay,            loss_gradient,                      \
                         magnitudes};                                         \
