@@ -10,6 +10,17 @@ import torch
 from pyg_trust.functional import propagation
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked slow run where CI or FULL_TEST is set, or by -m slow."""
+    asked = any(os.environ.get(name) for name in ('CI', 'FULL_TEST'))
+    if asked or 'slow' in config.option.markexpr:
+        return
+    skip = pytest.mark.skip(reason='slow: set CI=1')
+    for item in items:
+        if item.get_closest_marker('slow'):
+            item.add_marker(skip)
+
+
 @pytest.fixture(scope='session')
 def shared() -> Path:
     """The folder with real data and oracles, which not every machine has."""

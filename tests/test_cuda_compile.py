@@ -43,6 +43,7 @@ def test_setup_promises_the_torch_that_is_tested():
     assert '"torch>=2.10",' in (ROOT / 'pyproject.toml').read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('release', RELEASES)
 def test_cuda_sources_compile(release, tmp_path):
     # All as one: headers, which are most of it, are read once.

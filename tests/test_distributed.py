@@ -107,6 +107,7 @@ def test_every_rank_does_its_share(tmp_path, graph):
         assert path.read_text() == '32'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [2, 4])
 def test_killed_ranks_end_the_others_and_lose_nothing(size, tmp_path, graph):
     source = random.Random(size)

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_fuzzing():
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name('fuzzing.py'), '5', '0'],

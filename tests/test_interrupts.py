@@ -109,6 +109,7 @@ def points(total):
     return sorted({*spread, *range(max(1, total - LAST), total + 1)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PROCEDURES)
 def test_old_state_or_new_one_and_the_same_result_then(
     name, tmp_path_factory, monkeypatch
@@ -460,6 +461,7 @@ assert caught == 10, caught
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 @pytest.mark.parametrize(
     'name', ['ScatteringClassifier.remove', 'certify, dual']

@@ -12,6 +12,7 @@ import pytest
 FULL = os.environ.get('FULL_TEST') == '1'
 
 
+@pytest.mark.slow
 @needs.fork
 @pytest.mark.parametrize(
     'procedure',

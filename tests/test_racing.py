@@ -10,6 +10,7 @@ import pytest
 RACES = 50
 
 
+@pytest.mark.slow
 @needs.fork
 @pytest.mark.parametrize('kind', ['processes', 'threads'])
 @pytest.mark.parametrize('procedure', ['plain', 'removal', 'shards'])

@@ -86,6 +86,7 @@ def test_local_certificates_are_exact(scenario, seed):
         check_witness(made, adj, logits, fragile, budget, node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scenario', ['removals', 'both'])
 @pytest.mark.parametrize(
     'arguments',

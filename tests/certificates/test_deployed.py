@@ -78,6 +78,7 @@ def check(report, found):
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['removals', 'both'])
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('seed', range(2))

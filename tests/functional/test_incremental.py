@@ -151,6 +151,7 @@ def test_rows_after_a_request_are_those_of_dense_matrices(
     assert torch.equal(model.state.rows(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [*MEASURES, 'float32', 'loops', 'directed'])
 def test_two_hundred_requests_leave_the_bits_of_a_fresh_computation(name):
     measure = MEASURES.get(name, sgc(2))

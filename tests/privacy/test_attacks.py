@@ -46,6 +46,7 @@ def release(private, seed=None, **arguments):
 # S1, S2: secrets
 
 
+@pytest.mark.slow
 def test_the_seed_of_the_noise_is_not_in_a_window_of_2_to_20(private):
     # 0.1.0 fed 63 bits to a generator that used 32 of them.
     seed = 2**45 + 987654321
@@ -224,6 +225,7 @@ def test_starting_over_does_not_draw_another_batch(private, seed, workers):
         private_step(setup)
 
 
+@pytest.mark.slow
 def test_a_target_is_in_as_many_batches_as_claimed(private):
     # 0.1.0 with secure noise: in 20 of 20 steps, at a rate of 0.3.
     hits, steps = 0, 0

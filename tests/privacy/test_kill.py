@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # A child trains and writes down every step it has released. It is killed at
 # a point of the step, or at any time. Forking saves importing torch again.
 SCRIPT = """
@@ -116,6 +118,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_ledger_never_claims_less_than_was_spent(tmp_path):
     done = subprocess.run(
         [sys.executable, '-c', SCRIPT, tmp_path, '0'],

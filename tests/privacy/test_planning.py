@@ -88,6 +88,7 @@ def bound_of(private, steps=3, noise=4.0):
     return bound
 
 
+@pytest.mark.slow
 def test_a_search_returns_the_best_and_says_what_all_cost(private):
     train, runs = run(private)
     bound = bound_of(private)

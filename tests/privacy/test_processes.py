@@ -66,6 +66,7 @@ def test_bytes_of_a_key_never_repeat():
     assert len(set(made)) == len(made) == 1800
 
 
+@pytest.mark.slow
 def test_noise_is_added_once(trained):
     # 12,000 numbers of noise alone; a right one fails once in a billion.
     _, found = trained
@@ -135,6 +136,7 @@ def test_other_partitions_and_wrapped_models_are_refused(trained):
             assert 'DistributedDataParallel' in one['wrapped']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('when', ['total', 'of_first', 'spread'])
 def test_a_process_that_dies_leaves_no_step_unpaid(tmp_path, when):
     # Each call of a step in turn, in the third step.

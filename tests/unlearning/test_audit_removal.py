@@ -205,6 +205,7 @@ def audit(make, tests, **kwargs):
 CERTAIN = ('twins', 'poison', 'bytes', 'neighbours')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('partition', 'aggregator'),
     [
@@ -271,6 +272,7 @@ def test_starting_over_is_not_rejected():
     assert report.failed == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('fault', 'named'),
     [

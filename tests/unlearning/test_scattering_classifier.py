@@ -165,6 +165,7 @@ def test_the_callers_graphs_stay_as_they_are():
 # Removal ####################################################################
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('max_degree', [None, 8])
 @pytest.mark.parametrize('loss', ['logistic', 'squared'])
 @pytest.mark.parametrize('num_classes', [2, 3])
@@ -207,6 +208,7 @@ def test_deleting_is_training_without(max_degree, loss, num_classes, noise):
     assert model.verify().ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('accounting', ACCOUNTINGS)
 @pytest.mark.parametrize('num_classes', [2, 4])

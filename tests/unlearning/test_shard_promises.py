@@ -70,6 +70,7 @@ def requests(data, count, seed):
         yield request, data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sparse_x', [False, True])
 @pytest.mark.parametrize('name', KINDS)
 def test_random_removals_equal_a_fresh_start(name, sparse_x):
