@@ -22,6 +22,7 @@ struct Pull {
   OpenRows rows;
   const int64_t* list;  // of rows, or null for all
   const scalar_t* in;   // what is sent, `columns` numbers a row
+  bool near;            // whether it stays in the cache: nothing is fetched
   int64_t columns;
   const scalar_t* recv;
   const scalar_t* send;

@@ -28,6 +28,9 @@ namespace {
 
 using torch::stable::Tensor;
 
+// Of all rows that are sent, for which a cache of its own has room.
+constexpr int64_t kNearBytes = 1 << 20;
+
 void pull(const Pull<float>& rows, int64_t begin, int64_t end) {
   kernels().pull_float(rows, begin, end);
 }
@@ -59,6 +62,7 @@ void pull_typed(const OpenRows& rows,
   step.list = list ? list->const_data_ptr<int64_t>() : nullptr;
   step.in = in.const_data_ptr<scalar_t>();
   step.columns = in.size(1);
+  step.near = !list && in.numel() * int64_t{sizeof(scalar_t)} <= kNearBytes;
   step.recv = recv.const_data_ptr<scalar_t>();
   step.send = send.const_data_ptr<scalar_t>();
   step.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;

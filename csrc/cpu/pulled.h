@@ -85,7 +85,7 @@ PYG_TRUST_INLINE void pull_columns(const Pull<scalar_t>& pull,
                                    int64_t end,
                                    int64_t first) {
   const auto* in = pull.in + first;
-  Ahead<width, scalar_t> ahead(pull, in, begin, end);
+  Ahead<width, scalar_t> ahead(pull, in, begin, pull.near ? begin : end);
   for (int64_t k = begin; k < end; ++k) {
     const int64_t v = ahead.node(k);
     ahead.fetch(pull.rows.length[v]);
