@@ -20,6 +20,7 @@ constexpr int64_t kCacheLine = 64;  // bytes
 // To prefetch. A line from memory takes as long as 60 to 100 rows that are in
 // the cache: with 32 ahead, graphs beyond the cache took 1.5 times as long.
 constexpr int64_t kLinesAhead = 128;
+constexpr int64_t kLinesFarAhead = 192;  // of rows of two and more
 // Of a register. Files for one instruction set say so before they include this.
 #ifndef PYG_TRUST_VECTOR_BYTES
 #define PYG_TRUST_VECTOR_BYTES 16
@@ -200,7 +201,8 @@ PYG_TRUST_INLINE const int32_t* fetched(const int32_t* col,
                                         int64_t count) {
   constexpr int64_t lines =
       (kRowBytes<width, store_t> + kCacheLine - 1) / kCacheLine;
-  const int64_t later = begin + kLinesAhead / lines;
+  const int64_t later =
+      begin + (lines == 1 ? kLinesAhead : kLinesFarAhead / lines);
   const int64_t last = num_entries - count;
   return col + (later < last ? later : last);
 }
