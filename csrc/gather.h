@@ -20,7 +20,6 @@ constexpr int64_t kCacheLine = 64;  // bytes
 // To prefetch. A line from memory takes as long as 60 to 100 rows that are in
 // the cache: with 32 ahead, graphs beyond the cache took 1.5 times as long.
 constexpr int64_t kLinesAhead = 128;
-constexpr int64_t kLinesFarAhead = 192;  // of rows of two and more
 // Of a register. Files for one instruction set say so before they include this.
 #ifndef PYG_TRUST_VECTOR_BYTES
 #define PYG_TRUST_VECTOR_BYTES 16
@@ -160,55 +159,14 @@ template <typename scalar_t, int width>
 constexpr int kRowLanes = width < kVectorBytes / int{sizeof(scalar_t)}
                            ? width
                            : kVectorBytes / int{sizeof(scalar_t)};
-template <int width, typename store_t>
-constexpr int64_t kRowBytes = width * int64_t{sizeof(store_t)};
 template <typename scalar_t, int width>
 using Row = typename Vector<scalar_t, kRowLanes<scalar_t, width>>::type;
 
-// total[c] += in[list[k] * stride + c] for k = 0, ..., count - 1, one after the
-// other, each column by itself. `width` columns, a constant in every caller, so
-// that the sum lives in registers; rows are stored as store_t and summed as
-// scalar_t. `ahead`: entries whose rows are fetched, if not null.
-template <int width, typename scalar_t, typename store_t>
-PYG_TRUST_INLINE void add_listed(const int32_t* list,
-                                 int64_t count,
-                                 const int32_t* ahead,
-                                 const store_t* in,
-                                 int64_t stride,
-                                 Row<scalar_t, width>* total) {
-  constexpr int lanes = kRowLanes<scalar_t, width>;
-  static_assert(width % lanes == 0);
-  for (int64_t k = 0; k < count; ++k) {
-    const store_t* row = in + list[k] * stride;
-    if (ahead != nullptr) {
-      const auto* later =
-          reinterpret_cast<const char*>(in + ahead[k] * stride);
-      for (int64_t b = 0; b < kRowBytes<width, store_t>; b += kCacheLine)
-        __builtin_prefetch(later + b);
-    }
-    for (int v = 0; v < width / lanes; ++v)
-      total[v] += load<lanes>(row + v * lanes);
-  }
-}
-
-// What is fetched while the entries [begin, begin + count) are summed: past the
-// row's end comes the next row, which is wanted next. The last rows fetch
-// again what is there.
-template <int width, typename store_t>
-PYG_TRUST_INLINE const int32_t* fetched(const int32_t* col,
-                                        int64_t num_entries,
-                                        int64_t begin,
-                                        int64_t count) {
-  constexpr int64_t lines =
-      (kRowBytes<width, store_t> + kCacheLine - 1) / kCacheLine;
-  const int64_t later =
-      begin + (lines == 1 ? kLinesAhead : kLinesFarAhead / lines);
-  const int64_t last = num_entries - count;
-  return col + (later < last ? later : last);
-}
-
-// add_listed of the entries [begin, stop). `fetch`: whether rows are fetched
-// ahead of their use, which not every caller does by itself.
+// sum[c] = the sum of in[col[e] * stride + c] over e = begin, ..., stop - 1,
+// one after the other, each column by itself. `width` columns, a constant in
+// every caller, so that the sum lives in registers; rows are stored as store_t
+// and summed as scalar_t. `fetch`: whether rows are fetched ahead of their use,
+// which not every caller does by itself.
 template <int width,
           typename scalar_t,
           bool fetch = true,
@@ -220,17 +178,29 @@ PYG_TRUST_INLINE void add_rows(const int32_t* col,
                                int64_t begin,
                                int64_t stop,
                                Row<scalar_t, width>* total) {
-  const int32_t* ahead = nullptr;
-  if constexpr (fetch)
-    ahead = fetched<width, store_t>(col, num_entries, begin, stop - begin);
-  add_listed<width, scalar_t>(col + begin, stop - begin, ahead, in, stride,
-                              total);
+  constexpr int lanes = kRowLanes<scalar_t, width>;
+  static_assert(width % lanes == 0);
+  constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
+  constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
+  constexpr int64_t entries_ahead = kLinesAhead / lines;
+  for (int64_t e = begin; e < stop; ++e) {
+    const store_t* row = in + col[e] * stride;
+    if constexpr (fetch) {
+      // Past the row's end comes the next row, which is wanted next.
+      const int64_t later =
+          e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
+      const auto* ahead =
+          reinterpret_cast<const char*>(in + col[later] * stride);
+      for (int64_t b = 0; b < bytes; b += kCacheLine)
+        __builtin_prefetch(ahead + b);
+    }
+    for (int k = 0; k < width / lanes; ++k)
+      total[k] += load<lanes>(row + k * lanes);
+  }
 }
 
-// As add_rows, with row `own` before entry `middle`. Two loops would both end
-// where the processor does not expect it: the entries of a short row go into a
-// list with their own among them, whole vectors at a time, which may reach into
-// the rows behind.
+// As add_rows, with row `own` before entry `middle`. One loop: two of half the
+// length would both end where the processor does not expect it.
 template <int width, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
                                        int64_t num_entries,
@@ -242,15 +212,62 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
                                        int64_t own,
                                        Row<scalar_t, width>* total) {
   constexpr int lanes = kRowLanes<scalar_t, width>;
+  constexpr int64_t bytes = width * int64_t{sizeof(store_t)};
+  constexpr int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
+  constexpr int64_t entries_ahead = kLinesAhead / lines;
+  for (int64_t e = begin; e <= stop; ++e) {
+    const int64_t past = e - (e > middle);
+    const int64_t entry = past < num_entries ? past : num_entries - 1;
+    const int64_t other = col[entry];
+    const store_t* row = in + (e == middle ? own : other) * stride;
+    const int64_t later =
+        e + entries_ahead < num_entries ? e + entries_ahead : num_entries - 1;
+    const auto* ahead = reinterpret_cast<const char*>(in + col[later] * stride);
+    for (int64_t b = 0; b < bytes; b += kCacheLine)
+      __builtin_prefetch(ahead + b);
+    for (int k = 0; k < width / lanes; ++k)
+      total[k] += load<lanes>(row + k * lanes);
+  }
+}
+
+// As add_rows, of rows that are all in the cache: nothing is fetched.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void add_near_rows(const int32_t* list,
+                                    int64_t count,
+                                    const store_t* in,
+                                    int64_t stride,
+                                    Row<scalar_t, width>* total) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
+  for (int64_t k = 0; k < count; ++k) {
+    const store_t* row = in + list[k] * stride;
+    for (int v = 0; v < width / lanes; ++v)
+      total[v] += load<lanes>(row + v * lanes);
+  }
+}
+
+// As add_rows_and_own, of rows that are all in the cache. The entries of a
+// short row go into a list with their own among them, whole vectors at a time,
+// which may reach into the rows behind.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void add_near_rows_and_own(const int32_t* col,
+                                            int64_t num_entries,
+                                            const store_t* in,
+                                            int64_t stride,
+                                            int64_t begin,
+                                            int64_t stop,
+                                            int64_t middle,
+                                            int64_t own,
+                                            Row<scalar_t, width>* total) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
   constexpr int words = kVectorBytes / int{sizeof(int32_t)};
   const int64_t count = stop - begin + 1;
   if (count > kShortRow || middle + kShortRow > num_entries) {
-    add_rows<width, scalar_t>(col, num_entries, in, stride, begin, middle,
-                              total);
-    for (int k = 0; k < width / lanes; ++k)
-      total[k] += load<lanes>(in + own * stride + k * lanes);
-    add_rows<width, scalar_t>(col, num_entries, in, stride, middle, stop,
-                              total);
+    add_near_rows<width, scalar_t>(col + begin, middle - begin, in, stride,
+                                   total);
+    for (int v = 0; v < width / lanes; ++v)
+      total[v] += load<lanes>(in + own * stride + v * lanes);
+    add_near_rows<width, scalar_t>(col + middle, stop - middle, in, stride,
+                                   total);
     return;
   }
   int32_t list[2 * kShortRow];
@@ -264,9 +281,7 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
     const auto part = load<words>(col + middle + k);
     std::memcpy(after + k, &part, sizeof(part));
   }
-  add_listed<width, scalar_t>(
-      list, count, fetched<width, store_t>(col, num_entries, begin, count), in,
-      stride, total);
+  add_near_rows<width, scalar_t>(list, count, in, stride, total);
 }
 
 template <int width,

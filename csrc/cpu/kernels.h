@@ -79,6 +79,7 @@ struct Step {
   const scalar_t* scale;
   const scalar_t* unscale;
   const store_t* in;  // y_{i+1}; null if that is sparse
+  bool near;          // whether that stays in the cache
   store_t* out;       // y_i, over y_{i+2} if three terms count; null at the end
   scalar_t* z;        // at the end
   int64_t z_stride;

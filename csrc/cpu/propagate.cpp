@@ -40,6 +40,9 @@ constexpr double kFewRows = 0.92;
 // where they stand.
 constexpr double kPackedRows = 0.8;
 
+// Stored rows of no more bytes together are not fetched ahead of their use.
+constexpr int64_t kNearBytes = 1 << 21;
+
 // Rows that one level after the other goes through, stored rows of kSortedBytes
 // together at most, are laid out so that rows of one length come one after the
 // other: where a row ends is then no surprise to the processor, which on short
@@ -389,6 +392,7 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   step.z_stride = columns;
   step.names = names;
   step.asked = rows.has_value();
+  step.near = n * stride * int64_t{sizeof(store_t)} <= kNearBytes;
   // Without edges there is no entry to look ahead to.
   const int32_t no_col = 0;
   if (step.num_entries == 0) {

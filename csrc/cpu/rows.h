@@ -242,7 +242,16 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       Row<scalar_t, width> total[vectors] = {};
       const int64_t row = step.packed ? i : v;
       const int64_t begins = step.rowptr[row], stop = step.rowptr[row + 1];
-      if (step.places == nullptr || step.places[v] == kNoPlace)
+      const bool plain =
+          step.places == nullptr || step.places[v] == kNoPlace;
+      if (step.near && plain)
+        add_near_rows<width, scalar_t>(step.col + begins, stop - begins,
+                                       step.in, width, total);
+      else if (step.near)
+        add_near_rows_and_own<width, scalar_t>(
+            step.col, step.num_entries, step.in, width, begins, stop,
+            begins + step.places[v], v, total);
+      else if (plain)
         add_rows<width, scalar_t>(step.col, step.num_entries, step.in, width,
                                   begins, stop, total);
       else
