@@ -20,12 +20,23 @@ constexpr int64_t kCacheLine = 64;  // bytes
 // To prefetch. A line from memory takes as long as 60 to 100 rows that are in
 // the cache: with 32 ahead, graphs beyond the cache took 1.5 times as long.
 constexpr int64_t kLinesAhead = 128;
+// Of a register. Files for one instruction set say so before they include this.
+#ifndef PYG_TRUST_VECTOR_BYTES
+#define PYG_TRUST_VECTOR_BYTES 16
+#endif
+constexpr int kVectorBytes = PYG_TRUST_VECTOR_BYTES;
+// Entries of a row that is copied to get one more.
+constexpr int kShortRow = 32;
 
 // Vectors of `lanes` numbers that the compiler maps to whatever the processor
-// has.
+// has. A vector of one goes through memory: that is a number.
 template <typename scalar_t, int lanes>
 struct Vector {
   typedef scalar_t type __attribute__((vector_size(lanes * sizeof(scalar_t))));
+};
+template <typename scalar_t>
+struct Vector<scalar_t, 1> {
+  typedef scalar_t type;
 };
 
 template <int lanes, typename scalar_t>
@@ -52,9 +63,11 @@ template <int lanes>
 PYG_TRUST_INLINE auto widen_by_integers(const Float16* from) {
   using Words = typename Vector<uint32_t, lanes>::type;
   using Floats = typename Vector<float, lanes>::type;
-  Words half;
+  uint32_t bits[lanes];
   for (int k = 0; k < lanes; ++k)
-    half[k] = from[k].bits;
+    bits[k] = from[k].bits;
+  Words half;
+  std::memcpy(&half, bits, sizeof(half));
   const Words shifted = (half & 0x7FFF) << 13;
   const Words exponent = half & 0x7C00;
   const Words raised = shifted + (113u << 23);
@@ -63,11 +76,10 @@ PYG_TRUST_INLINE auto widen_by_integers(const Float16* from) {
   small -= 6.103515625e-05f;  // 2^-14
   Words subnormal;
   std::memcpy(&subnormal, &small, sizeof(small));
-  const Words normal =
-      shifted + (112u << 23) + ((112u << 23) & (exponent == 0x7C00));
-  const Words none = exponent == 0;
+  const Words larger = shifted + (112u << 23);
+  const Words normal = exponent == 0x7C00 ? larger + (112u << 23) : larger;
   const Words word =
-      ((subnormal & none) | (normal & ~none)) | (half & 0x8000) << 16;
+      (exponent == 0 ? subnormal : normal) | (half & 0x8000) << 16;
   Floats value;
   std::memcpy(&value, &word, sizeof(value));
   return value;
@@ -141,11 +153,12 @@ PYG_TRUST_INLINE void store(Float16* to,
 #endif
 }
 
-// Columns that one vector holds, and vectors of a row of `width` columns.
+// Columns that one vector holds, and vectors of a row of `width` columns. No
+// vector is larger than a register: sums in it would live in memory.
 template <typename scalar_t, int width>
-constexpr int kRowLanes = width < kCacheLine / int{sizeof(scalar_t)}
+constexpr int kRowLanes = width < kVectorBytes / int{sizeof(scalar_t)}
                            ? width
-                           : kCacheLine / int{sizeof(scalar_t)};
+                           : kVectorBytes / int{sizeof(scalar_t)};
 template <typename scalar_t, int width>
 using Row = typename Vector<scalar_t, kRowLanes<scalar_t, width>>::type;
 
@@ -215,6 +228,60 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
     for (int k = 0; k < width / lanes; ++k)
       total[k] += load<lanes>(row + k * lanes);
   }
+}
+
+// As add_rows, of rows that are all in the cache: nothing is fetched.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void add_near_rows(const int32_t* list,
+                                    int64_t count,
+                                    const store_t* in,
+                                    int64_t stride,
+                                    Row<scalar_t, width>* total) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
+  for (int64_t k = 0; k < count; ++k) {
+    const store_t* row = in + list[k] * stride;
+    for (int v = 0; v < width / lanes; ++v)
+      total[v] += load<lanes>(row + v * lanes);
+  }
+}
+
+// As add_rows_and_own, of rows that are all in the cache. The entries of a
+// short row go into a list with their own among them, whole vectors at a time,
+// which may reach into the rows behind.
+template <int width, typename scalar_t, typename store_t>
+PYG_TRUST_INLINE void add_near_rows_and_own(const int32_t* col,
+                                            int64_t num_entries,
+                                            const store_t* in,
+                                            int64_t stride,
+                                            int64_t begin,
+                                            int64_t stop,
+                                            int64_t middle,
+                                            int64_t own,
+                                            Row<scalar_t, width>* total) {
+  constexpr int lanes = kRowLanes<scalar_t, width>;
+  constexpr int words = kVectorBytes / int{sizeof(int32_t)};
+  const int64_t count = stop - begin + 1;
+  if (count > kShortRow || middle + kShortRow > num_entries) {
+    add_near_rows<width, scalar_t>(col + begin, middle - begin, in, stride,
+                                   total);
+    for (int v = 0; v < width / lanes; ++v)
+      total[v] += load<lanes>(in + own * stride + v * lanes);
+    add_near_rows<width, scalar_t>(col + middle, stop - middle, in, stride,
+                                   total);
+    return;
+  }
+  int32_t list[2 * kShortRow];
+  int32_t* after = list + (middle - begin);
+  for (int k = 0; k < kShortRow; k += words) {
+    const auto part = load<words>(col + begin + k);
+    std::memcpy(list + k, &part, sizeof(part));
+  }
+  *after++ = static_cast<int32_t>(own);
+  for (int k = 0; k < kShortRow; k += words) {
+    const auto part = load<words>(col + middle + k);
+    std::memcpy(after + k, &part, sizeof(part));
+  }
+  add_near_rows<width, scalar_t>(list, count, in, stride, total);
 }
 
 template <int width,

@@ -4,10 +4,7 @@
 // a propagation from scratch gives it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-
-#include "gather.h"
 
 namespace pyg_trust {
 
@@ -19,12 +16,19 @@ struct OpenRows {
   const int32_t* col;
 };
 
+// Rows of a list may lie anywhere. So many rows before their entries are
+// fetched, it is fetched where these are named, and before that, where they
+// begin.
+constexpr int64_t kNamedAhead = 4;
+constexpr int64_t kBeginAhead = 8;
+
 // y(v) = recv[v] * (the sum of in(u) over row v), for the rows v in a list.
 template <typename scalar_t>
 struct Pull {
   OpenRows rows;
   const int64_t* list;  // of rows, or null for all
   const scalar_t* in;   // what is sent, `columns` numbers a row
+  bool near;            // whether it stays in the cache: nothing is fetched
   int64_t columns;
   const scalar_t* recv;
   const scalar_t* send;
@@ -34,9 +38,5 @@ struct Pull {
   const int64_t* place;  // of z: row place[k] in place of k, if not null
   bool add;              // to what is in z, or to 0
 };
-
-// Entries begin, ..., end - 1 of the list.
-void pull_range(const Pull<float>& pull, int64_t begin, int64_t end);
-void pull_range(const Pull<double>& pull, int64_t begin, int64_t end);
 
 }  // namespace pyg_trust

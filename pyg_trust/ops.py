@@ -233,8 +233,10 @@ def propagate(
     any number of threads and any instruction set. Memory beside the result:
     two buffers of at most four cache lines a node (two with :obj:`half`): so
     many columns are in flight, and, with :obj:`rows`, 4 bytes for each entry
-    of the rows that a level needs; on CUDA two buffers of all columns, or, of
-    a sparse :obj:`x`, of 128 and these as a dense matrix. There the bits of a
+    of the rows that a level needs; for eight levels or more, where a buffer
+    has at most a mebibyte, a copy of the entries, at most 272 bytes a node;
+    on CUDA two buffers of all columns, or, of a sparse :obj:`x`, of 128 and
+    these as a dense matrix. There the bits of a
     column may depend on whether it stands among few others (up to 8, with
     :obj:`half` 16), and rows of more than 512 entries are summed by a tree,
     whose bits are not those of the CPU.

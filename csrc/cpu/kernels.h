@@ -8,6 +8,7 @@
 #include "flip.h"
 #include "half.h"
 #include "parallel.h"
+#include "pull.h"
 
 namespace pyg_trust {
 
@@ -59,6 +60,7 @@ struct Step {
   int64_t num_entries;
   const int32_t* rows;  // which rows, or null for all
   bool packed;
+  bool asked;  // whether rows of z are those in `rows`, one after the other
   // What the rows of the graph are called in z, and in a dense x; null if they
   // have these names already.
   const int64_t* names;
@@ -77,8 +79,9 @@ struct Step {
   const scalar_t* scale;
   const scalar_t* unscale;
   const store_t* in;  // y_{i+1}; null if that is sparse
+  bool near;          // whether that stays in the cache
   store_t* out;       // y_i, over y_{i+2} if three terms count; null at the end
-  scalar_t* z;        // at the end: row k is that of the k-th row asked for
+  scalar_t* z;        // at the end
   int64_t z_stride;
   scalar_t weight;  // w_i
   scalar_t factor;  // how often P counts
@@ -136,6 +139,9 @@ struct Kernels {
   // Rows of z in all their columns, from the entries of a sparse x.
   void (*wide_float)(const Step<float, float>&, int64_t begin, int64_t end);
   void (*wide_double)(const Step<double, double>&, int64_t begin, int64_t end);
+  // The rows [begin, end) of the list.
+  void (*pull_float)(const Pull<float>&, int64_t begin, int64_t end);
+  void (*pull_double)(const Pull<double>&, int64_t begin, int64_t end);
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);

@@ -16,6 +16,7 @@
 #pragma GCC target("avx2,f16c")
 #endif
 #define PYG_TRUST_F16C
+#define PYG_TRUST_VECTOR_BYTES 32
 #include "rows.h"
 
 PYG_TRUST_KERNELS(kAvx2Kernels, 1)

@@ -16,6 +16,7 @@
 #pragma GCC target("avx512f,avx2,f16c")
 #endif
 #define PYG_TRUST_F16C
+#define PYG_TRUST_VECTOR_BYTES 64
 #define PYG_TRUST_AVX512F
 #include "rows.h"
 

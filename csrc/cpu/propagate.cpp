@@ -6,10 +6,12 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -37,6 +39,19 @@ constexpr double kFewRows = 0.92;
 // the entries than this. Of more rows, what is fetched ahead is mostly wanted
 // where they stand.
 constexpr double kPackedRows = 0.8;
+
+// Stored rows of no more bytes together are not fetched ahead of their use.
+constexpr int64_t kNearBytes = 1 << 21;
+
+// Rows that one level after the other goes through, stored rows of kSortedBytes
+// together at most, are laid out so that rows of one length come one after the
+// other: where a row ends is then no surprise to the processor, which on short
+// rows that are in its cache costs as much as to sum them. It pays after so
+// many levels, and on rows of fewer entries than this on average.
+constexpr int64_t kSortedBytes = 1 << 20;
+constexpr int64_t kSortedLevels = 8;
+constexpr int64_t kSortedEntries = 64;
+constexpr int64_t kSortedTogether = 1024;  // rows
 
 // The kernels of a type.
 void load(const Step<float, float>& step, int64_t begin, int64_t end) {
@@ -175,6 +190,26 @@ Part pick(const Loops& graph, std::vector<int32_t> rows, bool loops) {
   return {true, std::move(rows), std::move(ptr), std::move(col)};
 }
 
+// All rows, some together by length.
+Part sorted(const Loops& graph, int64_t n, bool loops) {
+  std::vector<int32_t> rows(n);
+  for (int64_t first = 0; first < n; first += kSortedTogether) {
+    const int64_t last = std::min(first + kSortedTogether, n);
+    // Those of many entries count as one length.
+    std::array<int64_t, 2 * kSortedEntries + 1> start{};
+    const auto length = [&](int64_t v) {
+      return std::min(graph.rowptr[v + 1] - graph.rowptr[v],
+                      2 * kSortedEntries - 1);
+    };
+    for (int64_t v = first; v < last; ++v)
+      ++start[length(v) + 1];
+    std::partial_sum(start.begin(), start.end(), start.begin());
+    for (int64_t v = first; v < last; ++v)
+      rows[first + start[length(v)]++] = static_cast<int32_t>(v);
+  }
+  return pick(graph, std::move(rows), loops);
+}
+
 // The rows that each level needs, from the end (level 0) on: those asked for,
 // then those they receive from (and their own), until these are most of the
 // graph.
@@ -242,6 +277,7 @@ void one_level_of_entries(const Signal& x,
   step.num_entries = all.num_entries;
   step.rows = all.rows;
   step.packed = all.packed;
+  step.asked = all.asked;
   step.names = all.names;
   step.places = all.places;
   step.recv = all.recv;
@@ -355,14 +391,22 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   }
   step.z_stride = columns;
   step.names = names;
+  step.asked = rows.has_value();
+  step.near = n * stride * int64_t{sizeof(store_t)} <= kNearBytes;
   // Without edges there is no entry to look ahead to.
   const int32_t no_col = 0;
   if (step.num_entries == 0) {
     step.col = &no_col;
     step.num_entries = 1;
   }
-  const bool whole = static_cast<int64_t>(needed.size()) < levels ||
-                     (!needed.empty() && !needed.back().packed);
+  const bool sorts = !rows && levels >= kSortedLevels &&
+                     n * stride * int64_t{sizeof(store_t)} <= kSortedBytes &&
+                     col.numel() <= kSortedEntries * n;
+  std::optional<Part> by_length;
+  if (sorts)
+    by_length.emplace(sorted(graph, n, loops));
+  const bool whole = !sorts && (static_cast<int64_t>(needed.size()) < levels ||
+                                (!needed.empty() && !needed.back().packed));
   Scratch<int32_t> places(loops && whole ? n : 0, Pages::kSmall, false);
   if (loops && whole) {
     Loops missing = graph;
@@ -390,9 +434,9 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     step.places = all.places;
     step.rows = all.rows;
     step.packed = all.packed;
-    if (!some)
+    if (!some && !by_length)
       return levels == 0 ? num_out : n;
-    Part& part = needed[level];
+    Part& part = by_length ? *by_length : needed[level];
     const auto count = static_cast<int64_t>(part.rows.size());
     step.rows = part.rows.data();
     step.packed = part.packed;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "kernels.h"
 #include "open_rows.h"
 #include "parallel.h"
 
@@ -23,162 +24,19 @@ namespace {
 
 using torch::stable::Tensor;
 
-// Rows of a list may lie anywhere. So many rows before their entries are
-// fetched, it is fetched where these are named, and before that, where they
-// begin.
-constexpr int64_t kNamedAhead = 4;
-constexpr int64_t kBeginAhead = 8;
 // So many entries before a node is met, its stamp is fetched.
 constexpr int64_t kMetAhead = 16;
 
-// The rows of `in` that the rows [begin, end) of the list receive from, each
-// fetched once, kLinesAhead before it is needed.
-template <int width, typename scalar_t>
-class Ahead {
- public:
-  Ahead(const Pull<scalar_t>& pull,
-        const scalar_t* in,
-        int64_t begin,
-        int64_t end)
-      : pull_(pull), in_(in), end_(end), row_(begin) {
-    fetch(kLinesAhead / lines);
-  }
+// Of all rows that are sent: they come from the cache as fast as they are asked
+// for, and to fetch them ahead takes as long as to sum them.
+constexpr int64_t kNearBytes = 1 << 23;
 
-  int64_t node(int64_t k) const {
-    return pull_.list == nullptr ? k : pull_.list[k];
-  }
-
-  // So many more entries.
-  PYG_TRUST_INLINE void fetch(int64_t count) {
-    while (count > 0 && row_ < end_) {
-      const int64_t v = node(row_);
-      const int32_t* col = pull_.rows.col + pull_.rows.start[v];
-      const int64_t length = pull_.rows.length[v];
-      const int64_t stop = std::min(length, entry_ + count);
-      count -= stop - entry_;
-      for (; entry_ < stop; ++entry_) {
-        const auto* ahead =
-            reinterpret_cast<const char*>(in_ + col[entry_] * pull_.columns);
-        for (int64_t b = 0; b < lines * kCacheLine; b += kCacheLine)
-          __builtin_prefetch(ahead + b);
-      }
-      if (entry_ == length) {
-        ++row_;
-        entry_ = 0;
-        announce();
-      }
-    }
-  }
-
- private:
-  static constexpr int64_t lines =
-      (width * int64_t{sizeof(scalar_t)} + kCacheLine - 1) / kCacheLine;
-
-  void announce() const {
-    if (pull_.list == nullptr)
-      return;  // the processor sees a stream
-    if (row_ + kBeginAhead < end_) {
-      const int64_t v = node(row_ + kBeginAhead);
-      __builtin_prefetch(pull_.rows.start + v);
-      __builtin_prefetch(pull_.rows.length + v);
-      __builtin_prefetch(pull_.recv + v);
-      if (pull_.out != nullptr)
-        __builtin_prefetch(pull_.send + v);
-    }
-    if (row_ + kNamedAhead < end_) {
-      const int64_t v = node(row_ + kNamedAhead);
-      __builtin_prefetch(pull_.rows.col + pull_.rows.start[v]);
-    }
-  }
-
-  const Pull<scalar_t>& pull_;
-  const scalar_t* in_;
-  int64_t end_, row_, entry_ = 0;
-};
-
-template <int width, typename scalar_t>
-inline __attribute__((always_inline)) void pull_columns(
-    const Pull<scalar_t>& pull,
-    int64_t begin,
-    int64_t end,
-    int64_t first) {
-  const auto* in = pull.in + first;
-  Ahead<width, scalar_t> ahead(pull, in, begin, end);
-  for (int64_t k = begin; k < end; ++k) {
-    const int64_t v = ahead.node(k);
-    ahead.fetch(pull.rows.length[v]);
-    const int64_t start = pull.rows.start[v];
-    Row<scalar_t, width> sums[width / kRowLanes<scalar_t, width>];
-    sum_row<width, scalar_t, false>(pull.rows.col, 0, in, pull.columns, start,
-                                    start + pull.rows.length[v], sums);
-    alignas(kCacheLine) scalar_t sum[width];
-    std::memcpy(sum, sums, sizeof(sum));
-    const scalar_t recv = pull.recv[v];
-    for (int c = 0; c < width; ++c)
-      sum[c] *= recv;
-    if (pull.z != nullptr) {
-      const int64_t place = pull.place == nullptr ? k : pull.place[k];
-      scalar_t* z = pull.z + place * pull.columns + first;
-      for (int c = 0; c < width; ++c)
-        z[c] = (pull.add ? z[c] : 0) + pull.weight * sum[c];
-    }
-    if (pull.out != nullptr) {
-      const scalar_t send = pull.send[v];
-      scalar_t* out = pull.out + v * pull.columns + first;
-      for (int c = 0; c < width; ++c)
-        out[c] = send * sum[c];
-    }
-  }
+void pull(const Pull<float>& rows, int64_t begin, int64_t end) {
+  kernels().pull_float(rows, begin, end);
 }
-
-template <typename scalar_t>
-inline __attribute__((always_inline)) void pull_all_columns(
-    const Pull<scalar_t>& pull,
-    int64_t begin,
-    int64_t end) {
-  constexpr int line = kCacheLine / sizeof(scalar_t);
-  int64_t first = 0;
-  for (; first + 4 * line <= pull.columns; first += 4 * line)
-    pull_columns<4 * line>(pull, begin, end, first);
-  if (first + 2 * line <= pull.columns) {
-    pull_columns<2 * line>(pull, begin, end, first);
-    first += 2 * line;
-  }
-  if (first + line <= pull.columns) {
-    pull_columns<line>(pull, begin, end, first);
-    first += line;
-  }
-  if (line > 8 && first + 8 <= pull.columns) {
-    pull_columns<8>(pull, begin, end, first);
-    first += 8;
-  }
-  if (first + 4 <= pull.columns) {
-    pull_columns<4>(pull, begin, end, first);
-    first += 4;
-  }
-  if (first + 2 <= pull.columns) {
-    pull_columns<2>(pull, begin, end, first);
-    first += 2;
-  }
-  if (first < pull.columns)
-    pull_columns<1>(pull, begin, end, first);
+void pull(const Pull<double>& rows, int64_t begin, int64_t end) {
+  kernels().pull_double(rows, begin, end);
 }
-
-}  // namespace
-
-PYG_TRUST_CLONES void pull_range(const Pull<float>& pull,
-                                 int64_t begin,
-                                 int64_t end) {
-  pull_all_columns(pull, begin, end);
-}
-
-PYG_TRUST_CLONES void pull_range(const Pull<double>& pull,
-                                 int64_t begin,
-                                 int64_t end) {
-  pull_all_columns(pull, begin, end);
-}
-
-namespace {
 
 void pull_rows(const Tensor& start,
                const Tensor& length,
@@ -195,22 +53,23 @@ void pull_rows(const Tensor& start,
   const int64_t count = list ? list->numel() : start.numel();
   with_real(in, [&](auto zero) {
     using scalar_t = decltype(zero);
-    Pull<scalar_t> pull;
-    pull.rows = open_rows(start, length, col);
-    pull.list = list ? list->const_data_ptr<int64_t>() : nullptr;
-    pull.in = in.const_data_ptr<scalar_t>();
-    pull.columns = in.size(1);
-    pull.recv = recv.const_data_ptr<scalar_t>();
-    pull.send = send.const_data_ptr<scalar_t>();
-    pull.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
-    pull.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
-    pull.weight = static_cast<scalar_t>(weight);
-    pull.place = place ? place->const_data_ptr<int64_t>() : nullptr;
-    pull.add = add;
+    Pull<scalar_t> step;
+    step.rows = open_rows(start, length, col);
+    step.list = list ? list->const_data_ptr<int64_t>() : nullptr;
+    step.in = in.const_data_ptr<scalar_t>();
+    step.columns = in.size(1);
+    step.near = !list && in.numel() * int64_t{sizeof(scalar_t)} <= kNearBytes;
+    step.recv = recv.const_data_ptr<scalar_t>();
+    step.send = send.const_data_ptr<scalar_t>();
+    step.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
+    step.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
+    step.weight = static_cast<scalar_t>(weight);
+    step.place = place ? place->const_data_ptr<int64_t>() : nullptr;
+    step.add = add;
     constexpr int64_t task = 256;
-    parallel_tasks((count + task - 1) / task, count * pull.columns, [&] {
+    parallel_tasks((count + task - 1) / task, count * step.columns, [&] {
       return [&](int64_t k) {
-        pull_range(pull, k * task, std::min(count, (k + 1) * task));
+        pull(step, k * task, std::min(count, (k + 1) * task));
       };
     });
   });

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "gather.h"
 #include "open_rows.h"
 #include "pull.h"
 #include "scratch.h"

@@ -5,6 +5,7 @@
 #include "gather.h"
 #include "kernels.h"
 #include "loss.h"
+#include "pulled.h"
 
 namespace pyg_trust {
 namespace {
@@ -89,58 +90,82 @@ PYG_TRUST_INLINE const scalar_t* signal(const Step<scalar_t, store_t>& step,
   return room;
 }
 
-// Of sixteen lanes: half of them at a time.
-PYG_TRUST_INLINE int32_t sum(const Vector<int32_t, 16>::type& lanes) {
-  Vector<int32_t, 8>::type eight[2];
-  std::memcpy(eight, &lanes, sizeof(eight));
-  eight[0] += eight[1];
-  Vector<int32_t, 4>::type four[2];
-  std::memcpy(four, &eight[0], sizeof(four));
-  four[0] += four[1];
-  return (four[0][0] + four[0][1]) + (four[0][2] + four[0][3]);
+// Half of the lanes at a time.
+template <int lanes>
+PYG_TRUST_INLINE int32_t sum(
+    const typename Vector<int32_t, lanes>::type& all) {
+  if constexpr (lanes == 4) {
+    return (all[0] + all[1]) + (all[2] + all[3]);
+  } else {
+    typename Vector<int32_t, lanes / 2>::type half[2];
+    std::memcpy(half, &all, sizeof(half));
+    return sum<lanes / 2>(half[0] + half[1]);
+  }
 }
 
+// How many entries of a row are smaller than `own`, and how many are `own`.
+struct Compared {
+  int32_t smaller, equal;
+};
+
+#ifdef PYG_TRUST_AVX512F
+// A vector at a time, of which the last reaches no further than the row.
+inline Compared compare(const int32_t* row, int32_t count, int32_t own) {
+  const __m512i all = _mm512_set1_epi32(own);
+  Compared found{0, 0};
+  for (int32_t e = 0; e < count; e += 16) {
+    const int32_t rest = count - e;
+    const auto inside =
+        static_cast<__mmask16>(rest < 16 ? (1 << rest) - 1 : 0xFFFF);
+    const __m512i entry = _mm512_maskz_loadu_epi32(inside, row + e);
+    found.smaller +=
+        __builtin_popcount(_mm512_mask_cmplt_epi32_mask(inside, entry, all));
+    found.equal +=
+        __builtin_popcount(_mm512_mask_cmpeq_epi32_mask(inside, entry, all));
+  }
+  return found;
+}
+#else
+// Whole vectors, then the entries that are left.
+inline Compared compare(const int32_t* row, int32_t count, int32_t own) {
+  constexpr int lanes = kVectorBytes / int{sizeof(int32_t)};
+  typename Vector<int32_t, lanes>::type smaller = {}, equal = {};
+  int32_t e = 0;
+  for (; e + lanes <= count; e += lanes) {
+    const auto entry = load<lanes>(row + e);
+    smaller -= entry < own;
+    equal -= entry == own;
+  }
+  Compared found{0, 0};
+  if (e > 0)
+    found = {sum<lanes>(smaller), sum<lanes>(equal)};
+  for (; e < count; ++e) {
+    found.smaller += row[e] < own;
+    found.equal += row[e] == own;
+  }
+  return found;
+}
+#endif
+
 // Where in its row an entry of node v itself belongs: before the first of a
-// later node; kNoPlace if it has one already. Of a row in the graph's own names
-// a vector at a time, of which the last may reach into the rows behind it.
+// later node; kNoPlace if it has one already.
 inline void find_places(const Loops& loops, int64_t begin, int64_t end) {
-  constexpr int lanes = 16;
-  using Words = typename Vector<int32_t, lanes>::type;
-  Words lane;
-  for (int k = 0; k < lanes; ++k)
-    lane[k] = k;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t v = loops.rows == nullptr ? i : loops.rows[i];
     const int32_t* row = loops.col + loops.rowptr[v];
     const auto count =
         static_cast<int32_t>(loops.rowptr[v + 1] - loops.rowptr[v]);
-    int32_t before = 0, same = 0;
-    if (loops.names != nullptr) {
+    Compared found{0, 0};
+    if (loops.names == nullptr) {
+      found = compare(row, count, static_cast<int32_t>(v));
+    } else {
       const int64_t own = loops.names[v];
       for (int32_t e = 0; e < count; ++e) {
-        before += loops.names[row[e]] < own;
-        same += loops.names[row[e]] == own;
-      }
-    } else if (loops.rowptr[v] + (count + lanes - 1) / lanes * lanes <=
-               loops.num_entries) {
-      const auto own = static_cast<int32_t>(v);
-      Words smaller = {}, equal = {};
-      for (int32_t e = 0; e < count; e += lanes) {
-        const auto entry = load<lanes>(row + e);
-        const Words inside = lane < count - e;
-        smaller -= inside & (entry < own);
-        equal -= inside & (entry == own);
-      }
-      before = sum(smaller);
-      same = sum(equal);
-    } else {
-      const auto own = static_cast<int32_t>(v);
-      for (int32_t e = 0; e < count; ++e) {
-        before += row[e] < own;
-        same += row[e] == own;
+        found.smaller += loops.names[row[e]] < own;
+        found.equal += loops.names[row[e]] == own;
       }
     }
-    loops.places[i] = same == 0 ? before : kNoPlace;
+    loops.places[i] = found.equal == 0 ? found.smaller : kNoPlace;
   }
 }
 
@@ -217,7 +242,16 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       Row<scalar_t, width> total[vectors] = {};
       const int64_t row = step.packed ? i : v;
       const int64_t begins = step.rowptr[row], stop = step.rowptr[row + 1];
-      if (step.places == nullptr || step.places[v] == kNoPlace)
+      const bool plain =
+          step.places == nullptr || step.places[v] == kNoPlace;
+      if (step.near && plain)
+        add_near_rows<width, scalar_t>(step.col + begins, stop - begins,
+                                       step.in, width, total);
+      else if (step.near)
+        add_near_rows_and_own<width, scalar_t>(
+            step.col, step.num_entries, step.in, width, begins, stop,
+            begins + step.places[v], v, total);
+      else if (plain)
         add_rows<width, scalar_t>(step.col, step.num_entries, step.in, width,
                                   begins, stop, total);
       else
@@ -283,7 +317,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       for (int k = 0; k < vectors; ++k)
         value[k] = weight * load<lanes>(x + k * lanes) + value[k];
     }
-    const int64_t place = step.rows != nullptr    ? i
+    const int64_t place = step.asked              ? i
                           : step.names != nullptr ? step.names[v]
                                                   : v;
     scalar_t* z = step.z + place * step.z_stride;
@@ -368,7 +402,7 @@ void wide_rows(const Step<scalar_t, scalar_t>& step,
   for (int64_t i = begin; i < end; ++i) {
     const int64_t v = step.rows == nullptr ? i : step.rows[i];
     const int64_t name = named(v);
-    scalar_t* z = step.z + (step.rows == nullptr ? name : i) * step.z_stride;
+    scalar_t* z = step.z + (step.asked ? i : name) * step.z_stride;
     for (int64_t c = 0; c < step.columns; ++c)
       z[c] = 0;
     for_row(step, i, v, [&](int64_t e, int64_t other) {
@@ -485,7 +519,8 @@ inline void stay(uint64_t key,
                         load_all<float, Float16>, load_all<double, double>,  \
                         step_all<float, float>, step_all<float, Float16>,    \
                         step_all<double, double>, wide_rows<float>,          \
-                        wide_rows<double>, find_places,                      \
+                        wide_rows<double>, pull_all_columns<float>,          \
+                        pull_all_columns<double>, find_places,               \
                         round_half,      gap_lengths,                        \
                         stay,            loss_gradient,                      \
                         magnitudes};                                         \

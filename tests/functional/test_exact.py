@@ -162,21 +162,25 @@ torch.save((ops.instruction_set(), out), sys.argv[2])
 """
 
 
-def test_threads_and_instruction_sets_change_no_bit(tmp_path):
+# Nine levels go through rows in another order.
+@pytest.mark.parametrize('levels', [4, 9])
+def test_threads_and_instruction_sets_change_no_bit(tmp_path, levels):
     graph = random_graph(3000, 20000).receivers()
     weights = torch.tensor([0.3, 0.0, 0.2, 0.1, 0.4], dtype=torch.float64)
+    weights = weights.repeat(2)[: levels + 1]
     degrees = torch.from_numpy(np.random.default_rng(1).random(3000) / 5)
     calls = []
     for columns in (1, 3, 7, 16, 40, 64, 100):
         scale = torch.full((columns,), 2.0**9)
         for three_term in (False, True):
+            rest = (three_term, None, None, not three_term)
             x = signal(3000, columns, 2, dtype=np.float64)
-            calls.append((x, degrees, (False, None, three_term)))
+            calls.append((x, degrees, (False, None, *rest)))
             x, d = x.float(), degrees.float()
             few = torch.where(x > 1.5, x, 0).to_sparse_csr()
-            calls.append((x, d, (False, None, three_term)))
-            calls.append((x, d, (True, scale, three_term)))
-            calls.append((few, d, (True, scale, three_term)))
+            calls.append((x, d, (False, None, *rest)))
+            calls.append((x, d, (True, scale, *rest)))
+            calls.append((few, d, (True, scale, *rest)))
     results = []
     before = torch.get_num_threads()
     try:

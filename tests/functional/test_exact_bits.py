@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pyg_trust import functional as F
+from pyg_trust import ops
 from pyg_trust.functional import Measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.sparse import sparse_rows
@@ -225,3 +226,115 @@ def test_an_ordered_graph_with_loops_has_those_of_the_graph():
             plain = graph.ordered_receivers(along)
             assert plain[1].numel() <= got[1].numel()
     assert make_graph('random').reorder(2).ordered_receivers() is not None
+
+
+# One entry after the other ###################################################
+
+# Around what a vector holds and what is copied, and far beyond.
+LENGTHS = (0, 1, 2, 15, 16, 17, 30, 31, 32, 33, 47, 48, 49, 63, 64, 65, 90)
+
+
+def lists(last):
+    # Rows of these lengths, in turn, without an entry of their own before all
+    # others, behind them, in the midst, and with one; the last row as asked.
+    numbers = np.random.default_rng(len(LENGTHS) + last)
+    n = 8 * len(LENGTHS)
+    rows = []
+    for v in range(n):
+        length = last if v == n - 1 else LENGTHS[v // 2 % len(LENGTHS)]
+        others = np.delete(np.arange(n), v)
+        if v % 5 == 1 and v >= length:
+            others = np.arange(v)
+        elif v % 5 == 2 and n - 1 - v >= length:
+            others = np.arange(v + 1, n)
+        row = numbers.choice(others, length, replace=False)
+        if v % 5 == 3 and length > 0:
+            row[0] = v
+        rows.append(np.sort(row))
+    return rows
+
+
+def looped(rows):
+    # With an entry of their own.
+    return [
+        row if v in row else np.sort(np.append(row, v))
+        for v, row in enumerate(rows)
+    ]
+
+
+def summed(rows, x, recv, send, weights, half):
+    # Horner's levels, one rounding after the other.
+    kind = x.dtype.type
+
+    def stored(y):
+        if half:
+            y = y.astype(np.float16).astype(np.float32)
+        return y
+
+    def level(y):
+        total = np.zeros_like(x)
+        for v, row in enumerate(rows):
+            for u in row:
+                total[v] += y[u]
+        return recv[:, None] * total
+
+    y = stored(send[:, None] * (kind(weights[-1]) * x))
+    for w in weights[-2:0:-1]:
+        y = stored(send[:, None] * (kind(w) * x + level(y)))
+    return kind(weights[0]) * x + level(y)
+
+
+@pytest.mark.parametrize('last', [0, 5, 40, 100])
+@pytest.mark.parametrize('kind', ['float32', 'float64', 'half'])
+@pytest.mark.parametrize('levels', [2, 9])
+def test_rows_are_summed_one_entry_after_the_other(last, kind, levels):
+    half, dtype = kind == 'half', np.float64 if kind == 'float64' else 'f4'
+    stored = lists(last)
+    n = len(stored)
+    numbers = np.random.default_rng(levels)
+    x = numbers.standard_normal((n, 130)).astype(dtype)
+    recv, send = (numbers.random(n).astype(dtype) / 4 for _ in range(2))
+    weights = numbers.random(levels + 1) + 0.1
+    ptr = torch.tensor([0, *np.cumsum([len(row) for row in stored])])
+    col = torch.from_numpy(np.concatenate(stored).astype(np.int32))
+    ends = torch.from_numpy(recv), torch.from_numpy(send)
+    for loops in (False, True):
+        rows = looped(stored) if loops else stored
+        wanted = torch.from_numpy(summed(rows, x, recv, send, weights, half))
+        for columns in (*range(1, 9), 12, 16, 24, 32, 33, 48, 63, 64, 65, 130):
+            part = torch.from_numpy(x[:, :columns].copy())
+            rest = (*ends, torch.from_numpy(weights), half)
+            for asked in (None, torch.tensor([n - 1, 0, 33, n - 2, 33])):
+                got = ops.propagate(
+                    ptr, col, part, *rest, rows=asked, loops=loops
+                )
+                some = wanted if asked is None else wanted[asked]
+                assert torch.equal(got, some[:, :columns])
+            few = part.to_sparse_csr()
+            got = ops.propagate(ptr, col, few, *rest, loops=loops)
+            assert torch.equal(got, wanted[:, :columns])
+            got = ops.propagate(
+                ptr, col, part, *rest, loops=loops, in_place=True
+            )
+            assert torch.equal(got, wanted[:, :columns])
+
+
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('tol', [0.0, 1e-3])
+def test_rows_of_one_length_together_keep_their_names(half, tol):
+    # Of 32 levels, in the order of the user and in that of the graph, and some
+    # of them: also where the graph is too large to be laid out by length.
+    for n, count in ((1500, 9000), (40_000, 90_000)):
+        numbers = np.random.default_rng(n)
+        graph = graph_of(n, numbers.integers(0, n, (count, 2)))
+        x = signal(n, 9)
+        rows = torch.tensor([n - 1, 4, 4, 1030])
+        measure = F.appnp(0.1, levels=32)
+        kwargs = {'half': half, 'tol': tol}
+        z = F.propagate(graph, x, measure, **kwargs)
+        wide = F.propagate(graph, x.repeat(1, 8), measure, **kwargs)
+        assert torch.equal(wide, z.repeat(1, 8))
+        for other in (graph, graph.reorder(7)):
+            assert torch.equal(F.propagate(other, x, measure, **kwargs), z)
+            some = F.propagate(other, x, measure, rows=rows, **kwargs)
+            assert torch.equal(some, z[rows])
