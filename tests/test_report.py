@@ -245,6 +245,9 @@ def test_the_page_says_epsilon_in_plain_words(kind, epsilon, said):
     ):
         assert said in text
         assert ('1 in 100,000' in text) == ('times' in said)
+        # Of a Gaussian release the factor is larger several times as often.
+        assert 'apart from a probability' not in text
+        assert ('plus a probability of' in text) == ('times' in said)
 
 
 def test_odds_are_not_stated_where_nothing_is_hidden():

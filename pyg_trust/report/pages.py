@@ -230,16 +230,17 @@ def _said(each: Guarantee) -> str:
         return f'{whom} {what}'
     if not (0 <= epsilon < 14 and 0 <= delta < 1):
         return f'{whom} The numbers are too large to protect anybody.'
-    chance = 'with certainty'
+    # Delta is added to what is likely; it is not how often that fails.
+    chance = ''
     if delta > 0:
         chance = (
-            f'apart from a probability of {short(float(delta))} (1 in '
+            f', plus a probability of {short(float(delta))} (1 in '
             f'{math.floor((1 + 1e-9) / delta):,})'
         )
     return (
         f'{whom} Nothing that anybody concludes from what was released is '
         f'more than {_factor(epsilon)} times as likely as it would be '
-        f'{_ODDS[each.kind]}, {chance}.'
+        f'{_ODDS[each.kind]}{chance}.'
     )
 
 
