@@ -218,7 +218,7 @@ PYG_TRUST_INLINE void load_rows(const Step<scalar_t, store_t>& step,
   }
 }
 
-template <int width, typename scalar_t, typename store_t>
+template <int width, bool near, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
                                 int64_t begin,
                                 int64_t end) {
@@ -244,10 +244,10 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       const int64_t begins = step.rowptr[row], stop = step.rowptr[row + 1];
       const bool plain =
           step.places == nullptr || step.places[v] == kNoPlace;
-      if (step.near && plain)
+      if (near && plain)
         add_near_rows<width, scalar_t>(step.col + begins, stop - begins,
                                        step.in, width, total);
-      else if (step.near)
+      else if (near)
         add_near_rows_and_own<width, scalar_t>(
             step.col, step.num_entries, step.in, width, begins, stop,
             begins + step.places[v], v, total);
@@ -370,7 +370,10 @@ struct Take {
   int64_t begin, end;
   template <int width>
   PYG_TRUST_INLINE void by() const {
-    step_rows<width>(step, begin, end);
+    if (step.near)
+      step_rows<width, true>(step, begin, end);
+    else
+      step_rows<width, false>(step, begin, end);
   }
 };
 
