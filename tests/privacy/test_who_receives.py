@@ -62,7 +62,7 @@ def test_rows_of_those_who_receive_nothing_are_zero():
     without = data.clone()
     without.edge_index = data.edge_index[:, :0]
     for other in (fitted(data, seed=1), fitted(without)):
-        other._encoder, other._head = model._encoder, model._head
+        other._own, other._head = model._own, model._head
         same = (other.logits() == model.logits()).all(1)
         assert torch.equal(same, silent(data))
 
