@@ -230,24 +230,9 @@ PYG_TRUST_INLINE void add_rows_and_own(const int32_t* col,
   }
 }
 
-// As add_rows, of rows that are all in the cache: nothing is fetched.
-template <int width, typename scalar_t, typename store_t>
-PYG_TRUST_INLINE void add_near_rows(const int32_t* list,
-                                    int64_t count,
-                                    const store_t* in,
-                                    int64_t stride,
-                                    Row<scalar_t, width>* total) {
-  constexpr int lanes = kRowLanes<scalar_t, width>;
-  for (int64_t k = 0; k < count; ++k) {
-    const store_t* row = in + list[k] * stride;
-    for (int v = 0; v < width / lanes; ++v)
-      total[v] += load<lanes>(row + v * lanes);
-  }
-}
-
-// As add_rows_and_own, of rows that are all in the cache. The entries of a
-// short row go into a list with their own among them, whole vectors at a time,
-// which may reach into the rows behind.
+// As add_rows_and_own, of rows that are all in the cache: nothing is fetched.
+// The entries of a short row go into a list with their own among them, whole
+// vectors at a time, which may reach into the rows behind.
 template <int width, typename scalar_t, typename store_t>
 PYG_TRUST_INLINE void add_near_rows_and_own(const int32_t* col,
                                             int64_t num_entries,
@@ -262,12 +247,10 @@ PYG_TRUST_INLINE void add_near_rows_and_own(const int32_t* col,
   constexpr int words = kVectorBytes / int{sizeof(int32_t)};
   const int64_t count = stop - begin + 1;
   if (count > kShortRow || middle + kShortRow > num_entries) {
-    add_near_rows<width, scalar_t>(col + begin, middle - begin, in, stride,
-                                   total);
+    add_rows<width, scalar_t, false>(col, 0, in, stride, begin, middle, total);
     for (int v = 0; v < width / lanes; ++v)
       total[v] += load<lanes>(in + own * stride + v * lanes);
-    add_near_rows<width, scalar_t>(col + middle, stop - middle, in, stride,
-                                   total);
+    add_rows<width, scalar_t, false>(col, 0, in, stride, middle, stop, total);
     return;
   }
   int32_t list[2 * kShortRow];
@@ -281,7 +264,7 @@ PYG_TRUST_INLINE void add_near_rows_and_own(const int32_t* col,
     const auto part = load<words>(col + middle + k);
     std::memcpy(after + k, &part, sizeof(part));
   }
-  add_near_rows<width, scalar_t>(list, count, in, stride, total);
+  add_rows<width, scalar_t, false>(list, 0, in, stride, 0, count, total);
 }
 
 template <int width,

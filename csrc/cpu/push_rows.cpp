@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <optional>
 #include <tuple>
@@ -286,6 +285,7 @@ class Pushes {
         prefetch(all.left_ + row[e + kPushAhead] * columns, columns);
       double* r = all.left_ + u * columns;
       double* kept = all.meet(u);
+      // Two loops: most rows are kept already, and theirs does not ask.
       const double size =
           kept == nullptr
               ? add_and_square<true>(r, moved, all.recv_[u], columns, nullptr)

@@ -245,8 +245,8 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       const bool plain =
           step.places == nullptr || step.places[v] == kNoPlace;
       if (near && plain)
-        add_near_rows<width, scalar_t>(step.col + begins, stop - begins,
-                                       step.in, width, total);
+        add_rows<width, scalar_t, false>(step.col, 0, step.in, width, begins,
+                                         stop, total);
       else if (near)
         add_near_rows_and_own<width, scalar_t>(
             step.col, step.num_entries, step.in, width, begins, stop,

@@ -36,10 +36,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.functional.private_propagation import FORMS, RELATIONS
-from pyg_trust.privacy.auditing import (
-    check_coins,
-    split_scores,
-)
+from pyg_trust.privacy.auditing import check_coins, split_scores
 from pyg_trust.report import Report, provenance
 
 # Rows are longer than messages may be: a release has to normalise them.

@@ -24,10 +24,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.poisson import FORMS
-from pyg_trust.privacy.auditing import (
-    AuditReport,
-    _rates,
-)
+from pyg_trust.privacy.auditing import AuditReport, _rates
 from pyg_trust.report import provenance
 
 Claim = float | Callable[[float], float]
