@@ -28,7 +28,8 @@ NOT_COVERED = (
 OUTPUT = (
     'the reference is retraining from scratch on the data that remain, with '
     'the same settings, solved exactly and released with the same noise',
-    'the weights before the noise (they are in state_dict) stay secret',
+    'the state (state_dict), of which the weights before the noise can be '
+    'solved again, stays secret',
     'the noise is Gaussian up to floating-point arithmetic',
 )
 
