@@ -32,6 +32,9 @@ from pyg_trust._checks import (
 )
 from pyg_trust._registry import Registry
 
+# Its home is where sentences are made.
+from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
+
 Bytes = Callable[[int], bytes]
 
 #: Where the bits of secret noise come from: functions from a number to so many
@@ -61,13 +64,6 @@ LEAST_P_VALUE = 1e-9
 _SUMMED = 4
 # So many at a time: what they are made of is forty times as large.
 _PIECE = 2**16
-
-
-#: How a report begins whose noise came from a seed.
-SEEDED = (
-    'not private and not certified: the noise comes from an explicit seed, '
-    'and whoever knows or guesses the seed can subtract it'
-)
 
 
 class SeededNoise:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_choice, check_integer, check_tensor
-from pyg_trust._identity import UNSEEN, SpeaksOf
+from pyg_trust._identity import SpeaksOf
 from pyg_trust.functional.smoothing import certified, check_radius, regions_at
 from pyg_trust.functional.voting import tallies
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips
 
@@ -244,67 +245,30 @@ class SmoothedCertificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """That classes stay, with confidence, and for which classifier."""
-        total, parts = self.targets.numel(), []
         counts: dict[str, int] = {}
-        names = {'edges': 'edges', 'features': 'entries of the features'}
-        if not self.noise.directed:
-            names['edges'] = 'undirected edges'
         for kind in self.noise.noisy:
             for radius in ((1, 0), (0, 1), (0, 5)):
                 count = int(self.certified(**{kind: radius}).sum())
                 name = f'{kind}_added_{radius[0]}_deleted_{radius[1]}'
                 counts[name] = count
-                parts.append(
-                    f'{count} for up to {radius[0]} added and {radius[1]} '
-                    f'deleted {names[kind]}'
-                )
-        each = (
-            'all together' if self.per == 'all' else 'each of them by itself'
-        )
-        return Guarantee(
-            procedure='certificate by smoothing',
-            promise=(
-                f"the smoothed classifier's class stays, of {total} "
-                f'{self.task}: {"; ".join(parts)}; with confidence '
-                f'{self.confidence:g}, {each} '
-                f'({self.num_abstained} abstain)'
-            ),
-            assumptions=(
-                'predictions are those of the smoothed classifier (the '
-                'likeliest class over noisy copies), as the report has them',
-                'the model is fixed, as are all inputs that have no noise',
-                'the random bits were unknown to whoever chose model and '
-                'data, and one run was made, or the worst of all reported',
-                'rounding in the model does not depend on the batch',
-            ),
-            not_covered=(
-                'the model without smoothing',
-                *UNSEEN,
-                'changes of the training data',
-                'new nodes, self-loops and parallel edges, and changes of '
-                'attributes of edges',
-                *(
-                    f'changes of the {kind}'
-                    for kind in KINDS
-                    if kind not in self.noise.noisy
-                ),
-            ),
-            data=self.data or self.fingerprint,
-            origin=self.provenance,
-            kind='robustness',
-            values={
+        return stated(
+            'certificate by smoothing',
+            {
                 **self.numbers(),
                 'noise': repr(self.noise),
                 'flips': {
                     kind: list(getattr(self.noise, kind))
                     for kind in sorted(self.noise.noisy)
                 },
-                'targets': total,
+                'undirected': not self.noise.directed,
+                'targets': self.targets.numel(),
                 'num_classes': self.votes.size(1) - 1,
                 'tallies': self._tallies(),
                 'certified': counts,
                 'data_fields': list(DATA_FIELDS),
             },
+            data=self.data or self.fingerprint,
+            origin=self.provenance,
             checked=self.checked,
             model=self.weights,
         )
