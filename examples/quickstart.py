@@ -295,7 +295,7 @@ def main() -> None:
     print(f"""
 open {args.out / 'trust.html'}: what was promised, and on what conditions
 open {args.out / 'quickstart.png'}: what each part gives, and costs
-run  python -m pyg_trust check {args.out / 'trust.json'}: what else to hand in""")
+run  python -m pyg_trust check {args.out / 'trust.json'}""")
 
 
 def show(what: str, figures: Bars) -> None:
