@@ -22,6 +22,7 @@ from pyg_trust.functional.mechanisms import (
     check_delta,
     check_lam,
 )
+from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import (
@@ -29,6 +30,7 @@ from pyg_trust.privacy.accountant import (
     FDPAccountant,
 )
 from pyg_trust.privacy.attaching import (
+    check_arithmetic,
     check_group,
     check_parts,
     check_totals,
@@ -448,7 +450,10 @@ class PrivacyEngine(Spending):
         if isinstance(max_grad_norm, AdaptiveNorm):
             adaptive = max_grad_norm
             size = data_loader.subgraphs_per_batch
-            adaptive.gradient_multiplier(noise_multiplier, size)
+        multiplier = float(noise_multiplier)
+        if adaptive is not None:
+            multiplier = adaptive.gradient_multiplier(multiplier, size)
+        check_arithmetic(data_loader, multiplier)
         group = self._group
         group.same_weights(step.module)
         key = group.key()
@@ -554,15 +559,22 @@ class PrivacyEngine(Spending):
         self._pay(step)
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
-        self._group.of_first(lambda: check_totals(totals, found, drawn))
+        self._group.of_first(lambda: check_totals(found, drawn))
+        noisy = [total.double() for total in totals]
         if self._group.adds_noise:
-            std = self._gradient_multiplier * norm
-            totals = [
-                total + std * self._noise.normal(total.shape).to(total)
+            step = self._noise_step(norm)
+            ratio = clip.grid(norm) / step
+            noisy = [
+                # Of integers below 2^53: both are exact.
+                (
+                    (total.double() * ratio).round_().long()
+                    + self._cells(tuple(total.shape)).to(total.device)
+                ).double()
+                * step
                 for total in totals
             ]
-            norm = self._next_norm(norm, float(inside) - float(found) / 2)
-        *noisy, shared = self._group.spread(totals, norm)
+            norm = self._next_norm(norm, int(inside), int(found))
+        *noisy, shared = self._group.spread(noisy, norm)
         self._set_norm(float(shared))
         scale = 1.0
         if self.loss_reduction == 'mean':
@@ -574,14 +586,35 @@ class PrivacyEngine(Spending):
             self._max_grad_norm = norm
             self._training_step().max_grad_norm = norm
 
-    def _next_norm(self, norm: float, centred: float) -> float:
+    def _noise_step(self, norm: float) -> float:
+        # The grid of the noise on the gradients.
+        return clip.noise_grid(
+            self._gradient_multiplier, norm, self._released
+        )[0]
+
+    @property
+    def _released(self) -> int:
+        # How many numbers a step releases.
+        return sum(p.numel() for p in self._training_step().parameters)
+
+    def _cells(self, shape: tuple[int, ...]) -> Tensor:
+        # Integers, in units of the noise's grid.
+        if hasattr(self._noise, 'cells'):
+            return self._noise.cells(shape)
+        # Noise of somebody's own for a test, without a law of its own.
+        return (self._noise.normal(shape) * 2.0**32).round_().long()
+
+    def _next_norm(self, norm: float, inside: int, found: int) -> float:
         # Of the sum of 1/2 for each unit below the norm and -1/2 above.
         if self._adaptive is None:
             return norm
         size = self._loader.subgraphs_per_batch
         std = self._adaptive.count_std(self._noise_multiplier, size)
-        noise = std * float(self._noise.normal((1,))[0])
-        return self._adaptive.next(norm, 0.5 + (centred + noise) / size)
+        # A unit adds 1/2 at most: to a norm of 1/2, the noise is 2 std.
+        step, _ = clip.noise_grid(2 * std, 0.5, 1)
+        cells = round((inside - found / 2) / step)
+        cells += int(self._cells((1,))[0])
+        return self._adaptive.next(norm, 0.5 + cells * step / size)
 
     def spend_gaussian(self, mu: float) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.
