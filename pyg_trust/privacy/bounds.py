@@ -68,6 +68,62 @@ class Clipped:
     rounding: Tensor
 
 
+@dataclass(frozen=True)
+class ClippedSum:
+    r"""The sum of clipped gradients, and what it was made of.
+
+    Args:
+        sums (dict): by the name of each trainable parameter, the sum of its
+            clipped gradients; zero if it was not used.
+        norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
+            all parameters; not finite where a subgraph counts as zero.
+        method (str): how it was computed.
+        reason (str): why this way.
+        integers (dict): int64, by the name of each parameter: the sum in
+            units of :obj:`grid`, which does not depend on the order of the
+            subgraphs. :obj:`sums` are these times the grid.
+        grid (float): :math:`2^{-43} C`.
+        factors (Tensor): float64, what gradients were multiplied with.
+        rounding (Tensor): float64, how far what a subgraph adds may be from
+            its gradient times its factor.
+    """
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    method: str
+    reason: str
+    integers: dict[str, Tensor]
+    grid: float
+    factors: Tensor
+    rounding: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        clipped: Clipped,
+        params: dict[str, Tensor],
+        method: str,
+        reason: str,
+    ) -> 'ClippedSum':
+        """From integers."""
+        grid = clip.grid(clipped.norm)
+        first = next(iter(params.values()))
+        sums = {
+            name: (clipped.integers[name].double() * grid).to(p.dtype)
+            for name, p in params.items()
+        }
+        return cls(
+            sums,
+            clipped.norms.to(first.dtype),
+            method,
+            reason,
+            clipped.integers,
+            grid,
+            clipped.factors,
+            clipped.rounding,
+        )
+
+
 def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
     """The factors of subgraphs, by ``kernel/clip.py``.
 
@@ -78,10 +134,10 @@ def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
             (default: :obj:`False`)
     """
     found = clip.factors(
-        *(
-            value.cpu().numpy()
-            for value in (sizes.n, sizes.tau, sizes.kappa, sizes.weight)
-        ),
+        sizes.n.cpu().numpy(),
+        sizes.tau.cpu().numpy(),
+        sizes.kappa.cpu().numpy(),
+        sizes.weight.cpu().numpy(),
         norm,
         automatic,
     )

@@ -435,10 +435,11 @@ class Book:
             )
         del grads, inners
         # Products that underflow, of the one matrix times the other.
-        small = self._by_owner(self._length(inner)[0], owner).square() * rows
-        small += self._by_owner(self._length(grad)[0], owner).square() * cols
-        bound = square.clamp(min=0) + 2 * tiny * small
-        bound += lost(min(rows, _BLOCK) + min(cols, _BLOCK) + 16, unit) * terms.square()
+        under = self._by_owner(self._length(inner)[0], owner).square() * rows
+        under += self._by_owner(self._length(grad)[0], owner).square() * cols
+        bound = square.clamp(min=0) + 2 * tiny * under
+        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
+        bound += lost(count, unit) * terms.square()
         bound = torch.where(layout.count > 1, bound, square)
         few = square < 0.01 * terms.square()
         few &= layout.count > 1
@@ -452,10 +453,10 @@ class Book:
                     layout.stacked(inner, part, size),
                 )
                 found = lengths(value.reshape(len(part), -1))[0]
+                small = (size + 8) * math.sqrt(rows * cols) * tiny
                 less = lost(min(size, _BLOCK) + 8, unit) * terms[part]
-                less += (size + 8) * math.sqrt(rows * cols) * tiny
                 square[part] = found.square()
-                bound[part] = (found + less).square()
+                bound[part] = (found + less + small).square()
         return square, bound
 
     def _chunks(

@@ -39,6 +39,7 @@ from pyg_trust.privacy.attaching import (
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
+from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.report import PrivacyReport, describe
@@ -507,7 +508,6 @@ class PrivacyEngine(Spending):
     def max_grad_norm(self) -> float:
         """The clipping norm :math:`C`, that of the next step."""
         self._attached()
-        self._attached()
         return self._max_grad_norm
 
     @property
@@ -560,19 +560,11 @@ class PrivacyEngine(Spending):
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
         self._group.of_first(lambda: check_totals(found, drawn))
-        noisy = [total.double() for total in totals]
+        noisy = [total.double() * clip.grid(norm) for total in totals]
         if self._group.adds_noise:
-            step = self._noise_step(norm)
-            ratio = clip.grid(norm) / step
-            noisy = [
-                # Of integers below 2^53: both are exact.
-                (
-                    (total.double() * ratio).round_().long()
-                    + self._cells(tuple(total.shape)).to(total.device)
-                ).double()
-                * step
-                for total in totals
-            ]
+            noisy = noisy_sums(
+                totals, self._noise, self._gradient_multiplier, norm
+            )
             norm = self._next_norm(norm, int(inside), int(found))
         *noisy, shared = self._group.spread(noisy, norm)
         self._set_norm(float(shared))
@@ -586,35 +578,14 @@ class PrivacyEngine(Spending):
             self._max_grad_norm = norm
             self._training_step().max_grad_norm = norm
 
-    def _noise_step(self, norm: float) -> float:
-        # The grid of the noise on the gradients.
-        return clip.noise_grid(
-            self._gradient_multiplier, norm, self._released
-        )[0]
-
-    @property
-    def _released(self) -> int:
-        # How many numbers a step releases.
-        return sum(p.numel() for p in self._training_step().parameters)
-
-    def _cells(self, shape: tuple[int, ...]) -> Tensor:
-        # Integers, in units of the noise's grid.
-        if hasattr(self._noise, 'cells'):
-            return self._noise.cells(shape)
-        # Noise of somebody's own for a test, without a law of its own.
-        return (self._noise.normal(shape) * 2.0**32).round_().long()
-
     def _next_norm(self, norm: float, inside: int, found: int) -> float:
         # Of the sum of 1/2 for each unit below the norm and -1/2 above.
         if self._adaptive is None:
             return norm
         size = self._loader.subgraphs_per_batch
         std = self._adaptive.count_std(self._noise_multiplier, size)
-        # A unit adds 1/2 at most: to a norm of 1/2, the noise is 2 std.
-        step, _ = clip.noise_grid(2 * std, 0.5, 1)
-        cells = round((inside - found / 2) / step)
-        cells += int(self._cells((1,))[0])
-        return self._adaptive.next(norm, 0.5 + cells * step / size)
+        centred = noisy_count(inside - found / 2, self._noise, std)
+        return self._adaptive.next(norm, 0.5 + centred / size)
 
     def spend_gaussian(self, mu: float) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.

@@ -20,7 +20,6 @@ counts as zero. :class:`SubgraphGradients` computes it.
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,9 +33,8 @@ from pyg_trust._checks import (
     check_number,
 )
 from pyg_trust.functional.mechanisms import CLIPPINGS
-from pyg_trust.kernel import clip
 from pyg_trust.privacy import fallbacks
-from pyg_trust.privacy.bounds import Clipped
+from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.calls import (
     Call,
     Unsupported,
@@ -61,62 +59,6 @@ from pyg_trust.privacy.rows import RowTracker
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
 _SEED = 0
 _CHECKED = 8
-
-
-@dataclass(frozen=True)
-class ClippedSum:
-    r"""The sum of clipped gradients, and what it was made of.
-
-    Args:
-        sums (dict): by the name of each trainable parameter, the sum of its
-            clipped gradients; zero if it was not used.
-        norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
-            all parameters; not finite where a subgraph counts as zero.
-        method (str): how it was computed.
-        reason (str): why this way.
-        integers (dict): int64, by the name of each parameter: the sum in
-            units of :obj:`grid`, which does not depend on the order of the
-            subgraphs. :obj:`sums` are these times the grid.
-        grid (float): :math:`2^{-43} C`.
-        factors (Tensor): float64, what gradients were multiplied with.
-        rounding (Tensor): float64, how far what a subgraph adds may be from
-            its gradient times its factor.
-    """
-
-    sums: dict[str, Tensor]
-    norms: Tensor
-    method: str
-    reason: str
-    integers: dict[str, Tensor]
-    grid: float
-    factors: Tensor
-    rounding: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        clipped: Clipped,
-        params: dict[str, Tensor],
-        method: str,
-        reason: str,
-    ) -> 'ClippedSum':
-        """From integers."""
-        grid = clip.grid(clipped.norm)
-        first = next(iter(params.values()))
-        sums = {
-            name: (clipped.integers[name].double() * grid).to(p.dtype)
-            for name, p in params.items()
-        }
-        return cls(
-            sums,
-            clipped.norms.to(first.dtype),
-            method,
-            reason,
-            clipped.integers,
-            grid,
-            clipped.factors,
-            clipped.rounding,
-        )
 
 
 class SubgraphGradients:
