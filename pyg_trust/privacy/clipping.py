@@ -410,8 +410,8 @@ class Book:
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
                 total.index_add_(0, owner, grad.double())
             found = lengths(total)[0]
-            less = sum(map(len, cluster.owners)) * 2.0**-52
-            bound = found + less * self._terms(cluster)
+            share = sum(map(len, cluster.owners)) * 2.0**-52
+            bound = found + share * self._terms(cluster)
             return found.square(), bound.square()
         grad, inner = cluster.grads[0], cluster.inputs[0]
         owner = cluster.owners[0]
