@@ -138,6 +138,14 @@ class Deployed:
             threat (ThreatModel): the attacker, who sees the graph without.
         """
         plain = threat.perturbations
+        limit = self.normalization == 'sym' and self.K is None
+        if limit and not threat.undirected and bool(plain.budget.any()):
+            raise ValueError(
+                "'threat' needs undirected=True for a model with "
+                "normalization='sym' and K=None, which takes undirected "
+                'graphs alone (got a directed attacker): there is no '
+                'prediction to certify after one direction has flipped'
+            )
         if not self.self_loops:
             return plain
         graph, n = plain.graph.with_self_loops(), plain.num_nodes
@@ -179,6 +187,8 @@ class Deployed:
             said,
             f'taken from the {self.name} itself, in evaluation mode, and its '
             f'roundoff in {self.kind} is accounted for',
+            'what makes its logits reads no graph from anywhere else (files, '
+            'attributes of imported modules)',
         )
 
     @classmethod
@@ -223,6 +233,7 @@ class Deployed:
                 "'data' and 'threat' need to be about the same graph (got "
                 f'{found} and {graph})'
             )
+        before = identity(model)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
@@ -230,7 +241,7 @@ class Deployed:
                 graph_of = data.edge_index if 'edge_index' in data else data
                 logits, scores = _run(model, data, graph_of)
                 # And in a graph that nobody knows beforehand.
-                other = _drawn(graph)
+                other = _drawn(graph, model.normalization == 'sym')
                 edges = torch.stack([other.row, other.col]).to(logits.device)
                 moved = _run(model, data, edges)
         finally:
@@ -246,7 +257,7 @@ class Deployed:
             logits.dtype,
             scores.argmax(1).cpu(),
             type(model).__name__,
-            identity(model),
+            before,
         )
         _check_scores(made, scores.cpu().double(), graph)
         if not torch.equal(moved[0], logits):
@@ -255,15 +266,24 @@ class Deployed:
                 'when it was called with another graph)'
             )
         _check_scores(made, moved[1].cpu().double(), other)
+        if identity(model) != before:
+            raise ValueError(
+                "'model' needs to stay as it is when it is called (its "
+                'attributes are others now: what it keeps of a call may act '
+                'in a later one)'
+            )
         return made
 
 
-def _drawn(graph: CSRGraph) -> CSRGraph:
-    # Two thirds of the edges, each direction by itself.
-    draw = torch.Generator().manual_seed(rng.resolve_secret(None))
-    keep = torch.rand(graph.num_edges, generator=draw) < 2 / 3
-    edges = torch.stack([graph.row[keep], graph.col[keep]])
-    return CSRGraph.convert(edges, graph.num_nodes)
+def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
+    # Two thirds of the edges, each direction by itself or both together.
+    row, col, n = graph.row, graph.col, graph.num_nodes
+    pair = row * n + col
+    if symmetric:
+        pair = torch.minimum(row, col) * n + torch.maximum(row, col)
+    word = rng.derive_each(rng.resolve_secret(None), pair)
+    keep = word % 3 != 0
+    return CSRGraph.convert(torch.stack([row[keep], col[keep]]), n)
 
 
 def _run(
