@@ -373,13 +373,20 @@ def test_a_seed_is_in_the_first_line():
     # A model that knows the copies of its seed can be certified for a class
     # that it never returns else.
     noise = BitFlips(edges=(0.05, 0.4))
-    model, data = Degree(), cube()
+    model, data = FromDegree(), cube()
     seeded = certify(model, data, noise, seed=0, **OPTIONS)
     secret = certify(model, data, noise, **OPTIONS)
     first = 'not certified: seeded'
     assert str(seeded).startswith(first)
     assert seeded.guarantee().promise.startswith(first)
     assert seeded.guarantee().values['seeded'] is True
+    data.x = torch.ones(12, 1)
+    noise = BitFlips(features=(0.0, 0.3))
+    seeded = certify(FromDegree(), data, noise, seed=0, **OPTIONS)
+    made = certify_collective(
+        seeded, FromDegree(), data, hops=0, features=(0, 1)
+    )
+    assert made.guarantee().promise.startswith(first)
     assert first not in str(secret)
     assert not secret.guarantee().promise.startswith(first)
 
