@@ -111,6 +111,7 @@ _REACHED = frozenset(
         *_PLAIN,
         *vars(PageRankDiffusion()),
         'aggr_module',
+        'layers',
         '__getattr__',
         *vars(object),
         *(name for names in _BUILT.values() for name in names),
@@ -143,6 +144,15 @@ def check_as_built(model: Any) -> None:
         raise TypeError(
             "'model' needs logits: a PPNP, LabelPropagation or "
             f'FeaturePropagation (got {kind.__name__})'
+        )
+    layers = LabelPropagation in classes and vars(model).get(
+        'layers', _MISSING
+    )
+    if layers not in (False, None):
+        raise TypeError(
+            "'model' needs to be linear in PageRank: "
+            'LabelPropagation(num_classes=...) (got layers, num_layers='
+            f'{vars(model).get("num_layers")})'
         )
     for name, where in _changed(model, classes, base):
         raise TypeError(

@@ -489,7 +489,7 @@ def _report(
         noise=noise,
         note=run.note,
         named=run.named,
-        advice=_EXACT if isinstance(pipe.model, _LINEAR) else '',
+        advice=_EXACT if _is_linear(pipe.model) else '',
         fingerprint=digest(pipe.model, run.graphs),
         model_digest=identity(pipe.model, pipe.transform, pipe.forward),
         weights=fingerprint_model(pipe.model.state_dict()),
@@ -511,6 +511,11 @@ def _report(
         ),
         **fields,
     )
+
+
+def _is_linear(model: Any) -> bool:
+    layered = isinstance(model, LabelPropagation) and model.layers is not None
+    return isinstance(model, _LINEAR) and not layered
 
 
 def _checks(run: _Run, selection: int, samples: int) -> tuple[str, ...]:

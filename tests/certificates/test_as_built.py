@@ -37,8 +37,9 @@ def ring(n=6):
 
 
 def made(kind, **arguments):
-    first = 2 if issubclass(kind, LabelPropagation) else Linear(3, 2)
-    return kind(first, **arguments).eval()
+    if issubclass(kind, LabelPropagation):
+        return kind(num_classes=2, **arguments).eval()
+    return kind(Linear(3, 2), **arguments).eval()
 
 
 def refuses(model, name='model', data=None):
