@@ -137,8 +137,8 @@ def answering_probability(
     most = float(num_selection // 2 + 1)
 
     def fails(p: float) -> float:
-        chance = betainc(num_samples - least + 1, least, 1 - p)
-        chance += betainc(num_selection - most + 1, most, 1 - p)
+        chance = scipy.special.betainc(num_samples - least + 1, least, 1 - p)
+        chance += scipy.special.betainc(num_selection - most + 1, most, 1 - p)
         return float(chance) * (1 + 1e-9)
 
     low, high = 0.5, 1.0
