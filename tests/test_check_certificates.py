@@ -16,17 +16,13 @@ from auditing import forged, reworded
 from guarantees import MADE
 from procedures import cycle
 from recount_renyi import fdp_again, select_again
+from recount_votes import bounds_again, radius_again, stays_again
 from scipy.optimize import linprog
 from scipy.stats import binom
 from torch.nn import functional as F
 
 from pyg_trust.certificates import ThreatModel, certify, smoothed, votes
 from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
-from pyg_trust.check.recount_votes import (
-    bounds_again,
-    radius_again,
-    stays_again,
-)
 from pyg_trust.functional import voting
 from pyg_trust.functional.confidence import clopper_pearson
 from pyg_trust.loader import EgoLoader

@@ -70,6 +70,9 @@ class CollectiveCertificate(SpeaksOf, Report):
         weights (str): SHA-256 of the model's weights.
         data (str): SHA-256 of the graph that was handed in.
         checked (tuple[str, ...]): how the fields of nodes were probed.
+        named (tuple[str, ...]): what the noise of the report did not change.
+        seeded (bool): whether its copies came from an explicit seed: then
+            nothing is certified.
     """
 
     num_targets: int
@@ -91,6 +94,8 @@ class CollectiveCertificate(SpeaksOf, Report):
     weights: str = ''
     data: str = ''
     checked: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    seeded: bool = False
 
     @property
     def ratio(self) -> float:
@@ -116,6 +121,7 @@ class CollectiveCertificate(SpeaksOf, Report):
         return stated(
             'collective certificate by smoothing',
             {**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            assumptions=self.named,
             data=self.data or self.fingerprint,
             origin=self.provenance,
             checked=self.checked,
@@ -353,6 +359,8 @@ def certify_collective(
             f'up to {_PROBES} changes of each kind right outside of the '
             'fields of nodes moved no bit of their outputs',
         ),
+        named=report.named,
+        seeded=report.seeded,
     )
 
 

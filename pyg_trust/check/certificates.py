@@ -3,8 +3,10 @@
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+from ..kernel.votes import bounds, level, radius, regions, stays
 from .answers import (
     FAILS,
     HOLDS,
@@ -15,16 +17,13 @@ from .answers import (
     amount,
     count,
 )
-from .recount_votes import (
-    Change,
-    bounds_again,
-    level_again,
-    radius_again,
-    rows_again,
-    stays_again,
-)
 
 _BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
+
+
+# Additions and deletions of a kind of bits, and the probabilities that a 0
+# becomes 1 and that a 1 becomes 0.
+Change = tuple[int, int, float, float]
 
 
 def check_certificate(each: Stated) -> Said:
@@ -52,25 +51,25 @@ def check_certificate(each: Stated) -> Said:
 def _smoothed(each: Stated) -> Said:
     values = each.values
     total = count('targets', values['targets'], 1)
-    limit = level_again(
+    limit = level(
         float(values['confidence']),
         total,
         values['per'],
         count('look', values['look'], 0),
     )
     alpha = float(values['alpha'])
-    sound = 0 < alpha <= limit * (1 + 1e-9)
+    sound = 0 < alpha <= limit
     yield (
         HOLDS if sound else FAILS,
-        f"each target's bounds are of level {alpha:.4g}, {limit:.4g} is what "
-        f'confidence {values["confidence"]:g} leaves for it',
+        f"each target's bounds are of level {alpha:.4g}, {float(limit):.4g} is "
+        f'what confidence {values["confidence"]:g} leaves for it',
     )
     if values.get('tallies') is None:
         yield UNPROVED, 'how many stay: the report has no votes'
         return
     noise = values['flips']
     yield from _noise(values)
-    rows = rows_again(values['tallies'], 4 + 2 * len(noise))
+    rows = _rows(values['tallies'], 4 + 2 * len(noise))
     counted = sum(row[0] for row in rows) + values['num_abstained']
     samples = count('num_samples', values['num_samples'], 1)
     wrong = [row for row in rows if sum(row[1:4]) != samples]
@@ -122,13 +121,15 @@ def _smoothed_counts(
 ) -> Said:
     tolerance = amount('tolerance', values['tolerance'])
     alpha = float(values['alpha'])
-    known: dict[tuple[int, int], tuple[float, float]] = {}
+    known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     for _, top, runner_up, *_ in rows:
         if (top, runner_up) not in known:
-            known[top, runner_up] = bounds_again(
+            known[top, runner_up] = bounds(
                 *(top, runner_up, samples, classes, alpha, values['classes'])
             )
     for name, claimed in values['certified'].items():
+        if values['answered'].get(name, 0) > claimed:
+            yield FAILS, f'{name}: more are answered than stay'
         match = _BUDGET.fullmatch(name)
         if match is None:
             yield FAILS, f'{name!r} is no number of changes'
@@ -141,17 +142,12 @@ def _smoothed_counts(
                 row
             )
         for changes, part in groups.items():
-            pairs = sorted({(row[1], row[2]) for row in part})
-            stays = dict(
-                zip(
-                    pairs,
-                    stays_again(
-                        [known[pair] for pair in pairs], changes, tolerance
-                    ),
-                    strict=True,
-                )
-            )
-            again += sum(row[0] for row in part if stays[row[1], row[2]])
+            made = regions(changes)
+            stay = {
+                pair: stays(known[pair], made, tolerance)
+                for pair in {(row[1], row[2]) for row in part}
+            }
+            again += sum(row[0] for row in part if stay[row[1], row[2]])
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
             f'{claimed} stay for up to {budget[0]} added and {budget[1]} '
@@ -253,7 +249,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
     if values.get('tallies') is None:
         yield UNPROVED, 'how many stay: the report has no votes'
         return
-    rows = rows_again(values['tallies'], 5, -1)
+    rows = _rows(values['tallies'], 5, -1)
     total = count('targets', values['targets'], 1)
     counted = sum(row[0] for row in rows)
     # What is left out stays for no change.
@@ -269,16 +265,33 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
         f'all of {views} have voted, for each of {counted} of {total} targets',
     )
     radii = [
-        (alike, radius_again(top, earlier, later, views, ties))
+        (alike, radius(top, earlier, later, views, ties))
         for alike, top, earlier, later, _ in rows
     ]
     for k, claimed in _kept(values):
-        again = sum(alike for alike, radius in radii if radius >= k)
+        again = sum(alike for alike, most in radii if most >= k)
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
             f'{claimed} stay if {k} say anything else, {again} by the '
             'recorded votes',
         )
+
+
+def _rows(tallies: Any, width: int, least: int = 0) -> list[list[int]]:
+    # Whole numbers, the first of which says how many targets are alike.
+    if not isinstance(tallies, list):
+        raise ValueError("'tallies' needs to be a list of rows")
+    for row in tallies:
+        if (
+            not isinstance(row, list)
+            or len(row) != width
+            or any(type(n) is not int or n < least for n in row)
+            or row[0] < 1
+        ):
+            raise ValueError(
+                f"'tallies' needs to hold rows of {width} counts (got {row})"
+            )
+    return tallies
 
 
 # Exactly #####################################################################

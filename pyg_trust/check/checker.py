@@ -216,7 +216,8 @@ def _check_fields(each: Stated) -> Said:
                 f'{each.spent[name]:.6g} is said to be spent',
             )
     if each.values.get('seeded') or SEEDED in each.promise:
-        yield FAILS, 'the noise comes from a seed: nothing is private'
+        what = 'certified' if each.kind == 'robustness' else 'private'
+        yield FAILS, f'the noise comes from a seed: nothing is {what}'
     if each.procedure not in PROMISES:
         return
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)

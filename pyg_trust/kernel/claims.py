@@ -173,6 +173,8 @@ SmoothedCertificate = _promise(
     undirected='whether an edge is both directions',
     tallies='targets, votes: class, runner-up, others; zeros and ones',
     certified='targets that stay, by number of changes',
+    answered='of these, targets that the classifier answers, too',
+    seeded='whether the copies come from a seed',
 )
 CollectiveCertificate = _promise(
     'CollectiveCertificate',
@@ -190,6 +192,7 @@ CollectiveCertificate = _promise(
     hops='rounds of messages',
     degrees='whose degree weighs messages',
     confidence='probability, of all at once',
+    seeded='whether the copies come from a seed',
 )
 VoteCertificate = _promise(
     *('VoteCertificate', 'certificate by division and voting', 'robustness'),

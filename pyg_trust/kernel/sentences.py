@@ -18,6 +18,10 @@ SEEDED = (
     'not private and not certified: the noise comes from an explicit seed, '
     'and whoever knows or guesses the seed can subtract it'
 )
+SEEDED_COPIES = (
+    'not certified: seeded (the noisy copies come from an explicit seed, and '
+    'whoever knows or guesses the seed can choose a model that they flatter)'
+)
 UNSEEN = (
     'what the model reads beside its tensors, attributes and code (files, '
     'attributes of imported modules, hooks on all modules of the process), '
@@ -59,7 +63,9 @@ def words(claim: Any) -> Words:
     elif claim.vouched:
         promise = f'as says {claim.vouched}: {promise}'
         assumed.append(f'NOT CHECKED: {claim.vouched}')
-    if getattr(claim, 'seeded', False):
+    if getattr(claim, 'seeded', False) and claim.kind == 'robustness':
+        promise = f'{SEEDED_COPIES}; with secret copies, {promise}'
+    elif getattr(claim, 'seeded', False):
         promise = f'{SEEDED}; with secret noise, {promise}'
         assumed.insert(0, SEEDED)
     return replace(
@@ -410,6 +416,15 @@ def _smoothed(c: Any) -> Words:
             f'{count} for up to {added} added and {deleted} deleted '
             f'{names[kind]}'
         )
+    answers = '; '.join(
+        f'{count} at {name.replace("_", " ")}'
+        for name, count in c.answered.items()
+    )
+    if answers:
+        answers = (
+            f' ({answers} also have an answer, each in each run with '
+            f'probability {1 - c.alpha:.6g} at least)'
+        )
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
         f"the smoothed classifier's class stays, of {c.targets} {c.task}: "
@@ -425,6 +440,8 @@ def _smoothed(c: Any) -> Words:
         ),
         (
             'the model without smoothing',
+            'that the deployed classifier answers where its class stays: it '
+            f'may abstain there, which is no other class{answers}',
             *UNSEEN,
             'changes of the training data',
             'new nodes, self-loops and parallel edges, and changes of '
