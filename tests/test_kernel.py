@@ -2,8 +2,8 @@
 
 The trusted base of a promise is counted by static reachability of names: from
 the functions that prove it, every top-level definition whose name occurs in
-one that is reached. Lines that are not blank count, docstrings and proofs in
-definitions too; ``claims.py``, ``sentences.py`` and ``chain.py`` do not.
+one that is reached. Lines count that are neither blank, nor a comment, nor in
+a docstring; ``claims.py``, ``sentences.py`` and ``chain.py`` are left out.
 """
 
 import ast
@@ -118,8 +118,9 @@ class Modules:
                 self.lines.setdefault(key, set()).update(
                     (module, first + i)
                     for i, line in enumerate(part)
-                    if line.strip()
+                    if line.strip() and not line.lstrip().startswith('#')
                 )
+                self.lines[key] -= docstrings(node, module)
                 self.names.setdefault(key, set()).update(
                     uses(node, module, taken)
                 )
@@ -144,6 +145,17 @@ class Modules:
             reached.add(key)
             todo += self.names[key]
         return set().union(*(self.lines[key] for key in reached))
+
+
+def docstrings(node, module):
+    """The lines of the texts of a definition, and of those in it."""
+    return {
+        (module, line)
+        for each in ast.walk(node)
+        if isinstance(each, ast.FunctionDef | ast.ClassDef)
+        and ast.get_docstring(each) is not None
+        for line in range(each.body[0].lineno, each.body[0].end_lineno + 1)
+    }
 
 
 def decorators(node):
@@ -212,13 +224,13 @@ def test_what_is_reached_is_counted(tmp_path):
         'def unused():\n    return 0\n'
     )
     (tmp_path / 'b.py').write_text(
-        'def two():\n    # why\n\n    return four\n\n'
+        'def two():\n    # why\n    """Text."""\n    return four\n\n'
         'three = 3\nfour = 4\nfive = 5\n'
     )
     base = Modules(tmp_path).base({'a': ('one',)})
     assert base == {
         *(('a', 4), ('a', 5)),
-        *(('b', 1), ('b', 2), ('b', 4), ('b', 6), ('b', 7)),
+        *(('b', 1), ('b', 4), ('b', 6), ('b', 7)),
     }
 
 

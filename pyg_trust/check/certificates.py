@@ -51,18 +51,14 @@ def check_certificate(each: Stated) -> Said:
 def _smoothed(each: Stated) -> Said:
     values = each.values
     total = count('targets', values['targets'], 1)
-    limit = level(
-        float(values['confidence']),
-        total,
-        values['per'],
-        count('look', values['look'], 0),
-    )
+    look = count('look', values['look'], 0)
+    limit = level(values['confidence'], total, values['per'], look)
     alpha = float(values['alpha'])
     sound = 0 < alpha <= limit
     yield (
         HOLDS if sound else FAILS,
-        f"each target's bounds are of level {alpha:.4g}, {float(limit):.4g} is "
-        f'what confidence {values["confidence"]:g} leaves for it',
+        f"each target's bounds are of level {alpha:.4g}; {float(limit):.4g} "
+        f'is what confidence {values["confidence"]:g} leaves for it',
     )
     if values.get('tallies') is None:
         yield UNPROVED, 'how many stay: the report has no votes'

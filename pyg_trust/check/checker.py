@@ -261,22 +261,19 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
     releases = header.get('mechanism') == 'gaussian'
     if each.kind != 'privacy' or ('mu' in each.values) != releases:
         return
-    if lines.broken:
-        yield FAILS, f'ledger: line {lines.broken} was changed'
-    else:
-        yield HOLDS, 'ledger: the chain of its lines is unbroken'
+    yield removals.unbroken(lines)
     yield from _check_header(each, header)
     yield from _check_paid(each, lines.bodies[1:])
     head = each.values.get('ledger_head')
     if head is None:
         yield UNPROVED, 'ledger: the report has no digest of its lines'
         return
+    alike = head == lines.head
     yield (
-        HOLDS if head == lines.head else FAILS,
-        'ledger: its last line is the one the report was made from'
-        if head == lines.head
-        else 'ledger: it has other or more lines than the report was made '
-        'from',
+        HOLDS if alike else FAILS,
+        'ledger: it has '
+        + ('the' if alike else 'other or more')
+        + ' lines that the report was made from',
     )
 
 

@@ -146,6 +146,17 @@ def _epsilons(
         )
 
 
+def unbroken(chain: Chain) -> tuple[str, str]:
+    """Tell whether every line is hashed with all before it.
+
+    Args:
+        chain (Chain): of a ledger of any kind.
+    """
+    if chain.broken:
+        return FAILS, f'ledger: line {chain.broken} was changed'
+    return HOLDS, 'ledger: the chain of its lines is unbroken'
+
+
 def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
     """Compare a removal with the lines of its ledger.
 
@@ -157,10 +168,7 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
     if each.kind != 'removal' or 'request' not in each.values:
         return
     request, budget = requests(each.values), amount('budget', budget)
-    if chain.broken:
-        yield FAILS, f'ledger: line {chain.broken} was changed'
-    else:
-        yield HOLDS, 'ledger: the chain of its lines is unbroken'
+    yield unbroken(chain)
     paid = [amount('spent', line['spent']) for line in chain.bodies]
     within = sum(spent <= budget for spent in paid)
     yield (

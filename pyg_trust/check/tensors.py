@@ -8,11 +8,12 @@ entry is stored as it is, and a tensor has no more elements than its storage.
 import io
 import math
 import pickle
+import struct
 import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -71,18 +72,23 @@ def load(path: str | Path) -> Any:
         ValueError: if the file is none, is damaged, or holds anything else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive)
+        with open(path, 'rb') as file:
+            return _opened(file)
+    except FileNotFoundError:
+        raise
     except (
+        AssertionError,
         ArithmeticError,
         AttributeError,
         EOFError,
         LookupError,
-        NotImplementedError,
+        MemoryError,
+        OSError,
         RecursionError,
         RuntimeError,
         TypeError,
         pickle.UnpicklingError,
+        struct.error,
         zipfile.BadZipFile,
     ) as error:
         first = next(iter(str(error).splitlines()), '')
@@ -90,6 +96,11 @@ def load(path: str | Path) -> Any:
             f'no file of torch.save, or damaged ({type(error).__name__}: '
             f'{first})'
         ) from None
+
+
+def _opened(file: BinaryIO) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        return _read(archive)
 
 
 def _read(archive: zipfile.ZipFile) -> Any:
@@ -166,12 +177,6 @@ def _dense(
     return Tensor(dtype, np.ascontiguousarray(view).reshape(size))
 
 
-def _parameter(data: Tensor, *_: Any) -> Tensor:
-    if not isinstance(data, Tensor):
-        raise ValueError('a parameter is no tensor')
-    return data
-
-
 def _sparse(layout: str, data: tuple[Any, ...]) -> Sparse:
     if layout == 'torch.sparse_coo':
         indices, values, shape, *coalesced = data
@@ -186,7 +191,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ('collections', 'OrderedDict'): OrderedDict,
     ('torch', 'Size'): tuple,
     ('torch._utils', '_rebuild_tensor_v2'): _dense,
-    ('torch._utils', '_rebuild_parameter'): _parameter,
+    ('torch._utils', '_rebuild_parameter'): lambda data, *_: data,
     ('torch._utils', '_rebuild_sparse_tensor'): _sparse,
     ('torch.serialization', '_get_layout'): str,
 }

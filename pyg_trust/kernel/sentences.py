@@ -43,10 +43,7 @@ class Words:
 
 # Of these no sentence speaks: names of people, tables that checks read, and
 # what is in the sentences already.
-_UNSAID = (
-    *('request', 'tallies', 'vouched', 'notes', 'limits', 'more'),
-    *('history', 'verification'),
-)
+_UNSAID = (*('request', 'tallies', 'vouched', 'notes', 'limits', 'more'),)
 
 
 def words(claim: Any) -> Words:
