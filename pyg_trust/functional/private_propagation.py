@@ -1,3 +1,4 @@
+# Longer than 700 lines because 150 of them prove what each relation moves.
 r"""Noisy sums over neighbours: who can move them, and by how much.
 
 A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
