@@ -334,8 +334,7 @@ class NodeClassifier(Saving, EditedInPlace):
         ledger = RemovalLedger(self.budget)
         seals = Seals(state.blocks())
         spent = self._spent(state, found.gradient.norm.upper)
-        ledger.record('fit', spent, data=seals.root)
-        self._model = Model(
+        model = Model(
             state,
             ledger,
             seals,
@@ -350,6 +349,8 @@ class NodeClassifier(Saving, EditedInPlace):
             self._seed is None,
             spent**2,
         )
+        ledger.record('fit', spent, data=model.sealed)
+        self._model = model
         return self
 
     # Data are edited in place: who reads them waits for the end of an edit.
@@ -493,9 +494,8 @@ class NodeClassifier(Saving, EditedInPlace):
         # left, as those of the release did, and not at the same bit.
         holds = upper <= bound or measured <= upper - measured
         leftovers = (*data.leftovers(), *still_named(model))
-        roots = model.seals.differing(data.blocks())
-        if roots:
-            leftovers += ('the data are not those of the ledger',)
+        if model.seals.differing(data.blocks()) or not model.is_sealed:
+            leftovers += ('the state is not that of the ledger',)
         return NodeVerifyReport(
             ok=error <= most
             and holds
@@ -593,13 +593,6 @@ class NodeClassifier(Saving, EditedInPlace):
         seals = model.seals.replaced(data.blocks(_names(change, part)))
         ledger = model.ledger.copy()
         spent = self._spent(data, bound)
-        # The residual was measured, or bounded, in full.
-        ledger.record(
-            action if action in ('refine', 'retrain') else 'measured',
-            spent,
-            request,
-            seals.root,
-        )
         new = model._replace(
             ledger=ledger,
             seals=seals,
@@ -614,6 +607,13 @@ class NodeClassifier(Saving, EditedInPlace):
             releases=model.releases + 1,
             secure=model.secure and self._seed is None,
             transcript=model.transcript + spent**2,
+        )
+        # The residual was measured, or bounded, in full.
+        ledger.record(
+            action if action in ('refine', 'retrain') else 'measured',
+            spent,
+            request,
+            new.sealed,
         )
         return new, NodeUnlearnReport(
             action=action,
@@ -636,7 +636,7 @@ class NodeClassifier(Saving, EditedInPlace):
             release_std=self.release_std,
             secure=new.secure,
             assumptions=self._assumptions(),
-            data=seals.root,
+            data=new.sealed,
             origin=provenance(
                 **{**self._config(), 'measure': str(self.measure)},
                 seed=self._seed,

@@ -17,6 +17,7 @@ from pyg_trust.ledger import (
 )
 from pyg_trust.seals import (
     Seals,
+    sealed,
 )
 from pyg_trust.unlearning.node_report import OBJECTIVE, OUTPUT
 from pyg_trust.unlearning.node_state import NodeState
@@ -49,6 +50,27 @@ class Model(NamedTuple):
     transcript: float
     # Steps beyond the few of a fresh factor, since the factor was made.
     excess: int = 0
+
+    @property
+    def sealed(self) -> str:
+        """A digest, for a line of the ledger, of all that a file has."""
+        held = [self.weight] if self.B is None else [self.weight, self.B]
+        directed = not self.data.graph.undirected
+        return sealed(
+            self.seals.root,
+            str(self.data.classes),
+            directed,
+            self.releases,
+            self.secure,
+            *held,
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the last line of the ledger stands for all that there is."""
+        lines = self.ledger.entries
+        # Lines of version 0.1 stand for the data alone.
+        return bool(lines) and lines[-1].data in (self.sealed, self.seals.root)
 
 
 class Releasing:

@@ -316,8 +316,10 @@ class ScatteringClassifier:
                     f"{len(train.graphs)} graphs, or 'tol' to be smaller (got "
                     f'{self.release_std:g})'
                 )
-            model.ledger.record('fit', spent, data=train.seals.root)
-        self._model = self._released(model)
+        model = self._released(model)
+        if self._certified:
+            model.ledger.record('fit', spent, data=model.sealed)
+        self._model = model
         return self
 
     def decision_function(
@@ -502,9 +504,8 @@ class ScatteringClassifier:
                 measured, upper = self._residual(model)
                 spent = self._shift(model, upper)
         ledger = old.ledger.copy()
-        root = model.train.seals.root
-        ledger.record(action, spent, request.to_dict(), root)
         model = self._released(model._replace(ledger=ledger))
+        ledger.record(action, spent, request.to_dict(), model.sealed)
         report = describe(
             self,
             model,
@@ -562,9 +563,8 @@ class ScatteringClassifier:
         holds = measured <= bound + 2 * (upper - measured)
         chance = self._noise_p_value(model)
         traces = self._leftovers()
-        lines = model.ledger.entries
-        sealed = not train.seals.differing(train.contents()) and (
-            not lines or lines[-1].data == train.seals.root
+        sealed = model.is_sealed and not train.seals.differing(
+            train.contents()
         )
         scale = max(1.0, 1.0 if train.K is None else float(train.K.max()))
         return VerifyReport(
@@ -634,7 +634,13 @@ class ScatteringClassifier:
         """
         try:
             self._model = unpacked(self, state, progress_bar)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+        ) as error:
             raise ValueError(
                 "'state' needs to be what state_dict() returns "
                 f'({type(error).__name__}: {error})'

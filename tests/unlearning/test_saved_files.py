@@ -14,6 +14,7 @@ from graphs import random_graphs
 from states import same
 from torch_geometric.data import Data
 
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
@@ -93,6 +94,15 @@ SETTINGS = {
 def nodes(name='ovr'):
     setting = dict(SETTINGS[name])
     return NodeClassifier(setting.pop('measure', 'sgc'), lam=0.02, **setting)
+
+
+def first_version(model):
+    """A state whose ledger seals the data alone."""
+    state, root = model.state_dict(), model._model.seals.root
+    ledger = RemovalLedger(model.budget)
+    for line in state['ledger']['entries']:
+        ledger.record(line['action'], line['spent'], line['request'], root)
+    return {**state, 'ledger': ledger.state_dict()}
 
 
 @pytest.mark.parametrize('name', ['ovr', 'softmax', 'squared', 'push'])
@@ -222,14 +232,71 @@ def test_pickles_of_classifiers_are_saved_states():
 def test_files_of_the_first_version_are_read_and_their_weights_dropped():
     model = nodes().fit(community())
     model.remove(RemovalRequest(nodes=[7]))
-    # It wrote the weights before the noise, to the last bit.
-    old = {**model.state_dict(), 'W': model._model.W + 1e-7}
+    # It wrote the weights before the noise, to the last bit, and sealed the
+    # data alone.
+    old = {**first_version(model), 'W': model._model.W + 1e-7}
     other = nodes()
     other.load_state_dict(old)
     assert other.verify().ok
     assert 'W' not in other.state_dict()
-    assert same(other.state_dict(), model.state_dict())
     assert not torch.equal(other._model.W, old['W'])
+    other.remove(RemovalRequest(features=[4]))
+    assert other.verify().ok
+    again = nodes()
+    again.load_state_dict(other.state_dict())
+    # Without the noise that they should have, or with far too much.
+    W, weight = other._model.W, old['weight']
+    for wrong in (W, W + 9 * (weight - W)):
+        with pytest.raises(ValueError, match='their noise'):
+            nodes().load_state_dict({**old, 'weight': wrong})
+
+
+def test_all_that_a_file_has_is_sealed():
+    model = nodes().fit(community())
+    model.remove(RemovalRequest(nodes=[7]))
+    good = model.state_dict()
+    ledger = good['ledger']
+    classes = good['classes']
+    changes = {
+        'classes': [classes[::-1], (5, 6, 7), classes[1:] + classes[:1]],
+        'secure': [False],
+        'releases': [1, 3, -5, 1e300, True, 2.0],
+        'weight': [good['weight'] + 1e-7, good['weight'].flip(1)],
+    }
+    other = nodes()
+    for name, values in changes.items():
+        for value in values:
+            with pytest.raises((ValueError, TypeError)):
+                other.load_state_dict({**good, name: value})
+    held = {**good['data'], 'directed': True}
+    with pytest.raises(ValueError, match='ledger'):
+        other.load_state_dict({**good, 'data': held})
+    # And in memory.
+    for change in ({'secure': False}, {'releases': 7}):
+        model._model = model._model._replace(**change)
+        assert not model.verify().ok
+        model._model = model._model._replace(secure=True, releases=2)
+        assert model.verify().ok
+    assert ledger == model.ledger.state_dict()
+    other.load_state_dict(good)
+    assert other.verify().ok
+
+
+def test_seeds_and_draws_of_graphs_are_sealed():
+    model = scattering(seed=3).fit(molecules())
+    good = model.state_dict()
+    other = scattering()
+    for change in (
+        {'seed': None, 'seeded': False},
+        {'seed': 4},
+        {'draws': 7},
+        {'W': good['W'] + 1e-7},
+        {'classes': good['classes'][::-1]},
+    ):
+        with pytest.raises(ValueError, match='ledger'):
+            other.load_state_dict({**good, **change})
+    other.load_state_dict(good)
+    assert other.verify().ok
 
 
 # Graphs #####################################################################
