@@ -40,7 +40,7 @@ values, in any order, with or without fused additions).
    :math:`t` the most neighbours of a node; the last sum has :math:`L + 1`
    products. So :math:`|\hat Z - Z| \le \gamma_q \sum_i w_i P^i |x|` entry by
    entry, :math:`q = L (t + 12) + L + 3`; :math:`E` is the norm of the right
-   side, which is computed too, and raised by :math:`2 \gamma_q`.
+   side, which is computed too, and off by :math:`\gamma_q` of it.
 2. *Margins.* :math:`\lVert \hat M - Z W \rVert \le \gamma_d \lVert \hat Z
    \rVert \lVert W \rVert + E \lVert W \rVert`, :math:`d` columns.
 3. *Slopes.* :math:`G = \partial \ell / \partial a` has the Lipschitz constant
@@ -92,8 +92,11 @@ class Features(NamedTuple):
 
 
 def gamma(k: float) -> float:
-    r""":math:`\gamma_k`, from above; infinite where it proves nothing."""
-    return 1.01 * k * UNIT if k * UNIT < 0.005 else math.inf
+    r""":math:`\gamma_k (1 + 2 \gamma_k)`, from above, or infinity.
+
+    With :math:`k u \le .001` it is at most :math:`1.001 \cdot 1.0021\, k u`.
+    """
+    return 1.01 * k * UNIT if k * UNIT <= 0.001 else math.inf
 
 
 def norm(matrix: np.ndarray) -> float:
@@ -155,7 +158,7 @@ def features(
     off = gamma(levels * (most + 12) + levels + 3)
     Z = propagate(x)
     sizes = Z if (x >= 0).all() else propagate(np.abs(x))
-    return Features(Z, off * (1 + 2 * off) * norm(sizes) + TINY)
+    return Features(Z, off * norm(sizes) + TINY)
 
 
 def _power(degree: np.ndarray, exponent: float) -> np.ndarray:

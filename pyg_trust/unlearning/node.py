@@ -643,6 +643,7 @@ class NodeClassifier(Saving, EditedInPlace):
             ),
             weights=fingerprint_model({'weight': new.weight}),
             history=tuple(line.spent / self.budget for line in ledger.entries),
+            ledger_head=ledger.head,
         )
 
 

@@ -78,6 +78,8 @@ class NodeUnlearnReport(Report):
             with the one entry ``weight``.
         history (tuple[float, ...]): the bounds of all releases since the fit,
             in units of the budget.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
         verification (NodeVerifyReport, optional): as :meth:`verified` adds
             it.
     """
@@ -106,6 +108,7 @@ class NodeUnlearnReport(Report):
     origin: dict[str, Any]
     weights: str = ''
     history: tuple[float, ...] = ()
+    ledger_head: str = ''
     verification: 'NodeVerifyReport | None' = None
 
     def verified(self, found: 'NodeVerifyReport') -> 'NodeUnlearnReport':

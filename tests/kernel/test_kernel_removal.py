@@ -259,3 +259,76 @@ def test_what_overflows_or_underflows_proves_nothing_or_enough():
     near = removal.Features(np.full((1, 4), 1e-170), 0.0)
     beta = removal.residual(near, Y[:, :1], np.zeros((4, 1)), 1.0, 'ovr')
     assert beta >= 0.5 * 2e-170
+
+
+def near(value):
+    # The constant of gamma leaves one percent.
+    return pytest.approx(1.01 * value, rel=1e-4)
+
+
+def test_the_error_of_features_is_the_formula():
+    # Node 3 has three neighbours, two levels, weights 1/2: sums of integers.
+    entries = np.array([[0, 1, 2, 3, 3, 3], [3, 3, 3, 0, 1, 2]])
+    x = np.array([[1.0], [2.0], [-3.0], [4.0]])
+    Z, error = removal.features(
+        entries, x, np.arange(4), (0.0, 0.5, 0.5), 0.0, 0.0, False
+    )
+    assert Z.tolist() == [[2.0], [2.0], [2.0], [6.0]]
+    # Of |x|: 4, 4, 4, 6 on the first level, 6, 6, 6, 12 on the second.
+    size = math.sqrt(3 * 5**2 + 9**2)
+    assert error == near((2 * (3 + 12) + 2 + 3) * 2.0**-53 * size)
+    none = removal.features(
+        entries, 0 * x, np.arange(4), (1.0,), 0.0, 0.0, False
+    )
+    assert none.error >= 2.0**-500
+
+
+@pytest.mark.parametrize(
+    ('head', 'slope', 'curve', 'g'),
+    [
+        ('ovr', 8 * math.sqrt(2), 0.25, math.sqrt(4 / 4)),
+        ('softmax', 22 + 2, 0.5, math.sqrt(4 / 4)),
+        ('squared', 0, 2, math.sqrt(4 * 4)),
+    ],
+)
+def test_what_rounding_hides_is_the_formula(head, slope, curve, g):
+    # Both classes at the same point, and weights in no row's direction: the
+    # gradient is lambda n W, which is next to nothing.
+    u, z = 2.0**-53, math.sqrt(2) * 5
+    Z = np.array([[3.0, 4.0, 0.0], [3.0, 4.0, 0.0]])
+    Y = np.array([[1.0, 0.0], [0.0, 1.0]])
+    Y = Y if head == 'softmax' else 2 * Y - 1
+    lam = 1e-20
+    for error in (0.0, 1e-9):
+        for w in (0.0, 1.0):
+            W = np.zeros((3, 2))
+            W[2, 0] = w
+            found = removal.Features(Z, error)
+            beta = removal.residual(found, Y, W, lam, head)
+            margins = (3 * u * z + error) * w
+            wrong = slope * u * math.sqrt(2) + curve * margins + 2 * u * g
+            hidden = (2 * u * z + error) * g + (z + error) * wrong
+            assert beta == pytest.approx(hidden, rel=0.011)
+            assert beta >= hidden
+    # The drift alone: no rows to speak of, and a large lambda.
+    small = removal.Features(Z * 1e-30, 0.0)
+    W = np.full((3, 2), 1.0)
+    drift = 2 * math.sqrt(6)
+    beta = removal.residual(small, Y, W, 1.0, head)
+    assert beta - drift == pytest.approx(8.08 * u * drift, rel=0.5)
+
+
+def test_a_bound_beyond_all_numbers_is_infinite():
+    assert removal.gamma(2.0**53 / 1000) < 0.0011
+    assert removal.gamma(2.0**53 / 999) == math.inf
+    assert removal.norm(np.ones(10**6)) == pytest.approx(
+        1000 * (1 + 1.01e6 * 2.0**-53), rel=1e-15
+    )
+    assert removal.norm(np.ones((0, 3))) >= 0
+
+
+def test_the_shift_of_a_release_is_the_formula():
+    W = np.full((3, 3), 2.0)
+    grid = 3 * 0.5 * 2.0**-33 + 2 * 2.0**-53 * 6
+    assert removal.shift(0.0, 10, 0.1, W, 0.5) == pytest.approx(grid / 0.5)
+    assert removal.shift(7.0, 10, 0.1, W, 0.5) == pytest.approx(14.0)
