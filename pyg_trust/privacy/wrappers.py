@@ -45,7 +45,6 @@ from pyg_trust.privacy.validation import (
 )
 
 REDUCTIONS = ('mean', 'sum')
-_MARGIN = 1e-5
 # In place of a tape, where a batch has no rows.
 _NOBODY = 'nobody'
 
@@ -59,8 +58,9 @@ class PrivateStep:
         max_grad_norm (float): the clipping norm :math:`C`.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
         add_noise (callable): pays for a step, then maps sums of clipped
-            gradients, the number of units they are of, and how many of these
-            had a gradient below the clipping norm, to noisy ones.
+            gradients, in units of ``kernel.clip.grid``, the number of units
+            they are of, and how many of these had a gradient below the
+            clipping norm, to noisy ones.
         trust_loss (bool): whether the loss is left unchecked.
             (default: :obj:`False`)
         public (Sequence[str]): what the model holds that is public.
@@ -296,7 +296,7 @@ class PrivateStep:
         # after a refusal, which tells of the data, no other loss is tried.
         self._stage = 'interrupted'
         if count == 0:
-            self._add([torch.zeros_like(p).double() for p in self.parameters])
+            self._add([torch.zeros_like(p).long() for p in self.parameters])
             return
         owner = self._rows(out)
         if not self.trust_loss:
@@ -304,15 +304,13 @@ class PrivateStep:
             self.ignored |= self._watch.ignored
         if self.loss_reduction == 'mean':
             grad = grad * count
-        # A bit less than C, for what norms and the scaled gradients lose in
-        # float32: sums of 256 numbers 4e-6 of them, products half a digit.
-        norm = self.max_grad_norm * (1 - _MARGIN)
+        norm = self.max_grad_norm
         assert isinstance(self._tape, Tape)
         clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)
         # Is released with noise by a norm that adapts, and by nothing else.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
         self._add(
-            [clipped.sums[name].double() for name in self._names], count, below
+            [clipped.integers[name] for name in self._names], count, below
         )
 
     def _add(self, sums: list[Tensor], count: int = 0, below: int = 0) -> None:
