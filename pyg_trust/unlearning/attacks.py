@@ -390,7 +390,7 @@ class _Audit:
             if found:
                 found = self.confirmed(kind, found)
             self._count(one[1], two[1], found, power, ball)
-            note, hides = self._hidden(one)
+            note, hides = self._hidden(one[0], one[1])
             if not power:
                 note = 'nothing that is compared after the removal differed '
                 note += 'before it'
@@ -413,12 +413,12 @@ class _Audit:
         self._twin_rows = made
         return made
 
-    def _hidden(self, run: tuple[Released, ...]) -> tuple[str, bool]:
+    def _hidden(self, *runs: Released) -> tuple[str, bool]:
         # What is not compared, and whether features of what was removed could
         # be in it: as a sum with a pad that is released, too.
         before, after = (
             {name: size_of(each[name]) for name in self.random if name in each}
-            for each in run[:2]
+            for each in runs
         )
         content = self.data.x[self.featureless]
         needed = content.numel() * content.element_size()
@@ -516,11 +516,10 @@ class _Audit:
     ) -> None:
         inside = outside = 0
         n = ball.numel()
-        self._looked |= {
-            name
-            for name in power
-            if isinstance(one.get(name), Tensor) and n in one[name].shape
-        }
+        for name in power:
+            value = one.get(name)
+            if isinstance(value, Tensor) and n in value.shape:
+                self._looked.add(name)
         for name in found:
             a, b = one.get(name), two.get(name)
             if not isinstance(a, Tensor) or not isinstance(b, Tensor):

@@ -1,3 +1,5 @@
+# Longer than 700 lines because what a model has to be, which is checked here
+# before and after training, is what training rests on.
 r"""Training the models of many shards, each on its own shard alone.
 
 One model after the other, each an ordinary module on an ordinary graph, in a
