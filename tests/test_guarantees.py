@@ -261,4 +261,4 @@ def test_a_history_that_ends_elsewhere_and_impossible_counts_fail(
     lie = {**guarantee.values, 'num_robust': 13}
     TrustReport.of(dataclasses.replace(guarantee, values=lie)).save(path)
     texts = [e.text for e in check_report(path) if e.status == FAILS]
-    assert any('13 of 12' in text for text in texts)
+    assert any('together, of 12' in text for text in texts)

@@ -279,17 +279,14 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
 
 def _check_header(each: Stated, header: dict[str, Any]) -> Said:
     # What the account is about, of the first line.
-    values, about = each.values, header.get('accountant', {})
+    values = {**each.values, 'data': each.data}
+    about = {**header, **header.get('accountant', {})}
+    names = ('mechanism', 'relation', 'sampling', 'seeded', 'form', 'delta')
     pairs = [
-        (name, about[name], values.get(name))
-        for name in ('mechanism', 'relation', 'sampling')
-        if name in about
+        (name, about[name], values[name])
+        for name in (*names, 'data')
+        if name in about and name in values
     ]
-    if 'data' in header:
-        pairs.append(('data', header['data'], each.data))
-    for name in ('seeded', 'relation', 'form', 'delta'):
-        if name in header and name in values:
-            pairs.append((name, header[name], values[name]))
     for name, paid, claimed in pairs:
         if paid != claimed:
             yield (

@@ -211,7 +211,8 @@ class VerifyReport(Report):
 ASSUMPTIONS = {
     'output': (
         'the transform takes nothing from other graphs',
-        'floating-point noise stands for Gaussian noise',
+        'the noise is exact, as integers on the grid of the release, whose '
+        'rounding is paid for',
     ),
     'objective': ('the transform takes nothing from other graphs',),
 }
