@@ -433,6 +433,9 @@ class PrivacyEngine(Spending):
             clipping,
         )
         step.by_unit = data_loader.by_unit
+        if data_loader.form == 'withdraw':
+            # How many come is as private as who does.
+            step.decoys.num_units = data_loader.subgraphs_per_batch
         probe(step, data_loader, forward, criterion)
         return step
 
