@@ -421,7 +421,9 @@ class PrivacyEngine(Spending):
             check_positive('target_epsilon', target_epsilon)
             account.get_epsilon(check_delta(target_delta))
         check_layers(module)
-        check_tables(module, data_loader.data.num_nodes, public)
+        withdraws = data_loader.form == 'withdraw'
+        num_nodes = None if withdraws else data_loader.data.num_nodes
+        check_tables(module, num_nodes, public)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -433,7 +435,7 @@ class PrivacyEngine(Spending):
             clipping,
         )
         step.by_unit = data_loader.by_unit
-        if data_loader.form == 'withdraw':
+        if withdraws:
             # How many come is as private as who does.
             step.decoys.num_units = data_loader.subgraphs_per_batch
         probe(step, data_loader, forward, criterion)

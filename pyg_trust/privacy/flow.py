@@ -1,3 +1,4 @@
+# Longer than 700 lines because all that a followed tensor does is one idea.
 r"""Follows the rows of a batch from the model to ``loss.backward()``.
 
 Private training needs the gradient that a loss sends back to the rows of a
@@ -110,6 +111,8 @@ class Watch:
         self.steps: list[Step] | None = [] if rehearses else None
         #: The node of the operation that is done again, if one is.
         self.again: tuple[str | None] | None = None
+        #: Whether a mean was divided by the weights of classes.
+        self.weighted = False
         #: What the model kept of its call, by address or as a number.
         self.kept: dict[Any, str] = {}
         #: Whether the gradient is still to come.
@@ -468,6 +471,12 @@ def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
                 where = f": they meet in '{why.met}'"
                 if why.back is not None:
                     where += f" and come back through '{why.back}'"
+            if watch.weighted:
+                where += (
+                    ". A mean with 'weight' divides by the weights of all "
+                    "labels: use reduction='sum', and loss_reduction='sum' in "
+                    'make_private'
+                )
             raise ValueError(
                 'the loss needs to be a mean or a sum of one term per '
                 'subgraph, but the gradient of one depends on the rows of '
@@ -600,14 +609,18 @@ def _check_kept(
         name = None
         if isinstance(value, float):
             name = watch.kept.get(value)
-        elif isinstance(value, Tensor) and not isinstance(value, Followed):
-            if value.layout == torch.strided and value.numel():
-                name = watch.kept.get(('at', value.untyped_storage()._cdata))
+        elif _has_memory(value):
+            name = watch.kept.get(('at', value.untyped_storage()._cdata))
         if name is not None:
             _refuse(
                 f"it reads '{name}', which the model kept of its call: return "
                 'it as a part of the output, whose rows can be followed'
             )
+
+
+def _has_memory(value: Any) -> bool:
+    plain = isinstance(value, Tensor) and not isinstance(value, Followed)
+    return plain and value.layout == torch.strided
 
 
 def _written(
@@ -755,6 +768,13 @@ def _without_ignored(
             del got[name]
     allowed = {*known, 'ignore_index', 'reduction', 'label_smoothing'}
     target = got.get('target')
+    if got.get('weight') is not None and got.get('reduction') in (
+        None,
+        'mean',
+    ):
+        for t in (got.get('input'), target):
+            if isinstance(t, Followed):
+                t._watch.weighted = True
     if (
         len(args) > len(known)
         or got.keys() - allowed

@@ -1,11 +1,11 @@
 r"""A loss is computed on rows that are made up, then again on the batch's.
 
 A loss is the user's own code, and can read what a model, a hook or a function
-kept of the forward pass: an attribute, a list, a global, a number. Such a value
-may be made of all rows of a batch, and nothing tells where it came from. So
-there is none: the model is called with rows that are made up, and the loss is
-computed of its outputs. Numbers that it takes from anywhere are then numbers of
-no private row.
+kept of the forward pass: an attribute, a list, a global, a number. Such a
+value may be made of all rows of a batch, and nothing tells where it came from.
+So there is none: the model is called with rows that are made up, and the loss
+is computed of its outputs. Numbers that it takes from anywhere are then
+numbers of no private row.
 
 No number of a followed tensor can be read before its gradient has come
 (:mod:`pyg_trust.privacy.flow`), so that the operations of a loss and of its
@@ -149,9 +149,12 @@ class Decoys:
         for nodes in (self.num_nodes, int((batch.batch == 0).sum())):
             self.num_nodes = nodes
             try:
-                with in_training(module, kept), torch.no_grad():
-                    with torch.random.fork_rng(_cuda(batch.batch)):
-                        call(module, self.graphs(batch, count))
+                with (
+                    in_training(module, kept),
+                    torch.no_grad(),
+                    torch.random.fork_rng(_cuda(batch.batch)),
+                ):
+                    call(module, self.graphs(batch, count))
             except Exception as found:
                 error = found
             else:
@@ -338,6 +341,7 @@ class Rehearsal:
         assert steps is not None
         assert self._out is not None
         watch.failed = self.watch.failed
+        watch.weighted = self.watch.weighted
         now = {self._out._slot: follow(out, rows, watch)}
 
         def find(value: Any) -> Any:

@@ -1,3 +1,4 @@
+# Longer than 700 lines because model and optimizer share the step in progress.
 r"""A model and an optimizer that can only train privately.
 
 With their loader (``privacy/loading.py``) they share a :class:`PrivateStep`,
@@ -47,6 +48,11 @@ from pyg_trust.privacy.validation import (
 
 REDUCTIONS = ('mean', 'sum')
 _MARGIN = 1e-5
+_ACCUMULATE = (
+    '. To gather the gradients of a large batch, hand '
+    "'max_physical_batch_size' to make_private: the batch then comes in "
+    'parts, each with an optimizer.step()'
+)
 # In place of a tape, where a batch has no rows.
 _NOBODY = 'nobody'
 # In place of a tape, until the loss was computed.
@@ -221,7 +227,7 @@ class PrivateStep:
                 + {
                     'idle': '(got a call before the first batch)',
                     'done': '(got a call after the step of the last one)',
-                }.get(self._stage, '(got a second call)')
+                }.get(self._stage, f'(got a second call){_ACCUMULATE}')
             )
         self.pins.check_layers()
         kind = self._owner.device.type
@@ -325,7 +331,7 @@ class PrivateStep:
         if self._stage != 'called' or self._tape is None:
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
-                'for each batch'
+                f'for each batch{_ACCUMULATE}'
             )
         count = self._count
         # An interrupt from here on ends the step: nothing is added twice, and
@@ -447,7 +453,7 @@ class _Intercept(torch.autograd.Function):
         if ctx.call is not (ctx.step._rehearsal or ctx.step._tape):
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
-                'for each batch, before the next one'
+                f'for each batch, before the next one{_ACCUMULATE}'
             )
         ctx.step.backward(grads[0].detach())
         return None, None, None, None

@@ -440,7 +440,7 @@ def test_rows_of_nodes_are_for_the_model_alone(name, relation):
 
 
 def test_what_a_batch_was_can_be_read_after_its_step():
-    engine, net, (model, optimizer, loader) = attach()
+    _, _, (model, optimizer, loader) = attach()
     for batch in loader:
         F.cross_entropy(forward(model, batch), batch.y).backward()
         optimizer.step()
@@ -462,3 +462,34 @@ def test_models_of_graphs_of_one_size():
     engine, _, training = attach(graphs, Fixed())
     train(training)
     assert engine.steps == 2
+
+
+@pytest.mark.parametrize('count', [12, 13])
+def test_no_refusal_tells_how_many_graphs_there_are(count):
+    # A table of 13 rows was refused for 13 graphs, which were named.
+    class Table(GIN):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.zeros(13, 2)
+
+    options = {
+        'batch_size': 4,
+        'num_steps': 1,
+        'sampling': 'poisson',
+        'relation': 'add_remove',
+        'sample_rate': 0.3,
+    }
+    engine, _, training = attach(GRAPHS[:count], Table(), options)
+    train(training)
+    assert engine.steps == 1
+
+    class Nodes(GIN):
+        def forward(self, x, edge_index, batch):
+            return self.out(self.first(x, edge_index))
+
+    said = []
+    for graphs in (GRAPHS[:count], GRAPHS[:11]):
+        with pytest.raises(ValueError, match='a row per graph') as error:
+            attach(graphs, Nodes(), options)
+        said.append(str(error.value))
+    assert said[0] == said[1]

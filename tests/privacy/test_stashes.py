@@ -234,13 +234,16 @@ def clipped_sum(way, victim):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_one_row_moves_no_gradient_of_others(way):
-    found = []
+    found, said = [], None
     for victim in (-1e3, 1e3):
         try:
             found.append(clipped_sum(way, victim))
         except ValueError as error:
-            assert 'which the model kept of its call' in str(error)
-            return
+            said = str(error)
+            break
+    if said is not None:
+        assert 'which the model kept of its call' in said
+        return
     moved = float((found[0] - found[1]).norm())
     assert moved <= 2 * NORM * (1 + 1e-6)
     # A step that adds nothing is no pass.
@@ -250,7 +253,7 @@ def test_one_row_moves_no_gradient_of_others(way):
 @pytest.mark.parametrize('way', ['attribute', 'number as attribute'])
 def test_who_reads_an_attribute_is_told(way):
     # It would be of rows that are made up, which nobody means.
-    with pytest.raises(ValueError, match="reads '(value|lin.value)'"):
+    with pytest.raises(ValueError, match=r"reads '(value|lin\.value)'"):
         clipped_sum(way, 1.0)
 
 
@@ -293,3 +296,35 @@ def test_the_loss_is_the_one_of_the_batch(private):
         one.optimizer.step()
         two.optimizer.step()
         assert one.net.first.bias.equal(two.net.first.bias)
+
+
+def test_a_mean_with_weights_of_classes_names_what_to_do(private):
+    setup = private()
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    for batch in setup.loader:
+        out = setup.model(batch.x, batch.edge_index)[: batch.batch_size]
+        loss = F.cross_entropy(out, batch.y[: len(out)], weight=weight)
+        with pytest.raises(ValueError, match="use reduction='sum'"):
+            loss.backward()
+        break
+    with pytest.raises(ValueError, match="use reduction='sum'"):
+        private(criterion=nn.CrossEntropyLoss(weight=weight))
+
+
+def test_accumulation_names_what_to_do(private):
+    setup = private()
+    said = []
+    for again in ('step', 'call', 'backward'):
+        batch = next(iter(setup.loader))
+        loss = setup.loss(batch)
+        with pytest.raises(RuntimeError) as error:
+            if again == 'call':
+                setup.loss(batch)
+            elif again == 'backward':
+                loss.backward(retain_graph=True)
+                loss.backward()
+            else:
+                for other in setup.loader:
+                    setup.loss(other).backward()
+        said.append(str(error.value))
+    assert all("'max_physical_batch_size'" in text for text in said)
