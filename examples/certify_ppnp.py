@@ -227,7 +227,7 @@ class Experiment:
             'F-Prop.': self.fit(
                 FeaturePropagation(self.data.num_features, self.num_classes)
             ),
-            'L-Prop.': LabelPropagation(self.num_classes),
+            'L-Prop.': LabelPropagation(num_classes=self.num_classes),
         }
         ax = pyplot.subplots()[1]
         for k, (name, model) in enumerate(models.items()):
@@ -353,7 +353,7 @@ def main() -> None:
     for figure in args.figures:
         getattr(experiment, f'figure_{figure}')()
     one = experiment.certify(
-        LabelPropagation(experiment.num_classes), strength=6
+        LabelPropagation(num_classes=experiment.num_classes), strength=6
     )
     print(one)
 

@@ -4,12 +4,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from pyg_trust.check import FAILS, check_report
-from pyg_trust.report.base import visible
+from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.kernel.claims import visible
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command; 1 if something does not hold, 2 if it can't be run."""
+    """Run a command.
+
+    Returns:
+        int: 0 if everything holds; 1 if something does not; 2 if something
+        could not be checked, or the command could not be run.
+    """
     parser = argparse.ArgumentParser(prog='python -m pyg_trust')
     commands = parser.add_subparsers(dest='command', required=True)
     check = commands.add_parser(
@@ -28,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f'pyg_trust check: {visible(str(error))}\n')
         return 2
     sys.stdout.write(''.join(f'{finding}\n' for finding in found))
-    return int(any(finding.status == FAILS for finding in found))
+    statuses = {finding.status for finding in found}
+    return 1 if FAILS in statuses else 2 * (statuses != {HOLDS})
 
 
 if __name__ == '__main__':

@@ -15,7 +15,6 @@ or the whole of the guarantee.
 
 import math
 import os
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -31,8 +30,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._registry import Registry
-
-Bytes = Callable[[int], bytes]
+from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 
 #: Where the bits of secret noise come from: functions from a number to so many
 #: random bytes, by name. Private training takes a name; noisy releases
@@ -55,12 +53,6 @@ def system(count: int) -> bytes:
 
 # Of the test whether a release has the noise that it should (p_value).
 LEAST_P_VALUE = 1e-9
-
-# Summing 2n Gaussians costs an attacker who inverts the floating-point
-# arithmetic 2^(53 (2n - 1)) tries.
-_SUMMED = 4
-# So many at a time: what they are made of is forty times as large.
-_PIECE = 2**16
 
 
 #: How a report begins whose noise came from a seed.
@@ -86,11 +78,13 @@ class SeededNoise:
     def __init__(self, seed: int | None = None) -> None:
         self._stream = rng.stream(rng.resolve(seed))
 
+    def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Draw noise of the law of :meth:`SecureNoise.cells`."""
+        return _cells(self._stream.bytes, shape)
+
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Standard Gaussians, float64, on the CPU."""
-        _check_shape(shape)
-        drawn = np.asarray(self._stream.standard_normal(tuple(shape)))
-        return torch.from_numpy(drawn)
+        """Draw noise of the law of :meth:`SecureNoise.normal`."""
+        return _normal(self.cells(shape))
 
     def uniform(self, count: int) -> np.ndarray:
         """Uniform numbers in (0, 1)."""
@@ -117,19 +111,15 @@ class SecureNoise:
 
     Every bit comes from :func:`os.urandom`: there is no seed that could leak
     or be guessed, no state that a checkpoint could restore, and no draw that
-    tells of another. Uniform numbers of 53 bits become Gaussians by the
-    transform of Box and Muller in float64, and four of them, summed and
-    halved, become one (`Holohan and Braghin 2021, section 5.1
-    <https://arxiv.org/abs/2107.10138>`_): which gradient a noisy one came
-    from can be read off the low bits of a *single* floating-point Gaussian
-    (`Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_), while here
-    about :math:`2^{53 \cdot 3}` combinations would have to be tried. Noise is
-    added in float64 and the sum is rounded to the type of the parameters.
+    tells of another. A Gaussian is drawn as the integer nearest to
+    :math:`2^{32} Z`, exactly (:mod:`pyg_trust.kernel.noise`): added to an
+    integer on the grid of a release, it is the Gaussian mechanism to the last
+    bit, and there is no low bit that tells a sum
+    (`Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_ reads them off
+    floats).
 
-    What it does *not* do: it is a defence against known attacks, not a proof
-    for finite arithmetic (a proof needs discrete noise); uniform numbers end
-    at :math:`2^{-53}`, so that a Gaussian stays below 17.2; and time taken
-    and memory left behind tell what they tell.
+    What it does *not* cover: the operating system's generator, the time that
+    a draw takes, and memory left behind.
 
     Args:
         source (callable): maps a number to so many random bytes.
@@ -148,20 +138,23 @@ class SecureNoise:
         word = np.frombuffer(self._source(8 * count), dtype=np.uint64)
         return ((word >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
 
+    def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Draw noise of a release: the integers nearest to 2^32 Z.
+
+        Args:
+            shape (tuple): how many.
+
+        Returns:
+            Tensor: int64, on the CPU.
+        """
+        return _cells(self._source, shape)
+
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Standard Gaussians, float64, on the CPU."""
-        _check_shape(shape)
-        count = math.prod(shape)
-        out = np.empty(count)
-        for start in range(0, count, _PIECE):
-            size = min(_PIECE, count - start)
-            # Cosine and sine of a draw make two, which are independent.
-            radius, angle = self.uniform(size * _SUMMED).reshape(2, -1, size)
-            radius = np.sqrt(-2 * np.log(radius))
-            angle = 2 * math.pi * angle
-            total = (radius * (np.cos(angle) + np.sin(angle))).sum(0)
-            out[start : start + size] = total / math.sqrt(_SUMMED)
-        return torch.from_numpy(out).view(shape)
+        """Draw standard Gaussians on the grid 2^-32, float64, on the CPU.
+
+        A float that is added to them is no release: see :meth:`cells`.
+        """
+        return _normal(self.cells(shape))
 
     def choose(self, count: int, size: int) -> np.ndarray:
         """So many of :obj:`count`, uniformly without replacement.
@@ -243,6 +236,15 @@ def coins(
     check_integer('count', count, 0)
     check_share('rate', rate)
     return np.flatnonzero(source.uniform(count) <= rate)
+
+
+def _cells(source: Bytes, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    _check_shape(shape)
+    return torch.from_numpy(cells(source, math.prod(shape))).view(shape)
+
+
+def _normal(drawn: Tensor) -> Tensor:
+    return drawn.double().mul_(2.0**-SHIFT)
 
 
 def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:

@@ -1,5 +1,7 @@
 """Reports for an auditor, honest ones and others."""
 
+import json
+
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.report import Guarantee, TrustReport
@@ -51,3 +53,9 @@ def saved(folder, *guarantees):
 def failures(*args, **kwargs):
     found = check_report(*args, **kwargs)
     return [each.text for each in found if each.status == FAILS]
+
+
+def forged(whole):
+    """The text of a report that somebody has changed, digest and all."""
+    whole = {name: whole[name] for name in whole if name != 'digest'}
+    return json.dumps(whole)

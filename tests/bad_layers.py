@@ -205,7 +205,16 @@ entry(
 entry(
     'nn.LabelPropagation',
     lambda: {'num_classes': 3},
-    num_classes=integer(2),
+    Row('neither', {'num_classes': None}, "'num_classes'"),
+    Row('no share', {'num_classes': None, 'num_layers': 2}, "'alpha'"),
+    Row(
+        'steps twice',
+        {'num_classes': None, 'num_layers': 2, 'alpha': 0.5, 'K': 2},
+        "'K'",
+    ),
+    num_layers=values(-1, 2.5, True, 2),
+    num_classes=integer(2, none=True),
+    alpha=number(0, 1, none=True),
     K=STEPS,
 )
 LABELS = tensor(rows=False, low=0, high=2, dtypes=(torch.float32,))
@@ -217,7 +226,7 @@ LABELLED = either(
 entry(
     'nn.LabelPropagation.logits',
     lambda: (
-        nn.LabelPropagation(3),
+        nn.LabelPropagation(num_classes=3),
         {'y': torch.tensor([0, 1, 2, 0, 1, 2])},
     ),
     y=LABELS,
@@ -226,7 +235,7 @@ entry(
 entry(
     'nn.LabelPropagation.forward',
     lambda: (
-        nn.LabelPropagation(3),
+        nn.LabelPropagation(num_classes=3),
         {
             'y': torch.tensor([0, 1, 2, 0, 1, 2]),
             'edge_index': undirected(),
@@ -240,7 +249,46 @@ entry(
     ),
     mask=LABELLED,
     edge_weight=EDGE_WEIGHT,
+    post_step=values(3, 'step', torch.relu),
 )
+LAYERS = integer(0)
+entry(
+    'nn.CorrectAndSmooth',
+    lambda: {
+        'num_correction_layers': 2,
+        'correction_alpha': 0.5,
+        'num_smoothing_layers': 2,
+        'smoothing_alpha': 0.5,
+    },
+    num_correction_layers=LAYERS,
+    correction_alpha=number(0, 1, closed='low high'),
+    num_smoothing_layers=LAYERS,
+    smoothing_alpha=number(0, 1, closed='low high'),
+    autoscale=FLAG,
+    scale=number(),
+)
+for name in ('correct', 'smooth'):
+    entry(
+        f'nn.CorrectAndSmooth.{name}',
+        lambda: (
+            nn.CorrectAndSmooth(2, 0.5, 2, 0.5),
+            {
+                'y_soft': torch.full((N, 3), 0.25),
+                'y_true': torch.tensor([0, 1, 2]),
+                'mask': torch.tensor([0, 1, 2]),
+                'edge_index': undirected(),
+                'edge_weight': torch.ones(14),
+            },
+        ),
+        names=EDGE_GRAPH,
+        y_soft=tensor(rows=False, finite=False),
+        y_true=tensor(rows=False, low=0, high=2, dtypes=()),
+        mask=LABELLED,
+        edge_index=values(
+            3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1
+        ),
+        edge_weight=EDGE_WEIGHT,
+    )
 
 
 def examples() -> dict[str, Any]:

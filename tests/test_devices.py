@@ -198,7 +198,7 @@ def test_diffusions(device, K):
     model = PPNP(torch.nn.Identity(), 0.2, K)
     wanted = model(x, edge_index)
     y = torch.arange(n) % 3
-    labels = LabelPropagation(3, 0.2, K)
+    labels = LabelPropagation(alpha=0.2, num_classes=3, K=K)
     wanted_labels = labels(y, edge_index)
     there, signal, classes = moved(device, edge_index, x, y)
     got, got_labels = model(signal, there), labels(classes, there)

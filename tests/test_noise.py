@@ -37,7 +37,7 @@ def test_noise_is_standard_gaussian(kind):
 
 
 def test_pieces_do_not_repeat(monkeypatch):
-    monkeypatch.setattr('pyg_trust.noise._PIECE', 7)
+    monkeypatch.setattr('pyg_trust.kernel.noise._PIECE', 7)
     values = SecureNoise().normal((50,))
     assert values.unique().numel() == 50
     assert SecureNoise().normal(()).shape == ()
@@ -53,8 +53,8 @@ def test_bytes_come_from_the_system_and_are_used_once():
 
     noise = SecureNoise(source)
     noise.normal((10,))
-    # Four Gaussians of a number each, from two uniform pairs.
-    assert asked == [10 * 4 * 8]
+    # A word each.
+    assert asked == [10 * 8]
     noise.choose(9, 3)
     assert asked[1:] == [9 * 8]
     assert SecureNoise()._source is os.urandom
@@ -67,11 +67,20 @@ def test_uniform_numbers_have_53_bits():
     assert found.tolist() == [2.0**-53, 1.0, 2.0**-52, 2.0**-53]
 
 
-def test_extreme_words_give_finite_noise():
-    for word in (b'\x00', b'\xff'):
-        noise = SecureNoise(lambda count, word=word: word * count)
-        assert noise.normal((4,)).isfinite().all()
-        assert noise.normal((4,)).abs().max() <= 17.2
+def test_noise_is_cells_on_their_grid():
+    for make in (lambda: SecureNoise(seeded_bytes(3)), lambda: SeededNoise(3)):
+        cells, drawn = make().cells((40, 5)), make().normal((40, 5))
+        assert cells.dtype == torch.int64
+        assert torch.equal(cells.double() / 2**32, drawn)
+        assert cells.unique().numel() == 200
+        # The last bits of a cell are fair: a grid of 2^-31 has even ones.
+        assert 60 < (cells % 2).sum() < 140
+
+
+def test_two_tensors_never_share_a_word():
+    for noise in (SecureNoise(seeded_bytes(4)), SeededNoise(4)):
+        first, second = noise.cells((50,)), noise.cells((50,))
+        assert not set(first.tolist()) & set(second.tolist())
 
 
 def test_choice_is_uniform_without_replacement():

@@ -7,8 +7,10 @@ from dataclasses import FrozenInstanceError, dataclass
 import jsonschema
 import pytest
 import torch
+from auditing import forged
 
 import pyg_trust
+from pyg_trust.kernel.claims import digest
 from pyg_trust.report import (
     Guarantee,
     Report,
@@ -108,6 +110,7 @@ def test_trust_report_is_one_json(tmp_path):
     report = TrustReport.of(promise(), promise(data=''))
     report.save(tmp_path / 'trust.json')
     read = json.loads((tmp_path / 'trust.json').read_text())
+    assert read.pop('digest') == digest(read)
     assert read == report.to_dict()
     assert read['guarantees'][0]['spent'] == {'residual': 0.25}
     assert [file.name for file in tmp_path.iterdir()] == ['trust.json']
@@ -144,7 +147,7 @@ def test_a_damaged_file_is_refused_by_both(tmp_path, damage):
     report.save(path)
     fields = json.loads(path.read_text())
     damage(fields)
-    path.write_text(json.dumps(fields))
+    path.write_text(forged(fields))
     with pytest.raises(ValueError, match=re.escape(str(path))):
         TrustReport.load(path)
 

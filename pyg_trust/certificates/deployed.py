@@ -280,6 +280,12 @@ def _check_model(model: Any) -> None:
             "'model' needs logits: a PPNP, LabelPropagation or "
             f'FeaturePropagation (got {kind.__name__})'
         )
+    if isinstance(model, LabelPropagation) and model.layers is not None:
+        raise TypeError(
+            "'model' needs to be linear in PageRank: "
+            'LabelPropagation(num_classes=...) (got one in layers, '
+            f'{model})'
+        )
     for name in _overridden(model, base):
         raise TypeError(
             f"'model' needs the {name!r} of {base.__name__}, which is what "

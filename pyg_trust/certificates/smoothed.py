@@ -430,7 +430,7 @@ def _report(
         },
         noise=noise,
         note=run.note,
-        advice=_EXACT if isinstance(pipe.model, _LINEAR) else '',
+        advice=_EXACT if _is_linear(pipe.model) else '',
         fingerprint=digest(pipe.model, run.graphs),
         model_digest=identity(pipe.model, pipe.transform, pipe.forward),
         weights=fingerprint_model(pipe.model.state_dict()),
@@ -452,6 +452,11 @@ def _report(
         ),
         **fields,
     )
+
+
+def _is_linear(model: Any) -> bool:
+    layered = isinstance(model, LabelPropagation) and model.layers is not None
+    return isinstance(model, _LINEAR) and not layered
 
 
 def _checks(run: _Run, selection: int, samples: int) -> tuple[str, ...]:

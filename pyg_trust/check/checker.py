@@ -37,10 +37,12 @@ from pyg_trust.check.epsilon import (
     Said,
     account,
     check_epsilon,
-    check_shift,
     close,
+    fewer,
     recomputed,
 )
+from pyg_trust.check.removals import NODES, check_removal
+from pyg_trust.kernel.claims import read_json, visible
 from pyg_trust.ledger import checked_step
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import (
@@ -49,7 +51,6 @@ from pyg_trust.report import (
     fingerprint_data,
     fingerprint_model,
 )
-from pyg_trust.report.base import read_json, visible
 from pyg_trust.unlearning.leftovers import named_leftovers
 
 # What is raised by fields and files that are not what they should be.
@@ -122,6 +123,7 @@ def check_report(
             Finding(status, f'{where}: {text}')
             for status, text in _said(_check_guarantee, each)
         ]
+    found += _missing(report, ledger, model, data)
     if ledger is not None:
         if _is_removals(ledger):
             removals = _read('ledger', ledger, _read_removals)
@@ -134,6 +136,29 @@ def check_report(
         found += _of_file(_check_model, report, weights)
     if data is not None:
         found += _of_file(_check_data, report, _read('data', data, _read_data))
+    return found
+
+
+def _missing(report: TrustReport, *handed: Any) -> list[Finding]:
+    # What a report names by a digest, and nobody has handed in.
+    found = []
+    for number, each in enumerate(report.guarantees, 1):
+        values = each.values
+        removed = each.kind == 'removal' and 'request' in values
+        names = (
+            ('ledger', bool(values.get('ledger_head'))),
+            ('model', bool(each.model)),
+            ('data', bool(each.data and values.get('data_fields')) or removed),
+        )
+        found += [
+            Finding(
+                UNKNOWN,
+                f'{number}. {each.procedure}: {name}: it was not handed in '
+                f'(--{name})',
+            )
+            for (name, named), file in zip(names, handed, strict=True)
+            if named and file is None
+        ]
     return found
 
 
@@ -201,7 +226,7 @@ def _check_fields(each: Guarantee) -> Said:
         yield from _check_sentence(each)
         yield from check_epsilon(each)
     if each.kind == 'removal':
-        yield from check_shift(each)
+        yield from check_removal(each)
     if each.kind == 'robustness':
         yield from check_certificate(each, _told(each.promise))
     for name, amounts in each.history.items():
@@ -360,6 +385,7 @@ def _check_paid(each: Guarantee, ledger: dict[str, Any]) -> Said:
         counts[z, q] = counts.get((z, q), 0) + 1
     lines = [(z, q, count) for (z, q), count in counts.items()]
     delta, claimed = float(values['delta']), float(values['epsilon'])
+    lines = fewer(lines, up=False)
     paid = ledger['pure'] + (recomputed(each, lines, delta) if lines else 0)
     yield (
         HOLDS if claimed >= paid * (1 - ROUNDING) else FAILS,
@@ -423,6 +449,40 @@ def _check_removals(each: Guarantee, ledger: dict[str, Any]) -> Said:
         f'ledger: line {found[-1]} has this removal, and seals the same data'
         if found
         else 'ledger: no line has this removal and seals the same data',
+    )
+    if not found:
+        return
+    head, line = each.values.get('ledger_head'), entries[found[-1] - 1]
+    if not head:
+        yield UNKNOWN, 'ledger: the report has no digest of its lines'
+    else:
+        yield (
+            HOLDS if line['link'] == head else FAILS,
+            'ledger: its lines up to this removal are those that the report '
+            + ('was' if line['link'] == head else 'was NOT')
+            + ' made from',
+        )
+    yield from _spent_alike(each, entries[: found[-1]], ledger['budget'])
+
+
+def _spent_alike(
+    each: Guarantee, entries: list[dict[str, Any]], budget: float
+) -> Said:
+    # The history of the report, line by line.
+    history = each.values.get('history')
+    if history is None:
+        return
+    unit = budget if each.procedure == NODES else 1.0
+    paid = [line['spent'] for line in entries]
+    same = len(paid) == len(history) and all(
+        math.isclose(one, share * unit, rel_tol=1e-9)
+        for one, share in zip(paid, history, strict=True)
+    )
+    yield (
+        HOLDS if same else FAILS,
+        'ledger: its amounts are '
+        + ('those' if same else 'not those')
+        + ' of the releases that the report counts',
     )
 
 

@@ -1,6 +1,7 @@
 """PyG layers and models."""
 
 from pyg_trust.nn.agp_conv import APPNP, SGConv
+from pyg_trust.nn.label_prop import CorrectAndSmooth
 from pyg_trust.nn.partitioner import (
     ShardPartitioner,
     learned_partition,
@@ -25,6 +26,7 @@ __all__ = [
     'APPNP',
     'PPNP',
     'AttentiveAggregator',
+    'CorrectAndSmooth',
     'FeaturePropagation',
     'LBAggregator',
     'LabelPropagation',

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.typing import OptTensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.typing import WITH_TORCH_SPARSE, OptTensor, SparseTensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -30,6 +31,7 @@ class _Propagation:
     cached: bool
     explain: bool | None
     _cached_x: Tensor | None
+    _cached_graph: CSRGraph | None = None
 
     def _set_up(self, how: How) -> None:
         self._measured: tuple | None = None
@@ -37,7 +39,7 @@ class _Propagation:
         self.eps, self.seed = how.eps, how.seed
         self.half, self.tol = how.half, how.tol
         self._last_graph = LastGraph()
-        self._cached_graph: CSRGraph | None = None
+        self._cached_graph = None
 
     def _asked(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -78,7 +80,8 @@ class _Propagation:
         return z
 
     def _options(self) -> str:
-        text = f', eps={self.eps:g}'
+        # As PyG prints it, where nothing of ours is asked.
+        text = f', eps={self.eps:g}' if self.eps else ''
         if self.seed is not None:
             text += f', seed={self.seed}'
         if self.half:
@@ -358,6 +361,40 @@ class APPNP(_Propagation, pyg.APPNP):
             K, alpha, dropout, cached, add_self_loops, normalize, **kwargs
         )
         self._set_up(how)
+
+    _edges: tuple[Tensor, Tensor] | None
+    _adj_t: Any
+
+    # PyG's names for what is cached, made of the graph that is kept here, for
+    # its messages (dropout, explainers) and for those who look.
+    @property
+    def _cached_edge_index(self) -> tuple[Tensor, Tensor] | None:
+        graph = self._cached_graph
+        if self._edges is None and graph is not None:
+            self._edges = gcn_norm(
+                graph.to_edge_index()[0],
+                num_nodes=graph.num_nodes,
+                add_self_loops=self.add_self_loops,
+            )
+        return self._edges
+
+    @_cached_edge_index.setter
+    def _cached_edge_index(self, edges: tuple[Tensor, Tensor] | None) -> None:
+        self._edges = edges
+
+    @property
+    def _cached_adj_t(self) -> Any:
+        graph, edges = self._cached_graph, self._cached_edge_index
+        if self._adj_t is not None or graph is None or edges is None:
+            return self._adj_t
+        if WITH_TORCH_SPARSE:
+            size = graph.num_nodes, graph.num_nodes
+            self._adj_t = SparseTensor.from_edge_index(*edges, size).t()
+        return self._adj_t
+
+    @_cached_adj_t.setter
+    def _cached_adj_t(self, adj_t: Any) -> None:
+        self._adj_t = adj_t
 
     def _asked(self) -> tuple[Any, ...]:
         return self.alpha, self.K, bool(self.add_self_loops)

@@ -8,6 +8,7 @@ them expose :math:`H`, which is what
 :func:`pyg_trust.certificates.certify` takes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
+from pyg_trust.nn.label_prop import LabelLayers
 
 
 class PageRankDiffusion(MessagePassing):
@@ -217,30 +219,68 @@ class FeaturePropagation(PPNP):
 
 
 class LabelPropagation(PageRankDiffusion):
-    r"""Label propagation with the random-walk Laplacian: :math:`\Pi H`.
+    r"""Label propagation: by PageRank, or in layers as in PyG.
 
-    :math:`H` holds the one-hot classes of the labelled nodes and zeros
-    elsewhere (:math:`\sigma = 1` in the paper's appendix, :math:`1 - \alpha =
-    2 / (2 + \mu)`).
+    With :obj:`num_classes`, :math:`\Pi H` by the random-walk Laplacian, which
+    can be certified: :math:`H` holds the one-hot classes of the labelled
+    nodes and zeros elsewhere (:math:`\sigma = 1` in the paper's appendix,
+    :math:`1 - \alpha = 2 / (2 + \mu)`).
+
+    With :obj:`num_layers`, a drop-in for
+    :class:`torch_geometric.nn.LabelPropagation`:
+
+    .. math::
+        Y^{(k)} = \alpha D^{-1/2} A D^{-1/2} Y^{(k-1)} + (1 - \alpha) Y^{(0)},
+
+    cut to [0, 1] after each layer. **Its** :math:`\alpha` **is the share of
+    the neighbours**, what a teleport probability leaves.
 
     Args:
-        num_classes (int): the number of classes.
-        alpha (float): the teleport probability. (default: :obj:`0.15`)
-        K (int, optional): as in :class:`PageRankDiffusion`.
+        num_layers (int, optional): the number of layers, as in PyG.
             (default: :obj:`None`)
-        **kwargs (Any): of :class:`PageRankDiffusion`.
+        alpha (float, optional): the share of the neighbours, in
+            :math:`[0, 1]`, with :obj:`num_layers`; the teleport probability,
+            by default 0.15, with :obj:`num_classes`. (default: :obj:`None`)
+        num_classes (int, optional): the number of classes, for PageRank.
+            (default: :obj:`None`)
+        K (int, optional): as in :class:`PageRankDiffusion`, with
+            :obj:`num_classes`. (default: :obj:`None`)
+        **kwargs (Any): of :class:`PageRankDiffusion`, with
+            :obj:`num_classes`.
     """
 
     def __init__(
         self,
-        num_classes: int,
-        alpha: float = 0.15,
+        num_layers: int | None = None,
+        alpha: float | None = None,
+        *,
+        num_classes: int | None = None,
         K: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(alpha, K, **kwargs)
-        check_integer('num_classes', num_classes, 2)
-        self.num_classes = num_classes
+        if (num_layers is None) == (num_classes is None):
+            raise ValueError(
+                "one of 'num_layers' (layers, as in PyG) and 'num_classes' "
+                f'(PageRank) is needed (got {num_layers} and {num_classes})'
+            )
+        self.num_classes, self.num_layers = num_classes, num_layers
+        if num_layers is None:
+            super().__init__(0.15 if alpha is None else alpha, K, **kwargs)
+            check_integer('num_classes', num_classes, 2)  # type: ignore
+            self.layers = None
+            return
+        if alpha is None:
+            raise ValueError(
+                "'alpha' is needed with 'num_layers', as in PyG; for labels "
+                f'by PageRank, say num_classes={num_layers}'
+            )
+        for name in [*kwargs, *(() if K is None else ('K',))]:
+            raise ValueError(
+                f"'{name}' goes with 'num_classes' (got it with 'num_layers')"
+            )
+        layers = LabelLayers(num_layers, alpha)
+        super().__init__()
+        self.alpha, self.layers = alpha, layers
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """The one-hot classes of the labelled nodes.
@@ -250,6 +290,11 @@ class LabelPropagation(PageRankDiffusion):
             mask (Tensor, optional): the labelled nodes, a mask or indices;
                 by default all. (default: :obj:`None`)
         """
+        if self.num_classes is None:
+            raise ValueError(
+                "'num_classes' is needed for labels that are diffused by "
+                'PageRank (got a model in layers)'
+            )
         check_tensor('y', y, torch.int64, ('num_nodes',))
         labelled = torch.arange(y.numel(), device=y.device)
         if mask is not None:
@@ -265,6 +310,34 @@ class LabelPropagation(PageRankDiffusion):
         edge_index: Any,
         mask: Tensor | None = None,
         edge_weight: Tensor | None = None,
+        post_step: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """The diffused labels: ``[num_nodes, num_classes]``."""
+        """The propagated labels: ``[num_nodes, num_classes]``.
+
+        Args:
+            y (Tensor): the classes, int64, ``[num_nodes]``; with
+                :obj:`num_layers` also rows, ``[num_nodes, num_classes]``.
+            edge_index (Any): the graph, in any form.
+            mask (Tensor, optional): the labelled nodes, a mask or indices;
+                by default all. (default: :obj:`None`)
+            edge_weight (Tensor, optional): with an ``edge_index``; as it
+                is, with :obj:`num_layers`. (default: :obj:`None`)
+            post_step (callable, optional): what follows each layer, instead
+                of cutting to [0, 1]; with :obj:`num_layers`.
+                (default: :obj:`None`)
+        """
+        if self.layers is not None:
+            return self.layers(y, edge_index, mask, edge_weight, post_step)
+        if post_step is not None:
+            raise ValueError(
+                "'post_step' goes with 'num_layers' (got a model of PageRank)"
+            )
         return self.diffuse(self.logits(y, mask), edge_index, edge_weight)
+
+    def __repr__(self) -> str:
+        if self.layers is None:
+            return super().__repr__()
+        return (
+            f'{type(self).__name__}(num_layers={self.num_layers}, '
+            f'alpha={self.alpha})'
+        )

@@ -23,8 +23,9 @@ from pyg_trust.privacy.auditing import (
     canary_graph,
     empirical_epsilon,
 )
+from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients, Tape
+from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pyg_trust._marks import are_propagated
+from pyg_trust.kernel import clip
 from pyg_trust.loader import StepLoader
+from pyg_trust.loader.step_batches import POISSON
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loss_checks import (
@@ -209,20 +211,48 @@ def probe(
         check_criterion(criterion, out, batch.y, step.loss_reduction)
 
 
-def check_totals(totals: list[Tensor], found: Tensor, drawn: int) -> None:
-    """Makes sure that sums are finite, and of all units that were drawn.
+def check_totals(found: Tensor, drawn: int) -> None:
+    """Makes sure that sums are of all units that were drawn, and not too many.
 
     Args:
-        totals (list[Tensor]): the sums.
         found (Tensor): the number of units they are of.
         drawn (int): that of units drawn.
 
     Raises:
         RuntimeError: if they are not.
     """
-    finite = all(bool(total.isfinite().all()) for total in totals)
-    if int(found) != drawn or not finite:
+    if int(found) != drawn or drawn > clip.MOST_UNITS:
         raise RuntimeError(
-            'a clipped sum is not finite, or of other units than were drawn, '
-            'which is an error in pyg_trust; the step was not taken'
+            'a clipped sum is of other units than were drawn, or of more than '
+            f'{clip.MOST_UNITS}; the step was not taken'
+        )
+
+
+def check_arithmetic(loader: StepLoader, multiplier: float) -> None:
+    """Makes sure that sums and noise are exact in integers.
+
+    Args:
+        loader (StepLoader): draws the units of a step.
+        multiplier (float): the noise on the gradients over the clipping norm.
+
+    Raises:
+        ValueError: if a batch is too large for that, or torch was set to
+            round more than its types do.
+    """
+    units = loader.subgraphs_per_batch
+    if loader.sampling == POISSON:
+        # As many as no batch will have; one that has is refused.
+        units = min(2 * units, loader.num_subgraphs)
+    if units > clip.MOST_UNITS or units / multiplier > clip.MOST_UNITS:
+        raise ValueError(
+            f"'batch_size' needs to be at most {clip.MOST_UNITS}, and as "
+            'many times the noise multiplier, for sums that are exact in 64 '
+            f'bits (got up to {units} units and a multiplier of '
+            f'{multiplier:g})'
+        )
+    if torch.get_float32_matmul_precision() != 'highest':
+        raise ValueError(
+            'float32 products need all their digits: call '
+            "torch.set_float32_matmul_precision('highest') (got "
+            f'{torch.get_float32_matmul_precision()!r})'
         )

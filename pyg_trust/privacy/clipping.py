@@ -17,17 +17,26 @@ the weight of a norm) are expanded to one copy per row first, which costs no
 memory. Functions of parameters alone (:math:`1 + \epsilon` in GIN) are
 treated as parameters, and their gradients are pulled back.
 
-A difference of large numbers loses digits. The norm of a sum whose terms
-cancel is therefore computed from the gradient itself. A sum of many numbers
-loses digits as well, in float32 and always in one direction if the numbers are
-alike: no more than 256 are added up one after another, the rest in float64.
-What that may lose (:math:`n / 8` units of the least digit of :math:`\sum_r
-\lVert \gamma_r \rVert \lVert a_r \rVert`, of :math:`n \le 256` rows) is
-added to every norm, so that what is added is never longer than what was
-clipped to.
+**No float is added to another unit's.** What a subgraph adds are integers, a
+function of its own rows alone, whose length is bounded with every rounding in
+it (:mod:`pyg_trust.kernel.clip` has the proof): sums do not depend on
+order, threads or company. The bounds of norms that they rest on:
+
+* rows: blocks of 256 squares in the rows' type, the rest in float64;
+* a Gram matrix: sums of :math:`p` and of :math:`q` products, up to 256 at a
+  time, :math:`n^2 \le` computed :math:`+ \gamma_{p + q + 16} T^2`, with
+  :math:`T = \sum_r \lvert \gamma_r \rvert \lvert a_r \rvert` and
+  :math:`\gamma_n = n u / (1 - n u)`;
+* where that is less than :math:`.01\, T^2`, as terms cancel, or is dearer: the
+  gradient itself, :math:`n \le` computed :math:`+ \gamma_{s + 8} T` of
+  :math:`s \le 256` rows at a time.
+
+Numbers of a subgraph are computed in matrices of the shape that its own rows
+have, never padded to those of others.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -35,16 +44,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.functional.ragged import pointer
+from pyg_trust.kernel import clip
+from pyg_trust.privacy.bounds import (
+    Clipped,
+    Sizes,
+    add_truncated,
+    between,
+    factors_of,
+    gram,
+    lengths,
+    lost,
+    precision,
+    scales,
+)
 from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.recorder import LINEAR, ROWS, Recorder, Use
 
 # How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
-# Of so many numbers that are added up one after another in float32, the sum
-# is wrong by 4e-6 of it at most; blocks of them are added up in float64.
-_BLOCK = 256
+# So many numbers are added up one after another in the type of the rows, and
+# blocks of them in float64.
+_BLOCK = clip.BLOCK
+# What float64 loses in sums of a step, generously.
+_UP = 1 + 2.0**-30
 
 
 @dataclass
@@ -60,17 +83,18 @@ class _Layout:
             return tensor
         return tensor.index_select(0, self.order)
 
-    def padded(self, tensor: Tensor, subgraphs: Tensor) -> Tensor:
-        # [num_subgraphs, most rows, ...], zero where there is no row.
-        count = self.count[subgraphs].view(-1, 1)
-        place = torch.arange(int(count.max()), device=count.device)
-        inside = place < count
-        place = self.start[subgraphs].view(-1, 1) + place.where(inside, 0)
-        if self.order is not None:
-            place = self.order[place.clamp(max=self.order.numel() - 1)]
-        else:
-            place = place.clamp(max=tensor.size(0) - 1)
-        return torch.where(inside.unsqueeze(-1), tensor[place], 0)
+    def stacked(self, tensor: Tensor, subgraphs: Tensor, size: int) -> Tensor:
+        # [len(subgraphs), size, ...], of subgraphs with so many rows.
+        place = torch.arange(size, device=subgraphs.device)
+        place = self.start[subgraphs].view(-1, 1) + place
+        return tensor[place if self.order is None else self.order[place]]
+
+    def by_size(self, subgraphs: Tensor) -> Iterator[tuple[int, Tensor]]:
+        # The places in a list of those with equally many rows.
+        count = self.count[subgraphs]
+        for size in count.unique().tolist():
+            if size:
+                yield size, (count == size).nonzero().view(-1)
 
 
 def _layout(owner: Tensor, num_subgraphs: int) -> _Layout:
@@ -143,7 +167,7 @@ class Book:
         self.recorder = recorder
         self.num_subgraphs = num_subgraphs
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}
-        self._lengths: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._lengths: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
         for use in recorder.uses:
             if use.rows.owner is None:
                 raise Unsupported(
@@ -232,71 +256,78 @@ class Book:
             )
         cluster.owners.append(owner)
 
-    def norms(self) -> Tensor:
-        r"""The norms of the gradients, raised by their rounding error.
-
-        Returns:
-            Tensor: ``[num_subgraphs]``; infinite where something was not
-            finite.
-        """
-        params = self.recorder.params
-        k = self.num_subgraphs
-        square = torch.zeros(k, dtype=params[0].dtype, device=params[0].device)
-        terms = torch.zeros_like(square)
+    @property
+    def _several(self) -> set[int]:
+        # The parameters that are used in several ways, or by functions of
+        # them: their gradients are made as such.
         names = self.recorder.names
-        derived = [b for b in self.bases if id(b.base) not in names]
-        mixed = set().union(*(self._params(b) for b in derived))
+        several: set[int] = set()
         for base in self.bases:
-            for cluster in base.clusters:
-                terms += self._lost(cluster).square()
-            if id(base.base) in mixed or base in derived:
-                continue
-            if base.apart:
-                for cluster in base.clusters:
-                    square += self._square(cluster)
-            else:
-                mixed.add(id(base.base))
-        if mixed:
-            square += self._explicit(mixed)
-        eps = torch.finfo(square.dtype).eps
-        norms = square.clamp(min=0).sqrt() + eps * terms.sqrt()
-        return norms.nan_to_num(torch.inf, torch.inf)
+            if id(base.base) not in names or not base.apart:
+                several |= self._params(base)
+        return several
 
-    def sums(self, factors: Tensor) -> dict[str, Tensor]:
-        r"""The sum of the gradients, each times its factor.
+    def sizes(self) -> Sizes:
+        """Norms of the gradients, and what rounding may add to them."""
+        device = self.recorder.params[0].device
+        k = self.num_subgraphs
+        zero = torch.zeros(k, dtype=torch.float64, device=device)
+        sizes = Sizes(*(zero.clone() for _ in range(5)))
+        several = self._several
+        square, bound = zero.clone(), zero.clone()
+        for base in self.bases:
+            if id(base.base) in several or self._params(base) & several:
+                continue
+            for cluster in base.clusters:
+                self._round(cluster, sizes)
+                one, other = self._square(cluster)
+                square += one
+                bound += other
+        if several:
+            for chunk, grads in self._gradients(several):
+                for value in grads.values():
+                    flat = value.reshape(len(chunk), -1)
+                    each = lengths(flat)[0].square()
+                    square[chunk] += each
+                    bound[chunk] += each
+        sizes.norms = square.clamp(min=0).sqrt().nan_to_num(torch.inf)
+        sizes.n = bound.sqrt().nan_to_num(torch.inf) * _UP
+        return sizes
+
+    def sums(self, factors: Tensor, norm: float) -> dict[str, Tensor]:
+        r"""The sum of the gradients, each times its factor, in integers.
 
         Args:
-            factors (Tensor): ``[num_subgraphs]``; a gradient whose factor is
-                zero is left out, finite or not.
+            factors (Tensor): float64, ``[num_subgraphs]``; a gradient whose
+                factor is zero is left out, finite or not.
+            norm (float): the clipping norm, which the grid follows.
 
         Returns:
-            dict[str, Tensor]: by the name of each parameter.
+            dict[str, Tensor]: int64, by the name of each parameter.
         """
-        zero = factors == 0
-        dead = zero if bool(zero.any()) else None
-        out = {id(p): torch.zeros_like(p) for p in self.recorder.params}
+        out = {
+            id(p): torch.zeros_like(p, dtype=torch.int64)
+            for p in self.recorder.params
+        }
+        several = self._several
         for base in self.bases:
+            if self._params(base) & several:
+                continue
             total = torch.empty_strided(
                 base.base.size(),
                 base.base.stride(),
-                dtype=torch.float64,
+                dtype=torch.int64,
                 device=base.base.device,
             ).zero_()
             for cluster in base.clusters:
                 part = _same_part(total, base.base, cluster.weight)
-                for value in self._weighted(cluster, factors, dead):
+                for value in self._integers(cluster, factors, norm):
                     part += value.view(part.shape)
-            total = total.to(base.base.dtype)
-            if id(base.base) in out:
-                out[id(base.base)] += total
-                continue
-            params = self._of(base)
-            pulled = torch.autograd.grad(
-                base.base, params, total, retain_graph=True, allow_unused=True
-            )
-            for param, grad in zip(params, pulled, strict=True):
-                if grad is not None:
-                    out[id(param)] += grad
+            out[id(base.base)] += total
+        if several:
+            for chunk, grads in self._gradients(several):
+                for param, value in grads.items():
+                    add_truncated(out[param], value, factors[chunk], norm)
         return {self.recorder.names[i]: value for i, value in out.items()}
 
     def _params(self, base: _Base) -> frozenset[int]:
@@ -317,69 +348,116 @@ class Book:
             )
         return self._layouts[id(owner)][1]
 
-    def _length(self, rows: Tensor) -> Tensor:
+    def _length(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        # Upper bounds of norms, and the largest absolute entries.
         key = rows.data_ptr(), rows.shape, rows.stride()
         if key not in self._lengths:
-            self._lengths[key] = rows, row_norms(rows)
-        return self._lengths[key][1]
+            self._lengths[key] = rows, *lengths(rows)
+        return self._lengths[key][1:]
+
+    def _by_owner(self, values: Tensor, owner: Tensor) -> Tensor:
+        total = values.new_zeros(self.num_subgraphs)
+        return total.index_add_(0, owner, values).mul_(_UP)
 
     def _terms(self, cluster: _Cluster) -> Tensor:
         # The sum of the norms of the rows' gradients, by subgraph.
-        total = cluster.weight.new_zeros(self.num_subgraphs)
+        total = torch.zeros(
+            self.num_subgraphs,
+            dtype=torch.float64,
+            device=cluster.weight.device,
+        )
         for i, (grad, owner) in enumerate(
             zip(cluster.grads, cluster.owners, strict=True)
         ):
-            length = self._length(grad)
+            length = self._length(grad)[0]
             if cluster.kind == LINEAR:
-                length = length * self._length(cluster.inputs[i])
-            total.index_add_(0, owner, length)
+                length = length * self._length(cluster.inputs[i])[0]
+            total += self._by_owner(length, owner)
         return total
 
-    def _lost(self, cluster: _Cluster) -> Tensor:
-        # What a sum of the rows' gradients may lose, in units of the least
-        # digit: of n rows n / 8 of the sum of their norms.
-        rows = torch.cat(cluster.owners).bincount(minlength=self.num_subgraphs)
-        return self._terms(cluster) * (4 + rows.clamp(max=_BLOCK) / 8)
+    def _round(self, cluster: _Cluster, sizes: Sizes) -> None:
+        # Adds what rounding the rows may add.
+        for i, (grad, owner) in enumerate(
+            zip(cluster.grads, cluster.owners, strict=True)
+        ):
+            length, top = self._length(grad)
+            out = math.sqrt(grad.size(1))
+            live = (top > 0).double()
+            if cluster.kind == LINEAR:
+                inner = cluster.inputs[i]
+                width = math.sqrt(inner.size(1))
+                others, tops = self._length(inner)
+                scale, inverse = scales(tops)
+                sizes.tau += self._by_owner(length * scale, owner) * width / 2
+                rounded = 0.51 * out * others * inverse + out * width / 3
+                weight = top * scale
+                # No integers are made of rows that are too large for it.
+                weight = weight.masked_fill(tops > clip.HUGE, torch.inf)
+            else:
+                rounded = torch.full_like(length, 0.51 * out)
+                weight = top * 2.0 ** (clip.INPUT_BITS - clip.GRID_BITS - 1)
+            sizes.kappa += self._by_owner(rounded * live, owner)
+            sizes.weight.scatter_reduce_(0, owner, weight, 'amax')
 
-    def _square(self, cluster: _Cluster) -> Tensor:
-        k = self.num_subgraphs
+    def _square(self, cluster: _Cluster) -> tuple[Tensor, Tensor]:
+        # The squared norms, as computed, and upper bounds of them.
         if cluster.kind == ROWS:
-            total = cluster.weight.new_zeros(k, cluster.weight.numel())
-            # One by one, float32 loses what is added to a long sum.
-            if sum(map(len, cluster.owners)) > _BLOCK:
-                total = total.double()
+            total = torch.zeros(
+                *(self.num_subgraphs, cluster.weight.numel()),
+                dtype=torch.float64,
+                device=cluster.weight.device,
+            )
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
-                total.index_add_(0, owner, grad.to(total))
-            return row_norms(total).square().to(cluster.weight.dtype)
+                total.index_add_(0, owner, grad.double())
+            found = lengths(total)[0]
+            share = sum(map(len, cluster.owners)) * 2.0**-52
+            bound = found + share * self._terms(cluster)
+            return found.square(), bound.square()
         grad, inner = cluster.grads[0], cluster.inputs[0]
-        layout = self._layout(cluster.owners[0])
+        owner = cluster.owners[0]
+        layout = self._layout(owner)
         rows, cols = grad.size(1), inner.size(1)
-        square = grad.new_zeros(k)
+        unit, tiny = precision(grad.dtype)
+        terms = self._terms(cluster)
+        square = terms.square()
         todo = []
         grads, inners = layout.sorted(grad), layout.sorted(inner)
         for size, first, subgraphs in layout.classes:
+            if size == 1:
+                continue
             if size * (rows + cols) > rows * cols:
                 todo.append(subgraphs)
                 continue
             end = first + size * subgraphs.numel()
-            square[subgraphs] = _gram(
+            square[subgraphs] = gram(
                 grads[first:end].view(-1, size, rows),
                 inners[first:end].view(-1, size, cols),
             )
         del grads, inners
-        eps = torch.finfo(grad.dtype).eps
-        few = square < 1e5 * eps * self._terms(cluster).square()
+        # Products that underflow, of the one matrix times the other.
+        under = self._by_owner(self._length(inner)[0], owner).square() * rows
+        under += self._by_owner(self._length(grad)[0], owner).square() * cols
+        bound = square.clamp(min=0) + 2 * tiny * under
+        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
+        bound += lost(count, unit) * terms.square()
+        bound = torch.where(layout.count > 1, bound, square)
+        few = square < 0.01 * terms.square()
         few &= layout.count > 1
         if todo:
             few[torch.cat(todo)] = True
-        subgraphs = few.nonzero().view(-1)
-        for chunk in self._chunks(subgraphs, layout, rows, cols):
-            value = _between(
-                layout.padded(grad, chunk), layout.padded(inner, chunk)
-            )
-            total = value.reshape(len(chunk), -1).square().sum(1)
-            square[chunk] = total.to(square.dtype)
-        return square
+        for chunk in self._chunks(few.nonzero().view(-1), layout, rows, cols):
+            for size, places in layout.by_size(chunk):
+                part = chunk[places]
+                value = between(
+                    layout.stacked(grad, part, size),
+                    layout.stacked(inner, part, size),
+                )
+                found = lengths(value.reshape(len(part), -1))[0]
+                small = (size + 8) * math.sqrt(rows * cols) * tiny
+                less = lost(min(size, _BLOCK) + 8, unit) * terms[part]
+                square[part] = found.square()
+                bound[part] = (found + less + small).square()
+        return square, bound
 
     def _chunks(
         self, subgraphs: Tensor, layout: _Layout, rows: int, cols: int
@@ -397,27 +475,36 @@ class Book:
         if cluster.kind == LINEAR:
             grad, inner = cluster.grads[0], cluster.inputs[0]
             layout = self._layout(cluster.owners[0])
-            if int(layout.count[subgraphs].max()) == 0:
-                return grad.new_zeros(shape)
-            return _between(
-                layout.padded(grad, subgraphs),
-                layout.padded(inner, subgraphs),
-            ).to(grad.dtype)
-        total = cluster.weight.new_zeros(n, cluster.weight.numel())
+            made = grad.new_zeros(shape)
+            for size, places in layout.by_size(subgraphs):
+                part = subgraphs[places]
+                made[places] = between(
+                    layout.stacked(grad, part, size),
+                    layout.stacked(inner, part, size),
+                ).to(made)
+            return made
+        total = torch.zeros(
+            *(n, cluster.weight.numel()),
+            dtype=torch.float64,
+            device=subgraphs.device,
+        )
+        place = subgraphs.new_full((self.num_subgraphs,), -1)
+        place[subgraphs] = torch.arange(n, device=place.device)
         for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
-            layout = self._layout(owner)
-            if int(layout.count[subgraphs].max()):
-                total += layout.padded(grad, subgraphs).sum(1)
-        return total.view(shape)
+            mine = place[owner]
+            rows = (mine >= 0).nonzero().view(-1)
+            total.index_add_(0, mine[rows], grad[rows].double())
+        return total.to(cluster.weight.dtype).view(shape)
 
-    def _explicit(self, mixed: set[int]) -> Tensor:
+    def _gradients(
+        self, several: set[int]
+    ) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
         # The gradients of parameters that are used in several ways.
-        params = [p for p in self.recorder.params if id(p) in mixed]
-        bases = [b for b in self.bases if self._params(b) & mixed]
-        square = params[0].new_zeros(self.num_subgraphs)
+        params = [p for p in self.recorder.params if id(p) in several]
+        bases = [b for b in self.bases if self._params(b) & several]
         size = sum(p.numel() for p in params)
         size += sum(b.base.numel() for b in bases)
-        everything = torch.arange(self.num_subgraphs, device=square.device)
+        everything = torch.arange(self.num_subgraphs, device=params[0].device)
         for chunk in everything.split(max(1, _CHUNK // size)):
             n = chunk.numel()
             out = {id(p): p.new_zeros(n, *p.shape) for p in params}
@@ -442,33 +529,38 @@ class Book:
                 for param, grad in zip(of, pulled, strict=True):
                     if grad is not None:
                         out[id(param)] += grad
-            for value in out.values():
-                square[chunk] += value.reshape(len(chunk), -1).square().sum(1)
-        return square
+            yield chunk, out
 
-    def _weighted(
-        self, cluster: _Cluster, factors: Tensor, dead: Tensor | None
-    ) -> Iterable[Tensor]:
+    def _integers(
+        self, cluster: _Cluster, factors: Tensor, norm: float
+    ) -> Iterator[Tensor]:
+        # Sums of 256 rows at a time, each of them exact.
+        step = clip.grid(norm)
         for i, (grad, owner) in enumerate(
             zip(cluster.grads, cluster.owners, strict=True)
         ):
             each = factors[owner]
+            # Zero times what is not finite is not zero: those are left out.
+            live = ((each > 0) & (self._length(grad)[1] > 0)).nonzero()
+            live = live.view(-1)
+            whole = live.numel() == owner.numel()
             inner = cluster.inputs[i] if cluster.inputs else None
-            if dead is not None:
-                # Zero times what is not finite is not zero.
-                gone = dead[owner].unsqueeze(1)
-                grad = grad.masked_fill(gone, 0)
-                if inner is not None:
-                    inner = inner.masked_fill(gone, 0)
-            if inner is None:
-                for rows, scale in zip(
-                    grad.split(_BLOCK), each.split(_BLOCK), strict=True
-                ):
-                    yield scale @ rows
-                continue
-            scaled = (grad * each.unsqueeze(1)).split(_BLOCK)
-            for rows, inputs in zip(scaled, inner.split(_BLOCK), strict=True):
-                yield rows.t() @ inputs
+            inverse = None
+            if inner is not None:
+                scale, inverse = scales(self._length(inner)[1])
+                each = each * (scale / step)
+            else:
+                each = each / step
+            for first in range(0, live.numel(), _BLOCK):
+                at: Any = slice(first, first + _BLOCK)
+                if not whole:
+                    at = live[at]
+                alpha = (grad[at] * each[at].unsqueeze(1)).round_()
+                if inner is None or inverse is None:
+                    yield alpha.sum(0).long()
+                    continue
+                rows = (inner[at] * inverse[at].unsqueeze(1)).round_()
+                yield (alpha.t() @ rows).long()
 
 
 def clipped_sum(
@@ -476,47 +568,29 @@ def clipped_sum(
     outputs: list[Tensor],
     grads: list[Tensor],
     num_subgraphs: int,
-    factors: Callable[[Tensor], Tensor],
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The clipped sum and the norms, of what was recorded."""
+    norm: float,
+    automatic: bool = False,
+) -> Clipped:
+    """The clipped sum and the norms, of what was recorded.
+
+    Args:
+        recorder (Recorder): of the forward pass.
+        outputs (list[Tensor]): what the loss is a function of.
+        grads (list[Tensor]): the gradients by the outputs.
+        num_subgraphs (int): how many subgraphs there are.
+        norm (float): the clipping norm; infinity to clip nothing.
+        automatic (bool): whether short gradients are made longer.
+            (default: :obj:`False`)
+    """
     with torch.no_grad():
         book = Book(recorder, outputs, grads, num_subgraphs)
-        norms = book.norms()
-        return book.sums(factors(norms)), norms
-
-
-def _gram(grads: Tensor, inners: Tensor) -> Tensor:
-    # [n, s, rows] and [n, s, cols] to [n].
-    if grads.size(1) == 1:
-        length = row_norms(grads[:, 0]) * row_norms(inners[:, 0])
-        return length.square()
-    square = _products(grads) * _products(inners)
-    return square.sum((1, 2)).to(grads.dtype)
-
-
-def _between(grads: Tensor, inners: Tensor) -> Tensor:
-    # [n, s, rows] and [n, s, cols] to [n, rows, cols].
-    if grads.size(1) <= _BLOCK:
-        return torch.bmm(grads.mT, inners)
-    shape = (grads.size(0), grads.size(2), inners.size(2))
-    made = grads.new_zeros(shape, dtype=torch.float64)
-    for one, two in zip(
-        grads.split(_BLOCK, 1), inners.split(_BLOCK, 1), strict=True
-    ):
-        made += torch.bmm(one.mT, two)
-    return made
-
-
-def _products(rows: Tensor) -> Tensor:
-    # [n, s, length] to [n, s, s]; of long rows, blocks in float64.
-    if rows.size(2) <= _BLOCK:
-        return torch.bmm(rows, rows.mT)
-    made = rows.new_zeros(
-        *(rows.size(0), rows.size(1), rows.size(1)), dtype=torch.float64
-    )
-    for block in rows.split(_BLOCK, 2):
-        made += torch.bmm(block, block.mT)
-    return made
+        sizes = book.sizes()
+        if norm == math.inf:
+            norm, automatic = sizes.enough(), False
+        factors = factors_of(sizes, norm, automatic)
+        integers = book.sums(factors, norm)
+        rounding = factors * sizes.tau + clip.grid(norm) * sizes.kappa
+        return Clipped(integers, norm, sizes.norms, factors, rounding)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -22,6 +22,7 @@ from pyg_trust.functional.mechanisms import (
     check_delta,
     check_lam,
 )
+from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import (
@@ -29,6 +30,7 @@ from pyg_trust.privacy.accountant import (
     FDPAccountant,
 )
 from pyg_trust.privacy.attaching import (
+    check_arithmetic,
     check_group,
     check_parts,
     check_totals,
@@ -37,6 +39,7 @@ from pyg_trust.privacy.attaching import (
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
+from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.report import PrivacyReport, describe
@@ -453,7 +456,10 @@ class PrivacyEngine(Spending):
         if isinstance(max_grad_norm, AdaptiveNorm):
             adaptive = max_grad_norm
             size = data_loader.subgraphs_per_batch
-            adaptive.gradient_multiplier(noise_multiplier, size)
+        multiplier = float(noise_multiplier)
+        if adaptive is not None:
+            multiplier = adaptive.gradient_multiplier(multiplier, size)
+        check_arithmetic(data_loader, multiplier)
         group = self._group
         group.same_weights(step.module)
         key = group.key()
@@ -507,7 +513,6 @@ class PrivacyEngine(Spending):
     def max_grad_norm(self) -> float:
         """The clipping norm :math:`C`, that of the next step."""
         self._attached()
-        self._attached()
         return self._max_grad_norm
 
     @property
@@ -559,15 +564,14 @@ class PrivacyEngine(Spending):
         self._pay(step)
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
-        self._group.of_first(lambda: check_totals(totals, found, drawn))
+        self._group.of_first(lambda: check_totals(found, drawn))
+        noisy = [total.double() * clip.grid(norm) for total in totals]
         if self._group.adds_noise:
-            std = self._gradient_multiplier * norm
-            totals = [
-                total + std * self._noise.normal(total.shape).to(total)
-                for total in totals
-            ]
-            norm = self._next_norm(norm, float(inside) - float(found) / 2)
-        *noisy, shared = self._group.spread(totals, norm)
+            noisy = noisy_sums(
+                totals, self._noise, self._gradient_multiplier, norm
+            )
+            norm = self._next_norm(norm, int(inside), int(found))
+        *noisy, shared = self._group.spread(noisy, norm)
         self._set_norm(float(shared))
         scale = 1.0
         if self.loss_reduction == 'mean':
@@ -579,14 +583,14 @@ class PrivacyEngine(Spending):
             self._max_grad_norm = norm
             self._training_step().max_grad_norm = norm
 
-    def _next_norm(self, norm: float, centred: float) -> float:
+    def _next_norm(self, norm: float, inside: int, found: int) -> float:
         # Of the sum of 1/2 for each unit below the norm and -1/2 above.
         if self._adaptive is None:
             return norm
         size = self._loader.subgraphs_per_batch
         std = self._adaptive.count_std(self._noise_multiplier, size)
-        noise = std * float(self._noise.normal((1,))[0])
-        return self._adaptive.next(norm, 0.5 + (centred + noise) / size)
+        centred = noisy_count(inside - found / 2, self._noise, std)
+        return self._adaptive.next(norm, 0.5 + centred / size)
 
     def spend_gaussian(self, mu: float) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.

@@ -1,5 +1,6 @@
 """Slow ways to clip per subgraph, for what the bookkeeping does not know."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from pyg_trust.functional.mechanisms import row_norms
+from pyg_trust.kernel import clip
+from pyg_trust.privacy.bounds import (
+    Clipped,
+    Sizes,
+    add_truncated,
+    factors_of,
+    lengths,
+)
 from pyg_trust.privacy.calls import (
     EDGE,
     INDEX,
@@ -17,9 +25,6 @@ from pyg_trust.privacy.calls import (
     Unsupported,
     tensors_in,
 )
-
-Result = tuple[dict[str, Tensor], Tensor]
-Factors = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -38,26 +43,34 @@ class Part:
 
 
 class Total:
-    """Clipped gradients, added up chunk by chunk.
+    """Clipped gradients in integers, added up chunk by chunk.
 
     Args:
         params (dict): the parameters, by name.
         num_subgraphs (int): how many subgraphs there are.
-        factors (callable): maps norms to what gradients are multiplied with.
+        norm (float): the clipping norm.
+        automatic (bool): whether short gradients are made longer.
     """
 
     def __init__(
-        self, params: dict[str, Tensor], num_subgraphs: int, factors: Factors
+        self,
+        params: dict[str, Tensor],
+        num_subgraphs: int,
+        norm: float,
+        automatic: bool,
     ) -> None:
         self.params = params
-        # Of many chunks, in float64.
         self._sums = {
-            name: torch.zeros_like(p, dtype=torch.float64)
+            name: torch.zeros_like(p, dtype=torch.int64)
             for name, p in params.items()
         }
         first = next(iter(params.values()))
-        self.norms = first.new_full((num_subgraphs,), torch.inf)
-        self.factors = factors
+        self.norms = first.new_full(
+            (num_subgraphs,), torch.inf, dtype=torch.float64
+        )
+        self._factors = torch.zeros_like(self.norms)
+        self.norm, self.automatic = norm, automatic
+        self._kept: list[tuple[Tensor, dict[str, Tensor], Sizes]] = []
 
     def add(self, subgraphs: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Adds gradients; returns the subgraphs that have none to add.
@@ -70,30 +83,47 @@ class Total:
             Tensor: those whose gradient is not finite.
         """
         # Few passes: these are the largest tensors of a step.
-        flat = {n: g.reshape(subgraphs.numel(), -1) for n, g in grads.items()}
-        lengths = [row_norms(value) for value in flat.values()]
-        norm = torch.zeros_like(self.norms[subgraphs])
-        for length in lengths:
-            norm += length.square().to(norm)
-        norm = norm.sqrt().nan_to_num(torch.inf, torch.inf)
-        finite = norm.isfinite()
-        some = not bool(finite.all())
-        factors = self.factors(norm)
-        for name, value in flat.items():
-            if some:
-                value = torch.where(finite.unsqueeze(1), value, 0)
-            total = factors.to(value) @ value
-            self._sums[name] += total.view_as(self._sums[name])
-        self.norms[subgraphs] = norm
+        square = torch.zeros_like(self.norms[subgraphs])
+        for value in grads.values():
+            flat = value.reshape(subgraphs.numel(), -1)
+            square += lengths(flat)[0].square()
+        norms = square.sqrt().nan_to_num(torch.inf, torch.inf)
+        finite = norms.isfinite()
+        # Nothing is rounded but toward zero.
+        none = torch.zeros_like(norms)
+        sizes = Sizes(norms, norms * (1 + 2.0**-30), none, none, none)
+        if self.norm == math.inf:
+            # All are to be there before one can be said to be long enough.
+            self._kept.append((subgraphs, grads, sizes))
+        else:
+            self._put(subgraphs, grads, sizes)
+        self.norms[subgraphs] = norms
         return subgraphs[~finite]
 
-    @property
-    def sums(self) -> dict[str, Tensor]:
-        """The clipped sum by name, each of the dtype of its parameter."""
-        return {
-            name: value.to(self.params[name].dtype)
-            for name, value in self._sums.items()
-        }
+    def _put(
+        self, subgraphs: Tensor, grads: dict[str, Tensor], sizes: Sizes
+    ) -> None:
+        factors = factors_of(sizes, self.norm, self.automatic)
+        for name, value in grads.items():
+            add_truncated(self._sums[name], value, factors, self.norm)
+        self._factors[subgraphs] = factors
+
+    def result(self) -> Clipped:
+        """The clipped sum of all that was added."""
+        if self.norm == math.inf:
+            self.automatic = False
+            self.norm = max((s.enough() for _, _, s in self._kept), default=1)
+            for kept in self._kept:
+                self._put(*kept)
+        size = sum(p.numel() for p in self.params.values())
+        lost = math.sqrt(size) * clip.grid(self.norm)
+        return Clipped(
+            self._sums,
+            self.norm,
+            self.norms,
+            self._factors,
+            torch.full_like(self.norms, lost),
+        )
 
 
 def vjp(
@@ -166,9 +196,10 @@ def functorch(
     params: dict[str, Tensor],
     call: Call,
     grads: list[Tensor],
-    factors: Factors,
+    norm: float,
+    automatic: bool,
     chunk_size: int,
-) -> Result:
+) -> Clipped:
     r"""Vmap of the gradient of one subgraph, over subgraphs of one size.
 
     Subgraphs with the same number of nodes and of edges are stacked, so that
@@ -180,13 +211,14 @@ def functorch(
         params (dict): the parameters, by name.
         call (Call): the call, whose outputs have nodes as rows.
         grads (list[Tensor]): the gradients by the outputs.
-        factors (callable): as of :class:`Total`.
+        norm (float): as of :class:`Total`.
+        automatic (bool): as of :class:`Total`.
         chunk_size (int): how many subgraphs at a time.
 
     Raises:
         Unsupported: if the module cannot be vmapped.
     """
-    total = Total(params, call.num_subgraphs, factors)
+    total = Total(params, call.num_subgraphs, norm, automatic)
     for subgraphs in _by_shape(call):
         if not bool(torch.isin(call.owner, subgraphs[:1]).any()):
             total.norms[subgraphs] = 0
@@ -197,7 +229,7 @@ def functorch(
                 call, params, batch, [value[nodes] for value in grads]
             )
             total.add(chunk, found)
-    return total.sums, total.norms
+    return total.result()
 
 
 def _by_shape(call: Call) -> list[Tensor]:

@@ -20,7 +20,6 @@ counts as zero. :class:`SubgraphGradients` computes it.
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,8 +32,9 @@ from pyg_trust._checks import (
     check_integer,
     check_number,
 )
-from pyg_trust.functional.mechanisms import CLIPPINGS, clip_factors
+from pyg_trust.functional.mechanisms import CLIPPINGS
 from pyg_trust.privacy import fallbacks
+from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.calls import (
     Call,
     Unsupported,
@@ -59,25 +59,6 @@ from pyg_trust.privacy.rows import RowTracker
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
 _SEED = 0
 _CHECKED = 8
-
-
-@dataclass(frozen=True)
-class ClippedSum:
-    r"""The sum of clipped gradients, and what it was made of.
-
-    Args:
-        sums (dict): by the name of each trainable parameter, the sum of its
-            clipped gradients; zero if it was not used.
-        norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
-            all parameters; not finite where a subgraph counts as zero.
-        method (str): how it was computed.
-        reason (str): why this way.
-    """
-
-    sums: dict[str, Tensor]
-    norms: Tensor
-    method: str
-    reason: str
 
 
 class SubgraphGradients:
@@ -350,9 +331,7 @@ class Tape:
             raise RuntimeError('The tape is blank: the module was not called')
         max_grad_norm = check_max_grad_norm(max_grad_norm)
         check_choice('clipping', clipping, CLIPPINGS)
-        factors = partial(
-            clip_factors, max_grad_norm=max_grad_norm, clipping=clipping
-        )
+        automatic = clipping == 'automatic'
         outputs, grads, owners = self._checked(
             output, grad_output, output_owner
         )
@@ -366,21 +345,27 @@ class Tape:
         assert method is not None
         try:
             if isinstance(self._mode, Recorder):
-                sums, norms = clipped_sum(
-                    self._mode, outputs, grads, self._num_subgraphs, factors
+                clipped = clipped_sum(
+                    self._mode,
+                    outputs,
+                    grads,
+                    self._num_subgraphs,
+                    max_grad_norm,
+                    automatic,
                 )
-                return ClippedSum(sums, norms, method, reason)
+                return ClippedSum.of(clipped, params, method, reason)
             if method == 'functorch':
                 if not all(torch.equal(o, self._owner) for o in owners):
                     raise Unsupported('rows of the output need to be nodes')
-                sums, norms = fallbacks.functorch(
+                clipped = fallbacks.functorch(
                     params,
                     self._call,
                     grads,
-                    factors,
+                    max_grad_norm,
+                    automatic,
                     gradients.chunk_size,
                 )
-                return ClippedSum(sums, norms, method, reason)
+                return ClippedSum.of(clipped, params, method, reason)
         except Unsupported as error:
             if gradients.method != 'auto':
                 raise ValueError(
@@ -389,13 +374,15 @@ class Tape:
             reason = f'not {method!r}: {error}'
             method = 'vjp'
         chunk_size = 0 if method == 'loop' else gradients.chunk_size
-        total = fallbacks.Total(params, self._num_subgraphs, factors)
+        total = fallbacks.Total(
+            params, self._num_subgraphs, max_grad_norm, automatic
+        )
         apart = self._masks is not None and self._places(outputs) is not None
         part = self._extracted if apart else self._masked
         fallbacks.vjp(
             total, partial(part, outputs, grads, owners), chunk_size, apart
         )
-        return ClippedSum(total.sums, total.norms, method, reason)
+        return ClippedSum.of(total.result(), params, method, reason)
 
     def _checked(
         self,
@@ -633,16 +620,21 @@ class _Trial:
         scale = norms.max()
         if not (result.norms - norms).abs().max() <= self.tolerance * scale:
             return 'it is not equal to each subgraph alone'
-        factors = clip_factors(norms, max_grad_norm)
+        # Never more than the norms say; and these are a bit larger.
+        factors = result.factors
+        most = (max_grad_norm / norms).clamp(max=1) * (1 + self.tolerance)
+        if not bool((factors <= most).all()):
+            return 'it clips less than each subgraph alone'
         for i, name in enumerate(self.params):
             grads = torch.stack([each[i] for each in self.alone])
-            expected = torch.tensordot(factors, grads, 1)
+            expected = torch.tensordot(factors.to(grads), grads, 1)
             wrong = (result.sums[name] - expected).norm()
             limit = (
                 self.tolerance
                 * grads.reshape(len(grads), -1).norm(dim=1).sum()
             )
-            if not wrong <= self.tolerance * (limit + 1e-3 * scale):
+            least = self.tolerance * (limit + 1e-3 * scale)
+            if not wrong <= least + result.rounding.sum():
                 return f"'{name}' is not equal to each subgraph alone"
         return None
 

@@ -145,12 +145,13 @@ class Group:
                 dist.broadcast(value, 0)
                 tensor.data.copy_(value)
 
-    def total(self, sums: list[Tensor], *numbers: float) -> list[Tensor]:
+    def total(self, sums: list[Tensor], *numbers: int) -> list[Tensor]:
         """Adds up tensors and numbers of all processes.
 
         Args:
-            sums (list[Tensor]): float64, of the same shapes everywhere.
-            *numbers (float): others.
+            sums (list[Tensor]): int64, of the same shapes everywhere: their
+                sum does not depend on who has which unit.
+            *numbers (int): others.
 
         Returns:
             list[Tensor]: the totals of the tensors, then those of the

@@ -21,7 +21,8 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from pyg_trust.privacy.gradients import ClippedSum, SubgraphGradients
+from pyg_trust.privacy.bounds import ClippedSum
+from pyg_trust.privacy.gradients import SubgraphGradients
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]

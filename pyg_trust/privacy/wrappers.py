@@ -47,7 +47,6 @@ from pyg_trust.privacy.validation import (
 )
 
 REDUCTIONS = ('mean', 'sum')
-_MARGIN = 1e-5
 _ACCUMULATE = (
     '. To gather the gradients of a large batch, hand '
     "'max_physical_batch_size' to make_private: the batch then comes in "
@@ -68,8 +67,9 @@ class PrivateStep:
         max_grad_norm (float): the clipping norm :math:`C`.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
         add_noise (callable): pays for a step, then maps sums of clipped
-            gradients, the number of units they are of, and how many of these
-            had a gradient below the clipping norm, to noisy ones.
+            gradients, in units of ``kernel.clip.grid``, the number of units
+            they are of, and how many of these had a gradient below the
+            clipping norm, to noisy ones.
         trust_loss (bool): whether the loss is left unchecked.
             (default: :obj:`False`)
         public (Sequence[str]): what the model holds that is public.
@@ -340,7 +340,7 @@ class PrivateStep:
         if self._rehearsal is not None:
             grad = self._perform(self._rehearsal, grad)
         if count == 0:
-            self._add([torch.zeros_like(p).double() for p in self.parameters])
+            self._add([torch.zeros_like(p).long() for p in self.parameters])
             return
         out = self._out
         assert out is not None
@@ -348,15 +348,13 @@ class PrivateStep:
         if self.loss_reduction == 'mean':
             shown = self._rehearsal
             grad = grad * (count if shown is None else shown.size)
-        # A bit less than C, for what norms and the scaled gradients lose in
-        # float32: sums of 256 numbers 4e-6 of them, products half a digit.
-        norm = self.max_grad_norm * (1 - _MARGIN)
+        norm = self.max_grad_norm
         assert isinstance(self._tape, Tape)
         clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)
         # Is released with noise by a norm that adapts, and by nothing else.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
         self._add(
-            [clipped.sums[name].double() for name in self._names], count, below
+            [clipped.integers[name] for name in self._names], count, below
         )
 
     def _perform(self, rehearsal: Rehearsal, grad: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch_geometric.data import Data
 
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
+from pyg_trust.kernel.claims import finite
 from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
@@ -425,66 +426,6 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-def finite(value: Any) -> Any:
-    """The plain value with texts for numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    return value
-
-
-def visible(text: str) -> str:
-    r"""The text on one line, with what a screen does not show as its code.
-
-    A line end, a control sequence of a terminal or a sign that turns the
-    direction of writing would let a text look like another one.
-
-    Args:
-        text (str): from wherever.
-
-    Example:
-        >>> print(visible('a\nb\x1b[2K'))
-        a b\x1b[2K
-    """
-    check_instance('text', text, str)
-    return ''.join(
-        sign if sign.isprintable() else sign.encode('unicode_escape').decode()
-        for sign in ' '.join(text.split())
-    )
-
-
-def read_json(text: str) -> Any:
-    """The content of a JSON that every program reads alike.
-
-    Args:
-        text (str): the JSON.
-
-    Raises:
-        ValueError: if it is none, a name is in one object twice, or a number
-            is none of JSON's (``NaN``, ``Infinity``).
-    """
-    check_instance('text', text, str)
-    return json.loads(
-        text, object_pairs_hook=_each_once, parse_constant=_no_number
-    )
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'the name {twice!r} is there twice')
-    return made
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f'{text} is no number of JSON')
 
 
 def short(value: Any) -> str:

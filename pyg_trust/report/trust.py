@@ -11,14 +11,9 @@ from typing import Any
 
 from pyg_trust import files
 from pyg_trust._checks import check_choice, check_instance, check_integer
+from pyg_trust.kernel.claims import digest, finite, read_json, visible
 from pyg_trust.report import pages
-from pyg_trust.report.base import (
-    Guarantee,
-    Report,
-    read_json,
-    short,
-    visible,
-)
+from pyg_trust.report.base import Guarantee, Report, short
 from pyg_trust.report.charts import Chart
 
 #: The version of the JSON's layout; :func:`schema` describes it.
@@ -140,6 +135,10 @@ class TrustReport(Report):
         check_instance('path', path, str, Path)
         try:
             fields = read_json(Path(path).read_text())
+            if 'digest' in fields:
+                same = digest(fields) == fields.pop('digest')
+                if not same:
+                    raise ValueError('its digest is not that of its content')
             listed = fields.pop('guarantees')
             guarantees = tuple(_guarantee(entry) for entry in listed)
             return cls(guarantees, **fields)
@@ -155,6 +154,12 @@ class TrustReport(Report):
                 f"'path' needs to be a trust report in JSON: {path} is none "
                 f'({type(error).__name__}: {error})'
             ) from None
+
+    def to_json(self) -> str:
+        """The report as :meth:`save` writes it, with its digest."""
+        fields = finite(self.to_dict())
+        fields['digest'] = digest(fields)
+        return json.dumps(fields, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
         """One self-contained page for people, with figures."""

@@ -1,16 +1,24 @@
 """Graph diffusion convolution by AGP queries."""
 
+import copy
 from typing import Any
 
 import torch
+import torch_geometric.transforms as pyg
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 
-from pyg_trust._checks import check_choice, check_integer, check_non_negative
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_non_negative,
+)
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
+from pyg_trust.transforms import _pyg_gdc
 from pyg_trust.transforms.agp import MeasureTransform
 
 NORMALIZATIONS = ('in', 'sym', None)
@@ -40,6 +48,12 @@ class GDC(MeasureTransform):
     normalised value. Attributes of the old edges are refused, as they have no
     meaning for the new ones.
 
+    With the arguments of PyG's :class:`~torch_geometric.transforms.GDC`, or
+    with none, this is that transform, which reads and writes
+    :obj:`edge_attr`: :obj:`exact=True` is PyG's dense computation itself;
+    :obj:`exact=False` prunes queries, at half of PyG's threshold :obj:`eps`,
+    needs no numba, and knows heat kernels, coefficients and top-k as well.
+
     Args:
         measure (str or Measure): :obj:`'appnp'` (PPR on the symmetrically
             normalised graph) or :obj:`'heat'`, as in the paper; or any other,
@@ -64,11 +78,16 @@ class GDC(MeasureTransform):
             more of the largest entries where walks mix slowly.
             (default: :obj:`'sample'`)
         seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)
+        **kwargs (optional): PyG's arguments, which go with none of the
+            others: :obj:`self_loop_weight`, :obj:`normalization_in`,
+            :obj:`normalization_out`, :obj:`diffusion_kwargs`,
+            :obj:`sparsification_kwargs` and :obj:`exact`.
 
     Raises:
         TypeError, ValueError: as :class:`AGP`, and if :obj:`top_k` and
-            :obj:`threshold` both leave the result dense, or :obj:`method` or
-            :obj:`normalization` is unknown.
+            :obj:`threshold` both leave the result dense, :obj:`method` or
+            :obj:`normalization` is unknown, or PyG's arguments go with
+            others.
     """
 
     def __init__(
@@ -86,7 +105,23 @@ class GDC(MeasureTransform):
         eps: float = 1e-4,
         method: str = 'sample',
         seed: int | None = None,
+        **kwargs: Any,
     ) -> None:
+        values = locals()
+        default = {'measure': 'appnp', **(GDC.__init__.__kwdefaults__ or {})}
+        own = [n for n, value in default.items() if values[n] != value]
+        self._pyg: pyg.GDC | None = None
+        if kwargs or not own:
+            if own:
+                raise ValueError(
+                    f"'{own[0]}' does not go with '{next(iter(kwargs))}', an "
+                    "argument of PyG's GDC (got both)"
+                )
+            self._given = copy.deepcopy(kwargs)
+            self._pyg = _pyg_gdc.checked(**kwargs)
+            for name, value in vars(self._pyg).items():
+                setattr(self, name, value)  # under PyG's names
+            return
         check_non_negative('threshold', threshold)
         if top_k is not None:
             check_integer('top_k', top_k, 1)
@@ -118,6 +153,8 @@ class GDC(MeasureTransform):
 
     def forward(self, data: Data) -> Data:
         """Returns the graph with the diffusion matrix as its edges."""
+        if self._pyg is not None:
+            return _pyg_gdc.transform(self._pyg, data)
         graph = CSRGraph.from_data(data)
         for name in data.keys():  # noqa: SIM118 (Data is no dictionary)
             if name not in ('edge_index', 'edge_weight', 'adj_t') and (
@@ -148,6 +185,19 @@ class GDC(MeasureTransform):
             data.edge_index, rows.values(), graph.num_nodes, self.normalization
         )
         return data
+
+    def make_measure(self, graph: CSRGraph) -> Measure:
+        """The measure for :obj:`graph`; with PyG's arguments, of its walks."""
+        if self._pyg is not None:
+            check_instance('graph', graph, CSRGraph)
+            return _pyg_gdc.measure_of(self._pyg.diffusion_kwargs)
+        return super().make_measure(graph)
+
+    def __repr__(self) -> str:
+        if self._pyg is None:
+            return super().__repr__()
+        given = ', '.join(f'{n}={value!r}' for n, value in self._given.items())
+        return f'{type(self).__name__}({given})'
 
     def _options(self) -> dict[str, Any]:
         return {

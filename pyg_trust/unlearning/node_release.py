@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_trust import noise, rng
 from pyg_trust._checks import check_nodes, check_tensor
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
-from pyg_trust.functional.heads import Factor, Gradient
+from pyg_trust.functional.heads import Factor, Gradient, Refined, refine
 from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.ledger import (
     RemovalLedger,
@@ -61,6 +61,7 @@ class Releasing:
     delta: float
     budget: float
     release_std: float
+    tol: float
     _seed: int | None
     _known_epsilon: tuple[float, float]
     _empty: RemovalLedger
@@ -168,6 +169,24 @@ class Releasing:
         else:
             journal.clear()
         self._editing = None
+
+    def _solved(self, data: NodeState, B: Tensor | None) -> Refined:
+        # From zero: of data that were made anew, a function of what remains.
+        shape = (data.levels.x.size(1), data.Y.size(1))
+        W, goal = torch.zeros(shape, dtype=torch.float64), self._goal(data)
+        return refine(data.problem(goal, B), W, min(self.tol, goal), 100)
+
+    def _weights(
+        self, data: NodeState, B: Tensor | None, released: Tensor
+    ) -> tuple[Tensor, Gradient]:
+        # The weights before the noise, of data that were made anew.
+        if self.noise == 'output':
+            return self._solved(data, B)[:2]
+        W = released.clone()
+        return W, data.problem(self._goal(data), B).gradient(W)
+
+    def _factor(self, data: NodeState, W: Tensor, B: Tensor | None) -> Factor:
+        return data.problem(self._goal(data), B).factor(W)
 
     def _limit(self, data: NodeState) -> float:
         # The largest residual that the budget allows.

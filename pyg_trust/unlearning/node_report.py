@@ -28,7 +28,8 @@ NOT_COVERED = (
 OUTPUT = (
     'the reference is retraining from scratch on the data that remain, with '
     'the same settings, solved exactly and released with the same noise',
-    'the weights before the noise (they are in state_dict) stay secret',
+    'the state (state_dict), of which the weights before the noise can be '
+    'solved again, stays secret',
     'the noise is Gaussian up to floating-point arithmetic',
 )
 
@@ -77,6 +78,8 @@ class NodeUnlearnReport(Report):
             with the one entry ``weight``.
         history (tuple[float, ...]): the bounds of all releases since the fit,
             in units of the budget.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
         verification (NodeVerifyReport, optional): as :meth:`verified` adds
             it.
     """
@@ -105,6 +108,7 @@ class NodeUnlearnReport(Report):
     origin: dict[str, Any]
     weights: str = ''
     history: tuple[float, ...] = ()
+    ledger_head: str = ''
     verification: 'NodeVerifyReport | None' = None
 
     def verified(self, found: 'NodeVerifyReport') -> 'NodeUnlearnReport':

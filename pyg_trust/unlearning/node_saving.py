@@ -29,9 +29,10 @@ class Saving(Releasing):
     def state_dict(self) -> dict[str, Any]:
         """Everything it takes to go on: a secret.
 
-        It holds the weights before the noise and what remains of the data, not
-        the factored Hessian, which is made anew. Destroy older states after a
-        removal: they hold what was removed.
+        It holds what remains of the data and the released weights, not those
+        before the noise, which would let guesses of what was removed be
+        tested, nor the factored Hessian: both are made anew of what remains.
+        Destroy older states after a removal: they hold what was removed.
         """
         model = self._fitted
         linear = {} if model.B is None else {'B': model.B.clone()}
@@ -43,7 +44,6 @@ class Saving(Releasing):
             'ledger': model.ledger.state_dict(),
             'seals': model.seals.state_dict(),
             'data': model.data.to_dict(),
-            'W': model.W.clone(),
             'weight': model.weight.clone(),
             'releases': model.releases,
             'secure': model.secure,
@@ -51,7 +51,7 @@ class Saving(Releasing):
 
     @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a saved state, and computes the features anew.
+        """Takes over a saved state; computes features and weights anew.
 
         Args:
             state (dict): of :meth:`state_dict` of a classifier with the same
@@ -92,6 +92,19 @@ class Saving(Releasing):
             ValueError: as :meth:`load_state_dict`.
         """
         self.load_state_dict(files.load(path))
+
+    @synchronized
+    def __getstate__(self) -> dict[str, Any]:
+        # What is pickled is what is saved, and no more.
+        self._settle()
+        state = None if self._model is None else self.state_dict()
+        return {**vars(self), '_model': None, 'saved': state}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        state = held.pop('saved')
+        vars(self).update(held)
+        if state is not None:
+            self.load_state_dict(state)
 
     def _config(self) -> dict[str, Any]:
         measure = {
@@ -137,7 +150,7 @@ class Saving(Releasing):
                 'the data of the state are not those of its ledger'
             )
         shape = (held['x'].size(1), data.Y.size(1))
-        given = [state['W'], state['weight']]
+        given = [state['weight']]
         if self.noise == 'objective':
             given.append(state['B'])
         elif 'B' in state:
@@ -145,8 +158,10 @@ class Saving(Releasing):
         for value in given:
             check_tensor('state', value, torch.float64, shape, finite=True)
         check_instance('secure', state['secure'], bool)
-        W, B = state['W'].clone(), state.get('B')
-        problem = data.problem(self._goal(data), B)
+        # Files of version 0.1 have weights before the noise too: from these a
+        # guess of what was removed could be tested. They are solved again.
+        B = state['B'].clone() if 'B' in state else None
+        W, gradient = self._weights(data, B, state['weight'])
         model = Model(
             data,
             ledger,
@@ -155,18 +170,18 @@ class Saving(Releasing):
             W,
             B,
             state['weight'].clone(),
-            problem.gradient(W),
-            problem.factor(W),
+            gradient,
+            self._factor(data, W, B),
             False,
             int(state['releases']),
             state['secure'],
             sum(entry.spent**2 for entry in ledger.entries),
         )
-        if not model.gradient.norm.measured <= self._bound(model):
+        residual, bound = gradient.norm.measured, self._bound(model)
+        if self.noise == 'objective' and not residual <= bound:
             raise ValueError(
                 'the weights of the state are not those of its ledger: their '
-                f'residual is {model.gradient.norm.measured:.6g}, not at most '
-                f'{self._bound(model):.6g}'
+                f'residual is {residual:.6g}, not at most {bound:.6g}'
             )
         if self._noise_p_value(model) < noise.LEAST_P_VALUE:
             raise ValueError(

@@ -674,6 +674,18 @@ class ScatteringClassifier:
         """
         self.load_state_dict(files.load(path), progress_bar=progress_bar)
 
+    @synchronized
+    def __getstate__(self) -> dict[str, Any]:
+        # What is pickled or copied is what is saved, and no more.
+        state = None if self._model is None else self.state_dict()
+        return {**vars(self), '_model': None, 'saved': state}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        state = held.pop('saved')
+        vars(self).update(held)
+        if state is not None:
+            self.load_state_dict(state)
+
     def __repr__(self) -> str:
         std = (
             f'release_std={self.release_std}'

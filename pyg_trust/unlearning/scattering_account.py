@@ -178,6 +178,7 @@ def describe(
         origin=provenance(
             transform=str(classifier.transform),
             lam=classifier.lam,
+            epsilon=classifier.epsilon,
             noise_std=classifier.noise_std,
             loss=classifier.loss,
             on_exceed=classifier.on_exceed,
@@ -186,6 +187,7 @@ def describe(
         ),
         weights=fingerprint_model({'weight': model.released}),
         history=tuple(line.spent for line in lines),
+        ledger_head=model.ledger.head,
     )
 
 

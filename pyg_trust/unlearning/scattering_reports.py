@@ -59,6 +59,8 @@ class UnlearnReport(Report):
         weights (str): SHA-256 of the released weights, as a ``state_dict``
             with the one entry ``weight``.
         history (tuple[float, ...]): the bounds of all releases since the fit.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
         verification (VerifyReport, optional): as :meth:`verified` adds it.
     """
 
@@ -87,6 +89,7 @@ class UnlearnReport(Report):
     origin: dict[str, Any]
     weights: str = ''
     history: tuple[float, ...] = ()
+    ledger_head: str = ''
     verification: 'VerifyReport | None' = None
 
     def verified(self, found: 'VerifyReport') -> 'UnlearnReport':

@@ -119,7 +119,8 @@ def unpacked(
         ledger,
     )
     if classifier.noise == 'output':
-        model, _ = classifier._solved(model, W, bar)
+        # From zero: of the graphs, a function of what remains.
+        model, _ = classifier._solved(model, None, bar)
         if classifier._noise_p_value(model) < LEAST_P_VALUE:
             raise ValueError(
                 'the weights of the state are not those of its ledger: '

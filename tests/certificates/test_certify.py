@@ -264,7 +264,7 @@ def test_propagation_models_go_the_same_way(model):
     adj, x, fragile, budget = problem(4, 'both')
     threat = ThreatModel(csr(adj), 'both', local_budget=budget)
     if model == 'labels':
-        propagation = LabelPropagation(3)
+        propagation = LabelPropagation(num_classes=3)
         y = torch.tensor([0, 1, 2, 0, 0])
         mask = torch.tensor([True, True, True, False, False])
         logits = propagation.logits(y, mask)

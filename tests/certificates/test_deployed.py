@@ -350,7 +350,7 @@ def test_labels_and_features_are_taken_from_the_data():
     data.y = torch.tensor([0, 1, 2, 0, 1, 2])
     data.train_mask = torch.tensor([True, True, True, True, False, False])
     threat = ThreatModel(data, local_budget=1)
-    model = LabelPropagation(3, alpha=0.2)
+    model = LabelPropagation(num_classes=3, alpha=0.2)
     report = certify(model, data, threat)
     z = model(data.y, data.edge_index, data.train_mask)
     assert torch.equal(report.predicted, z.argmax(1))
@@ -361,7 +361,7 @@ def test_labels_and_features_are_taken_from_the_data():
     )
     with pytest.raises(ValueError, match="'y'"):
         certify(
-            LabelPropagation(3),
+            LabelPropagation(num_classes=3),
             Data(x=data.x, edge_index=data.edge_index),
             threat,
         )

@@ -114,6 +114,25 @@ def test_cached_appnp_keeps_the_graph_and_not_the_features():
     assert not torch.equal(conv(X, EDGE_INDEX[:, :0]), first)
 
 
+def test_cached_appnp_shows_what_that_of_pyg_does():
+    theirs, ours = pyg.APPNP(3, 0.2, cached=True), APPNP(3, 0.2, cached=True)
+    assert ours._cached_edge_index is ours._cached_adj_t is None
+    for layer in (theirs, ours):
+        layer(X, EDGE_INDEX)
+    made = [
+        torch.sparse_coo_tensor(*layer._cached_edge_index).to_dense()
+        for layer in (theirs, ours)
+    ]
+    torch.testing.assert_close(*made)
+    if WITH_TORCH_SPARSE:
+        torch.testing.assert_close(ours._cached_adj_t.to_dense(), made[0].t())
+    # The messages go along them as well: here all are dropped.
+    ours.dropout = 1.0
+    torch.testing.assert_close(ours(X, EDGE_INDEX[:, :0]), 0.2 * X)
+    ours.reset_parameters()
+    assert ours._cached_edge_index is ours._cached_adj_t is None
+
+
 def test_training_through_estimates_ends_near_exact_training(always_push):
     label = (X[:, 0] > X[:, 0].median()).long()
 
@@ -143,14 +162,14 @@ def test_compiled_model():
 
 
 def test_repr_and_lazy_channels():
-    assert str(SGConv(6, 3, K=2)) == 'SGConv(6, 3, K=2, eps=0)'
+    assert str(SGConv(6, 3, K=2)) == 'SGConv(6, 3, K=2)'
     assert str(APPNP(4, 0.2, 0.5, half=False, seed=3)) == (
-        'APPNP(K=4, alpha=0.2, dropout=0.5, eps=0, seed=3)'
+        'APPNP(K=4, alpha=0.2, dropout=0.5, seed=3)'
     )
     assert str(SGConv(6, 3, half=True, tol=1e-3)) == (
-        'SGConv(6, 3, K=1, eps=0, half=True, tol=0.001)'
+        'SGConv(6, 3, K=1, half=True, tol=0.001)'
     )
-    assert str(APPNP(4, 0.2, eps=0)) == 'APPNP(K=4, alpha=0.2, eps=0)'
+    assert str(APPNP(4, 0.2, eps=1e-3)) == 'APPNP(K=4, alpha=0.2, eps=0.001)'
     assert SGConv(-1, 3)(X, GRAPH).shape == (40, 3)
     assert isinstance(APPNP(4, 0.2), pyg.MessagePassing)
 

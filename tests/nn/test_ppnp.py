@@ -139,7 +139,7 @@ def test_label_propagation_reads_labelled_nodes_alone():
     adj, _ = random_problem(9, 6)
     y = torch.tensor([0, 2, -1, -1, -1, 1])
     mask = y >= 0
-    model = LabelPropagation(3)
+    model = LabelPropagation(num_classes=3)
     h = model.logits(y, mask)
     expected = torch.tensor(
         [[1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0.0]]
@@ -194,6 +194,6 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match='num_nodes'):
         layer.diffuse(torch.ones(2, 1), csr(torch.ones(3, 3) > 0))
     with pytest.raises(ValueError, match="'num_classes'"):
-        LabelPropagation(1)
+        LabelPropagation(num_classes=1)
     edge_index, _ = add_self_loops(torch.tensor([[0], [1]]))
     assert CSRGraph.from_edge_index(edge_index, 2).has_self_loops

@@ -395,6 +395,7 @@ class Removing(Building):
             max_wait=self.max_wait,
             weights=hash_of_shards(new),
             data=new.seals.root,
+            ledger_head=new.ledger.head,
         )
         # Last of all, so that a removal that fails is none.
         self._commit(new)

@@ -101,6 +101,8 @@ class ShardRemovalReport(Report):
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
         data (str): a salted digest of the data that remain, as in the ledger.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
         verification (ShardVerifyReport, optional): as :meth:`verified` adds
             it.
     """
@@ -125,6 +127,7 @@ class ShardRemovalReport(Report):
     max_wait: float | None
     weights: str = ''
     data: str = ''
+    ledger_head: str = ''
     verification: 'ShardVerifyReport | None' = None
 
     def verified(self, found: 'ShardVerifyReport') -> 'ShardRemovalReport':

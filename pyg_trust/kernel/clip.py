@@ -1,0 +1,203 @@
+r"""Sums of clipped gradients in integers, and their release on a grid.
+
+**Statement.** Unit :math:`i` has the gradient :math:`\sum_r \gamma_r
+a_r^\top` (rows :math:`r`; :math:`\gamma_r` by the outputs, :math:`a_r` the
+inputs of a linear map), given as floats. What a unit adds to a sum is a matrix
+of integers, a function of its own floats alone, and times the grid
+:math:`g' = 2^{-43} C` it is at most :math:`C` long. Sums of integers don't
+depend on order, threads or processes. Neighbours that differ in one unit
+therefore differ by at most :math:`2C` (one replaced) or :math:`C` (one more).
+
+**What is added.** :math:`\sum_r \alpha_r a'^\top_r` with
+
+.. math::
+    a'_r = \mathrm{rint}(2^{k_r} a_r), \quad \max |a'_r| \in [2^{21},
+    2^{22}], \qquad
+    \alpha_r = \mathrm{rint}\!\left(\frac{c\, \gamma_r}{2^{k_r} g'}\right),
+
+and :math:`c = \max(0, \min(1, (C - \kappa) / (n + \tau), \text{cap}))`, where
+:math:`n` is at least the norm of the gradient, :math:`|\cdot|` are upper
+bounds of norms, and the sums are over the unit's rows with :math:`\gamma_r
+\ne 0`,
+
+.. math::
+    \kappa = g' \sum_r \left(.51 \sqrt{out}\, 2^{k_r} |a_r| + \tfrac{1}{3}
+    \sqrt{out \cdot in}\right), \qquad
+    \tau = \tfrac{1}{2} \sqrt{in} \sum_r 2^{-k_r} |\gamma_r|, \qquad
+    \text{cap} = \frac{2^{22} g'}{\max_r 2^{-k_r} |\gamma_r|_\infty}.
+
+**Proof of the length.** :math:`\alpha_r = c \gamma_r / (2^{k_r} g') + e`
+and :math:`a'_r = 2^{k_r} a_r + f`, entries of :math:`f` at most 1/2, those of
+:math:`e` at most :math:`1/2 + 2^{-27}` (numbers up to :math:`2^{22}` are
+computed to :math:`2^{-50}` of themselves). So :math:`g' \alpha a'^\top - c
+\gamma a^\top = c\, 2^{-k} \gamma f^\top + g' e (2^k a + f)^\top`, of which the
+first is at most :math:`c\, 2^{-k} |\gamma| \sqrt{in} / 2` long and the second
+:math:`g' (1/2 + 2^{-27}) \sqrt{out}\, (2^k |a| + \sqrt{in} / 2)`. The sum over
+rows is at most :math:`c\, \tau + \kappa`, hence what is added at most :math:`c
+(n + \tau) + \kappa \le C`. The last digits of :math:`c` itself are given away:
+it is multiplied by :math:`1 - 2^{-40}`.
+
+**Proof of exactness.** By the cap :math:`|\alpha| \le 2^{22}`, so that a
+product is at most :math:`2^{44}` and 256 of them at most :math:`2^{52}`:
+float64 adds them without error in any order, with or without fused
+multiply-adds. Blocks are added in int64, modulo :math:`2^{64}`: partial sums
+may wrap, the total of :math:`m \le 2^{18}` units is below :math:`m\, 2^{43}`.
+
+A row of a bias is rounded to :math:`\mathrm{rint}(c\, \gamma / g')`:
+:math:`\kappa = .51 \sqrt{out}\, g'` a row, :math:`\tau = 0` and the cap
+:math:`2^{44} g' / |\gamma|_\infty`. A gradient that is there as such is
+truncated toward zero, and gets no longer: :math:`\kappa = \tau = 0`.
+
+**Release.** :math:`k = \mathrm{rint}(\text{total} \cdot g' / g)` on the grid
+:math:`g = 2^{-32} \sigma` plus independent integers :math:`N` (``noise.py``),
+which together are a rounding of the ideal Gaussian mechanism. With :math:`m /
+z \le 2^{18}`, :math:`|k| \le 2^{50}` and :math:`k` is off by less than 1, so
+that neighbours are at most :math:`2 \sqrt{d}\, g` further apart; for :math:`d`
+numbers that is paid by :math:`\sigma = z C (1 + \rho)`, :math:`\rho = 1.001
+\sqrt{d}\, z\, 2^{-31}`: the account keeps :math:`z`.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+#: Bits of the grid of sums below C, and of the inputs of linear maps.
+GRID_BITS, INPUT_BITS = 43, 22
+#: So many rows are added up in float64 without error.
+BLOCK = 256
+#: The most units of a sum, and the most units over the noise multiplier.
+MOST_UNITS = 2**18
+#: Rows with larger numbers count as not finite; smaller ones lose digits.
+HUGE, TINY = 2.0**400, 2.0**-300
+_NOISE_BITS = 32
+
+
+def grid(norm: float) -> float:
+    """The grid :math:`g'` of sums.
+
+    Args:
+        norm (float): :math:`C`.
+    """
+    return math.ldexp(norm, -GRID_BITS)
+
+
+def scales(tops: Floats) -> Floats:
+    r"""The powers of two :math:`2^{-k_r}` of rows; 0 of rows of zeros.
+
+    Args:
+        tops (ndarray): the largest absolute entry of each row.
+    """
+    exponents = np.frexp(np.clip(tops, TINY, HUGE))[1] - INPUT_BITS
+    return np.where(tops > 0, np.ldexp(1.0, exponents), 0.0)
+
+
+def factors(
+    n: Floats,
+    tau: Floats,
+    kappa: Floats,
+    weight: Floats,
+    norm: float,
+    automatic: bool = False,
+) -> Floats:
+    r"""The factors :math:`c` of units; zero where something is not finite.
+
+    Args:
+        n (ndarray): upper bounds of the norms of their gradients.
+        tau (ndarray): as above.
+        kappa (ndarray): as above, in units of :math:`g'`.
+        weight (ndarray): :math:`2^{22}` over the cap, in units of
+            :math:`1 / g'`: the largest :math:`2^{-k_r} |\gamma_r|_\infty`.
+        norm (float): :math:`C`.
+        automatic (bool): whether short gradients are made longer, to
+            :math:`n / (n + .01)` of :math:`C`. (default: :obj:`False`)
+    """
+    step = grid(norm)
+    dead = ~(np.isfinite(n) & np.isfinite(tau) & np.isfinite(kappa))
+    dead |= ~(weight < HUGE * HUGE)
+    n, tau, kappa = (np.where(dead, 0.0, v) for v in (n, tau, kappa))
+    weight = np.where(dead, 0.0, weight)
+    with np.errstate(divide='ignore', invalid='ignore'):
+        room = norm - step * kappa
+        c = room / (n + tau + (0.01 if automatic else 0.0))
+        cap = math.ldexp(step, INPUT_BITS) / weight
+    c = np.where(room > 0, np.nan_to_num(c, nan=1.0, posinf=np.inf), 0.0)
+    c = np.minimum(c, np.where(weight > 0, cap, np.inf))
+    c = np.minimum(c, 1e300 if automatic else 1.0)
+    return np.where(dead, 0.0, np.maximum(c, 0.0) * (1 - 2.0**-40))
+
+
+def rows(
+    gamma: Floats, a: Floats, c: Floats, norm: float
+) -> tuple[Floats, Floats]:
+    r"""The integers :math:`\alpha_r` and :math:`a'_r`, as floats.
+
+    Args:
+        gamma (ndarray): ``[num_rows, out]``.
+        a (ndarray): ``[num_rows, in]``.
+        c (ndarray): ``[num_rows]``, the factor of the unit of each row.
+        norm (float): :math:`C`.
+    """
+    scale = scales(np.abs(a).max(1, initial=0.0))
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+    alpha = np.rint(gamma * (c * (scale / grid(norm)))[:, None])
+    return alpha, np.rint(a * inverse[:, None])
+
+
+def block_sum(alpha: Floats, inner: Floats) -> Integers:
+    r"""The integers :math:`\sum_r \alpha_r a'^\top_r`, exactly.
+
+    Args:
+        alpha (ndarray): ``[num_rows, out]``, integers up to :math:`2^{22}`.
+        inner (ndarray): ``[num_rows, in]``, integers up to :math:`2^{22}`.
+    """
+    total = np.zeros((alpha.shape[1], inner.shape[1]), dtype=np.int64)
+    for first in range(0, len(alpha), BLOCK):
+        one = alpha[first : first + BLOCK]
+        total += (one.T @ inner[first : first + BLOCK]).astype(np.int64)
+    return total
+
+
+def truncated(gradient: Floats, c: float, norm: float) -> Integers:
+    r"""A gradient times its factor, in units of :math:`g'`, toward zero.
+
+    Args:
+        gradient (ndarray): any shape.
+        c (float): its factor.
+        norm (float): :math:`C`.
+    """
+    return np.trunc(gradient * (c / grid(norm))).astype(np.int64)
+
+
+def noise_grid(
+    multiplier: float, norm: float, count: int
+) -> tuple[float, float]:
+    r"""The grid :math:`g` of a release, and :math:`\rho`.
+
+    The standard deviation is :math:`2^{32} g`.
+
+    Args:
+        multiplier (float): :math:`z`.
+        norm (float): :math:`C`.
+        count (int): :math:`d`, how many numbers are released.
+    """
+    rho = 1.001 * math.sqrt(count) * math.ldexp(multiplier, 1 - _NOISE_BITS)
+    # Products are rounded to the nearest: a bit more than that, upwards.
+    sigma = multiplier * norm * (1 + rho) * (1 + 2.0**-50)
+    return math.ldexp(sigma, -_NOISE_BITS), rho
+
+
+def on_noise_grid(total: Integers, norm: float, step: float) -> Integers:
+    r"""A sum in units of :math:`g'`, rounded to units of :math:`g`.
+
+    Args:
+        total (ndarray): int64.
+        norm (float): :math:`C`.
+        step (float): :math:`g`.
+    """
+    return np.rint(total.astype(np.float64) * (grid(norm) / step)).astype(
+        np.int64
+    )

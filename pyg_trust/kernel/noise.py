@@ -1,0 +1,416 @@
+r"""Gaussian noise rounded to integers, exactly.
+
+**Statement.** Let :math:`Z \sim N(0, 1)` and let :math:`N` be the integer
+nearest to :math:`2^{32} Z`. :func:`cells` draws independent copies of
+:math:`N`, and of no other law, from independent fair bits. The unit of a cell
+is :math:`2^{-32}` standard deviations.
+
+**Why that is enough.** A mechanism that adds :math:`\sigma Z` to each entry of
+a sum :math:`g k`, with an integer :math:`k` and the grid
+:math:`g = \sigma 2^{-32}`, and then rounds to the grid, returns
+:math:`g (k + N)`: rounding to a grid commutes with shifts along it, and ties
+have probability 0. Rounding is post-processing, so every statement about the
+Gaussian mechanism holds for :math:`g (k + N)`, to the last bit.
+
+**The law as a function of bits.** A stream of fair bits
+:math:`s, v_1, v_2, \dots` names :math:`Z`: :math:`s` is its sign, and
+:math:`Q(|Z|) = v / 2` with :math:`v = 0.v_1 v_2 \dots` and the upper tail
+:math:`Q` of :math:`N(0, 1)`. So :math:`N` is a function of the stream, and
+finitely many bits tell it with probability 1. Bit 63 of the first word of
+64 bits is :math:`s`; its bits 62 to 0 are :math:`v_1` to :math:`v_{63}`; later
+words continue :math:`v`, most significant bit first. Bytes of a source are
+little-endian words. Whoever has the bytes can draw the same cells again.
+
+**Integers decide** (:func:`settle`). :math:`|Z| < x` holds if and only if
+:math:`v / 2 > Q(x)`. The known bits enclose :math:`v`, and :func:`tail`
+encloses :math:`Q(x)` by the alternating series
+
+.. math::
+    Q(x) = \frac{1}{2} - \frac{1}{\sqrt{2 \pi}} \sum_{k \ge 0}
+        \frac{(-1)^k x^{2k + 1}}{2^k k! (2k + 1)}
+
+in integers, each of which is rounded to a known side. Where the enclosures
+overlap, the bits do not tell, and more bits of the same source are appended.
+
+**A table decides nearly always** (:func:`quick`). Let :math:`e` be the number
+of leading zeros of :math:`v`, let the next :math:`K = 6` bits choose a segment
+of :math:`p = v / 2`, with middle :math:`p_m` and half width :math:`h`, and let
+the other bits of the word be :math:`t \in [-1, 1)`, so that
+:math:`p = p_m + h t`. With :math:`x = Q^{-1}` and :math:`n = 6`,
+
+.. math::
+    y = \sum_{q \le n} c_q t^q, \qquad
+    c_q = 2^{32} x^{(q)}(p_m) \frac{h^q}{q!}, \qquad
+    x^{(r)} = (-1)^r \frac{P_r(x)}{\varphi(x)^r}, \qquad
+    P_1 = 1, \quad P_{r + 1} = P_r' + r x P_r.
+
+(:math:`dx / dp = -1 / \varphi(x)` gives the recursion.) Computed in float64,
+:math:`y` differs from :math:`2^{32} |Z|` by at most the sum :math:`E` of
+
+* the remainder :math:`2^{32} P_{n+1}(x_o) h^{n+1} / ((n+1)!
+  \varphi(x_o)^{n+1})` at the outer end :math:`x_o` of the segment: on
+  :math:`x \ge 0` the :math:`P_r` rise, as their coefficients are not negative,
+  and :math:`\varphi` falls;
+* :math:`\sum_q |c_q| \gamma_{3q+3}` with :math:`\gamma_j = j u / (1 - j u)`,
+  :math:`u = 2^{-53}`: a term meets one rounding of :math:`c_q`, one of
+  :math:`t` in each of :math:`q` factors and at most :math:`2q + 1` of Horner's
+  rule, fewer where a multiplication and an addition are fused;
+* :math:`2^{-(61 - e - K)} \sum_q q |c_q|`: the bits of :math:`v` below the
+  word move :math:`t` by at most :math:`2^{-(61 - e - K)}`.
+
+Let :math:`f` be the integer nearest to :math:`y`. If :math:`|y - f| <
+1/2 - E`, then :math:`f` is the integer nearest to :math:`2^{32} |Z|`.
+Otherwise, and where :math:`e \ge 20`, the word is open, and integers decide:
+5 words in a million.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from functools import lru_cache
+from math import factorial, inf, isqrt, nextafter
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+Bytes = Callable[[int], bytes]
+
+#: A cell is 2^-SHIFT standard deviations wide.
+SHIFT = 32
+_K = 6
+_DEGREE = 6
+_OCTAVES = 20
+# So many words at a time fit into the cache, with what is made of them.
+_PIECE = 2**14
+# A word needs ten more with a probability below 2^-600.
+_MOST_WORDS = 10
+# The table is the same on every machine: integers and decimals round exactly.
+DIGEST = '2b5b74289685135e4cfba7d4cc6b2cf55d0c32326783ffb6bd52a782ad585fb5'
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@lru_cache(None)
+def _root(bits: int) -> tuple[int, int]:
+    """Enclose :math:`2^{bits} / sqrt(2 pi)` by two integers."""
+    one = 1 << bits
+
+    def arctangent(n: int) -> tuple[int, int]:
+        # sum (-1)^k / ((2k + 1) n^(2k+1)): a term is off by less than 1, and
+        # what is left out by less than the last term, which is below 1.
+        power, total, k = one // n, 0, 0
+        while power:
+            total += (-1) ** k * (power // (2 * k + 1))
+            power //= n * n
+            k += 1
+        return total - 2 * k - 1, total + 2 * k + 1
+
+    (low_5, high_5), (low_239, high_239) = arctangent(5), arctangent(239)
+    # Machin: pi = 16 arctan(1/5) - 4 arctan(1/239).
+    low, high = 16 * low_5 - 4 * high_239, 16 * high_5 - 4 * low_239
+    cube = 1 << (3 * bits)
+    return isqrt(cube // (2 * high)), isqrt(_up(cube, 2 * low)) + 1
+
+
+def tail(m: int, b: int, bits: int) -> tuple[int, int]:
+    r"""Enclose the upper tail of a standard Gaussian by two integers.
+
+    Args:
+        m (int): the numerator of :math:`x = m / 2^b`, positive.
+        b (int): the binary digits of :math:`x` after the point.
+        bits (int): the binary digits of the enclosure.
+
+    Returns:
+        tuple: integers :math:`l \le 2^{bits} Q(x) \le h`.
+    """
+    square, scale = m * m, 2 * b + 1
+    half_square = square >> scale  # floor of x^2 / 2
+    # An error of one unit grows to at most exp(x^2 / 2) < 2^(3 x^2 / 4).
+    digits = 64 * _up(bits + 32 + 3 * (half_square + 1), 64)
+    low, high = m << digits >> b, _up(m << digits, 1 << b)
+    sum_low = sum_high = k = 0
+    # The terms x^(2k+1) / (2^k k!) fall from k = x^2 / 2 on.
+    while True:
+        part_low, part_high = low // (2 * k + 1), _up(high, 2 * k + 1)
+        if k > 2 * half_square + 2 and low == 0 and k % 2 == 0:
+            # What is left alternates and falls: between 0 and its first term.
+            sum_high += part_high
+            break
+        if k % 2:
+            part_low, part_high = -part_high, -part_low
+        sum_low, sum_high = sum_low + part_low, sum_high + part_high
+        k += 1
+        low = low * square // (k << scale)
+        high = _up(high * square, k << scale)
+    root_low, root_high = _root(digits)
+    half, down = 1 << (2 * digits - 1), 2 * digits - bits
+    least = half - max(0, sum_high) * root_high
+    most = half - max(0, sum_low) * root_low
+    return max(0, least >> down), _up(most, 1 << down)
+
+
+def _is_below(m: int, v: int, known: int, b: int) -> bool | None:
+    """Compare :math:`|Z|` with :math:`m / 2^b`: None if v does not tell."""
+    bits = known + 17
+    while True:
+        low, high = tail(m, b, bits)
+        # v / 2 lies between these two, in units of 2^-bits.
+        least = v << (bits - known - 1)
+        most = (v + 1) << (bits - known - 1)
+        if least >= high:
+            return True
+        if most <= low:
+            return False
+        if least < low and high < most:
+            return None
+        bits += 64
+
+
+def magnitude(v: int, known: int, b: int = SHIFT) -> int | None:
+    """Return the integer nearest to :math:`2^b |Z|`, by integers alone.
+
+    Args:
+        v (int): the bits of :math:`v` that are known.
+        known (int): how many they are.
+        b (int): minus the exponent of a cell's width. (default: :obj:`32`)
+
+    Returns:
+        int: the cell, or None if these bits do not tell.
+    """
+    # Where the search starts: what it finds does not depend on it.
+    guess = -NormalDist().inv_cdf((v + 0.5) / 2 ** (known + 1))
+    n = max(0, round(guess * 2**b))
+    while True:
+        is_less = _is_below(2 * n + 1, v, known, b + 1)
+        if is_less is None:
+            return None
+        if not is_less:
+            n += 1
+            continue
+        is_least = n == 0 or _is_below(2 * n - 1, v, known, b + 1)
+        if is_least is None:
+            return None
+        if n == 0 or not is_least:
+            return n
+        n -= 1
+
+
+def settle(word: int, more: Iterator[int]) -> int | None:
+    """Return the cell of a stream of bits, by integers alone.
+
+    Args:
+        word (int): the first 64 bits of the stream.
+        more (iterator): the 64 bits that follow, and so on.
+
+    Returns:
+        int: the integer nearest to :math:`2^{32} Z`, or None if the stream
+        ended before its bits told.
+    """
+    sign, v, known = word >> 63, word & (2**63 - 1), 63
+    while (found := magnitude(v, known)) is None:
+        extra = next(more, None)
+        if extra is None:
+            return None
+        v, known = (v << 64) | extra, known + 64
+    return -found if sign else found
+
+
+class Table(NamedTuple):
+    """The polynomials of the segments, and how close is too close.
+
+    Args:
+        coefficients (ndarray): float64, ``[7, 1281]``: :math:`c_0` to
+            :math:`c_6` of each segment, octave by octave; 0 in the last row,
+            which stands for :math:`e >= 20`.
+        room (ndarray): float64, ``[1281]``: :math:`1/2 - E`, rounded down; -1
+            in the last row.
+    """
+
+    coefficients: np.ndarray
+    room: np.ndarray
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all entries."""
+        found = hashlib.sha256(self.coefficients.data)
+        found.update(self.room.data)
+        return found.hexdigest()
+
+
+@lru_cache(None)
+def _polynomials(count: int) -> list[list[int]]:
+    """Return :math:`P_1` to :math:`P_{count}`, lowest power first."""
+    found = [[1]]
+    for r in range(1, count):
+        old = [0, *found[-1], 0, 0]
+        # The power i of P_r' and of r x P_r.
+        found.append([(i + 1) * old[i + 2] + r * old[i] for i in range(r + 1)])
+    return found
+
+
+def _density(x: Decimal) -> Decimal:
+    root = Decimal(sum(_root(256))) / 2**257
+    return root * (-x * x / 2).exp()
+
+
+def _quantile(p: Decimal) -> Decimal:
+    r"""Return :math:`x = Q^{-1}(p)`, at most 5.3, to :math:`2^{-80}`.
+
+    Newton's step from :math:`x_0` leaves an error of
+    :math:`\xi \varphi(\xi) / (2 \varphi(x_0)) (x - x_0)^2`, with a
+    :math:`\xi` between :math:`x` and :math:`x_0`, as :math:`Q'' = x \varphi`.
+    """
+    start = -NormalDist().inv_cdf(float(p))
+    m, base = start.as_integer_ratio()
+    value = Decimal(sum(tail(m, base.bit_length() - 1, 160))) / 2**161
+    x = Decimal(start)
+    step = (value - p) / _density(x)
+    if abs(step) > Decimal(2) ** -42:
+        raise ArithmeticError("Newton's method starts too far away")
+    return x + step
+
+
+def _segment(e: int, j: int) -> tuple[list[Decimal], Decimal]:
+    """Return :math:`c_0` to :math:`c_n` of a segment, and its :math:`E`."""
+    scale, n = Decimal(2**SHIFT), _DEGREE
+
+    def term(q: int, x: Decimal) -> Decimal:
+        power = Decimal(0)
+        for c in reversed(_polynomials(n + 1)[q - 1]):
+            power = power * x + c
+        return scale * power * (h / _density(x)) ** q / factorial(q)
+
+    # p of the segment: from 2^-(e+2) (1 + j / 2^K), and 2 h wide.
+    h = Decimal(2) ** -(e + 3 + _K)
+    outer = 2 * h * (2**_K + j)
+    x = _quantile(outer + h)
+    c = [scale * x] + [(-1) ** q * term(q, x) for q in range(1, n + 1)]
+    error = term(n + 1, _quantile(outer))
+    for q, value in enumerate(c):
+        gamma = Decimal(3 * q + 3) / (2**53 - (3 * q + 3))
+        error += abs(value) * (gamma + q * Decimal(2) ** -(61 - e - _K))
+    # Quantiles are good to 2^-80, other steps to 10^-49 of each number: what
+    # c_0 can be off by, and more than all else.
+    error += Decimal(2) ** (SHIFT - 80)
+    return c, error * (1 + Decimal(2) ** -60)
+
+
+def make_table() -> Table:
+    """Compute the polynomials, and the error of each."""
+    count = _OCTAVES << _K
+    coefficients = np.zeros((_DEGREE + 1, count + 1))
+    room = np.full(count + 1, -1.0)
+    # The context of the caller plays no part.
+    with localcontext(Context(50, ROUND_HALF_EVEN, -(10**6), 10**6)):
+        for row in range(count):
+            c, error = _segment(*divmod(row, 1 << _K))
+            coefficients[:, row] = [float(value) for value in c]
+            found = float(Decimal('0.5') - error)
+            # Down, whatever way the last two steps were rounded.
+            room[row] = nextafter(found, -inf)
+    for values in (coefficients, room):
+        values.flags.writeable = False
+    return Table(coefficients, room)
+
+
+@lru_cache(None)
+def table() -> Table:
+    """Return the table of this process, made at first use."""
+    return make_table()
+
+
+def quick(words: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Find the cells of words by the table.
+
+    Args:
+        words (ndarray): uint64, ``[n]``: the first word of each stream.
+        table (Table): of :func:`table`.
+
+    Returns:
+        tuple: int64, ``[n]``: the cells; bool, ``[n]``: whether a word is
+        open, so that its cell has to come from :func:`settle`.
+    """
+    v = words << np.uint64(1)
+    # No two bits of this are neighbours at its top: it is not rounded up.
+    top = v >> np.uint64(1)
+    np.bitwise_and(v, ~top, out=top)
+    e = np.int64(1086) - (top.astype(np.float64).view(np.int64) >> 52)
+    np.minimum(e, 63, out=e)
+    v <<= e.view(np.uint64)
+    row = (v >> np.uint64(63 - _K)).view(np.int64)
+    # The leading 1 of v is in the segment: 2^K e + (2^K + j) - 2^K.
+    e <<= _K
+    row += e
+    row -= 1 << _K
+    v <<= np.uint64(1 + _K)
+    v ^= np.uint64(2**63)
+    t = v.view(np.int64).astype(np.float64)
+    t *= 2.0**-63
+    y = table.coefficients[_DEGREE].take(row, mode='clip')
+    c = np.empty_like(y)
+    for q in range(_DEGREE - 1, -1, -1):
+        y *= t
+        y += table.coefficients[q].take(row, mode='clip', out=c)
+    f = np.rint(y)
+    y -= f
+    np.abs(y, out=y)
+    is_open = y >= table.room.take(row, mode='clip', out=c)
+    found = f.astype(np.int64)
+    sign = words.view(np.int64) >> 63
+    found ^= sign
+    found -= sign
+    return found, is_open
+
+
+def cells(source: Bytes, count: int) -> np.ndarray:
+    """Draw independent cells: the integers nearest to :math:`2^{32} Z`.
+
+    Words are read first, eight bytes a cell; then eight bytes at a time for
+    those whose bits do not tell yet, in their order.
+
+    Args:
+        source (callable): maps a number to so many random bytes.
+        count (int): how many to draw.
+
+    Returns:
+        ndarray: int64, ``[count]``.
+
+    Raises:
+        RuntimeError: if the table is not the one whose error is proved.
+        ValueError: if the source returns too few bytes, or bytes that no
+            random source returns.
+    """
+    made = table()
+    if made.digest() != DIGEST:
+        raise RuntimeError(
+            'the table of the noise has changed in memory: no noise is drawn'
+        )
+
+    def read(size: int) -> np.ndarray:
+        found = source(8 * size)
+        if len(found) != 8 * size:
+            raise ValueError(
+                f"'source' needs to return {8 * size} bytes (got {len(found)})"
+            )
+        return np.frombuffer(found, dtype='<u8').astype(np.uint64, copy=False)
+
+    out = np.empty(count, dtype=np.int64)
+    waiting: list[tuple[int, int]] = []
+    for start in range(0, count, _PIECE):
+        words = read(min(_PIECE, count - start))
+        out[start : start + len(words)], is_open = quick(words, made)
+        waiting += [
+            (start + int(i), int(words[i])) for i in np.flatnonzero(is_open)
+        ]
+    for i, word in waiting:
+        more = (int(read(1)[0]) for _ in range(_MOST_WORDS))
+        found = settle(word, more)
+        if found is None:
+            raise ValueError(
+                "'source' returned bytes that are not random: "
+                f'{_MOST_WORDS + 1} words did not tell one number'
+            )
+        out[i] = found
+    return out

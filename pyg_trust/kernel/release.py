@@ -1,0 +1,147 @@
+r"""Releases on a public grid: integers of bounded numbers, and exact noise.
+
+**The grid.** A release with noise of standard deviation :math:`\sigma` lives
+on the grid :math:`g = \sigma 2^{-32}`. A double :math:`\sigma` that is not
+tiny gives a double :math:`g`, exactly (:func:`grid`). What is protected is
+brought to integers :math:`k` first, each number by itself; sums of integers
+are exact, in whatever order and by whatever program; :math:`g (k + N)`, with
+the cells :math:`N` of :mod:`pyg_trust.kernel.noise`, is the ideal Gaussian
+mechanism for the sum :math:`g k`, rounded to the grid (the statement there).
+So whoever bounds how far neighbours are apart **in integers** has the claim of
+the ideal mechanism, to the last bit. :func:`released` turns :math:`k + N`
+into a float: post-processing.
+
+**Truncated numbers** (:func:`truncated`). :math:`t(x)` is :math:`x / g`
+rounded towards zero, to an integer. So :math:`g |t(x)| \le |x|`: a message
+that is withdrawn moves the sum by no more than in real numbers, and every
+sensitivity of the form :math:`\|w m^\top\|_F \le \sqrt{D}` stays as it is.
+Two messages against each other: :math:`\|t(a) - t(b)\| \le \|t(a)\| +
+\|t(b)\|` stays, too, while a bound that reads an angle gains
+:math:`\sqrt{d}\, g` for each (the :math:`d` entries are less than :math:`g`
+off each).
+*In floats:* :math:`x / g` is one rounding, by at most :math:`u = 2^{-53}` of
+itself, and truncation never raises a size; so :math:`g |t(x)| \le |x| (1 +
+u)`, which the bound on :math:`\|x\|` has to leave room for.
+
+**Rounded numbers** (:func:`rounded`). :math:`r(x)` is the integer nearest to
+the float :math:`x / g`: :math:`|g\, r(x) - x| \le g / 2 + u |x| (1 + u)`, and
+:math:`d` numbers are off by at most :math:`\sqrt{d}\, g / 2 + 2 u \|x\|`.
+
+**Range.** An integer that is stored is below :math:`2^{62}` in size, and
+:math:`|N| < 2^{41}` but with a probability below :math:`2^{-180000}`, so that
+nothing wraps. A sum of integers in float64 is exact as long as the sizes add
+up to :math:`2^{53}` at most (:func:`fits_float`), whatever the order, since
+each partial sum is an integer below it.
+
+**Interface.** All take and return numpy arrays and plain numbers.
+
+* :func:`grid`: :math:`g` of a standard deviation, refused where not exact;
+* :func:`truncated`, :func:`rounded`: numbers to integers on the grid;
+* :func:`check_sum`, :func:`fits_float`: how long sums may grow;
+* :func:`widened`: a standard deviation that pays for rounding;
+* :func:`released`: :math:`g (k + N)`.
+"""
+
+import math
+
+import numpy as np
+
+from pyg_trust.kernel.noise import SHIFT
+
+#: An integer of a release is smaller than this.
+MOST = 2**62
+# A normal double times 2^-32 is exact from here on, and sums stay finite.
+_LEAST_STD, _MOST_STD = 2.0**-900, 2.0**900
+
+
+def grid(std: float) -> float:
+    """Return the grid of a release, exactly: the deviation times 2^-32.
+
+    Args:
+        std (float): standard deviation of the noise.
+
+    Raises:
+        ValueError: if the product is not exact, or sums may overflow.
+    """
+    if not _LEAST_STD <= std <= _MOST_STD:
+        raise ValueError(
+            "'std' needs to be between 2**-900 and 2**900 for a release on a "
+            f'grid (got {std})'
+        )
+    return math.ldexp(std, -SHIFT)
+
+
+def check_sum(size: float, std: float, name: str = 'std') -> None:
+    """Refuse a sum that does not fit into 62 bits of the grid.
+
+    Args:
+        size (float): a public bound of the sizes that are added up.
+        std (float): standard deviation of the noise.
+        name (str): whose fault it would be. (default: :obj:`'std'`)
+    """
+    if not size / grid(std) < MOST / 2:
+        raise ValueError(
+            f'{name!r} is too small for exact sums: what is added up may be '
+            f'{size:.3g}, which does not fit into 62 bits at a resolution of '
+            f'2**-{SHIFT} times {std:.3g}'
+        )
+
+
+def fits_float(size: float, std: float) -> bool:
+    """Tell whether float64 adds such integers without rounding.
+
+    By public numbers alone, so that the way of a sum tells nothing.
+
+    Args:
+        size (float): a public bound of the sizes that are added up.
+        std (float): standard deviation of the noise.
+    """
+    return size / grid(std) < 2**53 / 2
+
+
+def truncated(x: np.ndarray, std: float) -> np.ndarray:
+    """Return numbers on the grid, towards zero, as float64 integers.
+
+    Args:
+        x (ndarray): float64, finite.
+        std (float): standard deviation of the noise.
+    """
+    made = x / grid(std)
+    return np.trunc(made, out=made)
+
+
+def rounded(x: np.ndarray, std: float) -> np.ndarray:
+    """Return numbers on the grid, to the nearest, as float64 integers.
+
+    Args:
+        x (ndarray): float64, finite.
+        std (float): standard deviation of the noise.
+    """
+    made = x / grid(std)
+    return np.rint(made, out=made)
+
+
+def widened(std: float, share: float) -> float:
+    """Return a deviation larger by a share, rounded up.
+
+    Args:
+        std (float): standard deviation of the noise.
+        share (float): by what part of it rounding adds to the sensitivity.
+    """
+    return math.nextafter(std * math.nextafter(1 + share, math.inf), math.inf)
+
+
+def released(k: np.ndarray, cells: np.ndarray, std: float) -> np.ndarray:
+    """Return a release: the noisy integers, on their grid.
+
+    Args:
+        k (ndarray): int64, or float64 integers: what is protected.
+        cells (ndarray): int64, of the same shape: noise of
+            :func:`pyg_trust.kernel.noise.cells`.
+        std (float): standard deviation of the noise.
+
+    Returns:
+        ndarray: float64: a function of the sum and :obj:`std` alone.
+    """
+    noisy = k.astype(np.int64, copy=False) + cells
+    return noisy.astype(np.float64) * grid(std)

@@ -1,0 +1,254 @@
+"""Bounds of gradients with every rounding in them, and what follows of them.
+
+How long a gradient is at most, by the arithmetic of its type, and the factors
+by which ``kernel/clip.py`` makes integers of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_trust.functional.mechanisms import row_norms
+from pyg_trust.kernel import clip
+
+
+@dataclass(eq=False)
+class Sizes:
+    r"""Bounds of the gradients of subgraphs, see ``kernel/clip.py``.
+
+    Args:
+        norms (Tensor): the norms, as computed; float64, as all of these.
+        n (Tensor): upper bounds of the norms.
+        tau (Tensor): of what rounding the inputs adds, over the factor.
+        kappa (Tensor): of what rounding the gradients adds, in units of the
+            grid.
+        weight (Tensor): of the largest integer, over factor and grid.
+    """
+
+    norms: Tensor
+    n: Tensor
+    tau: Tensor
+    kappa: Tensor
+    weight: Tensor
+
+    def enough(self) -> float:
+        """A clipping norm that clips none."""
+        n, tau, kappa, weight = (
+            v.nan_to_num(0, 0)
+            for v in (self.n, self.tau, self.kappa, self.weight)
+        )
+        share = 1 - kappa * 2.0**-clip.GRID_BITS
+        least = (n + tau) / share.clamp(min=2.0**-10)
+        least = torch.maximum(
+            least, weight * 2.0 ** (clip.GRID_BITS - clip.INPUT_BITS)
+        )
+        return float(least.max()) * 1.001 or 1.0 if least.numel() else 1.0
+
+
+@dataclass(eq=False)
+class Clipped:
+    r"""A clipped sum in integers.
+
+    Args:
+        integers (dict[str, Tensor]): int64, by the name of the parameter.
+        norm (float): :math:`C`; the integers are in units of :math:`2^{-43}
+            C`.
+        norms (Tensor): float64, ``[num_subgraphs]``, of the gradients.
+        factors (Tensor): float64, what they were multiplied with.
+        rounding (Tensor): float64, by how much what each adds is away from
+            its gradient times its factor, at most.
+    """
+
+    integers: dict[str, Tensor]
+    norm: float
+    norms: Tensor
+    factors: Tensor
+    rounding: Tensor
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    r"""The sum of clipped gradients, and what it was made of.
+
+    Args:
+        sums (dict): by the name of each trainable parameter, the sum of its
+            clipped gradients; zero if it was not used.
+        norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
+            all parameters; not finite where a subgraph counts as zero.
+        method (str): how it was computed.
+        reason (str): why this way.
+        integers (dict): int64, by the name of each parameter: the sum in
+            units of :obj:`grid`, which does not depend on the order of the
+            subgraphs. :obj:`sums` are these times the grid.
+        grid (float): :math:`2^{-43} C`.
+        factors (Tensor): float64, what gradients were multiplied with.
+        rounding (Tensor): float64, how far what a subgraph adds may be from
+            its gradient times its factor.
+    """
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    method: str
+    reason: str
+    integers: dict[str, Tensor]
+    grid: float
+    factors: Tensor
+    rounding: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        clipped: Clipped,
+        params: dict[str, Tensor],
+        method: str,
+        reason: str,
+    ) -> 'ClippedSum':
+        """From integers."""
+        grid = clip.grid(clipped.norm)
+        first = next(iter(params.values()))
+        sums = {
+            name: (clipped.integers[name].double() * grid).to(p.dtype)
+            for name, p in params.items()
+        }
+        return cls(
+            sums,
+            clipped.norms.to(first.dtype),
+            method,
+            reason,
+            clipped.integers,
+            grid,
+            clipped.factors,
+            clipped.rounding,
+        )
+
+
+def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
+    """The factors of subgraphs, by ``kernel/clip.py``.
+
+    Args:
+        sizes (Sizes): bounds of their gradients.
+        norm (float): the clipping norm.
+        automatic (bool): whether short gradients are made longer.
+            (default: :obj:`False`)
+    """
+    found = clip.factors(
+        sizes.n.cpu().numpy(),
+        sizes.tau.cpu().numpy(),
+        sizes.kappa.cpu().numpy(),
+        sizes.weight.cpu().numpy(),
+        norm,
+        automatic,
+    )
+    return torch.from_numpy(found).to(sizes.n.device)
+
+
+def add_truncated(
+    total: Tensor, grads: Tensor, factors: Tensor, norm: float
+) -> None:
+    """Adds gradients times factors to integers, each rounded toward zero.
+
+    Args:
+        total (Tensor): int64; is changed.
+        grads (Tensor): ``[n, *total.shape]``.
+        factors (Tensor): float64, ``[n]``; where zero, nothing is added.
+        norm (float): the clipping norm, which the grid follows.
+    """
+    scale = factors / clip.grid(norm)
+    for first in range(0, len(grads), clip.BLOCK):
+        each = scale[first : first + clip.BLOCK]
+        part = grads[first : first + clip.BLOCK].reshape(len(each), -1)
+        if not bool((each > 0).all()):
+            part, each = part[each > 0], each[each > 0]
+        part = (part * each.unsqueeze(1)).trunc_()
+        # Each is at most 2^43, so that 256 of them are added exactly.
+        total += part.sum(0).long().view_as(total)
+
+
+def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Upper bounds of the norms of rows, and their largest entries.
+
+    A sum of :math:`s \le 256` squares is off by :math:`\gamma_s`, the norm by
+    half of that and two roundings; squares that underflow add up to the
+    square root of their number times :math:`2^{-63}` in float32. Neither is
+    more than the largest entry says.
+
+    Args:
+        rows (Tensor): floating point, ``[num, length]``.
+
+    Returns:
+        tuple[Tensor, Tensor]: float64, ``[num]``; infinite or no number where
+        squares overflow or something is none.
+    """
+    unit, tiny = precision(rows.dtype)
+    count = rows.size(1)
+    if count == 0:
+        none = rows.new_zeros(rows.size(0), dtype=torch.float64)
+        return none, none
+    top = torch.linalg.vector_norm(rows, math.inf, dim=1).double()
+    found = row_norms(rows).double()
+    if rows.dtype != torch.float64:
+        count = min(count, clip.BLOCK)
+    up = found * (1 + (count / 2 + 4) * unit)
+    width = math.sqrt(rows.size(1))
+    most = torch.minimum(
+        up + width * math.sqrt(tiny), top * (width * (1 + 2.0**-50))
+    )
+    return torch.where(found.isfinite(), most, found), top
+
+
+def precision(dtype: torch.dtype) -> tuple[float, float]:
+    """The unit of rounding, and the least number that keeps all digits."""
+    info = torch.finfo(dtype)
+    return info.eps / 2, info.tiny
+
+
+def lost(count: int, unit: float) -> float:
+    r""":math:`\gamma_n`, what a sum of so many products may lose."""
+    return count * unit / (1 - count * unit)
+
+
+def scales(tops: Tensor) -> tuple[Tensor, Tensor]:
+    """The powers of two of ``clip.scales``, and their inverses."""
+    _, exponent = torch.frexp(tops.clamp(clip.TINY, clip.HUGE))
+    exponent = exponent.long() - clip.INPUT_BITS
+    live = tops > 0
+    return (
+        torch.where(live, _power(exponent), 0),
+        torch.where(live, _power(-exponent), 0),
+    )
+
+
+def _power(exponent: Tensor) -> Tensor:
+    # 2^exponent, from its bits.
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+def gram(grads: Tensor, inners: Tensor) -> Tensor:
+    """Squared norms: [n, s, rows] and [n, s, cols] to [n], float64."""
+    return (_products(grads).double() * _products(inners)).sum((1, 2))
+
+
+def between(grads: Tensor, inners: Tensor) -> Tensor:
+    """Gradients: [n, s, rows] and [n, s, cols] to [n, rows, cols]."""
+    if grads.size(1) <= clip.BLOCK:
+        return torch.bmm(grads.mT, inners)
+    shape = (grads.size(0), grads.size(2), inners.size(2))
+    made = grads.new_zeros(shape, dtype=torch.float64)
+    for first in range(0, grads.size(1), clip.BLOCK):
+        part = slice(first, first + clip.BLOCK)
+        made += torch.bmm(grads[:, part].mT, inners[:, part])
+    return made
+
+
+def _products(rows: Tensor) -> Tensor:
+    # [n, s, length] to [n, s, s]; of long rows, blocks in float64.
+    if rows.size(2) <= clip.BLOCK:
+        return torch.bmm(rows, rows.mT)
+    made = rows.new_zeros(
+        *(rows.size(0), rows.size(1), rows.size(1)), dtype=torch.float64
+    )
+    for block in rows.split(clip.BLOCK, 2):
+        made += torch.bmm(block, block.mT)
+    return made

@@ -1,0 +1,71 @@
+"""Noise on clipped sums, on a grid that everybody may know."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_trust.kernel import clip
+
+
+def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:
+    """Draw integers, the noise in units of its grid.
+
+    Args:
+        noise (SecureNoise or SeededNoise): what draws them.
+        shape (tuple): how many.
+    """
+    if hasattr(noise, 'cells'):
+        return noise.cells(shape)
+    # Noise of somebody's own, for a test of what is below it.
+    return (noise.normal(shape) * 2.0**32).round_().long()
+
+
+def noisy_sums(
+    totals: list[Tensor],
+    noise: Any,
+    multiplier: float,
+    norm: float,
+) -> list[Tensor]:
+    """Bring sums to the grid of the noise, and add it.
+
+    Args:
+        totals (list[Tensor]): int64, in units of ``kernel.clip.grid``.
+        noise (SecureNoise or SeededNoise): what draws it.
+        multiplier (float): its standard deviation over the clipping norm, by
+            which the account goes.
+        norm (float): the clipping norm.
+
+    Returns:
+        list[Tensor]: float64.
+    """
+    step, _ = clip.noise_grid(multiplier, norm, sum(map(_size, totals)))
+    ratio = clip.grid(norm) / step
+    return [
+        # Integers below 2^53, which float64 has.
+        (_on_grid(total, ratio) + cells_of(noise, total.shape).to(total))
+        .double()
+        .mul_(step)
+        for total in totals
+    ]
+
+
+def noisy_count(count: float, noise: Any, std: float) -> float:
+    """Add noise to a sum of halves, to which a unit adds 1/2 at most.
+
+    Args:
+        count (float): the sum.
+        noise (SecureNoise or SeededNoise): what draws it.
+        std (float): its standard deviation, by which the account goes.
+    """
+    step, _ = clip.noise_grid(2 * std, 0.5, 1)
+    return (round(count / step) + int(cells_of(noise, (1,))[0])) * step
+
+
+def _on_grid(total: Tensor, ratio: float) -> Tensor:
+    # As clip.on_noise_grid.
+    return (total.double() * ratio).round_().to(torch.int64)
+
+
+def _size(total: Tensor) -> int:
+    return total.numel()

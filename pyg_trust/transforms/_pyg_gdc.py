@@ -1,0 +1,207 @@
+"""GDC with PyG's arguments: checked, and without a dense matrix if asked."""
+
+from typing import Any
+
+import torch
+import torch_geometric.transforms as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce
+
+from pyg_trust._building import MAKE_HOMOGENEOUS, check_data
+from pyg_trust._checks import (
+    REAL,
+    check_choice,
+    check_finite,
+    check_fraction,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    check_range,
+    check_tensor,
+)
+from pyg_trust.functional.measures import Measure, hkpr, ppr
+from pyg_trust.functional.queries import query
+from pyg_trust.graph import CSRGraph
+
+EPS = 1e-4  # what PyG recommends
+_NORMALIZATIONS = ('sym', 'col', 'row')
+_NEEDED = {
+    'ppr': {'alpha'},
+    'heat': {'t'},
+    'coeff': {'coeffs'},
+    'threshold': set(),
+    'topk': {'k', 'dim'},
+}
+
+
+def checked(
+    self_loop_weight: float | None = 1.0,
+    normalization_in: str | None = 'sym',
+    normalization_out: str | None = 'col',
+    diffusion_kwargs: dict[str, Any] | None = None,
+    sparsification_kwargs: dict[str, Any] | None = None,
+    exact: bool = True,
+) -> pyg.GDC:
+    """PyG's transform, of arguments that it can run with."""
+    check_instance('exact', exact, bool)
+    if self_loop_weight is not None:
+        check_non_negative('self_loop_weight', self_loop_weight)
+        if not exact and self_loop_weight not in (0, 1):
+            raise ValueError(
+                "'self_loop_weight' needs to be 1, 0 or None for exact=False "
+                f'(got {self_loop_weight})'
+            )
+    if normalization_in is not None or not exact:
+        name = 'normalization_in'
+        check_choice(name, normalization_in, _NORMALIZATIONS)  # type: ignore
+    if normalization_out is not None:
+        check_choice('normalization_out', normalization_out, _NORMALIZATIONS)
+    diffusion = _part(
+        'diffusion_kwargs',
+        diffusion_kwargs or {'method': 'ppr', 'alpha': 0.15},
+        ('ppr', 'heat', 'coeff'),
+    )
+    cut = _part(
+        'sparsification_kwargs',
+        sparsification_kwargs or {'method': 'threshold', 'avg_degree': 64},
+        ('threshold', 'topk'),
+    )
+    coeffs = diffusion.get('coeffs', ())
+    check_instance('coeffs', coeffs, list, tuple)
+    for coeff in coeffs:
+        check_finite('coeffs', coeff)
+    if not exact:
+        check_fraction('eps', diffusion.setdefault('eps', EPS))
+    if not exact or diffusion['method'] != 'coeff':
+        measure_of(diffusion)
+    elif not coeffs:
+        raise ValueError("'coeffs' needs at least one number (got none)")
+    if cut['method'] == 'topk':
+        check_integer('k', cut['k'], 1)
+        check_integer('dim', cut['dim'], 0, 1)
+    elif 'eps' in cut:
+        check_finite('eps', cut['eps'])
+    elif 'avg_degree' in cut:
+        check_integer('avg_degree', cut['avg_degree'], 1)
+    else:
+        raise ValueError(
+            "'sparsification_kwargs' needs 'eps' or 'avg_degree' for "
+            f"method='threshold' (got {sorted(cut)})"
+        )
+    return pyg.GDC(
+        self_loop_weight,
+        normalization_in,
+        normalization_out,
+        diffusion,
+        cut,
+        exact,
+    )
+
+
+def _part(
+    name: str, given: dict[str, Any], methods: tuple[str, ...]
+) -> dict[str, Any]:
+    check_instance(name, given, dict)
+    method = given.get('method')
+    if not isinstance(method, str) or method not in methods:
+        raise ValueError(
+            f"'{name}' needs a 'method' that is one of {methods} "
+            f'(got {method!r})'
+        )
+    missing = sorted(_NEEDED[method] - set(given))
+    if missing:
+        raise ValueError(
+            f"'{name}' needs '{missing[0]}' for method={method!r} "
+            f'(got {sorted(given)})'
+        )
+    return dict(given)
+
+
+def measure_of(diffusion: dict[str, Any]) -> Measure:
+    """The diffusion as a measure of random walks."""
+    tol = min(EPS, diffusion.get('eps', EPS))
+    if diffusion['method'] == 'ppr':
+        return ppr(diffusion['alpha'], tol=tol)
+    if diffusion['method'] == 'heat':
+        return hkpr(diffusion['t'], tol=tol)
+    coeffs = diffusion['coeffs']
+    if not coeffs or min(coeffs) < 0 or sum(coeffs) == 0:
+        raise ValueError(
+            "'coeffs' needs numbers that are not negative, and one above 0, "
+            f'for walks, which exact=False goes (got {coeffs})'
+        )
+    return Measure(0, 1, tuple(coeffs))
+
+
+def transform(gdc: pyg.GDC, data: Data) -> Data:
+    """What PyG's transform makes of a graph; estimated, unless exact."""
+    check_data(data, MAKE_HOMOGENEOUS)
+    edge_index, num_nodes = data.get('edge_index'), data.num_nodes
+    check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
+    if num_nodes is None:
+        raise ValueError("'data' needs to know its 'num_nodes'")
+    check_range('edge_index', edge_index, num_nodes, "data's nodes")
+    for name in data.keys():  # noqa: SIM118 (Data is no dictionary)
+        known = ('edge_index', 'edge_attr') if gdc.exact else ('edge_index',)
+        if name not in known and data.is_edge_attr(name):
+            raise ValueError(
+                f"'data' needs to have no edge attribute '{name}', which "
+                f'has no meaning for the new edges (exact={gdc.exact})'
+            )
+    if gdc.exact:
+        if data.edge_attr is not None:
+            shape = (edge_index.size(1),)
+            check_tensor('edge_attr', data.edge_attr, REAL, shape, finite=True)
+        return gdc.forward(data)
+    edges, value = _estimate(gdc, edge_index, num_nodes)
+    edges, value = _sparsify(gdc, edges, value, num_nodes)
+    edges, value = coalesce(edges, value, num_nodes)
+    data.edge_index, data.edge_attr = gdc.transition_matrix(
+        edges, value, num_nodes, gdc.normalization_out
+    )
+    return data
+
+
+def _estimate(
+    gdc: pyg.GDC, edge_index: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor]:
+    # Walks along the edges, from all nodes, turned into what was asked by
+    # the degrees, as PyG does. Half of its threshold has its largest error.
+    graph = CSRGraph.from_edge_index(coalesce(edge_index), num_nodes)
+    if gdc.self_loop_weight:
+        graph = graph.with_self_loops()
+    nodes = torch.arange(num_nodes, device=edge_index.device)
+    rows = query(
+        graph,
+        nodes,
+        measure_of(gdc.diffusion_kwargs),
+        eps=gdc.diffusion_kwargs['eps'] / 2,
+        method='prune',
+    )
+    row = nodes.repeat_interleave(rows.crow_indices().diff())
+    col, value = rows.col_indices(), rows.values()
+    if gdc.normalization_in == 'col':
+        row, col = col, row
+    elif gdc.normalization_in == 'sym':
+        degree = graph.to_edge_index()[0][1].bincount(minlength=num_nodes)
+        root = degree.clamp(min=1).to(value.dtype).sqrt()
+        value = root[row] * value / root[col]
+    return torch.stack([row, col]), value
+
+
+def _sparsify(
+    gdc: pyg.GDC, edge_index: Tensor, value: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor]:
+    cut = gdc.sparsification_kwargs
+    if cut['method'] == 'threshold':
+        return gdc.sparsify_sparse(edge_index, value, num_nodes, **cut)
+    # The largest k of each column (dim=0) or row.
+    end = edge_index[1 - cut['dim']]
+    order = value.argsort(descending=True, stable=True)
+    order = order[end[order].argsort(stable=True)]
+    count = end.bincount(minlength=num_nodes)
+    rank = torch.arange(end.numel(), device=end.device)
+    first = (count.cumsum(0) - count).repeat_interleave(count)
+    order = order[rank - first < cut['k']]
+    return edge_index[:, order], value[order]

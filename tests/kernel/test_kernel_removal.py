@@ -1,0 +1,334 @@
+"""The kernel's residual, against real arithmetic in 60 digits."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from pyg_trust.functional import make_measure
+from pyg_trust.functional.heads import Objective, targets
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import removal
+
+HEADS = ('ovr', 'softmax', 'squared')
+
+
+def power(degree, exponent):
+    if exponent == 0:
+        return mpmath.mpf(1)
+    return mpmath.mpf(degree) ** -exponent if degree else mpmath.mpf(0)
+
+
+def true_features(entries, x, rows, weights, a, b, self_loops):
+    """By the definition, node after node, in the digits of mpmath."""
+    n = len(x)
+    pairs = {(int(u), int(v)) for u, v in entries.T}
+    if self_loops:
+        pairs |= {(v, v) for v in range(n)}
+    degree = [sum(u == v for u, _ in pairs) for v in range(n)]
+    y = [[mpmath.mpf(float(c)) for c in row] for row in x]
+    width = len(y[0])
+    total = [[mpmath.mpf(weights[0]) * c for c in row] for row in y]
+    for weight in weights[1:]:
+        new = [[mpmath.mpf(0)] * width for _ in range(n)]
+        for u, v in pairs:
+            scale = power(degree[v], a) * power(degree[u], b)
+            for c in range(width):
+                new[v][c] += scale * y[u][c]
+        y = new
+        for v in range(n):
+            for c in range(width):
+                total[v][c] += mpmath.mpf(weight) * y[v][c]
+    return [total[r] for r in rows]
+
+
+def true_residual(Z, Y, W, lam, head):
+    n, d, outputs = len(Z), len(W), len(W[0])
+    W = [[mpmath.mpf(float(c)) for c in row] for row in W]
+    total = [
+        [mpmath.mpf(lam) * n * W[j][c] for c in range(outputs)]
+        for j in range(d)
+    ]
+    for z, y in zip(Z, Y, strict=True):
+        m = [
+            mpmath.fsum(z[j] * W[j][c] for j in range(d))
+            for c in range(outputs)
+        ]
+        y = [mpmath.mpf(float(t)) for t in y]
+        if head == 'ovr':
+            g = [-t / (1 + mpmath.exp(t * v)) for v, t in zip(m, y, strict=1)]
+        elif head == 'softmax':
+            e = [mpmath.exp(v) for v in m]
+            g = [p / mpmath.fsum(e) - t for p, t in zip(e, y, strict=True)]
+        else:
+            g = [2 * (v - t) for v, t in zip(m, y, strict=True)]
+        for j in range(d):
+            for c in range(outputs):
+                total[j][c] += z[j] * g[c]
+    return mpmath.sqrt(mpmath.fsum(v * v for row in total for v in row))
+
+
+def random_graph(rng, n, directed=False):
+    pairs = rng.random((n, n)) < 0.4
+    if not directed:
+        pairs |= pairs.T
+    pairs[0, :] = pairs[:, 0] = False  # a node without neighbours
+    return np.argwhere(pairs).T.astype(np.int64)
+
+
+def random_case(seed, head):
+    rng = np.random.default_rng(seed)
+    n, d, outputs = 6, 3, 3
+    scale = 10.0 ** rng.uniform(-3, 3)
+    x = rng.standard_normal((n, d)) * scale
+    rows = np.array([0, 2, 3, 5])
+    kind = rng.integers(outputs, size=len(rows))
+    hot = kind[:, None] == np.arange(outputs)
+    low = 0.0 if head == 'softmax' else -1.0
+    W = rng.standard_normal((d, outputs)) / scale * 10 ** rng.uniform(-1, 3)
+    settings = {
+        'weights': tuple(rng.random(4)),
+        'a': float(rng.choice([0, 0.3, 0.5, 1])),
+        'b': float(rng.choice([0, 0.3, 0.5, 1])),
+        'self_loops': bool(rng.integers(2)),
+    }
+    entries = random_graph(rng, n, directed=bool(rng.integers(2)))
+    return entries, x, rows, np.where(hot, 1.0, low), W, settings
+
+
+def bound_and_truth(seed, head, lam=0.01):
+    entries, x, rows, Y, W, settings = random_case(seed, head)
+    found = removal.features(entries, x, rows, **settings)
+    bound = removal.residual(found, Y, W, lam, head)
+    with mpmath.workdps(60):
+        Z = true_features(entries, x, rows, **settings)
+        off = [
+            v - mpmath.mpf(float(w))
+            for row, got in zip(Z, found.Z, strict=True)
+            for v, w in zip(row, got, strict=True)
+        ]
+        error = mpmath.norm(off)
+        truth = true_residual(Z, Y, W, lam, head)
+    z, w = np.linalg.norm(found.Z), np.linalg.norm(W)
+    return found, error, (bound, truth, z * (z * w + 2) + lam * 4 * w)
+
+
+@pytest.mark.parametrize('head', HEADS)
+def test_the_residual_is_never_below_real_arithmetic(head):
+    for seed in range(25):
+        found, error, (bound, truth, size) = bound_and_truth(seed, head)
+        assert error <= found.error
+        assert truth <= bound
+        # And says something.
+        assert bound <= truth + 2e-13 * (size + truth)
+
+
+def test_a_column_of_one_sign_is_bounded_by_itself():
+    # Features that cancel have an error of the size of what cancels.
+    x = np.array([[1e8], [-1e8], [1.0]])
+    entries = np.array([[0, 2, 1, 2], [2, 0, 2, 1]])
+    case = (np.arange(3), (0.0, 1.0), 0.0, 0.0, False)
+    error = removal.features(entries, x, *case).error
+    assert error >= 1e8 * 2.0**-53
+
+
+@pytest.mark.parametrize('head', HEADS)
+def test_no_exact_minimiser_is_farther_away_than_the_shift(head):
+    # By gradient steps in long numbers until the gradient is gone.
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        Z = rng.standard_normal((5, 2))
+        kind = rng.integers(2, size=5)
+        low = 0.0 if head == 'softmax' else -1.0
+        Y = np.where(kind[:, None] == np.arange(2), 1.0, low)
+        lam, std = 0.5, 1e-3
+        W = np.zeros((2, 2))
+        step = 1 / (lam * 5 + 2 * float((Z**2).sum()))
+        for _ in range(5000):
+            slope = removal.slopes(Z @ W, Y, head)
+            W = W - step * (Z.T @ slope + lam * 5 * W)
+        away = W + rng.standard_normal(W.shape) * 1e-4
+        found = removal.Features(Z, 0.0)
+        beta = removal.residual(found, Y, away, lam, head)
+        m = removal.shift(beta, 5, lam, away, std)
+        grid = std * 2.0**-32
+        released = np.rint(away / grid) * grid
+        distance = float(np.linalg.norm(released - W))
+        assert 1e-5 < distance <= m * std * (1 + 1e-9)
+
+
+@pytest.mark.parametrize('head', ['ovr', 'softmax'])
+def test_exponentials_are_as_exact_as_assumed(head):
+    rng = np.random.default_rng(0)
+    margins = rng.standard_normal((300, 3)) * 10 ** rng.uniform(
+        -8, 3, (300, 1)
+    )
+    kind = rng.integers(3, size=300)
+    low = 0.0 if head == 'softmax' else -1.0
+    Y = np.where(kind[:, None] == np.arange(3), 1.0, low)
+    assert removal.slopes_off(margins, Y, head) <= 1
+
+
+@pytest.mark.parametrize('head', HEADS)
+def test_the_fast_residual_is_that_of_the_kernel(head):
+    torch.manual_seed(0)
+    n, outputs = 40, 3
+    edge_index = torch.randint(n, (2, 120))
+    edge_index = torch.cat([edge_index, edge_index.flip(0)], 1).unique(dim=1)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    graph = CSRGraph.from_edge_index(edge_index, n)
+    x = torch.randn(n, 5, dtype=torch.float64)
+    measure = make_measure('appnp', None, alpha=0.2, levels=6)
+    Z = propagate(graph, x, measure)
+    y = torch.randint(outputs, (n,))
+    Y = targets(y, outputs, head)
+    W = torch.randn(5, outputs, dtype=torch.float64)
+    fast = Objective(Z, Y, 0.1 * n, head).gradient(W).norm
+    found = removal.features(
+        edge_index.numpy(),
+        x.numpy(),
+        np.arange(n),
+        measure.weights,
+        measure.a,
+        measure.b,
+        measure.self_loops,
+    )
+    assert float((Z - torch.from_numpy(found.Z)).norm()) <= 2 * found.error
+    beta = removal.residual(found, Y.numpy(), W.numpy(), 0.1, head)
+    assert beta >= fast.measured * (1 - 1e-12)
+    assert math.isclose(beta, fast.upper, rel_tol=1e-9)
+
+
+def test_releases_add_up_in_squares():
+    assert removal.together([]) == 0
+    for shifts in ([3.0, 4.0], [1e-3] * 1000, [0.1, 0.2, 0.3]):
+        with mpmath.workdps(50):
+            exact = mpmath.norm([mpmath.mpf(m) for m in shifts])
+        found = removal.together(shifts)
+        assert exact <= found <= exact * (1 + mpmath.mpf(10) ** -14)
+
+
+@pytest.mark.parametrize(
+    ('change', 'match'),
+    [
+        ({'entries': np.array([[0, 0], [1, 1]])}, 'once'),
+        ({'x': np.array([[math.nan]] * 3)}, 'finite'),
+        ({'weights': (1.0, -1.0)}, 'positive'),
+    ],
+)
+def test_features_of_bad_input_are_refused(change, match):
+    case = {
+        'entries': np.array([[0, 1], [1, 0]]),
+        'x': np.ones((3, 1)),
+        'rows': np.arange(3),
+        'weights': (0.0, 1.0),
+        'a': 0.5,
+        'b': 0.5,
+        'self_loops': False,
+    }
+    removal.features(**case)
+    with pytest.raises(ValueError, match=match):
+        removal.features(**{**case, **change})
+
+
+@pytest.mark.parametrize(
+    ('head', 'targets', 'W', 'lam'),
+    [
+        ('ovr', [[0.0]], [[1.0]], 1.0),
+        ('softmax', [[-1.0]], [[1.0]], 1.0),
+        ('softmax', [[0.0]], [[1.0]], 1.0),
+        ('ovr', [[1.0]], [[math.inf]], 1.0),
+        ('ovr', [[1.0]], [[1.0]], 0.0),
+    ],
+)
+def test_residuals_of_bad_input_are_refused(head, targets, W, lam):
+    found = removal.Features(np.ones((1, 1)), 0.0)
+    with pytest.raises(ValueError, match='to'):
+        removal.residual(found, np.array(targets), np.array(W), lam, head)
+
+
+def test_what_overflows_or_underflows_proves_nothing_or_enough():
+    Y, one = np.array([[1.0, 0.0]]), np.ones((1, 1))
+    far = removal.Features(one * 1e200, 0.0)
+    W = np.array([[1e200, -1e200]])
+    assert removal.residual(far, Y, W, 1.0, 'softmax') == math.inf
+    # The square of 1e-170 is no number, the gradient is one.
+    near = removal.Features(np.full((1, 4), 1e-170), 0.0)
+    beta = removal.residual(near, Y[:, :1], np.zeros((4, 1)), 1.0, 'ovr')
+    assert beta >= 0.5 * 2e-170
+
+
+def near(value):
+    # The constant of gamma leaves one percent.
+    return pytest.approx(1.01 * value, rel=1e-4)
+
+
+def test_the_error_of_features_is_the_formula():
+    # Node 3 has three neighbours, two levels, weights 1/2: sums of integers.
+    entries = np.array([[0, 1, 2, 3, 3, 3], [3, 3, 3, 0, 1, 2]])
+    x = np.array([[1.0], [2.0], [-3.0], [4.0]])
+    Z, error = removal.features(
+        entries, x, np.arange(4), (0.0, 0.5, 0.5), 0.0, 0.0, False
+    )
+    assert Z.tolist() == [[2.0], [2.0], [2.0], [6.0]]
+    # Of |x|: 4, 4, 4, 6 on the first level, 6, 6, 6, 12 on the second.
+    size = math.sqrt(3 * 5**2 + 9**2)
+    assert error == near((2 * (3 + 12) + 2 + 3) * 2.0**-53 * size)
+    none = removal.features(
+        entries, 0 * x, np.arange(4), (1.0,), 0.0, 0.0, False
+    )
+    assert none.error >= 2.0**-500
+
+
+@pytest.mark.parametrize(
+    ('head', 'slope', 'curve', 'g'),
+    [
+        ('ovr', 8 * math.sqrt(2), 0.25, math.sqrt(4 / 4)),
+        ('softmax', 22 + 2, 0.5, math.sqrt(4 / 4)),
+        ('squared', 0, 2, math.sqrt(4 * 4)),
+    ],
+)
+def test_what_rounding_hides_is_the_formula(head, slope, curve, g):
+    # Both classes at the same point, and weights in no row's direction: the
+    # gradient is lambda n W, which is next to nothing.
+    u, z = 2.0**-53, math.sqrt(2) * 5
+    Z = np.array([[3.0, 4.0, 0.0], [3.0, 4.0, 0.0]])
+    Y = np.array([[1.0, 0.0], [0.0, 1.0]])
+    Y = Y if head == 'softmax' else 2 * Y - 1
+    lam = 1e-20
+    for error in (0.0, 1e-9):
+        for w in (0.0, 1.0):
+            W = np.zeros((3, 2))
+            W[2, 0] = w
+            found = removal.Features(Z, error)
+            beta = removal.residual(found, Y, W, lam, head)
+            margins = (3 * u * z + error) * w
+            wrong = slope * u * math.sqrt(2) + curve * margins + 2 * u * g
+            hidden = (2 * u * z + error) * g + (z + error) * wrong
+            assert beta == pytest.approx(hidden, rel=0.011)
+            assert beta >= hidden
+    # The drift alone: no rows to speak of, and a large lambda.
+    small = removal.Features(Z * 1e-30, 0.0)
+    W = np.full((3, 2), 1.0)
+    drift = 2 * math.sqrt(6)
+    beta = removal.residual(small, Y, W, 1.0, head)
+    assert beta - drift == pytest.approx(8.08 * u * drift, rel=0.5)
+
+
+def test_a_bound_beyond_all_numbers_is_infinite():
+    assert removal.gamma(2.0**53 / 1000) < 0.0011
+    assert removal.gamma(2.0**53 / 999) == math.inf
+    assert removal.norm(np.ones(10**6)) == pytest.approx(
+        1000 * (1 + 1.01e6 * 2.0**-53), rel=1e-15
+    )
+    assert removal.norm(np.ones((0, 3))) >= 0
+
+
+def test_the_shift_of_a_release_is_the_formula():
+    W = np.full((3, 3), 2.0)
+    grid = 3 * 0.5 * 2.0**-33 + 2 * 2.0**-53 * 6
+    assert removal.shift(0.0, 10, 0.1, W, 0.5) == pytest.approx(grid / 0.5)
+    assert removal.shift(7.0, 10, 0.1, W, 0.5) == pytest.approx(14.0)

@@ -1,0 +1,193 @@
+"""Shards of the kernel: by enumeration, and against the fast code."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust.functional.partition import hash_partition
+from pyg_trust.kernel import shards
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.unlearning.shards.graph import touched_shards
+from pyg_trust.unlearning.shards.slices import slice_numbers, touched_slices
+
+STAGES = 3
+
+
+def random_graph(draw):
+    names = draw.sample(range(100), 7)
+    pairs = list(itertools.permutations(names, 2))
+    edges = [pair for pair in pairs if draw.random() < 0.4]
+    training = [v for v in names if draw.random() < 0.8]
+    return names, edges, training
+
+
+def random_request(draw, names, edges):
+    request = {
+        'nodes': draw.sample(names, draw.randint(0, 2)),
+        'features': draw.sample(names, draw.randint(0, 2)),
+        'edges': draw.sample(edges, draw.randint(0, min(2, len(edges)))),
+    }
+    return {key: value for key, value in request.items() if value}
+
+
+def everything(items, division, num_shards):
+    return {
+        (i, r): shards.seen(items, division, i, r)
+        for i in range(num_shards)
+        for r in range(STAGES)
+    }
+
+
+def test_stages_before_the_first_see_the_same_and_others_do_not():
+    draw = random.Random(0)
+    changed = kept = 0
+    for _ in range(300):
+        names, edges, training = random_graph(draw)
+        items = shards.items_of(names, edges)
+        division = shards.Division(
+            {v: draw.randrange(3) for v in training},
+            {v: draw.randrange(STAGES) for v in training},
+        )
+        request = random_request(draw, names, edges)
+        removed = shards.gone(items, request)
+        first = shards.again(removed, division)
+        before = everything(items, division, 3)
+        after = everything(items - removed, division, 3)
+        for i, r in before:
+            same = before[i, r] == after[i, r]
+            assert same == (r < first.get(i, STAGES))
+            changed, kept = changed + (not same), kept + same
+    assert changed > 100
+    assert kept > 100
+
+
+def test_any_sequence_ends_where_a_fresh_start_does():
+    draw = random.Random(1)
+    shares = (0.3, 0.6, 1.0)
+    for _ in range(100):
+        names, edges, training = random_graph(draw)
+        items = shards.items_of(names, edges)
+        key, other = draw.getrandbits(63), draw.getrandbits(63)
+        division = shards.divided(training, 3, key, shares, other)
+        held = everything(items, division, 3)
+        for _ in range(3):
+            nodes = [item[1] for item in items if item[0] == 'node']
+            left = [item[1:] for item in items if item[0] == 'edge']
+            featured = {item[1] for item in items if item[0] == 'features'}
+            request = random_request(draw, nodes or [0], left)
+            if 'features' in request:
+                request['features'] = list({*request['features']} & featured)
+            if not nodes:
+                break
+            removed = shards.gone(items, request)
+            first = shards.again(removed, division)
+            items = items - removed
+            there = {item[1] for item in items if item[0] == 'node'}
+            training = [v for v in training if v in there]
+            division = shards.divided(training, 3, key, shares, other)
+            for i, r in held:
+                if r >= first.get(i, STAGES):
+                    held[i, r] = shards.seen(items, division, i, r)
+        assert not shards.strangers(held, items, division)
+
+
+def test_the_fast_code_trains_again_what_the_kernel_names():
+    draw = random.Random(2)
+    slices = ((0.3, 1), (0.6, 1), (1.0, 1))
+    shares = [share for share, _ in slices]
+    found = 0
+    for _ in range(200):
+        names, edges, training = random_graph(draw)
+        if not edges or not training:
+            continue
+        key, other = draw.getrandbits(63), draw.getrandbits(63)
+        place = {v: i for i, v in enumerate(names)}
+        index = [[place[u], place[v]] for u, v in edges]
+        data = Data(
+            x=torch.zeros(len(names), 1),
+            edge_index=torch.tensor(index).t(),
+            n_id=torch.tensor(names),
+            num_nodes=len(names),
+        )
+        rows = torch.tensor([place[v] for v in training])
+        data.shard = torch.full((len(names),), -1)
+        data.shard[rows] = hash_partition(
+            torch.tensor(training), 3, seed=key, allow_empty=True
+        )
+        division = shards.divided(training, 3, key, shares, other)
+        number = slice_numbers(data.n_id, slices, other)
+        for v in training:
+            assert division.shard[v] == int(data.shard[place[v]])
+            assert division.stage[v] == int(number[place[v]])
+        request = random_request(draw, names, edges)
+        if not request:
+            continue
+        part = RemovalRequest(**request).parts[0]
+        items = shards.items_of(names, edges)
+        # As the request has it: what goes with a node is not named twice.
+        removed = shards.gone(items, part.to_dict())
+        first = shards.again(removed, division)
+        assert touched_shards(data, part) == tuple(sorted(first))
+        assert touched_slices(data, part, slices, other) == first
+        left = remove_from_data(data, part)
+        kept = {('node', int(v)) for v in left.n_id}
+        kept |= {
+            ('edge', int(left.n_id[u]), int(left.n_id[v]))
+            for u, v in left.edge_index.t()
+        }
+        there = items - removed
+        assert kept == {item for item in there if item[0] != 'features'}
+        found += len(first)
+    assert found > 100
+
+
+def test_a_stage_that_kept_an_item_is_found():
+    items = shards.items_of([1, 2, 3], [(1, 2), (2, 1), (2, 3)])
+    division = shards.Division({1: 0, 2: 0, 3: 1}, {1: 0, 2: 1, 3: 0})
+    held = {
+        (i, r): shards.seen(items, division, i, r)
+        for i in range(2)
+        for r in range(2)
+    }
+    assert held[0, 0] == {('node', 1), ('features', 1)}
+    assert ('edge', 1, 2) in held[0, 1]
+    # Between shards: nobody sees it.
+    assert all(('edge', 2, 3) not in had for had in held.values())
+    removed = shards.gone(items, {'edges': [(2, 1)]})
+    assert removed == {('edge', 1, 2), ('edge', 2, 1)}
+    assert shards.again(removed, division) == {0: 1}
+    wrong = shards.strangers(held, items - removed, division)
+    assert wrong == {(0, 1): removed}
+    assert shards.digest(held[0, 0]) != shards.digest(held[0, 1])
+
+
+@pytest.mark.parametrize(
+    'request_',
+    [{'nodes': [9]}, {'features': [9]}, {'edges': [(1, 3)]}],
+)
+def test_what_is_not_there_is_refused(request_):
+    items = shards.items_of([1, 2, 3], [(1, 2)], featureless=[3])
+    with pytest.raises(ValueError, match='not there'):
+        shards.gone(items, request_)
+    with pytest.raises(ValueError, match='not there'):
+        shards.gone(items, {'features': [3]})
+
+
+def test_a_request_may_name_all_there_is_and_comes_in_any_form():
+    items = shards.items_of([1, 2], iter([(1, 2)]))
+    every = {'nodes': [1, 2], 'features': [1, 2], 'directed_edges': [(1, 2)]}
+    assert shards.gone(iter(items), every) == items
+
+
+def test_a_share_that_is_reached_is_the_next_stage():
+    # The hash of name 0 under key 0, as a number in [0, 1), is a share.
+    reached = (shards.hashed(0, 0) >> 10) / 2**53
+    beyond = math.nextafter(reached, 1)
+    for share, stage in ((reached, 1), (beyond, 0)):
+        found = shards.divided(iter([0]), 1, 5, (share, 1.0), 0)
+        assert found.stage == {0: stage}
+        assert found.shard == {0: 0}

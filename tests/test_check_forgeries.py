@@ -1,0 +1,353 @@
+"""Forged reports and ledgers: the exit code of a check is never 0.
+
+Each of these passed with exit code 0, or was a file that loads with another
+text, before.
+"""
+
+import copy
+import hashlib
+import json
+import math
+import random
+import time
+
+import pytest
+import torch
+from auditing import privacy
+from guarantees import MADE
+from procedures import classifier, cycle, dataset
+
+from pyg_trust.__main__ import main
+from pyg_trust.functional import poisson_epsilon
+from pyg_trust.kernel.claims import digest
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.report import TrustReport
+from pyg_trust.unlearning import NodeClassifier
+
+FAILED, OPEN = 1, 2
+
+
+def as_json(*reports):
+    return json.loads(TrustReport.of(*reports).to_json())
+
+
+def checked(folder, whole, ledger=None):
+    """The exit code for a report whose digest fits whatever it says."""
+    path = folder / 'trust.json'
+    if 'digest' in whole:
+        whole['digest'] = digest(whole)
+    path.write_text(json.dumps(whole))
+    more = []
+    if ledger is not None:
+        (folder / 'ledger.json').write_text(json.dumps(ledger))
+        more = ['--ledger', str(folder / 'ledger.json')]
+    return main(['check', str(path), *more])
+
+
+# Certified removal ###########################################################
+
+
+def of_nodes():
+    left = cycle(40)
+    model = NodeClassifier(lam=0.1, levels=2).fit(left)
+    for nodes in ([20], [3, 9]):
+        request = RemovalRequest(nodes=nodes)
+        report = model.remove(request)
+        left = remove_from_data(left, request.parts[0])
+    return as_json(report), model.ledger.state_dict()
+
+
+def of_graphs():
+    model = classifier(seed=None, release_std=1e-7).fit(dataset())
+    model.remove(RemovalRequest(graphs=[8]))
+    report = model.remove(RemovalRequest(graphs=[9]))
+    return as_json(report), model.ledger.state_dict()
+
+
+@pytest.fixture(scope='module')
+def removals():
+    made = {'nodes': of_nodes(), 'graphs': of_graphs()}
+    return lambda kind: copy.deepcopy(made[kind])
+
+
+def put(**changes):
+    def change(each):
+        for name in changes:
+            assert name in each['values']
+        each['values'].update(changes)
+
+    return change
+
+
+def sentence(old, new):
+    def change(each):
+        assert old in each['promise']
+        each['promise'] = each['promise'].replace(old, new)
+
+    return change
+
+
+def tiny_epsilon(each):
+    claimed = f'({each["values"]["epsilon"]:.4g}, '
+    sentence(claimed, '(1e-12, ')(each)
+
+
+def never_saw(each):
+    each['promise'] = 'the released weights provably never saw the data'
+
+
+def one_epsilon_for_all(each):
+    values = each['values']
+    assert values['epsilon_transcript'] > values['epsilon']
+    values['epsilon_transcript'] = values['epsilon']
+    each['promise'] = each['promise'].split(' and all releases')[0]
+
+
+def tiny_bound(each):
+    each['values']['bound'] = 1e-30
+    each['spent'] = dict.fromkeys(each['spent'], 1e-30)
+    for amounts in each['history'].values():
+        amounts[-1] = 1e-30
+
+
+def huge_budget(each):
+    each['values']['budget'] = 1e30
+    each['budget'] = dict.fromkeys(each['budget'], 1e30)
+
+
+def no_limits(each):
+    each['not_covered'] = []
+
+
+def drop_noise(each):
+    del each['values']['noise']
+
+
+REMOVALS = {
+    'a sentence with epsilon 1e-12': (tiny_epsilon, FAILED),
+    'a sentence that never saw the data': (never_saw, FAILED),
+    'all releases at the price of one': (one_epsilon_for_all, FAILED),
+    'no distance': (put(distance_bound=0.0), FAILED),
+    'much noise': (put(release_std=1e3), FAILED),
+    'a tiny bound': (tiny_bound, FAILED),
+    'a huge budget': (huge_budget, FAILED),
+    'no limits': (no_limits, FAILED),
+    'noise of another name': (put(noise='gaussian'), FAILED),
+    'noise without a name': (drop_noise, FAILED),
+}
+
+
+@pytest.mark.parametrize('kind', ['nodes', 'graphs'])
+@pytest.mark.parametrize('name', REMOVALS)
+def test_a_forged_removal_is_not_accepted(removals, tmp_path, kind, name):
+    whole, ledger = removals(kind)
+    change, wanted = REMOVALS[name]
+    change(whole['guarantees'][0])
+    assert checked(tmp_path, whole) in (wanted, OPEN)
+    assert checked(tmp_path, whole, ledger) in (wanted, OPEN)
+
+
+def test_a_billion_training_nodes_are_not_accepted(removals, tmp_path):
+    whole, _ = removals('nodes')
+    put(num_train=10**9)(whole['guarantees'][0])
+    assert checked(tmp_path, whole) == FAILED
+
+
+def test_a_seeded_removal_is_not_passed_off_as_secret(tmp_path):
+    model = NodeClassifier(lam=0.1, levels=2, seed=0).fit(cycle(40))
+    whole = as_json(model.remove(RemovalRequest(nodes=[3])))
+    each = whole['guarantees'][0]
+    put(seeded=False, secure=True)(each)
+    each['promise'] = each['promise'].split('otherwise ')[1]
+    assert checked(tmp_path, whole) == FAILED
+
+
+def rehashed(ledger):
+    """The lines with new digests: a chain that is whole."""
+    link = ''
+    for line in ledger['entries']:
+        fields = [line[n] for n in ('action', 'spent', 'request', 'data')]
+        text = json.dumps([link, *fields], sort_keys=True)
+        link = line['link'] = hashlib.sha256(text.encode()).hexdigest()
+    return ledger
+
+
+def nothing_spent(ledger):
+    for line in ledger['entries']:
+        line['spent'] = 0.0
+
+
+def without_the_first_removal(ledger):
+    del ledger['entries'][1]
+
+
+def another_name(ledger):
+    ledger['entries'][1]['request'] = {'0': {'nodes': [17]}}
+
+
+@pytest.mark.parametrize('kind', ['nodes', 'graphs'])
+@pytest.mark.parametrize(
+    'change', [nothing_spent, without_the_first_removal, another_name]
+)
+def test_a_ledger_that_was_written_anew_fails(
+    removals, tmp_path, kind, change
+):
+    whole, ledger = removals(kind)
+    assert len(ledger['entries']) == 3
+    assert checked(tmp_path, whole, ledger) == OPEN
+    change(ledger)
+    assert checked(tmp_path, whole, rehashed(ledger)) == FAILED
+
+
+@pytest.mark.parametrize('kind', ['nodes', 'graphs'])
+def test_an_honest_removal_is_open_without_its_data(removals, tmp_path, kind):
+    whole, ledger = removals(kind)
+    assert checked(tmp_path, whole) == OPEN
+    assert checked(tmp_path, whole, ledger) == OPEN
+
+
+# Certificates ################################################################
+
+
+@pytest.fixture(scope='module')
+def certificates(tmp_path_factory):
+    kept = {}
+
+    def make(name):
+        if name not in kept:
+            torch.manual_seed(0)
+            report, _ = MADE[name](tmp_path_factory.mktemp('made'))
+            kept[name] = as_json(report)
+        return copy.deepcopy(kept[name])
+
+    return make
+
+
+def drop_tallies(each):
+    del each['values']['tallies']
+
+
+def no_cells(each):
+    for row in each['values']['tallies']:
+        row[4:] = [0] * len(row[4:])
+
+
+def all_robust(each):
+    values = each['values']
+    values.update(num_robust=values['targets'], num_broken=0, num_unknown=0)
+    for old, new in (('9 of', '12 of'), ('(3 can', '(0 can')):
+        sentence(old, new)(each)
+
+
+def nothing_breaks(each):
+    values = each['values']
+    old = values['guaranteed']
+    values.update(bound=0.0, guaranteed=values['counted'])
+    sentence(f'{old} of', f'{values["counted"]} of')(each)
+
+
+def no_assumptions(each):
+    each['assumptions'] = []
+
+
+def other_flips(each):
+    each['values']['flips']['edges'] = [0.0, 0.45]
+
+
+CERTIFICATES = {
+    'dropped votes': ('SmoothedCertificate', drop_tallies),
+    'no votes': ('SmoothedCertificate', put(tallies=None)),
+    'dropped votes of views': ('VoteCertificate', drop_tallies),
+    'dropped votes of shards': ('PoisonCertificate', put(tallies=None)),
+    'cells that do not exist': ('SmoothedCertificate', no_cells),
+    'other words': (
+        'SmoothedCertificate',
+        sentence('smoothed classifier', 'classifier'),
+    ),
+    'words of views': ('VoteCertificate', sentence('12 nodes', '12 graphs')),
+    'no assumptions': ('SmoothedCertificate', no_assumptions),
+    'no assumptions of views': ('VoteCertificate', no_assumptions),
+    'all robust': ('Certificate', all_robust),
+    'nothing breaks together': ('CollectiveCertificate', nothing_breaks),
+    'flips that the noise has not': ('SmoothedCertificate', other_flips),
+}
+
+
+@pytest.mark.parametrize('name', CERTIFICATES)
+def test_a_forged_certificate_is_not_accepted(certificates, tmp_path, name):
+    which, change = CERTIFICATES[name]
+    whole = certificates(which)
+    change(whole['guarantees'][0])
+    assert checked(tmp_path, whole) in (FAILED, OPEN)
+
+
+# Files #######################################################################
+
+
+def test_no_damage_leaves_a_report_with_another_text(tmp_path):
+    path = tmp_path / 'trust.json'
+    report = TrustReport.of(privacy())
+    report.save(path)
+    good, draw = path.read_bytes(), random.Random(0)
+    loaded = 0
+    for _ in range(300):
+        bad = bytearray(good)
+        for _ in range(draw.choice((1, 1, 2, 5))):
+            at = draw.randrange(len(bad))
+            kind = draw.randrange(4)
+            if kind == 0:
+                bad[at] ^= 1 << draw.randrange(8)
+            elif kind == 1:
+                bad[at] = draw.choice(b'0123456789"{}[],: abc')
+            elif kind == 2:
+                del bad[at : at + draw.randrange(1, 40)]
+            else:
+                bad[at:at] = bad[at : at + draw.randrange(1, 40)]
+        path.write_bytes(bytes(bad))
+        try:
+            found = TrustReport.load(path)
+        except ValueError:
+            continue
+        loaded += 1
+        assert found == report
+    # Some damage is in white space alone.
+    assert loaded > 0
+
+
+@pytest.mark.parametrize('number', ['1e999', '-1e999', '1e400'])
+def test_a_number_that_no_double_holds_is_refused(tmp_path, number, capsys):
+    whole = as_json(privacy())
+    whole['guarantees'][0]['values']['epsilon'] = 'X'
+    text = json.dumps(whole).replace('"X"', number)
+    path = tmp_path / 'trust.json'
+    path.write_text(text)
+    assert main(['check', str(path)]) == 2
+    assert number in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('honest', [True, False])
+def test_three_thousand_different_steps_are_checked_soon(tmp_path, honest):
+    lines = [(4 + 1e-3 * i, 0.05, 1) for i in range(3000)]
+    merged = [(4 + 0.1 * i, 0.05, 100) for i in range(30)]
+    top = poisson_epsilon(merged, 1e-5, 'replace')
+    report = privacy(
+        mechanism='pld_poisson',
+        relation='replace-one-record',
+        account=lines,
+        steps=3000,
+        sample_rates=[[0.05, 3000]],
+        noise_multiplier=4.0,
+        epsilon=top if honest else 0.9 * top,
+    )
+    start = time.process_time()
+    code = checked(tmp_path, as_json(report))
+    assert time.process_time() - start < 25
+    # All noise is not that of the field, which is another matter.
+    assert code == FAILED or honest
+
+
+def test_infinite_budgets_are_texts_and_stay(tmp_path):
+    whole = as_json(privacy())
+    assert math.isfinite(whole['guarantees'][0]['budget']['epsilon'])
+    whole['guarantees'][0]['budget']['epsilon'] = 'inf'
+    assert checked(tmp_path, whole) == 0
