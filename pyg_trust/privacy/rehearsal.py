@@ -218,17 +218,19 @@ class Rehearsal:
         decoys: Decoys,
         by_unit: bool = False,
     ) -> None:
-        self.batch, self.owner, self.count = batch, owner, count
+        # Whoever writes into what is handed out does not change this.
+        self.batch = batch.clone()
+        self.owner, self.count = owner, count
         self.watch = Watch(rehearses=True)
         self.by_unit = by_unit
         self._out: Followed | None = None
         self._seen: list[str] = []
         if by_unit:
-            self._made = decoys.graphs(batch, count)
-            self.shown = self._hidden(decoys)
+            self._made = decoys.graphs(self.batch, count)
+            self.shown = self._hidden(batch, decoys)
             self.size = int(self.shown.batch_size)
         else:
-            self._made = decoys.batch(batch, owner, count)
+            self._made = decoys.batch(self.batch, owner, count)
             self.shown = follow_batch(batch, owner, count, self.watch)
             self.size = count
         self._roots = {
@@ -237,7 +239,7 @@ class Rehearsal:
             if isinstance(value, Followed)
         }
 
-    def _hidden(self, decoys: Decoys) -> Data:
+    def _hidden(self, batch: Data, decoys: Decoys) -> Data:
         # Graphs whose rows nothing but the model may read.
         out = copy.copy(self._made)
         size = int(out.batch_size)
@@ -251,7 +253,7 @@ class Rehearsal:
                 level = decoys.level(self.batch, name, value, size)
             if name == 'input_id' or level == 'unit':
                 self._seen.append(name)
-                real = value if size != self.count else self.batch[name]
+                real = value if size != self.count else batch[name]
                 out[name] = follow(real, units, self.watch, name in NAMES)
                 # How many are left out is private where their number is.
                 is_label = name == 'y' and decoys.num_units is None

@@ -205,8 +205,9 @@ class PrivateStep:
         owner = owner.clone()
         if not self.trust_loss and (count or self.decoys.num_units):
             self._rehearsal = Rehearsal(
-                self._plain, owner, count, self.decoys, self.by_unit
+                batch, owner, count, self.decoys, self.by_unit
             )
+            self._plain = self._rehearsal.batch
             batch = self._rehearsal.shown
         self._batch = batch
         self._total = total
