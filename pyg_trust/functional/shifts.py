@@ -44,7 +44,7 @@ import math
 import sys
 from collections.abc import Iterable
 
-from scipy.special import log_ndtr
+import scipy
 
 from pyg_trust._checks import (
     check_fraction,
@@ -63,8 +63,8 @@ def _profile_above(epsilon: float, m: float) -> float:
     # each of which rounds by what its argument does, times that argument.
     # Arguments were checked: this is what a search spends its time with.
     t = epsilon / m
-    high = float(log_ndtr(m / 2 - t))
-    low = epsilon + float(log_ndtr(-m / 2 - t))
+    high = float(scipy.special.log_ndtr(m / 2 - t))
+    low = epsilon + float(scipy.special.log_ndtr(-m / 2 - t))
     first = math.exp(high)
     hidden = 2**-50 * (1 + t * t) * first
     return hidden - first * math.expm1(min(low - high, 0.0))
