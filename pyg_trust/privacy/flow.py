@@ -306,8 +306,9 @@ class Followed(Tensor):
         made = _wrap(func, out, owners, watch, given, why, args, kwargs)
         if rehearses:
             assert watch.steps is not None
-            kept = [_slots(value, watch) for value in (args, kwargs, made)]
-            watch.steps.append(Step(func, *kept, _node(), states))
+            args, kwargs = _slots(args, watch), _slots(kwargs, watch)
+            back = _slots(made, watch)
+            watch.steps.append(Step(func, args, kwargs, back, _node(), states))
         return made
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from pyg_trust._checks import (
@@ -270,7 +270,7 @@ def gradient_norms(
         progress_bar (bool): whether to show one. (default: :obj:`False`)
     """
     device = next(module.parameters()).device
-    found = []
+    found: list[Tensor] = []
     decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
     for index in tqdm(parts, disable=not progress_bar, desc='norms'):
