@@ -42,7 +42,7 @@ import copy
 import weakref
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -336,6 +336,21 @@ _RANDOM = (
     '_standard_gamma',
     '_sample_dirichlet',
 )
+# How many rows they make depends on what they are given, without a tag.
+_SIZED = (
+    '_pack_padded_sequence',
+    '_padded_dense_to_jagged_forward',
+    '_nested_tensor_from_mask',
+)
+# What they tell is of shapes alone.
+_SHAPES = (
+    'is_same_size',
+    '_has_same_storage_numel',
+    '_scaled_dot_product_flash_attention',
+    '_scaled_dot_product_cudnn_attention',
+    '_scaled_dot_product_fused_attention_overrideable',
+    '_efficient_attention_forward',
+)
 # Labels stay labels.
 _KEPT = (
     'index',
@@ -487,7 +502,7 @@ def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
     return grad._value
 
 
-def _refuse(what: str) -> None:
+def _refuse(what: str) -> NoReturn:
     raise ValueError(
         'the loss needs to be computed in a way that rows of the batch can be '
         f'followed, but {what}{_HINT}'
@@ -551,7 +566,8 @@ def _check_stays(
         )
     if _is_harmless(func):
         return
-    if torch.Tag.dynamic_output_shape not in func.tags:
+    tagged = torch.Tag.dynamic_output_shape in func.tags
+    if not tagged and name not in _SIZED:
         what = {'_local_scalar_dense': 'item, float, int or bool'}
         _refuse(
             f"'{what.get(name, name)}' takes their values out of torch before "
@@ -565,6 +581,25 @@ def _check_stays(
         ]
         if not any(isinstance(t, Followed) for t in masks):
             return
+    _refuse_shape(name)
+
+
+def check_shape(func: Any, shown: torch.Size, found: torch.Size) -> None:
+    """Checks that an operation returns what it did on made-up rows.
+
+    Args:
+        func (OpOverload): the operation.
+        shown (torch.Size): the shape on rows that were made up.
+        found (torch.Size): the shape on those of the batch.
+
+    Raises:
+        ValueError: if the shapes differ, so that one depends on values.
+    """
+    if shown != found:
+        _refuse_shape(base_name(func))
+
+
+def _refuse_shape(name: str) -> NoReturn:
     _refuse(
         f"'{name}' makes a number of rows that depends on their values "
         '(multiply by a mask or use torch.where, or take a mask that is in '
@@ -576,8 +611,11 @@ def _check_stays(
 def _is_harmless(func: Any) -> bool:
     # Neither what it returns nor its shape is told to Python.
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    is_told = any(tag in func.tags for tag in tags)
-    return not is_told and base_name(func) != 'is_nonzero'
+    name = base_name(func)
+    if name in _SIZED or any(tag in func.tags for tag in tags):
+        return False
+    returned = [str(value.type) for value in func._schema.returns]
+    return name in _SHAPES or all('Tensor' in kind for kind in returned)
 
 
 @cache

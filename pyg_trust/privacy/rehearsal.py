@@ -37,6 +37,7 @@ from pyg_trust.privacy.flow import (
     Slot,
     Step,
     Watch,
+    check_shape,
     follow,
     follow_batch,
     gradient,
@@ -231,7 +232,12 @@ class Rehearsal:
             self.size = int(self.shown.batch_size)
         else:
             self._made = decoys.batch(self.batch, owner, count)
-            self.shown = follow_batch(batch, owner, count, self.watch)
+            # How many labels are ignored is public; nothing else is private
+            # and there while the loss is computed, not even for a shape.
+            shown = copy.copy(self._made)
+            if _has_labels(batch):
+                shown.y = batch.y
+            self.shown = follow_batch(shown, owner, count, self.watch)
             self.size = count
         self._roots = {
             value._slot: (name, _whose(value), value._memory.is_label)
@@ -367,15 +373,22 @@ class Rehearsal:
                 pairs = zip(
                     tree_leaves(step.out), tree_leaves(made), strict=True
                 )
-                now.update(pair for pair in pairs if pair[0] is not None)
+                for slot, value in pairs:
+                    if isinstance(slot, Slot):
+                        check_shape(step.func, slot.shape, value.shape)
+                        now[slot] = value
             found = gradient(now.get(grad._slot, grad), rows, watch)
         if self.watch.live:
             # What was handed out can be read from here on.
             self.watch.live = False
+            if not self.by_unit:
+                for slot in self._roots:
+                    find(slot)
             for slot, value in now.items():
                 handed = slot.get()
-                if handed is not None and slot not in self._roots:
-                    handed._value = value._value
+                if handed is None or (self.by_unit and slot in self._roots):
+                    continue
+                handed._value = value._value
         return found
 
     def reveal(self) -> None:
@@ -416,6 +429,11 @@ class Rehearsal:
                         values.append(hash(value))
             found.add((str(step.func), *values))
         return frozenset(found)
+
+
+def _has_labels(batch: Data) -> bool:
+    labels = batch.get('y')
+    return isinstance(labels, Tensor) and not labels.is_floating_point()
 
 
 def _whose(value: Followed) -> Tensor:
