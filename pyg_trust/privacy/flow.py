@@ -134,6 +134,8 @@ class _Memory:
         self.is_label = False
         # What can be handed to the model alone, by name.
         self.hidden: str | None = None
+        # What the model kept of its call, by name.
+        self.kept: str | None = None
 
 
 class _Why:
@@ -545,6 +547,8 @@ def _check_stays(
 ) -> None:
     name = base_name(func)
     for t in given:
+        if t._memory.kept is not None:
+            _refuse_kept(t._memory.kept)
         if t._memory.hidden is not None and name not in ('detach', 'alias'):
             _refuse(
                 f"'{t._memory.hidden}' has a row for each node or edge, and "
@@ -651,10 +655,14 @@ def _check_kept(
         elif _has_memory(value):
             name = watch.kept.get(('at', value.untyped_storage()._cdata))
         if name is not None:
-            _refuse(
-                f"it reads '{name}', which the model kept of its call: return "
-                'it as a part of the output, whose rows can be followed'
-            )
+            _refuse_kept(name)
+
+
+def _refuse_kept(name: str) -> NoReturn:
+    _refuse(
+        f"it reads '{name}', which the model kept of its call: return it as a "
+        'part of the output, whose rows can be followed'
+    )
 
 
 def _has_memory(value: Any) -> bool:
