@@ -273,6 +273,13 @@ class AggregationReport(Report):
                 'the ledger is the only account of these data: no copy of it '
                 'was spent as well, and no older one was put back'
             )
+        if self.relation == 'edge' and self.predictions:
+            lines.append(
+                'encoder and head hold nothing of the edges: tables with an '
+                'entry per node or edge, and models that read rows by place, '
+                'are refused; what is found by the contents of a row is not '
+                'seen'
+            )
         if self.receivers < self.num_nodes:
             lines.append(
                 'who trains is public also of the node itself: with ids it '
