@@ -635,6 +635,12 @@ entry(
     contents=values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'}),
 )
 entry(
+    'seals.sealed',
+    lambda: {'root': 'a', 'held': 3},
+    root=values(3, None, b'a'),
+    held=RAW,
+)
+entry(
     'seals.Seals.replaced',
     lambda: (seals(), {'changed': {0: 'c'}, 'gone': [1]}),
     names={'changed': "'contents'"},
