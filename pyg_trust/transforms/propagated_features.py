@@ -153,14 +153,13 @@ class PropagatedFeatures(EditedInPlace):
         # date, room in the lists and residues would tell of what was before.
         self._settle()
         state, graph = self._state, self._graph
-        series = isinstance(state, SeriesState)
         return {
             'dtype': self._dtype,
             'edge_index': graph.edge_index(),
             'x': state.x,
             'measure': state.measure,
-            'alpha': state.alpha if series else None,
-            'theta': state.theta if series else None,
+            'alpha': getattr(state, 'alpha', None),
+            'theta': getattr(state, 'theta', None),
             'alive': graph.alive,
             'directed': not graph.undirected,
         }
