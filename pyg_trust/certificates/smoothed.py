@@ -25,6 +25,7 @@ from pyg_trust._identity import (
     digest,
     identity,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.sampling import (
     Pipeline,
@@ -55,6 +56,8 @@ from pyg_trust.report import (
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
+# The share of entries that are not 0 up to which features are sparse.
+_SPARSE = 0.1
 CLASSES = ('all', 'one')
 _LINEAR = (PPNP, FeaturePropagation, LabelPropagation)
 _EXACT = (
@@ -80,12 +83,12 @@ def certify_smoothed(
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
     batch_size: int | None = None,
-    sparse_x: bool = False,
-    sparse_adj: bool = False,
+    sparse_x: bool | None = None,
+    sparse_adj: bool | None = None,
     seed: int | None = None,
     tolerance: float = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> SmoothedCertificate:
     r"""Certifies the smoothed version of any classifier, with confidence.
 
@@ -147,11 +150,15 @@ def certify_smoothed(
         batch_size (int, optional): how many copies go through the model at
             once; by default what takes about 256 MiB.
             (default: :obj:`None`)
-        sparse_x (bool): features as a sparse matrix, in models that are
-            linear in them before anything else. (default: :obj:`False`)
-        sparse_adj (bool): edges as a transposed sparse matrix, for layers
-            that take one. (default: :obj:`False`)
-        seed (int, optional): the seed of the copies. By default from the
+        sparse_x (bool, optional): features as a sparse matrix, in models
+            that are linear in them before anything else. By default where at
+            most a tenth of the entries are not 0 and the model gives the same
+            outputs. (default: :obj:`None`)
+        sparse_adj (bool, optional): edges as a transposed sparse matrix, for
+            layers that take one; by default where the model gives the same
+            outputs. (default: :obj:`None`)
+        seed (int, optional): the seed of the copies: then nothing is
+            certified, and the report says so first. By default from the
             operating system: nobody may know the noise beforehand.
             (default: :obj:`None`)
         tolerance (float): taken off the probabilities for rounding, beside
@@ -160,7 +167,8 @@ def certify_smoothed(
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process: copies are drawn by their
             numbers. (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -225,15 +233,20 @@ def certify_smoothed(
     key = rng.resolve_secret(seed)
     if over_ranks:
         key = from_first(lambda: key)
-    pipeline = Pipeline(
-        model, task == 'graphs', transform, forward, sparse_x, sparse_adj
-    )
+    pipeline = Pipeline(model, task == 'graphs', transform, forward)
     if task == 'graphs':
         graphs = [graphs[i] for i in index.tolist()]
     with evaluating(model):
-        run = _Run(pipeline, graphs, threat, key, batch_size, over_ranks)
+        run = _Run(
+            *(pipeline, graphs, threat, key, batch_size, over_ranks),
+            (sparse_x, sparse_adj),
+        )
         rows = index if task == 'nodes' else None
-        with tqdm(disable=not progress_bar, desc='copies') as bar:
+        copies = num_selection + looks[-1]
+        total = copies * (len(graphs) if task == 'graphs' else 1)
+        with tqdm(
+            total=total, desc='copies', **bar_options(progress_bar)
+        ) as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
             made: SmoothedCertificate | None = None
             done, votes = 0, torch.zeros(0)
@@ -328,25 +341,56 @@ class _Run:
         seed: int,
         batch_size: int | None,
         over_ranks: bool,
+        sparse: tuple[bool | None, bool | None],
     ) -> None:
         self.pipeline, self.noise = pipeline, noise
-        self.graphs, self.note = graphs, ''
-        self.digest = self._identity()
-        fresh = fresh_copy(pipeline)
-        self.samplers = [
-            Sampler(
-                pipeline,
-                graph,
-                noise,
-                rng.derive(seed, number) if pipeline.graphs else seed,
-                fresh,
-            )
-            for number, graph in enumerate(graphs)
-        ]
-        self.slack = max(sampler.copies.slack for sampler in self.samplers)
+        self.graphs, self.seed = graphs, seed
+        self.digest, self.fresh = self._identity(), fresh_copy(pipeline)
         self.place = rank_and_size() if over_ranks else (0, 1)
+        self.note, self.samplers = '', self._samplers(graphs[:3])
+        found = from_first(lambda: self._chosen(sparse), self.place[1])
+        self.pipeline = pipeline.with_sparse(*found)
+        if self.fresh is not None:
+            self.fresh = self.fresh.with_sparse(*found)
+        self.samplers = self._samplers(graphs)
+        self.slack = max(sampler.copies.slack for sampler in self.samplers)
         self.note, self.named = from_first(self._checked, self.place[1])
         self.batch_size = 1 if self.note else batch_size
+
+    def _samplers(self, graphs: list[Data]) -> list[Sampler]:
+        return [
+            Sampler(
+                self.pipeline,
+                graph,
+                self.noise,
+                rng.derive(self.seed, i)
+                if self.pipeline.graphs
+                else self.seed,
+                self.fresh,
+            )
+            for i, graph in enumerate(graphs)
+        ]
+
+    def _chosen(self, sparse: tuple[bool | None, bool | None]) -> list[bool]:
+        # Sparse matrices where they may pay and change no output.
+        told = [bool(flag) for flag in sparse]
+        pipe = self.pipeline
+        if pipe.transform is not None or pipe.forward is not None:
+            return told
+        few = all(sampler.density <= _SPARSE for sampler in self.samplers)
+        for flags in ((True, True), (False, True), (True, False)):
+            if flags[0] and not few and not sparse[0]:
+                continue
+            if any(
+                one is not None and one != other
+                for one, other in zip(sparse, flags, strict=True)
+            ):
+                continue
+            if None in sparse and all(
+                sampler.agrees(*flags) for sampler in self.samplers
+            ):
+                return list(flags)
+        return told
 
     def _identity(self) -> str:
         pipe = self.pipeline
@@ -579,7 +623,7 @@ def _check_features(graph: Data) -> None:
 
 
 def _check_model(
-    model: Any, sparse_x: bool, sparse_adj: bool, *calls: Any
+    model: Any, sparse_x: Any, sparse_adj: Any, *calls: Any
 ) -> None:
     check_instance('model', model, Module)
     for name, call in zip(('transform', 'forward'), calls, strict=True):
