@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import betainc, betaincinv
 from torch import Tensor
 
 from pyg_trust._checks import (
@@ -58,13 +58,15 @@ def clopper_pearson(
         k = num_samples - k
     rest = num_samples - k + 1
     some = np.maximum(k, 1.0)
-    bound = betaincinv(some, rest, alpha) * (1 - 1e-12)
+    bound = scipy.special.betaincinv(some, rest, alpha) * (1 - 1e-12)
     for _ in range(64):
-        high = betainc(some, rest, bound) > alpha
+        high = scipy.special.betainc(some, rest, bound) > alpha
         if not high.any():
             break
         bound = np.where(high, bound * (1 - 1e-9), bound)
-    bound = np.where((k > 0) & (betainc(some, rest, bound) <= alpha), bound, 0)
+    bound = np.where(
+        (k > 0) & (scipy.special.betainc(some, rest, bound) <= alpha), bound, 0
+    )
     if side == 'upper':
         bound = np.nextafter(1 - bound, 2.0).clip(max=1.0)
         bound[...] = np.where(k == 0, 1.0, bound)
@@ -135,8 +137,8 @@ def answering_probability(
     most = float(num_selection // 2 + 1)
 
     def fails(p: float) -> float:
-        chance = betainc(num_samples - least + 1, least, 1 - p)
-        chance += betainc(num_selection - most + 1, most, 1 - p)
+        chance = scipy.special.betainc(num_samples - least + 1, least, 1 - p)
+        chance += scipy.special.betainc(num_selection - most + 1, most, 1 - p)
         return float(chance) * (1 + 1e-9)
 
     low, high = 0.5, 1.0

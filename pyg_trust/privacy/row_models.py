@@ -13,10 +13,12 @@ from torch_geometric.nn import norm as graph_norms
 from pyg_trust import rng
 from pyg_trust._checks import check_instance
 from pyg_trust.functional.private_descent import (
+    linear_logits,
     private_descent,
     private_linear,
     row_outputs,
     unit_rows,
+    whole_rows,
 )
 from pyg_trust.functional.private_propagation import Noise
 
@@ -66,8 +68,11 @@ class LinearRows(nn.Module):
         Args:
             x (Tensor): ``[num_rows, in_channels]``.
         """
-        weight = self.weight.detach().numpy()
-        return torch.from_numpy(self.rows(x) @ weight[:-1] + weight[-1])
+        weight, rows = self.weight.detach().numpy(), self.rows(x)
+        if self.unit:
+            # An encoder's outputs are sent: to the bit of their row alone.
+            return torch.from_numpy(linear_logits(whole_rows(rows), weight))
+        return torch.from_numpy(rows @ weight[:-1] + weight[-1])
 
 
 class MLPRows(nn.Module):

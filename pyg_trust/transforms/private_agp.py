@@ -41,9 +41,11 @@ from pyg_trust.functional.private_propagation import (
     energy_weights,
     messages,
     private_propagate,
+    rounding_share,
     scaled_propagate,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.release import widened
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (
@@ -213,10 +215,11 @@ class PrivateAGP(NoCopies, BaseTransform):
         engine (PrivacyEngine, optional): private training whose account the
             release goes on, for ``'feature'`` in the form ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)
-        form (str, optional): ``'withdraw'`` (a record against a blank) or
-            ``'replace'`` (against any other: twice the sensitivity). By
-            default ``'replace'`` for ``'feature'``, else ``'withdraw'``.
-            (default: :obj:`None`)
+        form (str, optional): ``'replace'`` (a record against any other:
+            somebody's features or label, changed) or ``'withdraw'`` (against
+            a blank one: half the sensitivity, and no answer to what the
+            record says). By default ``'withdraw'`` for ``'node_incident'``,
+            else ``'replace'``. (default: :obj:`None`)
         directed (bool): whether edges are arcs; the data have to be so, and
             that they are has to be public: a graph all of whose arcs have one
             back is refused, in case an edge was meant, which costs
@@ -310,7 +313,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         self._account: ReleaseAccount | None = None
         self._kept: dict[str, list[Tensor]] = {}
         self._num_nodes = 0
-        self._others = 0.0
+        self._others, self._rho = 0.0, 0.0
         self._through_engine: list[float] = []
 
     def _check_measure(self, measure: Measure | None) -> None:
@@ -395,10 +398,15 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The standard deviation of the noise of each hop."""
+        """The standard deviation of the noise of each hop.
+
+        Under ``'feature'`` a release makes it larger by what rounding adds to
+        the sensitivity, a millionth or so.
+        """
         assert self.mu is not None
         each = self.mu / math.sqrt(self.hops)
-        return (self.relation.sensitivity / each,) * self.hops
+        std = self.relation.sensitivity / each
+        return (widened(std, self._rho) if self._rho else std,) * self.hops
 
     @property
     def account(self) -> ReleaseAccount | None:
@@ -467,15 +475,18 @@ class PrivateAGP(NoCopies, BaseTransform):
         each = [self.mu / math.sqrt(self.hops)] * self.hops
         paid = PaidNoise(self._source(number), spend, each)
         if self.relation.name == 'feature':
+            self._rho, scales = 0.0, columns(graph, self.measure)
+            self._rho = rounding_share(
+                *(graph, x.size(1), self.noise_stds[0]),
+                *(self.relation.sensitivity, self.measure),
+                own=self._own,
+                scales=scales,
+            )
             return [
                 scaled_propagate(
-                    graph,
-                    x,
-                    self.measure,
-                    self.noise_stds[0],
-                    paid,
+                    *(graph, x, self.measure, self.noise_stds[0], paid),
                     own=self._own,
-                    scales=columns(graph, self.measure),
+                    scales=scales,
                 )
             ]
         weights = None
@@ -594,6 +605,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             hops=self.hops,
             releases=releases,
             noise_stds=self.noise_stds,
+            rho=self._rho,
             num_nodes=self._num_nodes,
             raw_columns=self.cat,
             predictions=self.engine is not None,

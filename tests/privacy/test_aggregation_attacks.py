@@ -122,8 +122,8 @@ def test_what_has_no_bound_is_refused_and_spends_nothing(
 
 
 class Silence:
-    def normal(self, shape):
-        return torch.zeros(shape, dtype=torch.float64)
+    def cells(self, shape):
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def test_a_hub_moves_no_more_than_anybody():
@@ -220,9 +220,9 @@ def test_noise_is_never_drawn_twice_for_one_line():
     drawn = []
 
     class Source:
-        def normal(self, shape):
+        def cells(self, shape):
             drawn.append(shape)
-            return torch.zeros(shape, dtype=torch.float64)
+            return torch.zeros(shape, dtype=torch.int64)
 
     edges = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
     private_propagate(edges, torch.eye(2).repeat(1, 30), [1.0, 1.0], Source())
