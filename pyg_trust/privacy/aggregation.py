@@ -52,6 +52,7 @@ from pyg_trust.privacy.row_models import (
     LinearRows,
     MLPRows,
     check_module,
+    check_rows,
     head_start,
     kind_of,
     like,
@@ -370,7 +371,7 @@ class PrivateNodeClassifier(NoCopies):
         key = fingerprint(*setting, *_parts(x), repr(classes))
         if key == self._fitted:
             return self
-        self._probe(x, classes)
+        self._probe(x, classes, graph)
         self._tell(classes)
         account = self._open(graph.num_nodes)
         mus = self.mus
@@ -699,10 +700,10 @@ class PrivateNodeClassifier(NoCopies):
         classes = self.num_classes
         if classes is None:
             classes = max(1, int(y.max()) + 1)
-        check_range('y', y[read], classes, 'the classes')
+        check_range('y', y[read], classes, 'the classes', private=True)
         return torch.where(read, y, 0), train, val, classes
 
-    def _probe(self, x: Tensor, classes: int) -> None:
+    def _probe(self, x: Tensor, classes: int, graph: CSRGraph) -> None:
         # Modules of the user have to give logits, before anything is spent.
         for name, module, size in (
             ('encoder', self.encoder, x.size(1)),
@@ -727,6 +728,11 @@ class PrivateNodeClassifier(NoCopies):
                     f"'{name}' needs to return {classes} logits a row (got "
                     f'the shape {list(out.shape)})'
                 )
+            if not self._private:
+                # It reads all rows at once, and edges are what is private.
+                like = torch.empty(1).expand(graph.num_nodes, size)
+                sizes = graph.num_nodes, graph.num_edges, graph.num_edges // 2
+                check_rows(name, module, like, sizes)
 
     def _open(self, num_nodes: int) -> ReleaseAccount:
         if os.getpid() != self._owner:

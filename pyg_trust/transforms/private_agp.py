@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import threading
 import warnings
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust._degrees import tells_degrees
+from pyg_trust._degrees import tells_degrees, tells_neighbours
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -76,7 +77,13 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
             edges that are not as :obj:`directed` says.
     """
     check_instance('relation', relation, Relation)
-    graph = CSRGraph.from_data(data)
+    try:
+        graph = CSRGraph.from_data(data)
+    except ValueError as error:
+        # Which edge, or node, is private.
+        raise ValueError(
+            re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
+        ) from None
     if relation.name == 'feature':
         if graph.is_weighted:
             raise ValueError("'data' needs edges without weights")
@@ -129,6 +136,23 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
             f"'data' needs rows of '{attr}' that are a node's own: these were "
             'propagated, so the graph is in them before any noise'
         )
+    others = [
+        value
+        for key, value in data.to_dict().items()
+        if key != attr
+        and isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.is_floating_point()
+        and value.dim() == 2
+        and len(value) == len(x)
+    ]
+    ends = _ends_of(data)
+    if ends is not None and tells_neighbours(x, others, ends):
+        raise ValueError(
+            f"'data' needs rows of '{attr}' that are a node's own: columns of "
+            'them are propagations of others (as SIGN makes them), so the '
+            'graph is in them before any noise'
+        )
     if relation.name != 'feature':
         name = attr.lower()
         if any(name.endswith(end) for end in _STRUCTURE) or _has_degrees(
@@ -156,10 +180,15 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
 
 def _has_degrees(data: Data, x: Tensor) -> bool:
     # Edges are in either of PyG's forms, or in none.
+    ends = _ends_of(data)
+    return ends is not None and tells_degrees(x, ends)
+
+
+def _ends_of(data: Data) -> Tensor | None:
     ends = data.get('edge_index')
     if ends is None and data.get('adj_t') is not None:
         ends = CSRGraph.from_data(data).to_edge_index()[0]
-    return isinstance(ends, Tensor) and tells_degrees(x, ends)
+    return ends if isinstance(ends, Tensor) else None
 
 
 @functional_transform('private_agp')
