@@ -181,6 +181,7 @@ _ELSEWHERE = (
     'checked',
     'data',
     'origin',
+    'proof',
     'provenance',
     'weights',
 )
