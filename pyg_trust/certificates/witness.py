@@ -25,6 +25,9 @@ class Witness:
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        check_instance('arrays', arrays, dict)
+        for name, value in arrays.items():
+            check_instance(f'arrays[{name!r}]', value, np.ndarray)
         self.arrays = arrays
         self.digest = pagerank.digest(arrays)
 
@@ -38,6 +41,7 @@ class Witness:
         Args:
             path (str): of the file, which may not be there yet.
         """
+        check_instance('path', path, str, os.PathLike)
         held = io.BytesIO()
         values: dict[str, Any] = self.arrays
         np.savez(held, **values)

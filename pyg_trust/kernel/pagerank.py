@@ -539,7 +539,10 @@ def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
     ):
         raise ValueError('the witness has other arrays than a certificate')
     graphs = Graphs(
-        *(arrays[name] for name in ('rowptr', 'col', 'removable', 'budget')),
+        arrays['rowptr'],
+        arrays['col'],
+        arrays['removable'],
+        arrays['budget'],
         arrays['pairs'],
         bool(arrays['all_pairs']),
     )
