@@ -21,8 +21,8 @@ SPEAKS = {
     # Asked for by insist=True, which gives away what no epsilon covers.
     ('privacy/norms.py', 'warnings.warn'),
     # The command line.
-    ('__main__.py', 'sys.stdout.write'),
-    ('__main__.py', 'sys.stderr.write'),
+    ('check/__main__.py', 'sys.stdout.write'),
+    ('check/__main__.py', 'sys.stderr.write'),
     # An old name that means another now.
     ('unlearning/shards/training.py', 'warnings.warn'),
     # Sparse matrices are new to torch, and it says so once per process.
