@@ -100,7 +100,7 @@ def test_a_witness_of_another_graph_fails():
 
 def spoiled(report, **changes):
     arrays = {
-        name: changes.get(name, lambda x: x)(value.copy())
+        name: np.asarray(changes.get(name, lambda x: x)(value.copy()))
         for name, value in report.proof.arrays.items()
     }
     return Witness(arrays)
