@@ -347,22 +347,20 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         yield FAILS, 'witness: it is that of another certificate'
         return
     proved = sum(prove(arrays))
-    total, limit = len(arrays['targets']), values['K']
+    total, steps = len(arrays['targets']), int(arrays['K'])
     claimed = {
         'targets': total,
         'alpha': float(arrays['alpha']),
-        'K': -1 if limit is None else limit,
+        'K': None if steps < 0 else steps,
         'normalization': str(arrays['normalization']),
         'max_local_budget': int(arrays['budget'].max(initial=0)),
         'fixed_edges': int((arrays['removable'] == 0).sum()),
     }
-    said = {**values, 'K': claimed['K']}
-    claimed['K'] = int(arrays['K'])
     for name, found in claimed.items():
-        if said[name] != found:
+        if values[name] != found:
             yield (
                 FAILS,
-                f'witness: {name} is {found!r}, {said[name]!r} is claimed',
+                f'witness: {name} is {found!r}, {values[name]!r} is claimed',
             )
     robust = count('num_robust', values['num_robust'])
     yield (
