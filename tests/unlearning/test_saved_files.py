@@ -17,11 +17,13 @@ from scipy.stats import fisher_exact
 from states import same
 from torch_geometric.data import Data
 
+from pyg_trust.check.checker import check_report
 from pyg_trust.functional import sgc
 from pyg_trust.functional.shifts import grid_shift, largest_weights
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
 from pyg_trust.transforms import GraphScattering, PropagatedFeatures
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 
@@ -457,7 +459,7 @@ def large(**kwargs):
     return model.fit(data), data.train_mask.nonzero().view(-1).tolist()
 
 
-def test_rounding_does_not_stand_in_the_way_of_a_removal():
+def test_rounding_does_not_stand_in_the_way_of_a_removal(tmp_path):
     # It hides more than the budget once few enough nodes are left.
     (model, train), (strict, _) = large(), large(on_exceed='raise')
     report = None
@@ -471,6 +473,13 @@ def test_rounding_does_not_stand_in_the_way_of_a_removal():
     assert report.action == 'retrain'
     assert report.bound == report.epsilon == 0
     assert 'same program' in str(report.assumptions)
+    assert 'retrained from what remains' in str(report.guarantee().checked)
+    TrustReport.of(report).save(tmp_path / 'trust.json')
+    said = [(x.status, x.text) for x in check_report(tmp_path / 'trust.json')]
+    # But for its seed.
+    failed = [text for status, text in said if status == 'FAILS']
+    assert len(failed) == 1
+    assert 'seed' in failed[0]
     with pytest.raises(BudgetExceededError, match='on_exceed'):
         strict.remove(RemovalRequest(nodes=[node]))
     # Its weights are those of a fit of what remains.
