@@ -410,8 +410,10 @@ class Book:
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
                 total.index_add_(0, owner, grad.double())
             found = lengths(total)[0]
-            share = sum(map(len, cluster.owners)) * 2.0**-52
-            bound = found + share * self._terms(cluster)
+            # Of its own rows, however many others there are.
+            each = torch.cat(cluster.owners)
+            count = each.bincount(minlength=self.num_subgraphs)
+            bound = found + count * 2.0**-52 * self._terms(cluster)
             return found.square(), bound.square()
         grad, inner = cluster.grads[0], cluster.inputs[0]
         owner = cluster.owners[0]

@@ -73,6 +73,8 @@ class Watch:
         self.ignored = False
         #: An operation that has raised an error, if one has.
         self.failed: str | None = None
+        #: What was computed of rows, forward and backward.
+        self.names: set[str] = set()
 
 
 class _Memory:
@@ -213,6 +215,7 @@ class Followed(Tensor):
                 'rows of the batch (make that with zeros_like or ones_like '
                 'of one that has, or write after loss.backward())'
             )
+        watch.names.add(base_name(func))
         try:
             out = func(*values, **named)
         except Exception:

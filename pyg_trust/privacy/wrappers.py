@@ -26,6 +26,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
+from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
@@ -88,6 +89,7 @@ class PrivateStep:
         self.settings_changed = 0
         self.by_unit = False
         self.counts = False
+        self.exactness = Exactness(gradients)
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -302,6 +304,8 @@ class PrivateStep:
         if not self.trust_loss:
             grad = gradient(grad, owner, self._watch)
             self.ignored |= self._watch.ignored
+            self.exactness.loss |= self._watch.names
+        self.exactness.check()
         if self.loss_reduction == 'mean':
             grad = grad * count
         norm = self.max_grad_norm
