@@ -155,6 +155,7 @@ AROUND = {
     'privacy/draws.py',
     'privacy/flow.py',
     'privacy/recorder.py',
+    'privacy/rowwise.py',
 }
 
 

@@ -1,3 +1,4 @@
+# Longer than 700 lines because a third of it documents arguments.
 """Differentially private training of any PyG model."""
 
 import inspect

@@ -1,8 +1,6 @@
 """Whether what a unit adds is a function of that unit, to the last bit."""
 
-from pyg_trust.loader import StepLoader
-from pyg_trust.loader.step_batches import POISSON
-from pyg_trust.loader.whole_units import WholeUnitLoader
+from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.gradients import SubgraphGradients
 
 # Of a loss, what gives a row the same bits in every batch.
@@ -32,8 +30,8 @@ class Exactness:
         self.insists = False
         #: What losses computed of rows.
         self.loss: set[str] = set()
-        # Whether units are drawn by coins, and losses are means.
-        self._coins = self._mean = False
+        # Whether losses divide by a number that differs between neighbours.
+        self._mean = False
 
     def prepare(
         self, loader: StepLoader, loss_reduction: str, insists: bool
@@ -45,10 +43,10 @@ class Exactness:
             loss_reduction (str): 'mean' or 'sum'.
             insists (bool): whether to refuse what is not exact.
         """
-        # Where units come and go, so do the shapes of a batch.
-        self.gradients.rowwise = isinstance(loader, WholeUnitLoader)
-        self._coins = loader.sampling == POISSON
-        self._mean = loss_reduction == 'mean'
+        # Where a unit is replaced by one of another size, or comes or goes,
+        # so do the shapes of a batch.
+        self.gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
+        self._mean = loss_reduction == 'mean' and loader.form == 'withdraw'
         self.insists = insists
 
     def reasons(self) -> tuple[str, ...]:
@@ -71,7 +69,7 @@ class Exactness:
                 f'{", ".join(map(repr, foreign))} may round a row otherwise '
                 'in a batch of another size'
             )
-        if self._coins and self._mean:
+        if self._mean:
             why.append(
                 'a mean divides by how many units were drawn, which differs '
                 "between neighbours (loss_reduction='sum' does not)"

@@ -47,7 +47,7 @@ _ORDERED = names(
     """
     sum mean prod norm vector_norm linalg_vector_norm normalize softmax
     log_softmax logsumexp layer_norm cumsum scatter_add scatter_reduce
-    index_add index_reduce segment_reduce bmm
+    index_add index_reduce segment_reduce
     """
 )
 # Whole vectors and what is left have codes of their own.
@@ -55,11 +55,11 @@ _PADDED = names(
     """
     exp exp2 expm1 log log10 log1p log2 sin cos tan asin acos atan sinh cosh
     tanh erf erfc sigmoid gelu silu elu celu selu mish softplus logsigmoid
-    logit pow __pow__ __rpow__ rsqrt xlogy addcdiv addcmul lerp hardswish
+    log_sigmoid logit pow __pow__ __rpow__ rsqrt xlogy addcdiv addcmul lerp hardswish
     hardsigmoid softsign tanhshrink softshrink hardshrink atan2
     """
 )
-_PRODUCTS = names('linear matmul mm __matmul__ addmm')
+_PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
 #: The functions that are known to give a row the same bits in every batch.
 BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS
 _VECTORS = 64

@@ -179,7 +179,8 @@ def cancelling_row(weight, num):
 
 
 @pytest.mark.parametrize(
-    ('dtype', 'hidden', 'num'), [(torch.float64, 16, 8), (torch.float32, 1, 24)]
+    ('dtype', 'hidden', 'num'),
+    [(torch.float64, 16, 8), (torch.float32, 1, 24)],
 )
 def test_a_graph_less_moves_the_sum_by_one_clipping_norm_at_most(
     dtype, hidden, num
