@@ -112,15 +112,31 @@ class Environment:
             if tuple(map(int, found.split('.')[:2])) < (2, 10):
                 stop(f'torch 2.10 or later is needed (got {found})')
             return found
-        index = []
-        if not has_gpu() and self.torch_needs_cuda():
-            index = ['--index-url', TORCH_CPU_INDEX]
-        say(f'installing {TORCH} {" ".join(index)}')
-        self.pip('install', TORCH, *index)
+        cuda = not has_gpu() and self.torch_needs_cuda()
+        if not (cuda and self.torch_without_cuda()):
+            say(
+                f'installing {TORCH} from the default index'
+                + cuda * ', with CUDA: several GB to download and to keep'
+            )
+            self.pip('install', TORCH)
         found = self.ask(ask)
         if found is None:
             stop(f'{TORCH} was installed but cannot be imported')
         return str(found)
+
+    def torch_without_cuda(self) -> bool:
+        """Installs torch from the index that has it for CPUs, if it can."""
+        say(f'installing {TORCH} from {TORCH_CPU_INDEX}')
+        options = ['--index-url', TORCH_CPU_INDEX, '--progress-bar', 'off']
+        done = subprocess.run(
+            [
+                *(self.python, '-m', 'pip', 'install', TORCH, *options),
+                *('--retries', '1', '--timeout', '20'),
+            ]
+        )
+        if done.returncode != 0:
+            say(f'{TORCH_CPU_INDEX} does not give it')
+        return done.returncode == 0
 
     def torch_needs_cuda(self) -> bool:
         """Whether the torch that pip would choose needs CUDA packages."""

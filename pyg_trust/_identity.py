@@ -39,6 +39,7 @@ from torch.nn.modules import module as process
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
+from pyg_trust.graph import CSRGraph
 from pyg_trust.report import fingerprint
 
 _LIBRARIES = frozenset(
@@ -131,6 +132,17 @@ def fingerprint_any(value: Any) -> str:
     walk = _Walk()
     walk.take('value', _opened(value))
     return fingerprint(*walk.parts)
+
+
+def reached(model: Module) -> list[Any]:
+    """Return all objects that the attributes and code of a model reach.
+
+    Args:
+        model (Module): the model.
+    """
+    walk = _Walk()
+    walk.take('model', model)
+    return [value for _, value in walk.seen.values()]
 
 
 def _opened(value: Any) -> Any:
@@ -229,6 +241,8 @@ class _Walk:
             self.parts.append(repr(value))
         elif isinstance(value, Module):
             self._module(value)
+        elif isinstance(value, Data):
+            self.take('graph', value.to_dict())
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 plain = isinstance(key, _PLAIN)
@@ -381,6 +395,8 @@ _READ = (
     *_PLAIN,
     types.FunctionType,
     type,
+    CSRGraph,
+    Data,
     Tensor,
     list,
     tuple,

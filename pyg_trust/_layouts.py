@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -61,6 +60,8 @@ def spectral_radius(graph: 'CSRGraph') -> float:
             else np.linalg.eigvals(dense)
         )
         return float(np.abs(eigenvalues).max())
+    import scipy.sparse.linalg  # slow to import
+
     solve = (
         scipy.sparse.linalg.eigsh
         if graph.is_undirected

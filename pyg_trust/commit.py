@@ -446,7 +446,8 @@ def _peek(path: Path) -> dict[str, Any] | None:
     except Exception as error:
         raise ValueError(
             f'{path} is a file of another kind, which is not written over: '
-            f'choose another place, or delete it first ({error})'
+            'choose another place, or delete it first '
+            f'({type(error).__name__})'
         ) from None
     names = ('lineage', 'ledger')
     return {name: found[name] for name in names if name in found}

@@ -5,10 +5,12 @@ import glob
 import io
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyg_trust._checks import check_instance
 
@@ -142,10 +144,72 @@ def load(path: str | Path) -> Any:
     """Reads what :func:`save` has written, tensors to the CPU.
 
     A file is data here and can't run code: only tensors and plain values are
-    read.
+    read. Tensors together have no more bytes than the file, and its checksums
+    are compared.
 
     Args:
         path (str or Path): of the file.
+
+    Raises:
+        DamagedFileError: if it is anything else.
+        OSError: if it can't be opened.
     """
     check_instance('path', path, str, Path)
-    return torch.load(path, map_location='cpu', weights_only=True)
+    with open(path, 'rb') as file:
+        try:
+            _check_archive(file)
+            file.seek(0)
+            state = torch.load(file, map_location='cpu', weights_only=True)
+            _check_sizes(state, os.fstat(file.fileno()).st_size)
+        except MemoryError:
+            raise
+        except Exception as error:
+            # What torch says here is how to read a file that may run code.
+            why = str(error) if type(error) is ValueError else ''
+            raise DamagedFileError(
+                f"'{path}' is damaged, or holds more than tensors and plain "
+                'values' + (f': {why}' if why else '')
+            ) from None
+    return state
+
+
+def _check_archive(file: Any) -> None:
+    # Nothing that is larger than it looks, and all as it was written.
+    with zipfile.ZipFile(file) as archive:
+        if any(part.compress_type for part in archive.infolist()):
+            raise ValueError('it is compressed, as no state is')
+        part = archive.testzip()
+        if part is not None:
+            raise ValueError(f'the checksum of {part} is another')
+
+
+def _check_sizes(state: Any, most: int) -> None:
+    # A view with a stride of 0 stands for any number of bytes, and so do many
+    # views of one storage.
+    found: dict[Any, int] = {}
+    seen, left = set(), [state]
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor):
+            if value.layout == torch.sparse_csr:
+                left += [value.crow_indices(), value.col_indices()]
+                left.append(value.values())
+                continue
+            if value.layout != torch.strided or value.device.type != 'cpu':
+                raise ValueError(
+                    f'it holds a tensor of {value.layout} on {value.device}'
+                )
+            place = (value.data_ptr(), value.shape, value.stride())
+            found[place] = value.numel() * value.element_size()
+        elif id(value) not in seen:
+            # Each list once, however often it is named.
+            seen.add(id(value))
+            if isinstance(value, dict):
+                left += [*value, *value.values()]
+            elif isinstance(value, list | tuple | set):
+                left += value
+    if sum(found.values()) > most:
+        raise ValueError(
+            f'its tensors would take {sum(found.values())} bytes, of {most} '
+            'in the file'
+        )

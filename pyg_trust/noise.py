@@ -17,8 +17,8 @@ import math
 import os
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import gammainc, gammaincc
 from torch import Tensor
 
 from pyg_trust import rng
@@ -265,5 +265,8 @@ def p_value(drawn: Tensor) -> float:
     shape = ('d', 'num_columns')
     check_tensor('drawn', drawn, torch.float64, shape, finite=True)
     half, count = float(drawn.square().sum()) / 2, drawn.numel() / 2
-    below, above = gammainc(count, half), gammaincc(count, half)
+    below, above = (
+        scipy.special.gammainc(count, half),
+        scipy.special.gammaincc(count, half),
+    )
     return float(min(1.0, 2 * min(below, above)))

@@ -48,6 +48,18 @@ def content(data: Data, *context: str | int | float) -> str:
     return report.fingerprint(*context, *_tensors(data))
 
 
+def sealed(root: str, *held: str | int | float | Tensor) -> str:
+    """A digest of the root of :class:`Seals` and of what goes with the data.
+
+    Of what is no secret beside the data, or hidden by the salts of the root.
+
+    Args:
+        root (str): :attr:`Seals.root`.
+        *held (str or int or float or Tensor): the rest.
+    """
+    return report.fingerprint('state', root, *held)
+
+
 class Seals:
     r"""Salted digests of the items of a data set, and one root of them all.
 

@@ -77,8 +77,11 @@ SLOW = (
     'dp_accounting',
     'highspy',
     'matplotlib',
+    'scipy.fft',
     'scipy.optimize',
     'scipy.signal',
+    'scipy.sparse.linalg',
+    'scipy.special',
     'scipy.stats',
     'sklearn',
 )

@@ -32,6 +32,14 @@ def test_quickstart(tmp_path):
     private = report['guarantees'][1]
     assert 0 < private['spent']['epsilon'] <= private['budget']['epsilon'] == 4
     assert (tmp_path / 'quickstart.png').exists()
+    # The model is certified, not numbers that somebody hands over; the page
+    # for people says the same; and the file is checked.
+    page = (tmp_path / 'trust.html').read_text()
+    assert 'no model was seen' not in page
+    assert 'taken from the PPNP itself' in page
+    assert all(promise in page for promise in promises)
+    assert output.count('\nholds ') >= 8
+    assert 'FAILS' not in output
 
 
 def test_scattering_unlearning(shared, tmp_path):

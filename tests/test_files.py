@@ -1,8 +1,10 @@
 import os
-import pickle
+import random
+import zipfile
 
 import pytest
 import torch
+from states import same
 
 from pyg_trust import files
 
@@ -33,8 +35,77 @@ def test_states_hold_tensors_and_no_code(tmp_path):
     files.save(path, {'x': torch.arange(3), 'name': 'a'})
     assert files.load(path)['x'].tolist() == [0, 1, 2]
     files.save(path, {'x': object.__new__(Unsafe)})
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(files.DamagedFileError, match=r'a\.pt') as caught:
         files.load(path)
+    # What torch says of it explains how to run the code.
+    assert 'weights_only' not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_damaged_states_are_one_kind_of_error(tmp_path):
+    path = tmp_path / 'a.pt'
+    state = {'x': torch.arange(300.0), 'y': [1, 2.5, 'text'], 'z': (True, {})}
+    files.save(path, state)
+    whole = path.read_bytes()
+    source = random.Random(0)
+    said = []
+    for _ in range(300):
+        content = bytearray(whole)
+        if source.random() < 0.3:
+            del content[source.randrange(len(content)) :]
+        for _ in range(source.randrange(4)):
+            if content:
+                content[source.randrange(len(content))] = source.randrange(256)
+        path.write_bytes(content)
+        try:
+            found = files.load(path)
+        except files.DamagedFileError as error:
+            said.append(str(error))
+        else:
+            # What is between the parts is no part of them.
+            assert same(found, state)
+    assert len(said) > 150
+    assert not any('weights_only' in text for text in said)
+    with pytest.raises(FileNotFoundError):
+        files.load(tmp_path / 'none.pt')
+
+
+def test_a_small_file_is_not_a_large_state(tmp_path):
+    path = tmp_path / 'a.pt'
+    one = torch.ones(1)
+    for state in (
+        {'x': one.expand(10**9)},
+        {'x': [one.expand(40, 25)] * 3 + [one.expand(n) for n in range(2000)]},
+        {'x': torch.ones(4).to_sparse_coo()},
+        {'x': torch.ones(4, device='meta')},
+    ):
+        torch.save(state, path)
+        with pytest.raises(files.DamagedFileError, match=r'a\.pt'):
+            files.load(path)
+    # The same tensor under several names is one.
+    weight = torch.randn(100, 100)
+    torch.save({'a': weight, 'b': weight, 'c': weight.t()}, path)
+    with pytest.raises(files.DamagedFileError):
+        files.load(path)
+    torch.save({f'{i}': weight for i in range(9)}, path)
+    assert len(files.load(path)) == 9
+    # Compressed a thousandfold.
+    files.save(path, {'x': torch.zeros(10**6)})
+    with zipfile.ZipFile(path) as archive:
+        parts = {p.filename: archive.read(p) for p in archive.infolist()}
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    with pytest.raises(files.DamagedFileError, match='compressed'):
+        files.load(path)
+
+
+def test_lists_of_lists_of_lists_end(tmp_path):
+    deep = []
+    for _ in range(60):
+        deep = [deep, deep]
+    torch.save({'x': deep}, tmp_path / 'a.pt')
+    assert len(files.load(tmp_path / 'a.pt')['x']) == 2
 
 
 @pytest.mark.parametrize('where', ['fsync', 'replace'])

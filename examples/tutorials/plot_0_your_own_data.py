@@ -70,7 +70,8 @@ data = Data(
 # *ledger* is a file of what was spent.
 #
 # Epsilon bounds what anybody can learn about one person's numbers: 1 is
-# strong, 8 is weak. Delta is the chance that this fails.
+# strong, 8 is weak. Delta is what may come on top: whatever is seen is at most
+# exp(epsilon) times as likely as without the person, plus delta.
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import PrivacyEngine

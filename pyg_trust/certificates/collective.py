@@ -26,7 +26,10 @@ from pyg_trust._identity import (
     identity,
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
-from pyg_trust.certificates.votes import SmoothedCertificate
+from pyg_trust.certificates.votes import (
+    SEEDED_COPIES,
+    SmoothedCertificate,
+)
 from pyg_trust.functional.collective import (
     Matrix,
     broken_bound,
@@ -70,6 +73,9 @@ class CollectiveCertificate(SpeaksOf, Report):
         weights (str): SHA-256 of the model's weights.
         data (str): SHA-256 of the graph that was handed in.
         checked (tuple[str, ...]): how the fields of nodes were probed.
+        named (tuple[str, ...]): what the noise of the report did not change.
+        seeded (bool): whether its copies came from an explicit seed: then
+            nothing is certified.
     """
 
     num_targets: int
@@ -91,6 +97,8 @@ class CollectiveCertificate(SpeaksOf, Report):
     weights: str = ''
     data: str = ''
     checked: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    seeded: bool = False
 
     @property
     def ratio(self) -> float:
@@ -118,11 +126,12 @@ class CollectiveCertificate(SpeaksOf, Report):
             at_most = f' of at most {self.attackers} nodes'
         if self.local_budget is not None:
             at_most += f', at most {self.local_budget} of a kind in one row,'
+        lead = f'{SEEDED_COPIES}; with secret copies, ' * self.seeded
         return Guarantee(
             procedure='collective certificate by smoothing',
             promise=(
-                f'{self.guaranteed} of {self.num_targets} predictions of the '
-                'smoothed classifier stay at once, for up to '
+                f'{lead}{self.guaranteed} of {self.num_targets} predictions '
+                'of the smoothed classifier stay at once, for up to '
                 f'{self.edges[0]} added and {self.edges[1]} deleted edges, '
                 f'{self.features[0]} added and {self.features[1]} deleted '
                 f'entries of the features{at_most} together, with confidence '
@@ -132,6 +141,7 @@ class CollectiveCertificate(SpeaksOf, Report):
                 'predictions are those of the smoothed classifier',
                 f'the model has at most {self.hops} rounds of messages, '
                 f"weighted by the {self.degrees}'s degree (probed)",
+                *self.named,
             ),
             not_covered=(
                 'the model without smoothing',
@@ -379,6 +389,8 @@ def certify_collective(
             f'up to {_PROBES} changes of each kind right outside of the '
             'fields of nodes moved no bit of their outputs',
         ),
+        named=report.named,
+        seeded=report.seeded,
     )
 
 

@@ -29,17 +29,17 @@ the same signs.)
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing
 
+from pyg_trust import rng
 from pyg_trust._checks import check_instance
 from pyg_trust._identity import check_process, identity
+from pyg_trust.certificates.as_built import check_as_built, check_blind
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.diffusion import (
     check_alpha,
@@ -50,26 +50,6 @@ from pyg_trust.functional.diffusion import (
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
-
-# What a model may have of its own, as it sees no edge.
-_FREE = (
-    '__init__',
-    '__repr__',
-    'collect',
-    'extra_repr',
-    'logits',
-    'reset_parameters',
-    '_jinja_propagate',
-    '_orig_propagate',
-)
-_STATE_HOOKS = (
-    '_state_dict_hooks',
-    '_state_dict_pre_hooks',
-    '_load_state_dict_pre_hooks',
-    '_load_state_dict_post_hooks',
-    '_backward_hooks',
-    '_backward_pre_hooks',
-)
 
 
 @dataclass(frozen=True)
@@ -158,6 +138,14 @@ class Deployed:
             threat (ThreatModel): the attacker, who sees the graph without.
         """
         plain = threat.perturbations
+        limit = self.normalization == 'sym' and self.K is None
+        if limit and not threat.undirected and bool(plain.budget.any()):
+            raise ValueError(
+                "'threat' needs undirected=True for a model with "
+                "normalization='sym' and K=None, which takes undirected "
+                'graphs alone (got a directed attacker): there is no '
+                'prediction to certify after one direction has flipped'
+            )
         if not self.self_loops:
             return plain
         graph, n = plain.graph.with_self_loops(), plain.num_nodes
@@ -199,6 +187,8 @@ class Deployed:
             said,
             f'taken from the {self.name} itself, in evaluation mode, and its '
             f'roundoff in {self.kind} is accounted for',
+            'what makes its logits reads no graph from anywhere else (files, '
+            'attributes of imported modules)',
         )
 
     @classmethod
@@ -224,9 +214,10 @@ class Deployed:
             ValueError: if the model computes something else than it says, or
                 the threat is about another graph.
         """
-        _check_model(model)
+        check_as_built(model)
         check_process()
         check_instance('data', data, Data)
+        check_blind(model, data.get('edge_index'))
         found = CSRGraph.convert(data).to('cpu')
         weight = found.weight
         if weight is not None and bool(weight.ne(1).any()):
@@ -242,11 +233,17 @@ class Deployed:
                 "'data' and 'threat' need to be about the same graph (got "
                 f'{found} and {graph})'
             )
+        before = identity(model)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
-                logits, scores = _run(model, data)
+                graph_of = data.edge_index if 'edge_index' in data else data
+                logits, scores = _run(model, data, graph_of)
+                # And in a graph that nobody knows beforehand.
+                other = _drawn(graph, model.normalization == 'sym')
+                edges = torch.stack([other.row, other.col]).to(logits.device)
+                moved = _run(model, data, edges)
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -260,88 +257,39 @@ class Deployed:
             logits.dtype,
             scores.argmax(1).cpu(),
             type(model).__name__,
-            identity(model),
+            before,
         )
         _check_scores(made, scores.cpu().double(), graph)
+        if not torch.equal(moved[0], logits):
+            raise ValueError(
+                "'model' needs the same logits at every call (got others "
+                'when it was called with another graph)'
+            )
+        _check_scores(made, moved[1].cpu().double(), other)
+        if identity(model) != before:
+            raise ValueError(
+                "'model' needs to stay as it is when it is called (its "
+                'attributes are others now: what it keeps of a call may act '
+                'in a later one)'
+            )
         return made
 
 
-def _check_model(model: Any) -> None:
-    if not isinstance(model, PageRankDiffusion):
-        raise TypeError(
-            "'model' needs to be linear in PageRank for an exact certificate "
-            '(pyg_trust.nn.PPNP, LabelPropagation, FeaturePropagation) or '
-            f'logits (got {type(model).__name__})'
-        )
-    kind = type(model)
-    base = LabelPropagation if isinstance(model, LabelPropagation) else PPNP
-    if not isinstance(model, base):
-        raise TypeError(
-            "'model' needs logits: a PPNP, LabelPropagation or "
-            f'FeaturePropagation (got {kind.__name__})'
-        )
-    if isinstance(model, LabelPropagation) and model.layers is not None:
-        raise TypeError(
-            "'model' needs to be linear in PageRank: "
-            'LabelPropagation(num_classes=...) (got one in layers, '
-            f'{model})'
-        )
-    for name in _overridden(model, base):
-        raise TypeError(
-            f"'model' needs the {name!r} of {base.__name__}, which is what "
-            f'is certified (got one of its own, {kind.__name__})'
-        )
-    # One that only acts in other graphs leaves the scores of this one alone.
-    for name, hooks in vars(model).items():
-        if name.endswith('_hooks') and name not in _STATE_HOOKS and hooks:
-            raise ValueError(
-                "'model' needs to return the PageRank diffusion of its "
-                'logits with no hook on it, which could act in a perturbed '
-                f'graph alone (got {len(hooks)} in {name!r})'
-            )
-    if model.flow != 'target_to_source':
-        raise ValueError(
-            "'model' needs flow='target_to_source', along out-edges (got "
-            f'{model.flow!r})'
-        )
-    if model.aggr not in ('add', 'sum'):
-        raise ValueError(
-            f"'model' needs aggr='add' to be PageRank (got {model.aggr!r})"
-        )
+def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
+    # Two thirds of the edges, each direction by itself or both together.
+    row, col, n = graph.row, graph.col, graph.num_nodes
+    pair = row * n + col
+    if symmetric:
+        pair = torch.minimum(row, col) * n + torch.maximum(row, col)
+    word = rng.derive_each(rng.resolve_secret(None), pair)
+    keep = word % 3 != 0
+    return CSRGraph.convert(torch.stack([row[keep], col[keep]]), n)
 
 
-def _overridden(model: PageRankDiffusion, base: type) -> Iterator[str]:
-    # What a subclass or an instance does in its own way: whatever calls,
-    # but what makes the logits, and makes and prints the model.
-    for kind in type(model).__mro__:
-        if kind is base:
-            break
-        for name, value in vars(kind).items():
-            if name == 'propagate':
-                # PyG compiles one for each class, of the one it finds.
-                value = vars(kind).get('_orig_propagate', value)
-            if (
-                name not in _FREE
-                and callable(value)
-                and value is not getattr(base, name, value)
-                and value is not getattr(MessagePassing, name, value)
-            ):
-                yield name
-    for name, value in vars(model).items():
-        # An explainer that is done leaves the one of the class behind.
-        made = getattr(value, '__func__', value)
-        if (
-            name not in _FREE
-            and callable(value)
-            and hasattr(base, name)
-            and made is not getattr(type(model), name)
-        ):
-            yield name
-
-
-def _run(model: PageRankDiffusion, data: Data) -> tuple[Tensor, Tensor]:
+def _run(
+    model: PageRankDiffusion, data: Data, graph: Any
+) -> tuple[Tensor, Tensor]:
     # The logits and the scores of all nodes.
-    graph = data.edge_index if 'edge_index' in data else data
     if isinstance(model, LabelPropagation):
         if data.get('y') is None:
             raise ValueError("'data' needs to have labels, 'y'")

@@ -1,5 +1,6 @@
 """Division and voting: certain certificates for any classifier."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,13 @@ from pyg_trust._identity import (
     check_process,
     identity,
 )
-from pyg_trust.certificates.sampling import check_uncached, evaluating
+from pyg_trust.certificates.sampling import (
+    APART,
+    check_uncached,
+    differ,
+    evaluating,
+    fresh_copy,
+)
 from pyg_trust.certificates.votes import is_right
 from pyg_trust.functional.voting import (
     certified_mean,
@@ -53,6 +60,15 @@ _TOGETHER = 256
 # How many views of each batch, drawn at random, are asked alone as well.
 _RANDOM = 3
 _SHOWN = (1, 2, 5, 10)
+_RANDOM_MODEL = (
+    "'model' needs to be the same function at every call (got another output "
+    'for the same view in evaluation mode)'
+)
+_STATEFUL = (
+    "'model' needs to be the same function at every call (it keeps something "
+    'of what it is called with, and a copy that no call has changed gives '
+    'another output)'
+)
 _PROTECTED = {
     'edges': 'undirected edges, inserted or deleted',
     'nodes': (
@@ -344,11 +360,15 @@ class Divided(Module):
             raise ValueError(
                 f"'by' needs to be another division for {task} (got {by!r})"
             )
+        found = identity(self.model, self.transform)
+        fresh, alone = fresh_copy((self.model, self.transform)), False
         with evaluating(self.model):
             if task == 'nodes':
                 logits = self._nodes(graphs[0])
             else:
-                logits = self._graphs(graphs)
+                logits, alone = self._graphs(graphs)
+            if identity(self.model, self.transform) != found:
+                self._check_stateless(graphs, task, logits, fresh)
         # Whatever is not finite says the first class, always.
         logits = torch.where(
             logits.isfinite().all(2, keepdim=True), logits, 0.0
@@ -365,7 +385,6 @@ class Divided(Module):
             'vote': self.vote,
             'seed': self.division.seed,
         }
-        found = identity(self.model, self.transform)
         parts: list[Any] = [found]
         for graph in graphs:
             parts += [graph.x, graph.edge_index, graph.get('n_id')]
@@ -381,18 +400,24 @@ class Divided(Module):
             model_digest=found,
             weights=fingerprint_model(self.model.state_dict()),
             data=fingerprint_data(graphs),
-            checked=self._checks(task),
+            checked=self._checks(task, alone),
             provenance=provenance(**settings),
             **settings,  # type: ignore[arg-type]
         )
 
-    def _checks(self, task: str) -> tuple[str, ...]:
+    def _checks(self, task: str, alone: bool) -> tuple[str, ...]:
         # What stops a vote where it does not hold, and so was found.
         lines = ['the model gave the same output for the same view twice']
-        if task == 'graphs':
+        if alone:
             lines.append(
-                'views gave the same outputs alone as among others: the '
-                'extreme ones, and some of every batch drawn at random'
+                'views went through the model one at a time, as their outputs '
+                'among others were different'
+            )
+        elif task == 'graphs':
+            lines.append(
+                'views gave the same outputs alone as among others (within '
+                f'{APART:g} of the largest): the extreme ones, and some of '
+                'every batch drawn at random'
             )
         elif self.division.by == 'nodes':
             lines.append(
@@ -401,6 +426,31 @@ class Divided(Module):
                 'they were, to the bit'
             )
         return tuple(lines)
+
+    def _check_stateless(
+        self,
+        graphs: list[Data],
+        task: str,
+        logits: Tensor,
+        fresh: tuple[Module, Any] | None,
+    ) -> None:
+        # Calls have left something in the model: each view by itself, by a
+        # copy that no call has changed.
+        for number, row in enumerate(logits):
+            found = [row] if task == 'nodes' else row.unsqueeze(1)
+            for graph, old in zip(graphs, found, strict=True):
+                made = self.division.view(graph, number)
+                if not made.num_nodes:
+                    continue
+                model, transform = copy.deepcopy(fresh) or (None, None)
+                if model is None:
+                    raise ValueError(_STATEFUL)
+                made = made if transform is None else transform(made)
+                inputs = [made.x, made.edge_index]
+                if task == 'graphs':
+                    inputs.append(made.edge_index.new_zeros(made.num_nodes))
+                if differ(old, model(*inputs).to(old)):
+                    raise ValueError(_STATEFUL)
 
     def _call(self, graph: Data, *batch: Tensor) -> Tensor:
         out = self.model(graph.x, graph.edge_index, *batch)
@@ -429,14 +479,11 @@ class Divided(Module):
             self._call(self._view(data, i))
             for i in range(self.division.num_views)
         ]
-        if not torch.equal(made[0], self._call(self._view(data, 0))):
-            raise ValueError(
-                "'model' needs to be the same function at every call (got "
-                'another output for the same view in evaluation mode)'
-            )
+        if not _same(made[0], self._call(self._view(data, 0))):
+            raise ValueError(_RANDOM_MODEL)
         return torch.stack(made)
 
-    def _graphs(self, graphs: list[Data]) -> Tensor:
+    def _graphs(self, graphs: list[Data]) -> tuple[Tensor, bool]:
         views = range(self.division.num_views)
         every = [self._view(graph, i) for i in views for graph in graphs]
         full = [i for i, view in enumerate(every) if view.num_nodes]
@@ -445,18 +492,15 @@ class Divided(Module):
         out = self._batches([every[i] for i in full], _TOGETHER)
         some = _asked_alone([every[i] for i in full])
         alone = torch.cat([self._together([every[full[i]]]) for i in some])
-        if not torch.equal(self._together([every[full[some[0]]]]), alone[:1]):
-            raise ValueError(
-                "'model' needs to be the same function at every call (got "
-                'another output for the same view in evaluation mode)'
-            )
-        scale = 1e-4 * max(float(alone.abs().max()), 1e-30)
-        if not bool(((alone - out[some]).abs() <= scale).all()):
+        if not _same(self._together([every[full[some[0]]]]), alone[:1]):
+            raise ValueError(_RANDOM_MODEL)
+        differs = differ(alone, out[some])
+        if differs:
             out = self._batches([every[i] for i in full], 1)
         # A view without a node votes, too: for the first class.
         made = torch.zeros(len(every), out.size(1))
         made[full] = out.cpu().to(made.dtype)
-        return made.view(len(views), len(graphs), -1)
+        return made.view(len(views), len(graphs), -1), differs
 
     def _batches(self, views: list[Data], step: int) -> Tensor:
         parts = [
@@ -468,6 +512,13 @@ class Divided(Module):
     def _together(self, views: list[Data]) -> Tensor:
         batch = Batch.from_data_list(views)
         return self._call(batch, batch.batch)
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    # To the bit. What is no number is the same as itself.
+    return one.shape == two.shape and bool(
+        ((one == two) | (one.isnan() & two.isnan())).all()
+    )
 
 
 def _asked_alone(views: list[Data]) -> list[int]:

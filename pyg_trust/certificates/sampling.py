@@ -1,9 +1,9 @@
 """Votes of a model over noisy copies of a graph."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from pyg_trust.certificates.lazy import LinearFeatures
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import quiet_sparse, sparse_rows
 from pyg_trust.transforms.flip_bits import (
+    KINDS,
     BitFlips,
     NoisyCopies,
     edge_index_of,
@@ -22,8 +23,13 @@ from pyg_trust.transforms.flip_bits import (
 
 # Bytes of the copies that go through the model together.
 _BYTES = 2**28
-# How far outputs may move with the batch, relative to the largest.
-_APART = 1e-4
+#: How far outputs may move with the batch, relative to the largest.
+APART = 1e-4
+# How many copies have to be those of the clean graph to be suspicious.
+_HIDDEN = 16
+
+
+Parts = TypeVar('Parts')
 
 
 class Pipeline(NamedTuple):
@@ -78,14 +84,15 @@ def check_uncached(model: Module) -> None:
             )
 
 
-def fresh_copy(model: Module) -> Module | None:
+def fresh_copy(parts: Parts) -> Parts | None:
     """A copy that no call has changed yet, nothing if there can be none.
 
     Args:
-        model (Module): the model.
+        parts (tuple): a model and what is called around it; what they share
+            is shared by the copies.
     """
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(parts)
     except (RuntimeError, TypeError):
         return None
 
@@ -98,12 +105,20 @@ class Sampler:
         data (Data): the graph.
         noise (BitFlips): the noise.
         seed (int): the seed.
+        fresh (Pipeline, optional): a copy of the pipeline that no call has
+            changed. (default: :obj:`None`)
     """
 
     def __init__(
-        self, pipeline: Pipeline, data: Data, noise: BitFlips, seed: int
+        self,
+        pipeline: Pipeline,
+        data: Data,
+        noise: BitFlips,
+        seed: int,
+        fresh: Pipeline | None = None,
     ) -> None:
         self.pipeline, self.data, self.seed = pipeline, data, seed
+        self.fresh = fresh
         self.copies = NoisyCopies(data, noise)
         parameter = next(pipeline.model.parameters(), None)
         self.device = (
@@ -149,12 +164,14 @@ class Sampler:
         # PyG's own batches: anything may be in the data.
         return self._called(self._drawn(first, count))
 
-    def _drawn(self, first: int, count: int) -> list[Data]:
+    def _drawn(
+        self, first: int, count: int, kinds: Sequence[str] = KINDS
+    ) -> list[Data]:
         n = self.copies.num_nodes
         edges = features = None
-        if self.copies.edges is not None:
+        if self.copies.edges is not None and 'edges' in kinds:
             edges = self.copies.draw_edges(self.seed, first, count)
-        if self.copies.features is not None:
+        if self.copies.features is not None and 'features' in kinds:
             features = self.copies.draw_features(self.seed, first, count)
         made = []
         for s in range(count):
@@ -309,34 +326,101 @@ class Sampler:
             ValueError: if the model is random in evaluation mode, or what it
                 says depends on what it was called with before.
         """
-        fresh = fresh_copy(self.pipeline.model)
         alone = [self.logits(s, 1, True)[0] for s in range(together)]
         again = self.logits(0, 1, True)[0]
-        if _differ(alone[0], again):
+        if differ(alone[0], again):
             raise ValueError(
                 "'model' needs to be the same function at every call (got "
                 'another output for the same copy in evaluation mode)'
             )
-        if fresh is not None and self.pipeline.forward is None:
-            other = copy.copy(self)
-            other.pipeline = self.pipeline._replace(model=fresh)
-            if _differ(alone[-1], other.logits(together - 1, 1, True)[0]):
-                raise ValueError(
-                    "'model' needs to be the same function at every call (got "
-                    'another output for the same copy after other ones: it '
-                    'keeps something of what it is called with)'
-                )
+        for number, found in enumerate(alone):
+            self._compare_fresh(number, found)
         batch = self.logits(0, together)
         # Copies are alike, so that what is mixed up among them may not show.
         before, after = self._strangers()
         mixed = self._called([before, *self._drawn(0, together), after])
         apart = mixed.view(together + 2, self.rows, -1)[1:-1]
-        if any(map(_differ, alone, batch)) or any(map(_differ, alone, apart)):
+        if any(map(differ, alone, batch)) or any(map(differ, alone, apart)):
             return (
                 'one copy at a time, without sparse matrices: outputs of '
                 'the model depend on what else is in its batch'
             )
         return ''
+
+    def _compare_fresh(self, number: int, found: Tensor) -> None:
+        # What a copy of the pipeline gives that no call has changed.
+        if self.fresh is None:
+            return
+        if differ(found, self.as_new().logits(number, 1, True)[0]):
+            raise ValueError(
+                "'model' needs to be the same function at every call (got "
+                f'another output for copy {number} after other ones: it or '
+                'what is called around it keeps something of its calls)'
+            )
+
+    def as_new(self) -> 'Sampler':
+        """One whose pipeline no call has changed.
+
+        Raises:
+            ValueError: if there can be none.
+        """
+        if self.fresh is None:
+            raise ValueError(
+                "'model' needs to be one that can be copied "
+                '(copy.deepcopy), or to keep nothing of its calls (got one '
+                'whose attributes have changed)'
+            )
+        made = copy.copy(self)
+        made.pipeline, made._products = copy.deepcopy(self.fresh), {}
+        return made
+
+    def hides(self, kind: str) -> bool:
+        """Whether no output shows the noise, to the bit.
+
+        Args:
+            kind (str): ``'edges'`` or ``'features'``.
+        """
+        clean = self.data.clone()
+        clean.num_nodes = self.copies.num_nodes
+        expected, changed = self._called([clean]), 0
+        for number in range(_HIDDEN):
+            noisy = self._drawn(number, 1, (kind,))[0]
+            if kind == 'edges':
+                both = [noisy.edge_index, self.data.edge_index.cpu()]
+                n = clean.num_nodes
+                one, two = ((e[0] * n + e[1]).sort().values for e in both)
+            else:
+                one, two = noisy.x, self.data.x
+            if torch.equal(one, two):
+                continue
+            changed += 1
+            if not _same(self._called([noisy]), expected):
+                return False
+        return changed >= _HIDDEN // 4
+
+    def constant(self) -> list[str]:
+        """What a transform makes, the same for all copies, to the bit."""
+        transform = self.pipeline.transform
+        if transform is None:
+            return []
+        clean = self.data.clone()
+        clean.num_nodes = self.copies.num_nodes
+        old = clean.to_dict()
+        made = transform(clean).to_dict()
+        names = [
+            name
+            for name, value in made.items()
+            if isinstance(value, Tensor) and value is not old.get(name)
+        ]
+        for noisy in self._drawn(0, 3):
+            found = transform(noisy).to_dict()
+            names = [
+                name
+                for name in names
+                if isinstance(found.get(name), Tensor)
+                and _same(found[name], made[name])
+            ]
+        return names
 
     def votes(
         self,
@@ -346,6 +430,7 @@ class Sampler:
         bar: tqdm,
         plain: bool = False,
         place: tuple[int, int] = (0, 1),
+        as_new: bool = False,
     ) -> Tensor | None:
         """How many copies vote for each class: ``[rows, C + 1]``.
 
@@ -361,6 +446,8 @@ class Sampler:
             place (tuple[int, int]): the number of a process, and how many
                 share the batches; nothing comes back where it has none.
                 (default: :obj:`(0, 1)`)
+            as_new (bool): whether each batch goes through a copy of the
+                model that no call has changed. (default: :obj:`False`)
 
         Raises:
             ValueError: if a copy has another output alone, and after all
@@ -375,7 +462,8 @@ class Sampler:
         last = min(own[0] + batch_size, first + count) - 1
         for start in own:
             number = min(batch_size, first + count - start)
-            logits = self.logits(start, number, plain)
+            source = self.as_new() if as_new else self
+            logits = source.logits(start, number, plain)
             classes = logits.size(2)
             if total is None:
                 early = logits[-1].clone()
@@ -392,7 +480,7 @@ class Sampler:
             bar.update(number)
         assert total is not None
         assert early is not None
-        if _differ(early, self.logits(last, 1, True)[0]):
+        if differ(early, self.logits(last, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call, however "
                 f'many copies there are (got another output for copy {last} '
@@ -401,7 +489,20 @@ class Sampler:
         return total
 
 
-def _differ(one: Tensor, two: Tensor) -> bool:
+def _same(one: Tensor, two: Tensor) -> bool:
+    # To the bit. What is no number is the same as itself.
+    return one.shape == two.shape and bool(
+        ((one == two) | (one.isnan() & two.isnan())).all()
+    )
+
+
+def differ(one: Tensor, two: Tensor) -> bool:
+    """Whether outputs are others, by more than rounding in a batch.
+
+    Args:
+        one (Tensor): outputs.
+        two (Tensor): outputs of what may be the same.
+    """
     if one.shape != two.shape:
         return True
     finite = one.isfinite()
@@ -409,7 +510,7 @@ def _differ(one: Tensor, two: Tensor) -> bool:
         return True
     scale = one[finite].abs().max() if bool(finite.any()) else one.new_ones(1)
     apart = (one - two)[finite].abs()
-    return bool((apart > _APART * scale).any())
+    return bool((apart > APART * scale).any())
 
 
 def _rows(

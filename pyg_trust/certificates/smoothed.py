@@ -31,6 +31,7 @@ from pyg_trust.certificates.sampling import (
     Sampler,
     check_uncached,
     evaluating,
+    fresh_copy,
 )
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.distributed import (
@@ -260,6 +261,7 @@ def certify_smoothed(
                     classes=classes,
                     tolerance=tolerance + run.slack,
                     seed=key,
+                    seeded=seed is not None,
                 )
                 if until and bool(made.certified(**until).all()):
                     break
@@ -329,23 +331,58 @@ class _Run:
     ) -> None:
         self.pipeline, self.noise = pipeline, noise
         self.graphs, self.note = graphs, ''
+        self.digest = self._identity()
+        fresh = fresh_copy(pipeline)
         self.samplers = [
             Sampler(
                 pipeline,
                 graph,
                 noise,
                 rng.derive(seed, number) if pipeline.graphs else seed,
+                fresh,
             )
             for number, graph in enumerate(graphs)
         ]
         self.slack = max(sampler.copies.slack for sampler in self.samplers)
         self.place = rank_and_size() if over_ranks else (0, 1)
-        self.note = from_first(self._checked, self.place[1])
+        self.note, self.named = from_first(self._checked, self.place[1])
         self.batch_size = 1 if self.note else batch_size
 
-    def _checked(self) -> str:
-        notes = (sampler.check() for sampler in self.samplers[:3])
-        return next(filter(None, notes), '')
+    def _identity(self) -> str:
+        pipe = self.pipeline
+        return identity(pipe.model, pipe.transform, pipe.forward)
+
+    def _checked(self) -> tuple[str, tuple[str, ...]]:
+        some, pipe = self.samplers[:3], self.pipeline
+        notes = [sampler.check() for sampler in some]
+        named = []
+        for kind in self.noise.noisy:
+            if not all(sampler.hides(kind) for sampler in some):
+                continue
+            around = ' or '.join(
+                repr(name)
+                for name in ('transform', 'forward')
+                if getattr(pipe, name) is not None
+            )
+            if around:
+                raise ValueError(
+                    f'{around} needs to pass on the noise on the {kind} (got '
+                    'the outputs of the clean graph, to the bit, for each '
+                    f'noisy copy): what was computed from the clean {kind} '
+                    'does not change with them here, and would when they are '
+                    'attacked'
+                )
+            named.append(
+                f'no output of the model changes with the {kind}: nor was '
+                f'anything that it is given computed from the {kind}'
+            )
+        for name in some[0].constant():
+            named.append(
+                f"{name!r}, which 'transform' makes, is the same in every "
+                'noisy copy as in the clean graph, to the bit: it is not '
+                'computed from what may change'
+            )
+        return next(filter(None, notes), ''), tuple(named)
 
     def votes(
         self, first: int, count: int, rows: Tensor | None, bar: tqdm
@@ -371,6 +408,26 @@ class _Run:
     def _own_votes(
         self, first: int, count: int, bar: tqdm
     ) -> list[Tensor | None]:
+        made = self._counted(first, count, bar, False)
+        if self._identity() == self.digest:
+            return made
+        # Calls leave something in the model: it may not matter.
+        with tqdm(disable=True) as quiet:
+            again = self._counted(first, count, quiet, True)
+        for one, two in zip(made, again, strict=True):
+            if one is None or two is None:
+                continue
+            if not torch.equal(one, two):
+                raise ValueError(
+                    "'model' needs to be the same function at every call "
+                    '(it keeps something of what it is called with, and a '
+                    'copy that no call has changed has other votes)'
+                )
+        return made
+
+    def _counted(
+        self, first: int, count: int, bar: tqdm, as_new: bool
+    ) -> list[Tensor | None]:
         # A graph's first batch is the next process's.
         (rank, size), made = self.place, []
         for number, sampler in enumerate(self.samplers):
@@ -378,7 +435,8 @@ class _Run:
             place = (rank - number) % size, size
             made.append(
                 sampler.votes(
-                    first, count, together, bar, bool(self.note), place
+                    *(first, count, together, bar, bool(self.note), place),
+                    as_new,
                 )
             )
         return made
@@ -430,6 +488,7 @@ def _report(
         },
         noise=noise,
         note=run.note,
+        named=run.named,
         advice=_EXACT if _is_linear(pipe.model) else '',
         fingerprint=digest(pipe.model, run.graphs),
         model_digest=identity(pipe.model, pipe.transform, pipe.forward),

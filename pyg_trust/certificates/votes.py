@@ -1,5 +1,6 @@
 """Reports of certificates by smoothing: what follows from the votes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +9,25 @@ from torch import Tensor
 
 from pyg_trust._checks import check_choice, check_integer, check_tensor
 from pyg_trust._identity import UNSEEN, SpeaksOf
-from pyg_trust.functional.smoothing import certified, check_radius, regions_at
+from pyg_trust.functional.confidence import answering_probability
+from pyg_trust.functional.smoothing import (
+    FlipRegions,
+    certified,
+    check_radius,
+    regions_at,
+    worst_case_probability,
+)
 from pyg_trust.functional.voting import tallies
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips
 
 _SHOWN = (1, 2, 5, 10)
+#: How a report begins whose noisy copies came from a seed.
+SEEDED_COPIES = (
+    'not certified: seeded (the noisy copies come from an explicit seed, and '
+    'whoever knows or guesses the seed can choose a model that they flatter)'
+)
 
 
 def is_right(
@@ -46,8 +59,9 @@ class SmoothedCertificate(SpeaksOf, Report):
 
     It speaks of the *smoothed* classifier, the likeliest class of the model
     over noisy copies of its input, not of the model itself: predict with
-    :obj:`predicted`, or with :class:`SmoothedClassifier`. One run serves all
-    radii and budgets.
+    :obj:`predicted`, or with :class:`SmoothedClassifier`, which may abstain
+    where a class stays (:meth:`answered` tells where it does not). One run
+    serves all radii and budgets.
     """
 
     targets: Tensor
@@ -95,6 +109,11 @@ class SmoothedCertificate(SpeaksOf, Report):
     """SHA-256 of the graphs that were handed in."""
     checked: tuple[str, ...] = ()
     """How the model was tried out on this run."""
+    named: tuple[str, ...] = ()
+    """What the noise did not change, and so has to be unchanged by attacks."""
+    seeded: bool = False
+    """Whether the copies came from an explicit seed: then nothing is
+    certified."""
 
     def certified(
         self,
@@ -114,8 +133,64 @@ class SmoothedCertificate(SpeaksOf, Report):
             ValueError: on a negative budget, or one of a kind that has no
                 noise.
         """
-        budget = self._budget(edges, features)
         made = torch.zeros(self.targets.numel(), dtype=torch.bool)
+        for which, regions in self._regions(edges, features):
+            made[which] = certified(
+                self.p_lower[which],
+                self.p_upper[which] if self.classes == 'all' else None,
+                regions,
+                tolerance=self.tolerance,
+            )
+        return made & (self.predicted >= 0)
+
+    def answered(
+        self,
+        *,
+        edges: tuple[int, int] = (0, 0),
+        features: tuple[int, int] = (0, 0),
+    ) -> Tensor:
+        r"""Where the deployed classifier also answers: ``[num_targets]``.
+
+        A class that stays is the likeliest one of the noisy copies of every
+        admissible graph. :class:`SmoothedClassifier`, which draws copies of
+        its own, may still abstain there, as that class may be likeliest by
+        little. Here it does not: with these numbers of samples, a run on any
+        admissible graph returns the class, each of them with probability
+        :math:`1 - \alpha` (:obj:`alpha`) at least.
+
+        Args:
+            edges (tuple[int, int]): as in :meth:`certified`.
+                (default: :obj:`(0, 0)`)
+            features (tuple[int, int]): as there. (default: :obj:`(0, 0)`)
+
+        Raises:
+            ValueError: as :meth:`certified`; or if the run was adaptive, so
+                that the number of samples is another one in another graph.
+        """
+        if self.look:
+            raise ValueError(
+                "'answered' needs a run with one number of samples (got one "
+                "that ended 'until' a budget was certified)"
+            )
+        needed = answering_probability(
+            self.num_samples,
+            self.num_selection,
+            self.alpha / 2 if self.classes == 'all' else self.alpha,
+            self.alpha,
+            self.tolerance,
+        )
+        made = self.certified(edges=edges, features=features)
+        for which, regions in self._regions(edges, features):
+            low = (self.p_lower[which] - self.tolerance).clamp(min=0)
+            left = worst_case_probability(low, regions) - self.tolerance
+            made[which] &= left > needed
+        return made
+
+    def _regions(
+        self, edges: tuple[int, int], features: tuple[int, int]
+    ) -> Iterator[tuple[Tensor, FlipRegions]]:
+        # Targets with the same cells, and the regions of a budget for them.
+        budget, total = self._budget(edges, features), self.targets.numel()
         # No more zeros can be set than there are, nor ones deleted.
         clipped = torch.cat(
             [
@@ -125,18 +200,10 @@ class SmoothedCertificate(SpeaksOf, Report):
             dim=1,
         )
         for row in clipped.unique(dim=0):
-            which = (clipped == row).all(1).expand(made.numel())
+            which = (clipped == row).all(1).expand(total)
             radius = [tuple(pair) for pair in row.view(-1, 2).tolist()]
-            regions = regions_at(
-                [getattr(self.noise, kind) for kind in budget], radius
-            )
-            made[which] = certified(
-                self.p_lower[which],
-                self.p_upper[which] if self.classes == 'all' else None,
-                regions,
-                tolerance=self.tolerance,
-            )
-        return made & (self.predicted >= 0)
+            noise = [getattr(self.noise, kind) for kind in budget]
+            yield which, regions_at(noise, radius)
 
     def certified_ratio(
         self,
@@ -246,6 +313,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         """That classes stay, with confidence, and for which classifier."""
         total, parts = self.targets.numel(), []
         counts: dict[str, int] = {}
+        answers: dict[str, int] = {}
         names = {'edges': 'edges', 'features': 'entries of the features'}
         if not self.noise.directed:
             names['edges'] = 'undirected edges'
@@ -254,17 +322,24 @@ class SmoothedCertificate(SpeaksOf, Report):
                 count = int(self.certified(**{kind: radius}).sum())
                 name = f'{kind}_added_{radius[0]}_deleted_{radius[1]}'
                 counts[name] = count
+                if not self.look:
+                    answers[name] = int(self.answered(**{kind: radius}).sum())
                 parts.append(
                     f'{count} for up to {radius[0]} added and {radius[1]} '
                     f'deleted {names[kind]}'
                 )
+        told = [
+            f'{count} at {name.replace("_", " ")}'
+            for name, count in answers.items()
+        ]
+        lead = f'{SEEDED_COPIES}; with secret copies, ' * self.seeded
         each = (
             'all together' if self.per == 'all' else 'each of them by itself'
         )
         return Guarantee(
             procedure='certificate by smoothing',
             promise=(
-                f"the smoothed classifier's class stays, of {total} "
+                f"{lead}the smoothed classifier's class stays, of {total} "
                 f'{self.task}: {"; ".join(parts)}; with confidence '
                 f'{self.confidence:g}, {each} '
                 f'({self.num_abstained} abstain)'
@@ -276,9 +351,18 @@ class SmoothedCertificate(SpeaksOf, Report):
                 'the random bits were unknown to whoever chose model and '
                 'data, and one run was made, or the worst of all reported',
                 'rounding in the model does not depend on the batch',
+                *self.named,
             ),
             not_covered=(
                 'the model without smoothing',
+                'that the deployed classifier answers where its class stays: '
+                'it may abstain there, which is no other class'
+                + (
+                    f' ({"; ".join(told)} also have an answer, each in each '
+                    f'run with probability {1 - self.alpha:.6g} at least)'
+                    if answers
+                    else ''
+                ),
                 *UNSEEN,
                 'changes of the training data',
                 'new nodes, self-loops and parallel edges, and changes of '
@@ -303,6 +387,7 @@ class SmoothedCertificate(SpeaksOf, Report):
                 'num_classes': self.votes.size(1) - 1,
                 'tallies': self._tallies(),
                 'certified': counts,
+                'answered': answers,
                 'data_fields': list(DATA_FIELDS),
             },
             checked=self.checked,
@@ -331,6 +416,7 @@ class SmoothedCertificate(SpeaksOf, Report):
     def __str__(self) -> str:
         total = self.targets.numel()
         lines = [
+            *([SEEDED_COPIES] * self.seeded),
             f'smoothed classifier, {self.noise}',
             f'{total} {self.task}, {self.num_abstained} abstain; '
             f'{self.num_samples} samples, confidence {self.confidence:g} '
@@ -347,4 +433,5 @@ class SmoothedCertificate(SpeaksOf, Report):
                     f'certified, {side} of {kind}: {", ".join(counts)}'
                 )
         notes = [text for text in (self.note, self.advice) if text]
+        notes += self.named
         return '\n'.join([*lines, *notes])

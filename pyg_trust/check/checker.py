@@ -221,7 +221,8 @@ def _check_fields(each: Guarantee) -> Said:
         if not close(limit, math.inf if target is None else target):
             yield FAILS, f'epsilon: the budget is {target}, not {limit:.6g}'
     if each.values.get('seeded') or SEEDED in each.promise:
-        yield FAILS, 'the noise comes from a seed: nothing is private'
+        what = 'certified' if each.kind == 'robustness' else 'private'
+        yield FAILS, f'the noise comes from a seed: nothing is {what}'
     if each.kind == 'privacy':
         yield from _check_sentence(each)
         yield from check_epsilon(each)

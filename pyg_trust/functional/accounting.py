@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from pyg_trust._checks import check_choice, check_integer, check_positive
 from pyg_trust.functional import pld
@@ -347,8 +347,8 @@ def _pair(lam: float, q: float, step: float) -> pld.Masses:
     n = max(1, math.ceil(top / step))
     edge = step * np.arange(n + 1)
     x = unamplify(edge, q) / mu
-    tail_q = ndtr(-x - mu / 2)
-    tail_p = q * ndtr(-x + mu / 2) + (1 - q) * tail_q
+    tail_q = scipy.special.ndtr(-x - mu / 2)
+    tail_p = q * scipy.special.ndtr(-x + mu / 2) + (1 - q) * tail_q
     in_p, in_q = -np.diff(tail_p), -np.diff(tail_q)
     mass = np.zeros(2 * n + 1)
     # Above zero: a cell with (in_p, in_q) goes to its two ends.
@@ -362,7 +362,7 @@ def _pair(lam: float, q: float, step: float) -> pld.Masses:
     mass[:n] += lower[::-1]
     mass[1 : n + 1] += (in_q - lower)[::-1]
     mass[0] += tail_q[-1]
-    mass[n] += (1 - q) * (2 * ndtr(mu / 2) - 1)
+    mass[n] += (1 - q) * (2 * scipy.special.ndtr(mu / 2) - 1)
     return pld.Masses(mass, -n, float(tail_p[-1]))
 
 

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import betainc, betaincinv
 from torch import Tensor
 
 from pyg_trust._checks import (
@@ -58,13 +58,15 @@ def clopper_pearson(
         k = num_samples - k
     rest = num_samples - k + 1
     some = np.maximum(k, 1.0)
-    bound = betaincinv(some, rest, alpha) * (1 - 1e-12)
+    bound = scipy.special.betaincinv(some, rest, alpha) * (1 - 1e-12)
     for _ in range(64):
-        high = betainc(some, rest, bound) > alpha
+        high = scipy.special.betainc(some, rest, bound) > alpha
         if not high.any():
             break
         bound = np.where(high, bound * (1 - 1e-9), bound)
-    bound = np.where((k > 0) & (betainc(some, rest, bound) <= alpha), bound, 0)
+    bound = np.where(
+        (k > 0) & (scipy.special.betainc(some, rest, bound) <= alpha), bound, 0
+    )
     if side == 'upper':
         bound = np.nextafter(1 - bound, 2.0).clip(max=1.0)
         bound[...] = np.where(k == 0, 1.0, bound)
@@ -89,3 +91,60 @@ def look_level(alpha: float, look: int) -> float:
     check_fraction('alpha', alpha)
     check_integer('look', look, 1)
     return alpha * 6 / (math.pi * look) ** 2
+
+
+def answering_probability(
+    num_samples: int,
+    num_selection: int,
+    alpha: float,
+    failure: float,
+    tolerance: float = 0.0,
+) -> float:
+    r"""The probability from which on a class is found and bounded above 1/2.
+
+    The class is chosen by most of :math:`m` samples and then has :math:`k` of
+    :math:`n` others, with a bound (:func:`clopper_pearson`) above :math:`1/2`
+    plus a tolerance, but for a chance of
+
+    .. math::
+        P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k^*],
+
+    :math:`k^*` the least count with such a bound. It falls in :math:`p`.
+
+    Args:
+        num_samples (int): :math:`n`.
+        num_selection (int): :math:`m`.
+        alpha (float): the level of the bound, in (0, 1).
+        failure (float): the largest chance that it fails, in (0, 1).
+        tolerance (float): see above. (default: :obj:`0.0`)
+
+    Returns:
+        float: the least such :math:`p`, rounded up; infinite if there is
+        none below 1.
+
+    Example:
+        >>> round(answering_probability(1000, 100, 0.01, 0.01), 3)
+        0.617
+    """
+    check_integer('num_samples', num_samples, 1)
+    check_integer('num_selection', num_selection, 1)
+    check_fraction('failure', failure)
+    counts = torch.arange(num_samples // 2, num_samples + 1)
+    enough = clopper_pearson(counts, num_samples, alpha) > 0.5 + tolerance
+    if not bool(enough.any()):
+        return math.inf
+    least = float(counts[enough][0])
+    most = float(num_selection // 2 + 1)
+
+    def fails(p: float) -> float:
+        chance = scipy.special.betainc(num_samples - least + 1, least, 1 - p)
+        chance += scipy.special.betainc(num_selection - most + 1, most, 1 - p)
+        return float(chance) * (1 + 1e-9)
+
+    low, high = 0.5, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if fails(middle) <= failure else (middle, high)
+        )
+    return high if fails(high) <= failure else math.inf

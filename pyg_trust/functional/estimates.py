@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from torch import Tensor
 from tqdm import tqdm

@@ -29,8 +29,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import gammaln, log_ndtr, logsumexp
 from torch import Tensor
 
 from pyg_trust._checks import (
@@ -161,8 +161,8 @@ def gaussian_profile(epsilon: float, lam: float) -> float:
     """
     epsilon = check_finite('epsilon', epsilon)
     mu = 1 / check_lam(lam)
-    high = log_ndtr(mu / 2 - epsilon / mu)
-    low = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    high = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
+    low = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     return float(-math.exp(high) * math.expm1(min(low - high, 0.0)))
 
 
@@ -346,7 +346,9 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
             - (x + mu / 2) ** 2 / 2
             - math.log(2 * math.pi) / 2
         )
-        log_sum = logsumexp(log_term, b=np.broadcast_to(weight, x.shape))
+        log_sum = scipy.special.logsumexp(
+            log_term, b=np.broadcast_to(weight, x.shape)
+        )
         found.append(np.logaddexp(0, log_sum + math.log(width / 2)))
     return np.array(found) / (a - 1)
 
@@ -434,9 +436,11 @@ def rdp_fdp(
         - _log_binom(num_nodes, m)
     )
     # The logarithms are large and cancel: let the masses sum to one again.
-    log_mass = log_mass - logsumexp(log_mass)
+    log_mass = log_mass - scipy.special.logsumexp(log_mass)
     scale = a * (a - 1) / (2 * lam**2 * terms**2)
-    log_moment = logsumexp(log_mass + scale[:, None] * rho**2, axis=1)
+    log_moment = scipy.special.logsumexp(
+        log_mass + scale[:, None] * rho**2, axis=1
+    )
     return log_moment / (a - 1)
 
 
@@ -571,7 +575,11 @@ def _log1m(q: float) -> float:
 
 
 def _log_binom(n: float, k: float | np.ndarray) -> np.ndarray:
-    return gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
+    return (
+        scipy.special.gammaln(n + 1.0)
+        - scipy.special.gammaln(k + 1.0)
+        - scipy.special.gammaln(n - k + 1.0)
+    )
 
 
 def amplify(loss: np.ndarray, q: float) -> np.ndarray:
@@ -606,7 +614,7 @@ def _wang(order: int, q: float, lam: float) -> float:
             log_bound[1:], math.log(4) + (down + up) / 2
         )
     terms = j * math.log(q) + _log_binom(order, j) + log_bound
-    return float(np.logaddexp(0, logsumexp(terms)))
+    return float(np.logaddexp(0, scipy.special.logsumexp(terms)))
 
 
 @lru_cache(maxsize=32)
@@ -623,6 +631,6 @@ def _log_central(lam: float) -> np.ndarray:
         x = np.arange(-reach, power * mu + reach, 0.05) + 1e-3
         z = mu * x - mu**2 / 2
         log_base = np.maximum(z, 0) + np.log(-np.expm1(-np.abs(z)))
-        log_sum = logsumexp(power * log_base - x**2 / 2)
+        log_sum = scipy.special.logsumexp(power * log_base - x**2 / 2)
         found.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
     return np.array(found)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import logsumexp
+import scipy
 
 from pyg_trust.functional.mechanisms import check_delta
 
@@ -148,17 +147,17 @@ def compose(
         if high - low < _MAX_CELLS:
             break
         step *= 1.1 * (high - low) / _MAX_CELLS
-    size = next_fast_len(high - low + 1, real=True)
+    size = scipy.fft.next_fast_len(high - low + 1, real=True)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     survive = 0.0
     for masses, count in pairs:
         folded = np.zeros(size)
         np.add.at(folded, _places(masses) % size, masses.mass)
         # Rounding must not take away mass at every step.
-        once = rfft(folded)
+        once = scipy.fft.rfft(folded)
         spectrum *= (once / once[0].real) ** count
         survive += count * math.log1p(-masses.infinite)
-    composed = np.roll(irfft(spectrum, size), -(low % size))
+    composed = np.roll(scipy.fft.irfft(spectrum, size), -(low % size))
     steps = sum(phases.values())
     infinite = -math.expm1(survive) + _TAIL + _ROUNDING * (1 + steps / 200)
     return np.maximum(composed, 0), low, step, infinite
@@ -182,9 +181,11 @@ def _window(pairs: list[tuple[Masses, int]], step: float) -> tuple[int, int]:
         loss = step * places
         with np.errstate(divide='ignore'):
             log_mass = np.log(masses.mass)
-        up += count * np.array([logsumexp(log_mass + s * loss) for s in rates])
+        up += count * np.array(
+            [scipy.special.logsumexp(log_mass + s * loss) for s in rates]
+        )
         down += count * np.array(
-            [logsumexp(log_mass - s * loss) for s in rates]
+            [scipy.special.logsumexp(log_mass - s * loss) for s in rates]
         )
     high = min(most, math.ceil((up / rates).min() / step))
     low = max(least, -math.ceil((down / rates).min() / step))

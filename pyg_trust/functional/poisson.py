@@ -53,7 +53,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp, ndtr
+import scipy
 
 from pyg_trust._checks import (
     check_choice,
@@ -241,7 +241,9 @@ def rdp_poisson(
             x = width * (np.arange(pieces)[:, None] + (node + 1) / 2) - reach
             log_term = order * _log_density(x, q, z, p)
             log_term += (1 - order) * _log_density(x, q, z, r)
-            total = logsumexp(log_term, b=np.broadcast_to(weight, x.shape))
+            total = scipy.special.logsumexp(
+                log_term, b=np.broadcast_to(weight, x.shape)
+            )
             found[i] = max(found[i], total + math.log(width / 2))
     return np.maximum(found, 0) / (a - 1)
 
@@ -290,7 +292,9 @@ def _log_density(x: np.ndarray, q: float, z: float, shift: int) -> np.ndarray:
 
 
 def _tail(x: Any, q: float, z: float, shift: int) -> Any:
-    return (1 - q) * ndtr(-x / z) + q * ndtr((shift - x) / z)
+    return (1 - q) * scipy.special.ndtr(-x / z) + q * scipy.special.ndtr(
+        (shift - x) / z
+    )
 
 
 def _loss(x: float, q: float, z: float, direction: _Direction) -> float:

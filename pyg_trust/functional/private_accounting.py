@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr
+import scipy
 
 from pyg_trust._checks import (
     check_integer,
@@ -172,18 +172,24 @@ def _log_delta(epsilon: float, mu: float) -> float:
     """The logarithm of delta at an epsilon from 0 up."""
     t = epsilon / mu - mu / 2
     if t < _DIRECT:
-        taken = epsilon + float(log_ndtr(-t - mu))
-        kept = float(log_ndtr(-t))
+        taken = epsilon + float(scipy.special.log_ndtr(-t - mu))
+        kept = float(scipy.special.log_ndtr(-t))
         return kept + math.log(-math.expm1(min(taken - kept, -5e-324)))
     root = math.sqrt(2)
     # sqrt(pi / 2) erfcx(t / sqrt(2)) is Mills' ratio.
     if mu < _CLOSE:
         # Two that are nearly equal: the integral of -R'(s) = 1 - s R(s).
         s = t + mu * _NODES
-        slope = 1 - s * math.sqrt(math.pi / 2) * erfcx(s / root)
+        slope = 1 - s * math.sqrt(math.pi / 2) * scipy.special.erfcx(s / root)
         apart = mu * float(_SHARES @ slope) / math.sqrt(2 * math.pi)
     else:
-        apart = float(erfcx(t / root) - erfcx((t + mu) / root)) / 2
+        apart = (
+            float(
+                scipy.special.erfcx(t / root)
+                - scipy.special.erfcx((t + mu) / root)
+            )
+            / 2
+        )
     return -t * t / 2 + (math.log(apart) if apart > 0 else -math.inf)
 
 

@@ -14,6 +14,9 @@ convex and :math:`\nabla L(W^*, D') = 0`,
     \lVert W - W^* \rVert_F \le \frac{\lVert \nabla L(W, D') \rVert_F}
     {\lambda n} \le \frac{\beta}{\lambda n} = \Delta .
 
+On the grid of a release rounding adds a little (:func:`grid_shift`), and no
+bit of it tells anything else.
+
 So the release is that of retraining exactly, :math:`W^* + s\, \Xi`, shifted by
 at most :math:`\Delta`, and the two are :math:`(\varepsilon,
 \delta)`-indistinguishable, both ways, with the profile of the Gaussian
@@ -44,10 +47,12 @@ import math
 import sys
 from collections.abc import Iterable
 
-from scipy.special import log_ndtr
+import scipy
 
 from pyg_trust._checks import (
+    check_choice,
     check_fraction,
+    check_integer,
     check_non_negative,
     check_number,
     check_positive,
@@ -63,8 +68,8 @@ def _profile_above(epsilon: float, m: float) -> float:
     # each of which rounds by what its argument does, times that argument.
     # Arguments were checked: this is what a search spends its time with.
     t = epsilon / m
-    high = float(log_ndtr(m / 2 - t))
-    low = epsilon + float(log_ndtr(-m / 2 - t))
+    high = float(scipy.special.log_ndtr(m / 2 - t))
+    low = epsilon + float(scipy.special.log_ndtr(-m / 2 - t))
     first = math.exp(high)
     hidden = 2**-50 * (1 + t * t) * first
     return hidden - first * math.expm1(min(low - high, 0.0))
@@ -189,6 +194,52 @@ def shift_epsilon(m: float, delta: float) -> float:
             below /= 1 + (last > 0)
             last = 1
     return high
+
+
+def largest_weights(outputs: int, lam: float, loss: str) -> float:
+    r"""A bound of :math:`\lVert W^* \rVert_F` that depends on no data.
+
+    :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
+    is :math:`n \log 2` for every output of a logistic loss, :math:`n` of a
+    squared one, and :math:`n \log` of their number for ``'softmax'``.
+
+    Args:
+        outputs (int): the number of columns.
+        lam (float): :math:`\lambda`.
+        loss (str): :obj:`'logistic'`, :obj:`'squared'` or :obj:`'softmax'`.
+    """
+    check_integer('outputs', outputs, 1)
+    lam = check_positive('lam', lam)
+    at_zero = {
+        'logistic': outputs * math.log(2),
+        'squared': float(outputs),
+        'softmax': math.log(outputs),
+    }
+    check_choice('loss', loss, at_zero)
+    return math.sqrt(2 * at_zero[loss] / lam) * (1 + 2**-40)
+
+
+def grid_shift(count: int, size: float, std: float) -> float:
+    r"""The shift over the noise that the grid of a release adds, from above.
+
+    A release is :math:`g (k + N)` with :math:`g = 2^{-32} s`, :math:`k =
+    \operatorname{rint}(W / g)` and the exact noise :math:`N` of
+    :mod:`pyg_trust.kernel.noise`: that of :math:`W` moved by at most
+    :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`
+    (:mod:`pyg_trust.kernel.release`).
+
+    Args:
+        count (int): the number :math:`p` of weights.
+        size (float): a bound of :math:`\lVert W \rVert_F`, as
+            :func:`largest_weights` gives it.
+        std (float): the standard deviation :math:`s` of the noise.
+    """
+    check_integer('count', count, 0)
+    size = check_non_negative('size', size)
+    moved = math.sqrt(count) * 2**-33 + 2**-52 * size / check_positive(
+        'std', std
+    )
+    return moved * (1 + 2**-40)
 
 
 def compose_shifts(shifts: Iterable[float]) -> float:

@@ -58,6 +58,7 @@ from pyg_trust.unlearning.releases import (
     holding,
     kinds_of,
     opened,
+    size_of,
 )
 from pyg_trust.unlearning.subjects import Released, Subject
 
@@ -114,7 +115,10 @@ def audit_removal(
     *Twins* are certain: one difference is a proof of a trace, for this pair
     and seed. First the control: the same data twice, which tells what a seed
     does not fix (wall times, random salts), and both twins *before* the
-    removal, which have to differ, else the test has no power. What differs is
+    removal, which have to differ, else the test has no power. It has none over
+    what is not compared: the row says how much that is, and where features of
+    what was removed could be hidden in it (a part of as many bytes, or as many
+    more than before the removal), that is its verdict. What differs is
     run three times more on either side, so that a coin or a clock that agreed
     in the control by chance is no trace: it would have to agree four times on
     either side, and differ between them (a fair coin: one in 256).
@@ -246,6 +250,8 @@ class _Audit:
         self._confirmed: set[str] = set()
         self._noisy: dict[str, list[NoisyRun]] = {}
         self._ball: tuple[int, int, int, int] = (0, 0, 0, 0)
+        # What has rows of nodes and could have differed.
+        self._looked: set[str] = set()
 
     def rows(self, names: Sequence[int]) -> Tensor:
         place = {name: i for i, name in enumerate(self.data.n_id.tolist())}
@@ -383,11 +389,16 @@ class _Audit:
             found = differing(one[1], two[1], self.random)
             if found:
                 found = self.confirmed(kind, found)
-            self._count(one[1], two[1], found, ball)
-            note = grouped(found)
+            self._count(one[1], two[1], found, power, ball)
+            note, hides = self._hidden(one[0], one[1])
             if not power:
                 note = 'nothing that is compared after the removal differed '
                 note += 'before it'
+            elif found:
+                note = grouped(found)
+            if kind == 'features' and hides:
+                # Whoever could have put it there may have done so.
+                power = []
             made.append(
                 row_of(
                     f'twins: {kind}',
@@ -401,6 +412,27 @@ class _Audit:
             )
         self._twin_rows = made
         return made
+
+    def _hidden(self, *runs: Released) -> tuple[str, bool]:
+        # What is not compared, and whether features of what was removed could
+        # be in it: as a sum with a pad that is released, too.
+        before, after = (
+            {name: size_of(each[name]) for name in self.random if name in each}
+            for each in runs
+        )
+        content = self.data.x[self.featureless]
+        needed = content.numel() * content.element_size()
+        grown = sum(after.values()) - sum(before.values())
+        if not after:
+            return '', False
+        hides = max([grown, *after.values()]) >= needed
+        note = (
+            f'no power over {sum(after.values())} bytes that are not compared '
+            f'({grown:+} by the removal)'
+        )
+        if hides:
+            note += f': {needed} bytes that were removed could be hidden there'
+        return note, hides
 
     def confirmed(self, kind: str, found: list[str]) -> list[str]:
         # A clock in whole seconds, or a coin, may have agreed in the control
@@ -475,10 +507,19 @@ class _Audit:
         return torch.isin(self.left.n_id, self.data.n_id[near])
 
     def _count(
-        self, one: Released, two: Released, found: list[str], ball: Tensor
+        self,
+        one: Released,
+        two: Released,
+        found: list[str],
+        power: list[str],
+        ball: Tensor,
     ) -> None:
         inside = outside = 0
         n = ball.numel()
+        for name in power:
+            value = one.get(name)
+            if isinstance(value, Tensor) and n in value.shape:
+                self._looked.add(name)
         for name in found:
             a, b = one.get(name), two.get(name)
             if not isinstance(a, Tensor) or not isinstance(b, Tensor):
@@ -500,7 +541,13 @@ class _Audit:
     def neighbours(self) -> list[AuditRow]:
         rows = self.twins()
         inside, outside, near, count = self._ball
-        powerless = all(row.verdict == POWERLESS for row in rows)
+        powerless = not self._looked or all(
+            row.verdict == POWERLESS for row in rows
+        )
+        note = f'{inside} of {near} rows near, {outside} of '
+        note += f'{count - near} elsewhere'
+        if not self._looked:
+            note = 'nothing that is compared has a row for every node'
         return [
             row_of(
                 'neighbours',
@@ -513,8 +560,7 @@ class _Audit:
                 else POWERLESS
                 if powerless
                 else KEPT,
-                note=f'{inside} of {near} rows near, {outside} of '
-                f'{count - near} elsewhere',
+                note=note,
             )
         ]
 

@@ -30,11 +30,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import (
-    check_choice,
-    check_instance,
-    check_positive,
-)
+from pyg_trust._checks import check_choice, check_instance, check_positive
 from pyg_trust.commit import (
     EditedInPlace,
     Lineage,
@@ -42,36 +38,20 @@ from pyg_trust.commit import (
     editing,
     synchronized,
 )
-from pyg_trust.functional.heads import (
-    HEADS,
-    Objective,
-    refine,
-    step_bound,
-)
-from pyg_trust.functional.measures import (
-    Measure,
-    make_measure,
-    needs_graph,
-)
+from pyg_trust.functional.heads import HEADS, Objective, refine, step_bound
+from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import (
-    BudgetExceededError,
-    RemovalLedger,
-)
+from pyg_trust.kernel.release import check_sum
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.seals import (
-    Seals,
-)
-from pyg_trust.unlearning.node_checks import (
-    feature_error,
-    labels,
-    still_named,
-)
+from pyg_trust.seals import Seals
+from pyg_trust.unlearning.node_checks import feature_error, labels, still_named
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
 from pyg_trust.unlearning.node_release import Model
 from pyg_trust.unlearning.node_report import (
+    SAME,
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
@@ -154,9 +134,13 @@ class NodeClassifier(Saving, EditedInPlace):
             bounds it (:func:`.step_bound`). (default: :obj:`'residual'`)
         on_exceed (str): what happens where 20 steps do not meet the budget:
             :obj:`'refine'` solves exactly from where they got to, and from
-            zero if that fails, :obj:`'retrain'` from zero with a new linear
-            term, if there is one, :obj:`'raise'` raises
-            :class:`~pyg_trust.ledger.BudgetExceededError`.
+            zero if that fails; and, as a last resort, does what
+            :obj:`'retrain'` does: solves from zero, with a new linear term, if
+            there is one, and with features that are made anew.
+            :obj:`'raise'` raises
+            :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
+            hides more than the budget, weights that were retrained are
+            compared with those of a fit by this program, which they are.
             (default: :obj:`'refine'`)
         features (str): :obj:`'exact'`, or :obj:`'push'` for the infinite
             series of :obj:`'appnp'`, :obj:`'ppr'` or :obj:`'single_target'`:
@@ -330,12 +314,16 @@ class NodeClassifier(Saving, EditedInPlace):
             if not self._model.ledger.has_removals:
                 lineage = self._model.lineage
         B = self._draw_linear((x.size(1), outputs), releases)
+        if self.noise == 'output':
+            # By what no data change, so that no removal is refused for it.
+            check_sum(self._largest(state), self.release_std, 'release_std')
         found = self._solved(state, B)
         ledger = RemovalLedger(self.budget)
         seals = Seals(state.blocks())
         spent = self._spent(state, found.gradient.norm.upper)
-        ledger.record('fit', spent, data=seals.root)
-        self._model = Model(
+        if spent > self.budget:
+            raise self._exceeded(found.gradient.norm.upper, self._limit(state))
+        model = Model(
             state,
             ledger,
             seals,
@@ -350,6 +338,8 @@ class NodeClassifier(Saving, EditedInPlace):
             self._seed is None,
             spent**2,
         )
+        ledger.record('fit', spent, data=model.sealed)
+        self._model = model
         return self
 
     # Data are edited in place: who reads them waits for the end of an edit.
@@ -394,7 +384,7 @@ class NodeClassifier(Saving, EditedInPlace):
             ValueError: if something is not there or was removed before, or if
                 a class would be left without a training node.
             BudgetExceededError: with ``on_exceed='raise'``, if steps do not
-                meet the budget.
+                meet the budget; else if retraining does not come to an end.
         """
         model = self._fitted
         part = _part(request)
@@ -492,10 +482,12 @@ class NodeClassifier(Saving, EditedInPlace):
         # Weights that were solved again may end where rounding is all that is
         # left, as those of the release did, and not at the same bit.
         holds = upper <= bound or measured <= upper - measured
+        if bound == 0:
+            # It was retrained: the same again.
+            holds = measured <= max(self._goal(data), upper - measured)
         leftovers = (*data.leftovers(), *still_named(model))
-        roots = model.seals.differing(data.blocks())
-        if roots:
-            leftovers += ('the data are not those of the ledger',)
+        if model.seals.differing(data.blocks()) or not model.is_sealed:
+            leftovers += ('the state is not that of the ledger',)
         return NodeVerifyReport(
             ok=error <= most
             and holds
@@ -561,26 +553,36 @@ class NodeClassifier(Saving, EditedInPlace):
             W, gradient, factor, iterations = found
             action = 'step' if iterations == 1 else 'refine'
         bound = gradient.norm.upper if bounded is None else bounded
-        if bound > limit:
+        spent = self._spent(data, bound)
+        if spent > self.budget:
             if self.on_exceed == 'raise':
-                raise BudgetExceededError(
-                    f'the residual is at most {bound:.6g}, of a budget of '
-                    f"{limit:.6g}: choose on_exceed='refine' or 'retrain', a "
-                    "larger 'release_std' or a larger 'lam'"
-                )
-            action = self.on_exceed
-            if action == 'retrain':
-                W = torch.zeros_like(W)
-                B = self._draw_linear(W.shape, model.releases)
-                problem = data.problem(goal, B)
+                raise self._exceeded(bound, limit, " or on_exceed='refine'")
             # From where steps got to Newton's may be lost on a plateau.
-            for origin in (W, torch.zeros_like(W)):
+            starts = [W, torch.zeros_like(W)] * (self.on_exceed == 'refine')
+            for origin in starts:
+                action = 'refine'
                 found = refine(problem, origin, min(self.tol, goal), 100)
                 iterations += found.iterations
-                if found.gradient.norm.upper <= limit:
+                W, gradient, factor, _ = found
+                bound = gradient.norm.upper
+                spent = self._spent(data, bound)
+                if spent <= self.budget:
                     break
-            W, gradient, factor = found[:3]
-            bound = gradient.norm.upper
+            else:
+                # As a fit does, of data that were made anew.
+                action = 'retrain'
+                B = self._draw_linear(W.shape, model.releases)
+                W, gradient, factor, more = self._solved(data.rebuilt(), B)
+                iterations += more
+                bound = gradient.norm.upper
+                spent = self._spent(data, bound)
+        if spent > self.budget:
+            measured, upper = gradient.norm
+            if measured > max(goal, upper - measured):
+                raise self._exceeded(bound, limit)
+            # Rounding hides more than the budget, and these weights are those
+            # that a fit of what remains has, whatever was there before.
+            bound = spent = 0.0
         excess = model.excess + max(0, iterations - FEW_STEPS)
         if factor is model.factor and (
             excess * COLUMNS_A_STEP > W.size(0) or iterations == MAX_STEPS
@@ -592,14 +594,6 @@ class NodeClassifier(Saving, EditedInPlace):
         request = part.to_dict()
         seals = model.seals.replaced(data.blocks(_names(change, part)))
         ledger = model.ledger.copy()
-        spent = self._spent(data, bound)
-        # The residual was measured, or bounded, in full.
-        ledger.record(
-            action if action in ('refine', 'retrain') else 'measured',
-            spent,
-            request,
-            seals.root,
-        )
         new = model._replace(
             ledger=ledger,
             seals=seals,
@@ -614,6 +608,13 @@ class NodeClassifier(Saving, EditedInPlace):
             releases=model.releases + 1,
             secure=model.secure and self._seed is None,
             transcript=model.transcript + spent**2,
+        )
+        # The residual was measured, or bounded, in full.
+        ledger.record(
+            action if action in ('refine', 'retrain') else 'measured',
+            spent,
+            request,
+            new.sealed,
         )
         return new, NodeUnlearnReport(
             action=action,
@@ -635,8 +636,8 @@ class NodeClassifier(Saving, EditedInPlace):
             noise=self.noise,
             release_std=self.release_std,
             secure=new.secure,
-            assumptions=self._assumptions(),
-            data=seals.root,
+            assumptions=self._assumptions() + SAME * (spent == 0),
+            data=new.sealed,
             origin=provenance(
                 **{**self._config(), 'measure': str(self.measure)},
                 seed=self._seed,

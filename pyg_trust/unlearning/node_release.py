@@ -10,13 +10,21 @@ from pyg_trust import noise, rng
 from pyg_trust._checks import check_nodes, check_tensor
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.functional.heads import Factor, Gradient, Refined, refine
-from pyg_trust.functional.shifts import shift_epsilon
+from pyg_trust.functional.shifts import (
+    grid_shift,
+    largest_weights,
+    shift_epsilon,
+)
+from pyg_trust.kernel import release
 from pyg_trust.ledger import (
+    BudgetExceededError,
     RemovalLedger,
     coarse,
 )
+from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.seals import (
     Seals,
+    sealed,
 )
 from pyg_trust.unlearning.node_report import OBJECTIVE, OUTPUT
 from pyg_trust.unlearning.node_state import NodeState
@@ -50,6 +58,52 @@ class Model(NamedTuple):
     # Steps beyond the few of a fresh factor, since the factor was made.
     excess: int = 0
 
+    @property
+    def sealed(self) -> str:
+        """A digest, for a line of the ledger, of all that a file has."""
+        held = [self.weight] if self.B is None else [self.weight, self.B]
+        directed = not self.data.graph.undirected
+        return sealed(
+            self.seals.root,
+            str(self.data.classes),
+            directed,
+            self.releases,
+            self.secure,
+            *held,
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the last line of the ledger stands for all that there is."""
+        lines = self.ledger.entries
+        # Lines of version 0.1 stand for the data alone.
+        return bool(lines) and lines[-1].data in (self.sealed, self.seals.root)
+
+
+def noised(W: Tensor, source: SecureNoise | SeededNoise, std: float) -> Tensor:
+    """Weights as they are released: on the grid of their noise.
+
+    Args:
+        W (Tensor): before the noise.
+        source (SecureNoise or SeededNoise): of the noise.
+        std (float): its standard deviation.
+    """
+    k = release.rounded(W.contiguous().numpy(), std)
+    cells = source.cells(tuple(W.shape)).numpy()
+    return torch.from_numpy(release.released(k, cells, std))
+
+
+def noise_p_value(weight: Tensor, W: Tensor, std: float) -> float:
+    """How likely released weights are that far from those before the noise.
+
+    Args:
+        weight (Tensor): of :func:`noised`.
+        W (Tensor): before the noise.
+        std (float): its standard deviation.
+    """
+    off = weight / release.grid(std) - (W / release.grid(std)).round()
+    return noise.p_value(off * 2.0**-32)
+
 
 class Releasing:
     """The part of a node classifier that releases and predicts."""
@@ -61,6 +115,7 @@ class Releasing:
     delta: float
     budget: float
     release_std: float
+    lam: float
     tol: float
     _seed: int | None
     _known_epsilon: tuple[float, float]
@@ -195,13 +250,29 @@ class Releasing:
         return self.budget * self.release_std * data.mu
 
     def _goal(self, data: NodeState) -> float:
-        # What steps aim at: most releases spend a small part of the budget.
-        return PART * self._limit(data)
+        # What steps aim at: most releases spend a small part of the budget,
+        # their grid included.
+        share = 1 - self._grid(data) / (PART * self.budget)
+        return PART * max(share, 0.5) * self._limit(data)
+
+    def _grid(self, data: NodeState) -> float:
+        # What the grid of a release adds, in units of the budget.
+        if self.noise == 'objective':
+            return 0.0
+        count = data.levels.x.size(1) * data.Y.size(1)
+        return grid_shift(count, self._largest(data), self.release_std)
+
+    def _largest(self, data: NodeState) -> float:
+        # A bound of the weights before the noise: those of exact training are
+        # in the first, and the others at most that far from these.
+        loss = 'logistic' if self.head == 'ovr' else self.head
+        size = largest_weights(data.Y.size(1), self.lam, loss)
+        return size + self.budget * self.release_std
 
     def _spent(self, data: NodeState, bound: float) -> float:
         # In units of the budget. Rounded up, so that the ledger says little
         # of the data, and the same for all releases that meet the goal.
-        spent = bound * self.budget / self._limit(data)
+        spent = bound * self.budget / self._limit(data) + self._grid(data)
         if spent > self.budget:
             return spent
         return min(max(PART * self.budget, coarse(spent)), self.budget)
@@ -209,6 +280,15 @@ class Releasing:
     def _bound(self, model: Model) -> float:
         # The residual that the ledger allows.
         return model.ledger.spent / self.budget * self._limit(model.data)
+
+    def _exceeded(
+        self, bound: float, limit: float, other: str = ''
+    ) -> BudgetExceededError:
+        return BudgetExceededError(
+            f'the residual is at most {bound:.6g}, of a budget of {limit:.6g}:'
+            " choose a larger 'release_std' or 'lam', or divide the features "
+            f'by their size{other}'
+        )
 
     def _epsilon(self, spent: float) -> float:
         if self.noise == 'objective':
@@ -231,26 +311,26 @@ class Releasing:
             made += ('the encoder never saw the data, as the user declared',)
         return made
 
-    def _draw(self, shape: torch.Size | tuple[int, ...], *what: int) -> Tensor:
+    def _source(self, *what: int) -> SecureNoise | SeededNoise:
         seed = None if self._seed is None else rng.derive(self._seed, *what)
-        return noise.source(seed).normal(tuple(shape)) * self.release_std
+        return noise.source(seed)
 
     def _draw_linear(
         self, shape: torch.Size | tuple[int, ...], release: int
     ) -> Tensor | None:
         if self.noise == 'output':
             return None
-        return self._draw(shape, release, 1)
+        return self._source(release, 1).normal(tuple(shape)) * self.release_std
 
-    def _release(self, W: Tensor, release: int) -> Tensor:
+    def _release(self, W: Tensor, number: int) -> Tensor:
         if self.noise == 'objective':
             return W.clone()
-        return W + self._draw(W.shape, release, 0)
+        return noised(W, self._source(number, 0), self.release_std)
 
     def _noise_p_value(self, model: Model) -> float:
         if self.noise == 'objective':
             return float(torch.equal(model.weight, model.W))
-        return noise.p_value((model.weight - model.W) / self.release_std)
+        return noise_p_value(model.weight, model.W, self.release_std)
 
     def _nodes(self, nodes: Tensor | None) -> Tensor:
         alive = self._fitted.data.graph.alive

@@ -30,7 +30,15 @@ OUTPUT = (
     'the same settings, solved exactly and released with the same noise',
     'the state (state_dict), of which the weights before the noise can be '
     'solved again, stays secret',
-    'the noise is Gaussian up to floating-point arithmetic',
+    'the noise is exact, as integers on the grid of the release, whose '
+    'rounding is paid for',
+)
+
+SAME = (
+    'rounding hides more than the budget: this release was retrained from '
+    'what remains alone, and is compared with a fit by the same program on '
+    'it, in place of the exact solution; that it was may tell one bit of what '
+    'was removed',
 )
 
 OBJECTIVE = (
@@ -60,7 +68,8 @@ class NodeUnlearnReport(Report):
         feature_error (float): what the error of features adds to it at most;
             0 where they are exact.
         bound (float): of the residual at exact features, with all that
-            rounding can hide.
+            rounding can hide; 0 where the release was retrained and is
+            compared with a fit by the same program.
         budget (float): what the bound may be at most.
         distance_bound (float): of the distance to exact retraining, before
             the noise: :math:`\text{bound} / (\lambda n)`.

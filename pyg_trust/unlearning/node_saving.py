@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pyg_trust import commit, files, noise
-from pyg_trust._checks import check_instance, check_tensor
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.commit import Lineage, editing, synchronized
 from pyg_trust.functional.measures import Measure
 from pyg_trust.seals import (
@@ -65,7 +65,13 @@ class Saving(Releasing):
         check_instance('state', state, dict)
         try:
             self._model = self._unpacked(state)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+        ) as error:
             raise ValueError(
                 "'state' needs to be what state_dict() returns "
                 f'({type(error).__name__}: {error})'
@@ -145,10 +151,6 @@ class Saving(Releasing):
         held, classes = state['data'], tuple(state['classes'])
         data = NodeState.from_dict(self._settings, classes, held)
         seals = Seals.of(state['seals'], data.blocks())
-        if not ledger.entries or ledger.entries[-1].data != seals.root:
-            raise ValueError(
-                'the data of the state are not those of its ledger'
-            )
         shape = (held['x'].size(1), data.Y.size(1))
         given = [state['weight']]
         if self.noise == 'objective':
@@ -158,6 +160,7 @@ class Saving(Releasing):
         for value in given:
             check_tensor('state', value, torch.float64, shape, finite=True)
         check_instance('secure', state['secure'], bool)
+        releases = check_integer('releases', state['releases'], 1)
         # Files of version 0.1 have weights before the noise too: from these a
         # guess of what was removed could be tested. They are solved again.
         B = state['B'].clone() if 'B' in state else None
@@ -173,10 +176,15 @@ class Saving(Releasing):
             gradient,
             self._factor(data, W, B),
             False,
-            int(state['releases']),
+            releases,
             state['secure'],
             sum(entry.spent**2 for entry in ledger.entries),
         )
+        if not model.is_sealed:
+            raise ValueError(
+                'the data, weights or account of the state are not those of '
+                'its ledger: something was changed, or put there from another'
+            )
         residual, bound = gradient.norm.measured, self._bound(model)
         if self.noise == 'objective' and not residual <= bound:
             raise ValueError(

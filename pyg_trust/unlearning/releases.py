@@ -147,6 +147,17 @@ def _digest(value: Tensor | bytes) -> str:
     return hashlib.sha256(value).hexdigest()
 
 
+def size_of(value: Tensor | bytes) -> int:
+    """How many bytes a release has.
+
+    Args:
+        value (Tensor or bytes): of :func:`opened`.
+    """
+    if isinstance(value, bytes):
+        return len(value)
+    return value.numel() * value.element_size()
+
+
 def _raw(value: Tensor) -> bytes:
     value = value.detach().cpu()
     if value.layout != torch.strided:

@@ -35,16 +35,28 @@ from pyg_trust.functional.newton import (
     minimize,
     residual,
 )
-from pyg_trust.functional.shifts import gaussian_budget, removal_budget
+from pyg_trust.functional.shifts import (
+    gaussian_budget,
+    grid_shift,
+    largest_weights,
+    removal_budget,
+)
+from pyg_trust.kernel.release import check_sum
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
     coarse,
 )
-from pyg_trust.noise import LEAST_P_VALUE, p_value, source
+from pyg_trust.noise import (
+    LEAST_P_VALUE,
+    SecureNoise,
+    SeededNoise,
+    source,
+)
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.unlearning.node_release import noise_p_value, noised
 from pyg_trust.unlearning.scattering_account import describe, newton_step
 from pyg_trust.unlearning.scattering_reports import (
     UnlearnReport,
@@ -155,10 +167,12 @@ class ScatteringClassifier:
             :func:`~.removal_bounds.tight_bound`, and :obj:`'paper'`, which
             adds up Theorem 4.7 with a valid :math:`F` and reports all bounds.
             (default: :obj:`'residual'`)
-        on_exceed (str): with ``noise='objective'``, what happens when the
-            budget does not allow a step: :obj:`'refine'` solves exactly with
-            the stored :math:`b`; :obj:`'retrain'` draws a fresh one;
-            :obj:`'raise'` raises
+        on_exceed (str): what happens when the budget does not allow a step.
+            With ``noise='output'``, where so few graphs remain that
+            :obj:`tol` is too large: embeds and solves anew, as a fit does,
+            to what the budget allows. With ``noise='objective'``,
+            :obj:`'refine'` solves exactly with the stored :math:`b`, and
+            :obj:`'retrain'` draws a fresh one. :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
             (default: :obj:`'refine'`)
         num_classes (int, optional): labels are in ``[0, num_classes)``, and a
@@ -304,6 +318,9 @@ class ScatteringClassifier:
             lineage=lineage.next(),
             ledger=RemovalLedger(self.budget),
         )
+        if self.noise == 'output':
+            # By what no data change, so that no removal is refused for it.
+            check_sum(self._largest(model), self.release_std, 'release_std')
         model, _ = self._solved(model, None, progress_bar)
         if self._certified:
             _, upper = self._residual(model)
@@ -316,8 +333,10 @@ class ScatteringClassifier:
                     f"{len(train.graphs)} graphs, or 'tol' to be smaller (got "
                     f'{self.release_std:g})'
                 )
-            model.ledger.record('fit', spent, data=train.seals.root)
-        self._model = self._released(model)
+        model = self._released(model)
+        if self._certified:
+            model.ledger.record('fit', spent, data=model.sealed)
+        self._model = model
         return self
 
     def decision_function(
@@ -456,8 +475,8 @@ class ScatteringClassifier:
             ValueError: if something is not there or was removed before, if a
                 graph or class would be left empty, or without noise.
             BudgetExceededError: with ``on_exceed='raise'``, if the budget
-                does not allow the step; with ``noise='output'``, if so few
-                graphs remain that :obj:`tol` is too large.
+                does not allow the step, or so few graphs remain that
+                :obj:`tol` is too large.
         """
         old = self._fitted
         if not self._certified:
@@ -473,14 +492,36 @@ class ScatteringClassifier:
             model, iterations = self._solved(model, old.W, progress_bar)
             measured, upper = self._residual(model)
             spent = self._shift(model, upper)
-            if spent > self.budget:
+            if spent > self.budget and self.on_exceed == 'raise':
                 raise BudgetExceededError(
                     f'the release would have a shift of {spent:.6g} times its '
                     f'noise, of {self.budget:.6g} allowed: with '
                     f"{len(change.left.graphs)} graphs, 'tol' = {self.tol:g} "
                     "is too large for 'release_std' = "
-                    f'{self.release_std:g}'
+                    f"{self.release_std:g}; choose on_exceed='refine', a "
+                    "smaller 'tol' or a larger 'release_std'"
                 )
+            if spent > self.budget:
+                # As a fit of what remains, and to what the budget allows.
+                action = 'retrain'
+                anew = self._keeper.design(
+                    model.train.graphs,
+                    model.train.classes,
+                    model.train.seals,
+                    progress_bar,
+                )
+                mu = self.lam * len(anew.graphs)
+                tol = min(self.tol, self.budget * self.release_std * mu / 4)
+                model, more = self._solved(
+                    model._replace(train=anew), None, progress_bar, tol
+                )
+                iterations += more
+                measured, upper = self._residual(model)
+                spent = self._shift(model, upper, tol)
+                if spent > self.budget:
+                    # Rounding hides more than the budget, and these weights
+                    # are those that a fit has, whatever was there before.
+                    spent = 0.0
         else:
             model, found = newton_step(self, old, model, change, request)
             action, iterations, measured, spent, increments = found
@@ -502,9 +543,8 @@ class ScatteringClassifier:
                 measured, upper = self._residual(model)
                 spent = self._shift(model, upper)
         ledger = old.ledger.copy()
-        root = model.train.seals.root
-        ledger.record(action, spent, request.to_dict(), root)
         model = self._released(model._replace(ledger=ledger))
+        ledger.record(action, spent, request.to_dict(), model.sealed)
         report = describe(
             self,
             model,
@@ -562,9 +602,8 @@ class ScatteringClassifier:
         holds = measured <= bound + 2 * (upper - measured)
         chance = self._noise_p_value(model)
         traces = self._leftovers()
-        lines = model.ledger.entries
-        sealed = not train.seals.differing(train.contents()) and (
-            not lines or lines[-1].data == train.seals.root
+        sealed = model.is_sealed and not train.seals.differing(
+            train.contents()
         )
         scale = max(1.0, 1.0 if train.K is None else float(train.K.max()))
         return VerifyReport(
@@ -634,7 +673,13 @@ class ScatteringClassifier:
         """
         try:
             self._model = unpacked(self, state, progress_bar)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+        ) as error:
             raise ValueError(
                 "'state' needs to be what state_dict() returns "
                 f'({type(error).__name__}: {error})'
@@ -719,22 +764,28 @@ class ScatteringClassifier:
         return self.noise == 'output' or self.noise_std > 0
 
     def _draw(self, number: int, shape: torch.Size) -> Tensor:
-        # Standard Gaussians: from the system, or a part of an explicit seed.
+        return self._source(number).normal(tuple(shape))
+
+    def _source(self, number: int) -> SecureNoise | SeededNoise:
+        # The system's, or a part of an explicit seed.
         seed = self._seed
         part = None if seed is None else rng.derive(seed, number)
-        return source(part).normal(shape)
+        return source(part)
 
     def _released(self, model: Model) -> Model:
         # With fresh noise on the solution, once.
         if self.noise == 'objective':
             return model._replace(released=model.W)
         draws = model.draws + 1
-        drawn = self._draw(draws, model.W.shape)
-        released = model.W + self.release_std * drawn
+        released = noised(model.W, self._source(draws), self.release_std)
         return model._replace(released=released, draws=draws)
 
     def _solved(
-        self, model: Model, start: Tensor | None, progress_bar: bool
+        self,
+        model: Model,
+        start: Tensor | None,
+        progress_bar: bool,
+        tol: float | None = None,
     ) -> tuple[Model, int]:
         train = model.train
         solution = minimize(
@@ -746,7 +797,7 @@ class ScatteringClassifier:
             W=start,
             K=train.K,
             # Rounding included, it is then below tol.
-            tol=self.tol / 2,
+            tol=(self.tol if tol is None else tol) / 2,
             progress_bar=progress_bar,
         )
         return model._replace(W=solution.W), solution.iterations
@@ -757,20 +808,32 @@ class ScatteringClassifier:
             train.Z, train.Y, model.W, model.B, self.lam, self.loss
         )
 
-    def _shift(self, model: Model, upper: float) -> float:
+    def _shift(
+        self, model: Model, upper: float, tol: float | None = None
+    ) -> float:
         # What a solved model spends. It is tol, or a power of two times that
         # if rounding hides more: no function of the data that lets a guess of
         # what was removed be tested.
-        beta = self.tol * max(1.0, coarse(upper / self.tol))
+        tol = self.tol if tol is None else tol
+        beta = tol * max(1.0, coarse(upper / tol))
         if self.noise == 'objective':
             return beta
-        return beta / (self.lam * len(model.train.graphs) * self.release_std)
+        count, size = model.W.numel(), self._largest(model)
+        grid = grid_shift(count, size, self.release_std)
+        mu = self.lam * len(model.train.graphs)
+        return beta / (mu * self.release_std) + grid
+
+    def _largest(self, model: Model) -> float:
+        # A bound of the solution: that of exact training is in the first, and
+        # others are at most that far from it.
+        size = largest_weights(model.W.size(1), self.lam, self.loss)
+        return size + self.budget * self.release_std
 
     def _noise_p_value(self, model: Model) -> float:
         # Of the squared distance between solution and release.
         if self.noise == 'objective':
             return 1.0
-        return p_value((model.released - model.W) / self.release_std)
+        return noise_p_value(model.released, model.W, self.release_std)
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

@@ -25,6 +25,7 @@ from pyg_trust.ledger import (
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning.node_report import SAME
 from pyg_trust.unlearning.scattering_reports import (
     ASSUMPTIONS,
     UnlearnReport,
@@ -172,6 +173,7 @@ def describe(
         increments=increments,
         assumptions=(
             *ASSUMPTIONS[classifier.noise],
+            *SAME * (output and spent == 0),
             *_unchecked(classifier.transform),
         ),
         data=lines[-1].data,

@@ -241,7 +241,8 @@ ASSUMPTIONS = {
     'output': (
         'the noise is secret, and that of every release is fresh',
         'the transform takes nothing from other graphs',
-        'floating-point noise stands for Gaussian noise',
+        'the noise is exact, as integers on the grid of the release, whose '
+        'rounding is paid for',
     ),
     'objective': (
         'assumes Theorem 3 of Guo et al., which does not hold in general',

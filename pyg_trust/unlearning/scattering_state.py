@@ -18,6 +18,7 @@ from pyg_trust.noise import LEAST_P_VALUE
 from pyg_trust.seals import (
     Seals,
     content,
+    sealed,
 )
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.training_graphs import (
@@ -45,6 +46,26 @@ class Model(NamedTuple):
     draws: int
     lineage: Lineage
     ledger: RemovalLedger
+
+    @property
+    def sealed(self) -> str:
+        """A digest, for a line of the ledger, of all that a file has."""
+        return sealed(
+            self.train.seals.root,
+            str(self.train.classes),
+            str(self.seed),
+            self.draws,
+            self.B,
+            self.released,
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the last line of the ledger stands for all that there is."""
+        lines = self.ledger.entries
+        # Lines of version 0.1 stand for the graphs alone.
+        known = (self.sealed, self.train.seals.root)
+        return not lines or lines[-1].data in known
 
 
 def config(classifier: 'ScatteringClassifier') -> dict[str, Any]:
@@ -97,8 +118,6 @@ def unpacked(
         )
     contents = {i: content(data) for i, data in graphs.items()}
     seals = Seals.of(state['salts'], contents)
-    if ledger.entries and ledger.entries[-1].data != seals.root:
-        raise ValueError('the graphs of the state are not those of its ledger')
     classes = tuple(state['classes'])
     train = classifier._keeper.design(graphs, classes, seals, bar)
     shape = (train.Z.size(1), train.Y.size(1))
@@ -118,6 +137,11 @@ def unpacked(
         lineage,
         ledger,
     )
+    if not model.is_sealed:
+        raise ValueError(
+            'the graphs, weights of the state or its account are not those of '
+            'its ledger: something was changed, or put there from another'
+        )
     if classifier.noise == 'output':
         # From zero: of the graphs, a function of what remains.
         model, _ = classifier._solved(model, None, bar)

@@ -19,6 +19,7 @@ import torch
 
 from pyg_trust import commit, files
 from pyg_trust._checks import check_instance, check_plain
+from pyg_trust.files import DamagedFileError
 
 MANIFEST = 'manifest.json'
 # Files that are written here, and what a killed process left of them.
@@ -41,17 +42,23 @@ class ShardStore:
         """The manifest in force, or :obj:`None` in a folder without it.
 
         Raises:
-            ValueError: if the manifest is none of ours.
+            DamagedFileError: if the manifest is none of ours.
         """
         path = self.folder / MANIFEST
         if not path.exists():
             return None
         try:
-            manifest = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f'{path} is no manifest: {error}') from None
-        if not isinstance(manifest, dict) or manifest.get('format') != _FORMAT:
-            raise ValueError(f'{path} is no manifest of format {_FORMAT}')
+            manifest = json.loads(path.read_bytes())
+        except (RecursionError, ValueError) as error:
+            raise DamagedFileError(f'{path} is no manifest: {error}') from None
+        if (
+            not isinstance(manifest, dict)
+            or manifest.get('format') != _FORMAT
+            or not _names_files(manifest.get('files'))
+        ):
+            raise DamagedFileError(
+                f'{path} is no manifest of format {_FORMAT}'
+            )
         return manifest
 
     def write(
@@ -135,7 +142,8 @@ class ShardStore:
         """The state in force: its parts, and the manifest.
 
         Raises:
-            ValueError: if there is none, or a file is missing or changed.
+            ValueError: if there is none.
+            DamagedFileError: if a file is missing or changed.
         """
         with commit.exclusive(self.folder / MANIFEST, reading=True):
             return self._read()
@@ -150,8 +158,8 @@ class ShardStore:
         for name, entry in manifest['files'].items():
             path = self.folder / entry['file']
             if _digest_of(path) != entry['sha256']:
-                raise ValueError(f'{path} is missing, or was changed')
-            parts[name] = torch.load(path, weights_only=True)
+                raise DamagedFileError(f'{path} is missing, or was changed')
+            parts[name] = files.load(path)
         return parts, manifest
 
     def strangers(self) -> list[Path]:
@@ -188,6 +196,19 @@ class ShardStore:
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.folder)!r})'
+
+
+def _names_files(entries: Any) -> bool:
+    # In the folder itself: a name can't lead out of it.
+    return isinstance(entries, dict) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get('sha256'), str)
+        and isinstance(entry.get('file'), str)
+        and _OURS.fullmatch(entry['file']) is not None
+        and '/' not in entry['file']
+        and '\\' not in entry['file']
+        for entry in entries.values()
+    )
 
 
 def _digest_of(path: Path) -> str:

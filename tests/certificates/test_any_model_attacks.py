@@ -1,15 +1,24 @@
 """Attacks on certificates of any model by somebody who knows the code."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCN, GCNConv
+from torch_geometric.utils import scatter, to_undirected
 
 from pyg_trust.certificates import (
     BitFlips,
     Divided,
+    SmoothedClassifier,
     certify,
     certify_collective,
+)
+from pyg_trust.functional.confidence import (
+    answering_probability,
+    clopper_pearson,
 )
 from pyg_trust.transforms import Division
 
@@ -215,3 +224,292 @@ def test_what_a_forward_reads_of_the_graph_is_in_its_fingerprint():
         certify_collective(
             report, model, other, forward=near, hops=1, features=(0, 1)
         )
+
+
+def linked(n=40, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    pairs = torch.randint(0, n, (2, 3 * n), generator=draw)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    x = torch.randn(n, 4, generator=draw)
+    edge_index = to_undirected(pairs, num_nodes=n)
+    return Data(x=x, edge_index=edge_index, num_nodes=n)
+
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf, 1e38])
+def test_one_poisoned_row_costs_one_view(bad):
+    # On cd9bfce one NaN made 'certify' raise for all targets.
+    torch.manual_seed(0)
+    data, model = linked(), GCN(4, 8, 2, 3).eval()
+    divided = Divided(model, 10, 'nodes', seed=1)
+    clean = divided.certify(data)
+    data.x = data.x.clone()
+    data.x[7, 2] = bad
+    found = divided.certify(data)
+    group = divided.division.node_groups(data)
+    others = torch.arange(40) != 7
+    for view in range(10):
+        if view != int(group[7]):
+            assert torch.equal(
+                found.votes[view, others], clean.votes[view, others]
+            )
+    # A view that is lost is one of those that a certificate pays for.
+    stays = found.predicted == clean.predicted
+    assert bool(stays[clean.certified(1) & others].all())
+
+
+@pytest.mark.parametrize('by', ['subgraphs', 'features', 'edges'])
+def test_a_poisoned_graph_is_voted_on(by):
+    class Pools(torch.nn.Module):
+        def forward(self, x, edge_index, batch):
+            return scatter(x, batch, 0, reduce='sum')[:, :2]
+
+    graphs = [linked(8, seed) for seed in range(4)]
+    graphs[2].x[3] = math.nan
+    report = Divided(Pools(), 3, by, seed=0).certify(graphs)
+    assert report.votes.shape == (3, 4)
+
+
+def test_a_report_does_not_say_that_views_agreed_where_they_did_not():
+    class Mixes(torch.nn.Module):
+        def forward(self, x, edge_index, batch):
+            out = scatter(x, batch, 0, reduce='sum')[:, :2]
+            return out - out.mean(0)
+
+    graphs = [linked(8, seed) for seed in range(4)]
+    mixed = Divided(Mixes(), 3, 'edges', seed=0).certify(graphs)
+    apart = Divided(Sums(), 3, 'edges', seed=0).certify(graphs)
+    said = ' '.join(mixed.guarantee().checked)
+    assert 'one at a time' in said
+    assert 'same outputs alone' not in said
+    assert 'same outputs alone' in ' '.join(apart.guarantee().checked)
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x, edge_index, batch):
+        return scatter(x, batch, 0, reduce='sum')[:, :2]
+
+
+class FromDegree(torch.nn.Module):
+    def forward(self, x, edge_index):
+        return torch.cat([x[:, :1] - 2.5, 2.5 - x[:, :1]], 1)
+
+
+class KeepsDegrees:
+    """Degrees as features, of the first graph that it sees."""
+
+    def __init__(self):
+        self.kept = None
+
+    def __call__(self, data):
+        if self.kept is None:
+            ends = data.edge_index[0]
+            degree = ends.bincount(minlength=data.num_nodes)
+            self.kept = degree[:, None].float()
+        data.x = self.kept
+        return data
+
+
+def cube():
+    corners = torch.arange(12)
+    ends = [(corners, (corners + 1) % 12), (corners, (corners + 6) % 12)]
+    pairs = torch.cat([torch.stack(pair) for pair in ends], 1)
+    edge_index = to_undirected(pairs)
+    return Data(x=torch.ones(12, 1), edge_index=edge_index)
+
+
+@pytest.mark.parametrize('when', ['before', 'during'])
+def test_degrees_of_the_clean_graph_are_noticed(when):
+    # On cd9bfce: certified (2, 2) for 12 of 12 nodes.
+    transform = KeepsDegrees()
+    if when == 'before':
+        transform(cube())
+    with pytest.raises(ValueError, match=r'pass on the noise|same function'):
+        certify(
+            FromDegree(),
+            cube(),
+            BitFlips(edges=(0.05, 0.4)),
+            transform=transform,
+            **OPTIONS,
+        )
+
+
+def test_features_that_were_propagated_before_are_noticed():
+    data = cube()
+    spread = data.edge_index[0].bincount()[:, None].float()
+    model = FromDegree()
+
+    def forward(batch):
+        return model(spread.repeat(batch.num_graphs, 1), None)
+
+    noise = BitFlips(edges=(0.05, 0.4))
+    with pytest.raises(ValueError, match="'forward' needs to pass on"):
+        certify(model, data, noise, forward=forward, **OPTIONS)
+    # The same without: nothing is around the model, and it is said.
+    data.x = spread
+    report = certify(model, data, noise, **OPTIONS)
+    said = 'no output of the model changes with the edges'
+    assert said in str(report)
+    assert any(said in text for text in report.guarantee().assumptions)
+
+
+def test_what_a_transform_makes_of_no_noise_is_named():
+    constant = torch.ones(12, 1)
+
+    def transform(data):
+        data.extra = constant
+        degree = data.edge_index[0].bincount(minlength=data.num_nodes)
+        data.x = degree[:, None] + constant
+        return data
+
+    noise = BitFlips(edges=(0.05, 0.4))
+    report = certify(
+        FromDegree(), cube(), noise, transform=transform, **OPTIONS
+    )
+    assert "'extra', which 'transform' makes" in str(report)
+    assert "'x', which" not in str(report)
+
+
+def test_a_seed_is_in_the_first_line():
+    # A model that knows the copies of its seed can be certified for a class
+    # that it never returns else.
+    noise = BitFlips(edges=(0.05, 0.4))
+    model, data = FromDegree(), cube()
+    seeded = certify(model, data, noise, seed=0, **OPTIONS)
+    secret = certify(model, data, noise, **OPTIONS)
+    first = 'not certified: seeded'
+    assert str(seeded).startswith(first)
+    assert seeded.guarantee().promise.startswith(first)
+    assert seeded.guarantee().values['seeded'] is True
+    data.x = torch.ones(12, 1)
+    noise = BitFlips(features=(0.0, 0.3))
+    seeded = certify(FromDegree(), data, noise, seed=0, **OPTIONS)
+    made = certify_collective(
+        seeded, FromDegree(), data, hops=0, features=(0, 1)
+    )
+    assert made.guarantee().promise.startswith(first)
+    assert first not in str(secret)
+    assert not secret.guarantee().promise.startswith(first)
+
+
+class Turns(torch.nn.Module):
+    """Another class from one call to another."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.range, self.calls = (first, last), 0
+
+    def forward(self, x, edge_index):
+        self.calls += 1
+        low, high = self.range
+        degree = edge_index[0].bincount(minlength=len(x))[:, None].float()
+        out = torch.cat([degree - 2.5, 2.5 - degree], 1)
+        return -out if low <= self.calls <= high else out
+
+
+class Notes(torch.nn.Module):
+    """Keeps what it has returned, for people to look at."""
+
+    def forward(self, x, edge_index):
+        degree = edge_index[0].bincount(minlength=len(x))[:, None].float()
+        self.last = torch.cat([degree - 2.5, 2.5 - degree], 1)
+        return self.last
+
+
+def test_calls_that_turn_the_class_for_a_while_are_found_out():
+    # On cd9bfce: calls 21 to 39 of some hundred, and nobody noticed.
+    noise = BitFlips(edges=(0.05, 0.4))
+    for model in (Turns(40, 60), Turns(25, 30)):
+        with pytest.raises(ValueError, match='same function at every call'):
+            certify(model, cube(), noise, batch_size=20, **OPTIONS)
+    certify(Notes(), cube(), noise, batch_size=20, **OPTIONS)
+    data = linked()
+    with pytest.raises(ValueError, match='same function at every call'):
+        Divided(Turns(21, 39), 40, 'edges').certify(data)
+    Divided(Notes(), 40, 'edges').certify(data)
+
+
+def exactly_answers(p, samples, selection, level):
+    """The least chance of an answer, from binomials in fractions."""
+
+    def tail(n, k):
+        return sum(
+            math.comb(n, i) * p**i * (1 - p) ** (n - i)
+            for i in range(k, n + 1)
+        )
+
+    counts = torch.arange(samples + 1)
+    bound = clopper_pearson(counts, samples, level) > 0.5
+    least = int(counts[bound][0])
+    return tail(samples, least) + tail(selection, selection // 2 + 1) - 1
+
+
+@pytest.mark.parametrize(('samples', 'selection'), [(60, 21), (151, 40)])
+@pytest.mark.parametrize('failure', [0.01, 0.2])
+def test_the_probability_of_an_answer_is_that_of_two_binomials(
+    samples, selection, failure
+):
+    found = answering_probability(samples, selection, 0.01, failure)
+    left = Fraction(failure)
+    for p, enough in ((found, True), (found - 1e-6, False)):
+        made = exactly_answers(Fraction(p), samples, selection, 0.01)
+        assert (made >= 1 - left) == enough
+    assert answering_probability(3, 3, 0.01, 0.01) == math.inf
+
+
+class Held(torch.nn.Module):
+    """Class 1 if the edge (0, 1) is there, or if no other one is."""
+
+    def __init__(self, nodes):
+        super().__init__()
+        self.nodes = nodes
+
+    def forward(self, x, edge_index):
+        n = self.nodes
+        copy, ends = edge_index[0] // n, edge_index % n
+        first = ends.sum(0) == 1
+        copies = len(x) // n
+        held = copy[first].bincount(minlength=copies) > 0
+        held |= copy[~first].bincount(minlength=copies) == 0
+        held = held.repeat_interleave(n)[:, None].float()
+        return torch.cat([1 - held, held], 1)
+
+
+def chain(others):
+    nodes = torch.arange(others + 1)
+    edge_index = to_undirected(torch.stack([nodes, nodes + 1]))
+    return Data(x=torch.ones(others + 2, 1), edge_index=edge_index)
+
+
+def without_the_first(data):
+    keep = data.edge_index.amin(0) > 0
+    return Data(x=data.x, edge_index=data.edge_index[:, keep])
+
+
+def test_a_class_stays_where_the_classifier_may_still_abstain():
+    # Without its edge the class has .9^5 = .59 of .63: the likeliest one, as
+    # certified, and too little to be found by 300 copies each time.
+    noise = BitFlips(edges=(0.0, 0.9))
+    options = {
+        'num_samples': 300,
+        'num_selection': 100,
+        'targets': torch.tensor([0]),
+    }
+    data, abstained = chain(5), 0
+    attacked = without_the_first(data)
+    deployed = SmoothedClassifier(Held(7), noise, **options)
+    for _ in range(60):
+        report = deployed.certify(data)
+        if bool(report.certified(edges=(0, 1))):
+            abstained += int(deployed(attacked)) == -1
+            assert not bool(report.answered(edges=(0, 1)))
+    assert abstained > 0
+    # With .9 after the change it answers, and the report says so.
+    data = chain(1)
+    attacked = without_the_first(data)
+    deployed = SmoothedClassifier(Held(3), noise, **options)
+    report = deployed.certify(data)
+    assert bool(report.answered(edges=(0, 1)))
+    assert all(int(deployed(attacked)) == 1 for _ in range(10))
+    said = report.guarantee()
+    assert '1 at edges added 0 deleted 1' in ' '.join(said.not_covered)
+    assert said.values['answered']['edges_added_0_deleted_1'] == 1

@@ -273,6 +273,19 @@ def test_another_graph_than_that_of_the_threat_is_refused():
         certify(model_of(0), data, threat)
 
 
+def test_graphs_that_the_model_refuses_are_not_promised():
+    # On cd9bfce: "robust" in directed graphs, where 'sym' in the limit raises.
+    _, _, data = undirected_problem(0)
+    model = model_of(0, normalization='sym')
+    with pytest.raises(ValueError, match='undirected=True'):
+        certify(model, data, ThreatModel(data, local_budget=1))
+    threat = ThreatModel(data, local_budget=1, undirected=True)
+    assert certify(model, data, threat).targets.numel() == 6
+    # K steps take any graph.
+    model = model_of(0, normalization='sym', K=3)
+    certify(model, data, ThreatModel(data, local_budget=1))
+
+
 def test_alpha_belongs_to_the_model():
     _, _, data = undirected_problem(0)
     threat = ThreatModel(data, local_budget=1)

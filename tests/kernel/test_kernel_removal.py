@@ -263,7 +263,7 @@ def test_what_overflows_or_underflows_proves_nothing_or_enough():
 
 def near(value):
     # The constant of gamma leaves one percent.
-    return pytest.approx(1.01 * value, rel=1e-4)
+    return pytest.approx(1.01 * value, rel=1e-4, abs=0)
 
 
 def test_the_error_of_features_is_the_formula():
@@ -308,21 +308,26 @@ def test_what_rounding_hides_is_the_formula(head, slope, curve, g):
             margins = (3 * u * z + error) * w
             wrong = slope * u * math.sqrt(2) + curve * margins + 2 * u * g
             hidden = (2 * u * z + error) * g + (z + error) * wrong
-            assert beta == pytest.approx(hidden, rel=0.011)
+            assert beta == pytest.approx(hidden, rel=0.011, abs=0)
             assert beta >= hidden
-    # The drift alone: no rows to speak of, and a large lambda.
-    small = removal.Features(Z * 1e-30, 0.0)
-    W = np.full((3, 2), 1.0)
-    drift = 2 * math.sqrt(6)
-    beta = removal.residual(small, Y, W, 1.0, head)
-    assert beta - drift == pytest.approx(8.08 * u * drift, rel=0.5)
+
+
+def test_what_cancels_at_a_minimum_is_counted_before_it_does():
+    # 2 (w - 1) + mu w = 0 at one row z = 1: both terms are nearly 2.
+    mu, u = 2.0**20, 2.0**-53
+    W = np.array([[2 / (2 + mu)]])
+    found = removal.Features(np.ones((1, 1)), 0.0)
+    beta = removal.residual(found, np.ones((1, 1)), W, mu, 'squared')
+    left = abs(2 * (W[0, 0] - 1) + mu * W[0, 0])
+    # Of Z'G, of G itself, and of the drift.
+    assert beta - left == pytest.approx((2 + 4 + 8) * u, rel=0.02, abs=0)
 
 
 def test_a_bound_beyond_all_numbers_is_infinite():
     assert removal.gamma(2.0**53 / 1000) < 0.0011
     assert removal.gamma(2.0**53 / 999) == math.inf
     assert removal.norm(np.ones(10**6)) == pytest.approx(
-        1000 * (1 + 1.01e6 * 2.0**-53), rel=1e-15
+        1000 * (1 + 1.01e6 * 2.0**-53), rel=1e-15, abs=0
     )
     assert removal.norm(np.ones((0, 3))) >= 0
 
@@ -330,5 +335,7 @@ def test_a_bound_beyond_all_numbers_is_infinite():
 def test_the_shift_of_a_release_is_the_formula():
     W = np.full((3, 3), 2.0)
     grid = 3 * 0.5 * 2.0**-33 + 2 * 2.0**-53 * 6
-    assert removal.shift(0.0, 10, 0.1, W, 0.5) == pytest.approx(grid / 0.5)
+    assert removal.shift(0.0, 10, 0.1, W, 0.5) == pytest.approx(
+        grid / 0.5, rel=1e-6, abs=0
+    )
     assert removal.shift(7.0, 10, 0.1, W, 0.5) == pytest.approx(14.0)

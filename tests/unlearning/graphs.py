@@ -71,3 +71,25 @@ def without(graphs, request, n_ids=None):
                 )
             )
     return left
+
+
+def blocks(n=90, classes=3, d=6, seed=0, isolated=2):
+    """A graph with communities, and informative features."""
+    random = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    same = y.unsqueeze(0) == y.unsqueeze(1)
+    chance = torch.where(same, 0.12, 0.02)
+    pairs = (torch.rand((n, n), generator=random) < chance).triu(1)
+    pairs[:, n - isolated :] = False
+    edge_index = pairs.nonzero().t()
+    centre = torch.randn((classes, d), generator=random)
+    x = centre[y] + torch.randn((n, d), generator=random)
+    train = torch.zeros(n, dtype=torch.bool)
+    train[torch.randperm(n, generator=random)[: n // 2]] = True
+    return Data(
+        x=x.double(),
+        edge_index=torch.cat([edge_index, edge_index.flip(0)], dim=1),
+        y=y,
+        train_mask=train,
+        test_mask=~train,
+    )

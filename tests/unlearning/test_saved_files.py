@@ -5,15 +5,20 @@ removed and compare. So a file must not depend on what was removed, but for
 what is drawn at random: releases, salts, names of states; and for the ledger.
 """
 
+import math
 import pickle
 import zipfile
+from fractions import Fraction
 
 import pytest
 import torch
-from graphs import random_graphs
+from graphs import blocks, random_graphs
+from scipy.stats import fisher_exact
 from states import same
 from torch_geometric.data import Data
 
+from pyg_trust.functional.shifts import grid_shift, largest_weights
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
@@ -93,6 +98,15 @@ SETTINGS = {
 def nodes(name='ovr'):
     setting = dict(SETTINGS[name])
     return NodeClassifier(setting.pop('measure', 'sgc'), lam=0.02, **setting)
+
+
+def first_version(model):
+    """A state whose ledger seals the data alone."""
+    state, root = model.state_dict(), model._model.seals.root
+    ledger = RemovalLedger(model.budget)
+    for line in state['ledger']['entries']:
+        ledger.record(line['action'], line['spent'], line['request'], root)
+    return {**state, 'ledger': ledger.state_dict()}
 
 
 @pytest.mark.parametrize('name', ['ovr', 'softmax', 'squared', 'push'])
@@ -222,14 +236,71 @@ def test_pickles_of_classifiers_are_saved_states():
 def test_files_of_the_first_version_are_read_and_their_weights_dropped():
     model = nodes().fit(community())
     model.remove(RemovalRequest(nodes=[7]))
-    # It wrote the weights before the noise, to the last bit.
-    old = {**model.state_dict(), 'W': model._model.W + 1e-7}
+    # It wrote the weights before the noise, to the last bit, and sealed the
+    # data alone.
+    old = {**first_version(model), 'W': model._model.W + 1e-7}
     other = nodes()
     other.load_state_dict(old)
     assert other.verify().ok
     assert 'W' not in other.state_dict()
-    assert same(other.state_dict(), model.state_dict())
     assert not torch.equal(other._model.W, old['W'])
+    other.remove(RemovalRequest(features=[4]))
+    assert other.verify().ok
+    again = nodes()
+    again.load_state_dict(other.state_dict())
+    # Without the noise that they should have, or with far too much.
+    W, weight = other._model.W, old['weight']
+    for wrong in (W, W + 9 * (weight - W)):
+        with pytest.raises(ValueError, match='their noise'):
+            nodes().load_state_dict({**old, 'weight': wrong})
+
+
+def test_all_that_a_file_has_is_sealed():
+    model = nodes().fit(community())
+    model.remove(RemovalRequest(nodes=[7]))
+    good = model.state_dict()
+    ledger = good['ledger']
+    classes = good['classes']
+    changes = {
+        'classes': [classes[::-1], (5, 6, 7), classes[1:] + classes[:1]],
+        'secure': [False],
+        'releases': [1, 3, -5, 1e300, True, 2.0],
+        'weight': [good['weight'] + 1e-7, good['weight'].flip(1)],
+    }
+    other = nodes()
+    for name, values in changes.items():
+        for value in values:
+            with pytest.raises((ValueError, TypeError)):
+                other.load_state_dict({**good, name: value})
+    held = {**good['data'], 'directed': True}
+    with pytest.raises(ValueError, match='ledger'):
+        other.load_state_dict({**good, 'data': held})
+    # And in memory.
+    for change in ({'secure': False}, {'releases': 7}):
+        model._model = model._model._replace(**change)
+        assert not model.verify().ok
+        model._model = model._model._replace(secure=True, releases=2)
+        assert model.verify().ok
+    assert ledger == model.ledger.state_dict()
+    other.load_state_dict(good)
+    assert other.verify().ok
+
+
+def test_seeds_and_draws_of_graphs_are_sealed():
+    model = scattering(seed=3).fit(molecules())
+    good = model.state_dict()
+    other = scattering()
+    for change in (
+        {'seed': None, 'seeded': False},
+        {'seed': 4},
+        {'draws': 7},
+        {'W': good['W'] + 1e-7},
+        {'classes': good['classes'][::-1]},
+    ):
+        with pytest.raises(ValueError, match='ledger'):
+            other.load_state_dict({**good, **change})
+    other.load_state_dict(good)
+    assert other.verify().ok
 
 
 # Graphs #####################################################################
@@ -292,3 +363,127 @@ def test_memory_of_graphs_that_was_made_anew_does_not_tell(tmp_path, way):
     assert torch.equal(one.W, two.W)
     assert torch.equal(one.train.Z, two.train.Z)
     assert not torch.equal(one.released, two.released)
+
+
+# The noise of releases ######################################################
+
+
+def tells_by_its_last_bits(weight, sums, std):
+    """Whether some double times std, added to a guess, makes each number."""
+    drawn = (weight - sums) / std
+    off = torch.zeros_like(drawn, dtype=torch.bool)
+    for steps in range(-3, 4):
+        near = drawn
+        for _ in range(abs(steps)):
+            to = torch.full_like(drawn, math.copysign(math.inf, steps))
+            near = torch.nextafter(near, to)
+        off |= near * std + sums == weight
+    return off
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['nodes', 'graphs'])
+def test_no_release_tells_its_weights_by_its_last_bits(kind):
+    # N1 of the review, for removal: what was drawn is a double, and of the
+    # doubles that a sum can be not all are a double times std plus the truth.
+    hits = torch.zeros(2, dtype=torch.int64)
+    total = 0
+    std = 1e-4
+    for number in range(200):
+        if kind == 'nodes':
+            model = nodes().fit(community(seed=number % 4))
+            model.remove(RemovalRequest(nodes=[7]))
+            weight, W = model._model.weight, model._model.W
+        else:
+            model = scattering().fit(molecules(0.1 * (number % 4)))
+            model.remove(RemovalRequest(nodes={3: [1]}))
+            weight, W = model._model.released, model._model.W
+        # The truth, and a guess that is off by less than a noise.
+        for at, guess in enumerate((W, W + 1e-6)):
+            hits[at] += int(tells_by_its_last_bits(weight, guess, std).sum())
+        total += weight.numel()
+        # On the grid, all of them: nothing else is there to be read.
+        cells = weight / (std * 2.0**-32)
+        assert torch.equal(cells, cells.round())
+    table = [[int(h), total - int(h)] for h in hits]
+    assert fisher_exact(table).pvalue > 1e-3
+
+
+def test_what_a_release_spends_has_its_grid_in_it():
+    for head, std in (('ovr', 1e-4), ('softmax', 1e-3), ('squared', 1e-6)):
+        model = NodeClassifier(lam=0.02, head=head, release_std=std)
+        model.fit(community())
+        model.remove(RemovalRequest(nodes=[7]))
+        W, spent = model._model.W, model.ledger.spent
+        # What rounding did, in exact numbers.
+        grid = Fraction(std) / 2**32
+        off = sum(
+            (round(Fraction(w) / grid) * grid - Fraction(w)) ** 2
+            for w in W.view(-1).tolist()
+        )
+        # And what the residual allows beside it.
+        data = model._model.data
+        beta = model._model.gradient.norm.upper
+        shift = math.sqrt(off) + beta / data.mu
+        assert shift / std <= spent
+        # The weights are no larger than what is paid for.
+        loss = {'ovr': 'logistic'}.get(head, head)
+        most = largest_weights(W.size(1), 0.02, loss)
+        assert float(W.norm()) <= most + model.budget * std
+        # A grid too coarse to be hidden by the goal is paid for, too.
+        assert grid_shift(W.numel(), most, std) >= math.sqrt(off) / std
+
+
+# Removals that can be done ##################################################
+
+
+def large(**kwargs):
+    """Features of thousands, and noise next to nothing."""
+    data = blocks(n=24, seed=7, d=5)
+    data.x *= 3e3
+    model = NodeClassifier(lam=0.02, release_std=1e-7, seed=0, **kwargs)
+    return model.fit(data), data.train_mask.nonzero().view(-1).tolist()
+
+
+def test_rounding_does_not_stand_in_the_way_of_a_removal():
+    # It hides more than the budget once few enough nodes are left.
+    (model, train), (strict, _) = large(), large(on_exceed='raise')
+    report = None
+    for node in train:
+        report = model.remove(RemovalRequest(nodes=[node]))
+        assert model.verify().ok
+        if report.action == 'retrain':
+            break
+        strict.remove(RemovalRequest(nodes=[node]))
+        assert report.bound <= report.budget
+    assert report.action == 'retrain'
+    assert report.bound == report.epsilon == 0
+    assert 'same program' in str(report.assumptions)
+    with pytest.raises(BudgetExceededError, match='on_exceed'):
+        strict.remove(RemovalRequest(nodes=[node]))
+    # Its weights are those of a fit of what remains.
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again._model.W, model._model.W)
+    assert again.verify().ok
+
+
+def test_fits_that_rounding_stops_say_what_to_do():
+    data = blocks(n=24, seed=7, d=5)
+    data.x *= 1e6
+    with pytest.raises(BudgetExceededError, match="larger 'release_std'"):
+        NodeClassifier(lam=0.02, release_std=1e-7).fit(data)
+
+
+def test_few_graphs_do_not_stand_in_the_way_of_a_removal():
+    settings = {'tol': 5e-7, 'release_std': 1e-5, 'delta': 1e-6}
+    model = scattering(**settings).fit(molecules(count=40))
+    strict = scattering(**settings, on_exceed='raise')
+    strict.fit(molecules(count=40))
+    request = RemovalRequest(graphs=range(4, 38))
+    with pytest.raises(BudgetExceededError, match='on_exceed'):
+        strict.remove(request)
+    report = model.remove(request)
+    assert report.action == 'retrain'
+    assert 0 < report.bound <= report.budget
+    assert report.epsilon <= 1
+    assert model.verify().ok

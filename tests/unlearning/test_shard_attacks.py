@@ -5,11 +5,14 @@ import threading
 
 import pytest
 import torch
+from states import same
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCN, GIN, GCNConv, GraphSAGE
 
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards.products import Operand
+from pyg_trust.unlearning.shards.training import UnrepeatableModelError
 
 N = 24
 
@@ -204,3 +207,182 @@ def test_no_half_of_an_edge_stays():
     assert (6, 7) not in left
     assert (7, 6) in left
     assert other.verify().ok
+
+
+# Shards of one node #########################################################
+
+
+@pytest.mark.parametrize('slices', [None, [(0.5, 1), (1.0, 1)]])
+def test_a_shard_of_one_node_does_not_block_batch_norms(slices):
+    def factory():
+        return GCN(3, 8, 2, 2, norm='BatchNorm')
+
+    data = make_data()
+    shard = torch.arange(N) % 3
+    unlearner = ShardedUnlearner(
+        factory,
+        num_shards=3,
+        epochs=2,
+        aggregator='mean',
+        seed=0,
+        partition=shard,
+        slices=slices,
+    ).fit(data)
+    mine = (shard == 0).nonzero().view(-1).tolist()
+    unlearner.remove(RemovalRequest(nodes=mine[1:]))
+    # A constant voter, as one that is empty.
+    assert unlearner.shard_state(0) == {}
+    assert not unlearner.outputs[0].any()
+    assert unlearner.outputs[1].any()
+    report = unlearner.verify()
+    assert report.ok
+    # And requests that wait are not held up by it.
+    unlearner.enqueue(RemovalRequest(nodes=[1]))
+    unlearner.enqueue(RemovalRequest(features=[mine[0]]))
+    unlearner.flush()
+    assert unlearner.verify().ok
+    # As a fresh start has it.
+    left = unlearner.data
+    fresh = ShardedUnlearner(
+        factory,
+        num_shards=3,
+        epochs=2,
+        aggregator='mean',
+        seed=0,
+        partition=left.shard[left.shard >= 0],
+        slices=slices,
+    ).fit(left)
+    for number in range(3):
+        one, two = (u.shard_state(number) for u in (unlearner, fresh))
+        assert same(one, two)
+
+
+# What acts after the second epoch ###########################################
+
+
+class Late(torch.nn.Module):
+    """Says the opposite after some calls that it counts."""
+
+    calls = 0
+
+    def __init__(self, count, after=20):
+        super().__init__()
+        self.lin = torch.nn.Linear(3, 2)
+        self.count, self.after = count, after
+        self.own = 0
+
+    def forward(self, x, edge_index):
+        return self.lin(x) * (-1 if self.count(self) > self.after else 1)
+
+
+_seen = {'calls': 0}
+_total = 0
+
+
+def by_itself(model):
+    model.own += 1
+    return model.own
+
+
+def by_its_class(model):
+    Late.calls += 1
+    return Late.calls
+
+
+def by_a_dictionary(model):
+    _seen['calls'] += 1
+    return _seen['calls']
+
+
+def by_a_global(model):
+    global _total
+    _total += 1
+    return _total
+
+
+def by_a_closure():
+    calls = []
+
+    def count(model):
+        calls.append(1)
+        return len(calls)
+
+    return count
+
+
+@pytest.mark.parametrize('trainer', ['sequential', 'process'])
+@pytest.mark.parametrize(
+    'count',
+    [by_itself, by_its_class, by_a_dictionary, by_a_global, by_a_closure()],
+    ids=['itself', 'class', 'dictionary', 'global', 'closure'],
+)
+def test_state_that_acts_late_is_refused(count, trainer):
+    if trainer == 'process' and count is not by_its_class:
+        pytest.skip('one of them is enough to see that workers look')
+    unlearner = ShardedUnlearner(
+        lambda: Late(count),
+        num_shards=3,
+        epochs=30,
+        aggregator='mean',
+        seed=0,
+        trainer=trainer,
+        num_workers=1,
+    )
+    with pytest.raises(UnrepeatableModelError, match='model_factory'):
+        unlearner.fit(make_data())
+    assert unlearner._state is None
+
+
+# Short floats ###############################################################
+
+
+class Autocast(torch.nn.Module):
+    """Runs a model in bfloat16, as one does for speed."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, edge_index):
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            return self.model(x, edge_index).float()
+
+
+@pytest.mark.parametrize('sparse_x', [False, True])
+@pytest.mark.parametrize('kind', [GCN, GraphSAGE, GIN])
+def test_models_under_autocast_can_be_removed_from(kind, sparse_x):
+    unlearner = ShardedUnlearner(
+        lambda: Autocast(kind(3, 8, 2, 2)),
+        num_shards=2,
+        epochs=3,
+        aggregator='mean',
+        seed=0,
+        sparse_x=sparse_x,
+        sparse_adj=True,
+    ).fit(make_data())
+    unlearner.remove(RemovalRequest(nodes=[3]))
+    assert unlearner.verify().ok
+    assert bool(unlearner.outputs.isfinite().all())
+
+
+@pytest.mark.parametrize('mean', [False, True])
+def test_products_of_short_floats_are_those_of_long_ones(mean):
+    random = torch.Generator().manual_seed(0)
+    dense = torch.randn((9, 5), generator=random)
+    weight = torch.rand((7, 9), generator=random).relu()
+    for short in (torch.bfloat16, torch.float16):
+        matrix = weight.to(short).to_sparse_csr()
+        operand = Operand(matrix)
+        operand = operand.mean if mean else operand
+        exact = matrix.to_dense().double() @ dense.to(short).double()
+        if mean:
+            exact = exact / 9
+        x = dense.to(short).requires_grad_()
+        found = operand.times(x)
+        assert found.dtype == short
+        torch.testing.assert_close(found.double(), exact, atol=5e-2, rtol=2e-2)
+        found.sum().backward()
+        assert x.grad.dtype == short
+        # Of a long matrix, as under autocast.
+        long = Operand(weight.to_sparse_csr()).times(dense.to(short))
+        assert long.dtype == torch.float32

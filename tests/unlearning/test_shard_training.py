@@ -61,8 +61,12 @@ class Noisy(torch.nn.Module):
 
 
 def test_processes_give_every_shard_its_own_bits():
-    # One model of each kind, by turns; enough epochs to be replayed.
-    def factory(turn=iter([*MODELS.values()] * 2)):  # noqa: B008
+    # One model of each kind, by turns, and another to compare it with where
+    # they are trained here; enough epochs to be replayed.
+    kinds = [*MODELS.values()]
+    turn = iter([kind for kind in kinds for _ in range(2)] + kinds)
+
+    def factory():
         return next(turn)()
 
     shards, recipe = make_shards(), Recipe(epochs=7)

@@ -235,7 +235,9 @@ class Building(Stateful):
         data = copy.copy(data)
         data.shard = shard
         sizes = shard_sizes(data.shard, self.num_shards)
-        smallest = int(sizes.where(sizes > 0, sizes.max() + 1).argmin())
+        # One node may be too few to train on.
+        most = int(sizes.max())
+        smallest = int(sizes.where(sizes >= min(2, most), most + 1).argmin())
         probe = as_shard(
             self._parts(data, [smallest])[smallest], self._shard_seed(smallest)
         )

@@ -134,6 +134,10 @@ def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
     return torch.addmm(out, matrix, dense, beta=0, out=out)
 
 
+# What torch multiplies sparse matrices of.
+_MULTIPLIED = (torch.float32, torch.float64)
+
+
 class Operand:
     """A constant matrix, with its transpose made when it is asked for.
 
@@ -145,6 +149,7 @@ class Operand:
         self.matrix = matrix
         self._transposed: Tensor | None = None
         self._mean: Operand | None = None
+        self._longer: Operand | None = None
 
     @property
     def transposed(self) -> Tensor:
@@ -166,6 +171,13 @@ class Operand:
             self._mean = Operand(csr(row, col, value, shape))
         return self._mean
 
+    def _as(self, dtype: torch.dtype) -> 'Operand':
+        if dtype == self.matrix.dtype:
+            return self
+        if self._longer is None:
+            self._longer = Operand(self.matrix.to(dtype))
+        return self._longer
+
     def _entries(self) -> tuple[Tensor, Tensor]:
         ptr = self.matrix.crow_indices().long()
         count = ptr[1:] - ptr[:-1]
@@ -178,6 +190,12 @@ class Operand:
         Args:
             dense (Tensor): ``[num_cols, channels]``.
         """
+        kind = self.matrix.dtype
+        exact = kind if kind in _MULTIPLIED else torch.float32
+        if dense.dtype != exact or kind != exact:
+            # As under autocast: torch has no sparse products of short floats.
+            out = self._as(exact).times(dense.to(exact))
+            return out.to(torch.promote_types(kind, dense.dtype))
         if not torch.is_grad_enabled():
             return multiply(self.matrix, dense.contiguous())
         return _Product.apply(dense, self)

@@ -131,7 +131,9 @@ class ShardedUnlearner(Removing):
     the ledger.
 
     **Empty shards.** A shard whose last training node goes is a constant
-    voter: uniform probabilities, and no vote in a majority. A class may lose
+    voter: uniform probabilities, and no vote in a majority. So is one that is
+    left with a single node, which models with batch norms can't be trained
+    on. A class may lose
     its last training node if :obj:`num_classes` is given, so that a fresh
     start would know of it too. The report names empty shards.
 

@@ -1,0 +1,262 @@
+r"""Certificates by votes, proved from the counts.
+
+**Counts to bounds** (Clopper, Pearson 1934). Of :math:`n` samples :math:`k`
+are for a class that was chosen before. A number :math:`p` with
+:math:`P[\mathrm{Bin}(n, p) \ge k] \le \beta` is a lower bound of the class's
+probability that is wrong with probability :math:`\beta` at most: the tail
+grows with :math:`p`, so that the bound exceeds a true :math:`p_0` only for
+counts whose tail at :math:`p_0` is at most :math:`\beta`. An upper bound is 1
+less the lower bound of :math:`n - k`. A float is proposed by SciPy and
+*proved* by integers: its tail, every rounding up, is at most the level.
+
+**Bounds to worst cases** (Neyman, Pearson 1933). Noise flips each bit on its
+own: a 0 with probability :math:`p_+`, a 1 with :math:`p_-`. Patterns of the
+bits that differ between two inputs have probabilities :math:`(c, d)` under
+the clean and the changed one. A set of probability at least :math:`p` under
+the clean input has least under the changed one if it takes patterns in the
+order of :math:`c / d`, from the top, the last one in part. In fractions.
+
+**Two classes.** The class stays if its least probability exceeds one half,
+or the most that any other can have.
+
+**Views and shards.** Each of :math:`k` changed votes may go from the class to
+another one. With counts :math:`a` against :math:`b` the class stays while
+:math:`a - k > b + k`, or they are equal and ties are for the first of the
+classes, which it is.
+
+Probabilities are fractions or floats, taken as the rationals they are.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from scipy.special import betaincinv
+
+Number = Fraction | float
+# Additions and deletions of a kind of bits, and the probabilities that a 0
+# becomes 1 and that a 1 becomes 0.
+Change = tuple[int, int, Number, Number]
+
+BITS = 160
+# pi is less.
+PI = Fraction(3141592653589793239, 10**18)
+
+
+def up(a: int, b: int) -> int:
+    """The quotient, rounded up."""
+    return -(-a // b)
+
+
+# Counts to bounds ###########################################################
+
+
+def power_up(x: Fraction, e: int) -> tuple[int, int]:
+    r"""Integers ``m, s`` with :math:`x^e \le m 2^s`, ``x`` not negative."""
+    m, s = 1, 0
+    digits = BITS + x.denominator.bit_length()
+    base, shift = up(x.numerator << digits, x.denominator), -digits
+    while e:
+        if e & 1:
+            m, s = m * base, s + shift
+            cut = max(0, m.bit_length() - 2 * BITS)
+            m, s = up(m, 1 << cut), s + cut
+        base, shift, e = base * base, 2 * shift, e >> 1
+        cut = max(0, base.bit_length() - 2 * BITS)
+        base, shift = up(base, 1 << cut), shift + cut
+    return m, s
+
+
+def tail_up(n: int, k: int, p: Fraction) -> Fraction:
+    r""":math:`P[\mathrm{Bin}(n, p) \ge k]`, rounded up.
+
+    Terms :math:`t_j = \binom{n}{j} p^j (1-p)^{n-j}` from :math:`j = k` on;
+    :math:`t_{j+1} = t_j f_j` with :math:`f_j = (n - j) p / (j + 1) (1 - p)`,
+    which falls: once it is below 1 the rest is at most :math:`t_j f_j / (1 -
+    f_j)`. (Far below the mean roundings grow with the terms: useless there,
+    but no less true.)
+    """
+    if k <= 0 or p >= 1:
+        return Fraction(1)
+    (a, s), (b, t) = power_up(p, k), power_up(1 - p, n - k)
+    w = BITS + 64
+    term, shift = math.comb(n, k) * a * b, s + t + w
+    term = term << shift if shift >= 0 else up(term, 1 << -shift)
+    odds = p / (1 - p)
+    digits = BITS + odds.denominator.bit_length()
+    odds_up = up(odds.numerator << digits, odds.denominator)
+    total = 0
+    for j in range(k, n + 1):
+        total += term
+        num, den = (n - j) * odds_up, (j + 1) << digits
+        if num < den and term * num <= den - num:
+            return Fraction(total + 1, 1 << w)
+        term = up(term * num, den)
+    return Fraction(total, 1 << w)
+
+
+def proves(n: int, k: int, p: Number, level: Number) -> bool:
+    """Whether ``p`` is a lower bound of the level for k of n."""
+    return tail_up(n, k, Fraction(p)) <= Fraction(level)
+
+
+def lower_bound(n: int, k: int, level: Number) -> Fraction:
+    """A proved lower bound for k of n, next to the largest one."""
+    if k == 0:
+        return Fraction(0)
+    proposed = float(betaincinv(k, n - k + 1, float(level)))
+    less = 2.0**-44
+    while less < 1:
+        p = Fraction(proposed * (1 - less))
+        if proves(n, k, p, level):
+            return p
+        less *= 16
+    return Fraction(0)
+
+
+def bounds(
+    top: int,
+    runner_up: int,
+    num_samples: int,
+    num_classes: int,
+    alpha: Number,
+    classes: str,
+) -> tuple[Fraction, Fraction]:
+    r"""The class's probability at least, that of any other at most.
+
+    With bounds of all classes the first is wrong with probability
+    :math:`\alpha / 2` and each of the :math:`C` others, outputs that are not
+    finite among them, with :math:`\alpha / 2 C`; else the first with
+    :math:`\alpha`.
+
+    Args:
+        top (int): the votes for the class.
+        runner_up (int): the most votes of any other.
+        num_samples (int): how many voted.
+        num_classes (int): :math:`C`.
+        alpha (float): the level of all bounds of a target together.
+        classes (str): ``'all'`` or ``'one'``.
+    """
+    alpha = Fraction(alpha)
+    if classes == 'one':
+        return lower_bound(num_samples, top, alpha), Fraction(1)
+    level = alpha / (2 * num_classes)
+    other = lower_bound(num_samples, num_samples - runner_up, level)
+    return lower_bound(num_samples, top, alpha / 2), 1 - other
+
+
+def level(
+    confidence: Number, targets: int, per: str, look: int = 0
+) -> Fraction:
+    r"""The level that the bounds of one target may have, rounded down.
+
+    Args:
+        confidence (float): of all, or of each.
+        targets (int): how many share it.
+        per (str): ``'all'`` or ``'node'``.
+        look (int): at which look it ended, 0 if the samples were fixed; look
+            :math:`j` has :math:`6 / \pi^2 j^2` of it. (default: :obj:`0`)
+    """
+    whole = (1 - Fraction(confidence)) / (targets if per == 'all' else 1)
+    return whole * 6 / (PI * look) ** 2 if look else whole
+
+
+# Bounds to worst cases ######################################################
+
+
+def chance(count: int, k: int, p: Fraction) -> Fraction:
+    """That k of count bits are set."""
+    return math.comb(count, k) * p**k * (1 - p) ** (count - k)
+
+
+def patterns(changes: Sequence[Change]) -> Iterator[tuple[Fraction, Fraction]]:
+    """Probabilities of the numbers of flipped bits, clean and changed."""
+    parts = [(Fraction(1), Fraction(1))]
+    for added, deleted, plus, minus in changes:
+        p, m = Fraction(plus), Fraction(minus)
+        if not (p >= 0 and m >= 0 and p + m < 1):
+            raise ValueError(f'no noise has probabilities {plus} and {minus}')
+        # A bit that was added is 1: p clean, 1 - m changed. One that was
+        # deleted is 0: m clean, 1 - p changed.
+        for count, clean, changed in ((added, p, 1 - m), (deleted, m, 1 - p)):
+            parts = [
+                (
+                    one * chance(count, k, clean),
+                    two * chance(count, k, changed),
+                )
+                for one, two in parts
+                for k in range(count + 1)
+            ]
+    yield from parts
+
+
+def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
+    """Patterns with the same ratio together, the ratio falling."""
+    made: dict[Fraction | None, tuple[Fraction, Fraction]] = {}
+    for clean, changed in patterns(changes):
+        if clean or changed:
+            ratio = clean / changed if changed else None
+            one, two = made.get(ratio, (Fraction(0), Fraction(0)))
+            made[ratio] = one + clean, two + changed
+    # None is infinite.
+    order = sorted(made, key=lambda r: (r is not None, -(r or 0)))
+    return [made[ratio] for ratio in order]
+
+
+def least(p: Fraction, parts: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
+    """The least probability under the changed input, ``p`` under the clean."""
+    total = Fraction(0)
+    for clean, changed in parts:
+        if p <= clean:
+            return total + (changed * p / clean if clean else 0)
+        p, total = p - clean, total + changed
+    return total
+
+
+def stays(
+    bound: tuple[Number, Number],
+    parts: Sequence[tuple[Fraction, Fraction]],
+    tolerance: Number = 0,
+) -> bool:
+    """Whether no classifier with such bounds changes its class.
+
+    Args:
+        bound (tuple): of :func:`bounds`.
+        parts (list): of :func:`regions`.
+        tolerance (float): of the sampler, taken off the first bound and added
+            to the second. (default: :obj:`0`)
+    """
+    lower, upper = Fraction(bound[0]), Fraction(bound[1])
+    low = max(lower - Fraction(tolerance), Fraction(0))
+    kept = least(low, parts)
+    if 2 * kept > 1:
+        return True
+    high = min(upper, 1 - lower) + Fraction(tolerance)
+    return kept > 1 - least(1 - min(high, Fraction(1)), parts)
+
+
+# Views and shards ###########################################################
+
+
+def radius(top: int, earlier: int, later: int, total: int, ties: str) -> int:
+    """How many votes may say anything else without another class.
+
+    Args:
+        top (int): the votes for the class.
+        earlier (int): the most of a class before it, -1 if there is none.
+        later (int): the most of one after it, -1 if there is none.
+        total (int): of all votes.
+        ties (str): ``'first'`` if the first of several classes wins, or
+            ``'any'`` if any may.
+
+    Returns:
+        int: -1 if it is not the class even so.
+    """
+    # top - k > earlier + k; top - k > later + k, or = if ties are its own.
+    most = total
+    if earlier >= 0:
+        most = min(most, (top - earlier - 1) // 2)
+    if later >= 0:
+        gap = top - later - (ties != 'first')
+        most = min(most, gap // 2)
+    return max(most, -1)

@@ -1,0 +1,189 @@
+"""Votes in integers and fractions, against definitions and fast code."""
+
+import itertools
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta
+
+from pyg_trust.functional import clopper_pearson
+from pyg_trust.functional.confidence import look_level
+from pyg_trust.functional.smoothing import flip_regions
+from pyg_trust.kernel import votes
+
+
+def tail(n, k, p):
+    """The definition, in fractions."""
+    p = Fraction(p)
+    return sum(comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k, n + 1))
+
+
+@pytest.mark.parametrize('n', [1, 2, 7, 40])
+@pytest.mark.parametrize('p', [0.0, 1e-9, 0.3, 0.5, 0.97, 1.0])
+def test_a_tail_is_that_of_the_definition(n, p):
+    for k in range(n + 1):
+        exact, up = tail(n, k, p), votes.tail_up(n, k, Fraction(p))
+        assert exact <= up
+        # Below the mean no level asks for it: rounding grows with the terms.
+        if k >= n * p:
+            assert up <= exact + Fraction(1, 2**150)
+
+
+@pytest.mark.parametrize('k', [1, 30, 150, 199, 200])
+def test_a_proved_bound_is_next_to_the_exact_one(k):
+    level = 1e-4
+    bound = votes.lower_bound(200, k, level)
+    assert tail(200, k, bound) <= Fraction(level)
+    assert tail(200, k, bound * (1 + Fraction(1, 2**30))) > Fraction(level)
+
+
+def test_what_scipy_rounds_up_is_refused():
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(30):
+        k, level = int(rng.integers(1, 200)), float(10 ** -rng.uniform(1, 7))
+        p = float(beta.ppf(level, k, 200 - k + 1))
+        holds = tail(200, k, p) <= Fraction(level)
+        assert votes.proves(200, k, p, level) == holds
+        refused += not holds
+        assert not votes.proves(200, k, p * (1 + 1e-9), level)
+        assert votes.proves(200, k, p * (1 - 1e-9), level)
+    assert refused > 5
+
+
+@pytest.mark.parametrize('n', [100, 1000, 10_000])
+def test_the_bounds_of_the_fast_code_are_proved(n):
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        k, level = int(rng.integers(0, n + 1)), float(10 ** -rng.uniform(1, 7))
+        low = clopper_pearson(torch.tensor([k]), n, level).item()
+        high = clopper_pearson(torch.tensor([k]), n, level, 'upper').item()
+        assert k == 0 or votes.proves(n, k, low, level)
+        assert k == n or votes.proves(n, n - k, 1 - Fraction(high), level)
+        # And the kernel's own are as good.
+        assert abs(float(votes.lower_bound(n, k, level)) - low) < 1e-9
+
+
+def test_shifted_counts_are_refused():
+    for k in (5, 60, 99):
+        low = clopper_pearson(torch.tensor([k + 1]), 100, 1e-3).item()
+        assert not votes.proves(100, k, low, 1e-3)
+
+
+def test_both_bounds_share_the_level():
+    low, high = votes.bounds(80, 15, 100, 3, 0.01, 'all')
+    assert tail(100, 80, low) <= Fraction(0.01) / 2
+    assert tail(100, 85, 1 - high) <= Fraction(0.01) / 6
+    one, other = votes.bounds(80, 15, 100, 3, 0.01, 'one')
+    assert other == 1
+    assert low < one
+    assert votes.bounds(0, 100, 100, 3, 0.01, 'all') == (0, 1)
+
+
+def test_looks_have_no_more_than_the_level():
+    spent = sum(votes.level(0.9, 1, 'node', j) for j in range(1, 200))
+    assert spent < 1 - Fraction(0.9)
+    assert votes.level(0.9, 50, 'all') == (1 - Fraction(0.9)) / 50
+    assert votes.level(0.9, 50, 'node') == 1 - Fraction(0.9)
+    for look in (1, 2, 7):
+        exact = votes.level(0.999, 1, 'node', look)
+        assert float(exact) == pytest.approx(
+            look_level(1 - 0.999, look), rel=1e-15
+        )
+
+
+def worst(p, parts):
+    """Least probability over all sets of patterns, one taken in part."""
+    best = None
+    for kept in itertools.product((False, True), repeat=len(parts)):
+        clean = sum(c for (c, _), k in zip(parts, kept, strict=True) if k)
+        if clean > p:
+            continue
+        here = sum(d for (_, d), k in zip(parts, kept, strict=True) if k)
+        rest = [
+            d / c * (p - clean)
+            for (c, d), k in zip(parts, kept, strict=True)
+            if not k and c and c >= p - clean
+        ]
+        if clean == p:
+            rest.append(Fraction(0))
+        if rest:
+            here += min(rest)
+            best = here if best is None else min(best, here)
+    return best
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        [(1, 1, 0.1, 0.6)],
+        [(0, 2, 0.0, 0.5)],
+        [(2, 1, 0.25, 0.3)],
+        [(1, 0, 0.1, 0.2), (0, 1, 0.05, 0.4)],
+    ],
+)
+def test_no_set_has_less_than_the_worst_case(changes):
+    parts = list(votes.patterns(changes))
+    assert sum(c for c, _ in parts) == sum(d for _, d in parts) == 1
+    for p in (Fraction(1, 10), Fraction(1, 2), Fraction(9, 10), Fraction(1)):
+        assert votes.least(p, votes.regions(changes)) == worst(p, parts)
+
+
+def test_regions_are_those_of_the_fast_code():
+    found = flip_regions(3, 2, 0.01, 0.6)
+    mine = votes.regions([(3, 2, 0.01, 0.6)])
+    order = found.log_ratio.argsort(descending=True)
+    assert [float(c) for c, _ in mine] == pytest.approx(
+        found.clean[order].tolist(), rel=1e-12
+    )
+
+
+def test_a_class_stays_only_if_no_other_can_have_as_much():
+    parts = votes.regions([(0, 1, 0.0, 0.5)])
+    # Of a deleted bit half the samples see nothing.
+    assert votes.stays((Fraction(9, 10), Fraction(1, 10)), parts)
+    assert not votes.stays((Fraction(3, 4), Fraction(1, 4)), parts)
+    assert not votes.stays((Fraction(9, 10), Fraction(1, 10)), parts, 0.2)
+    assert votes.stays((0.4, 0.1), votes.regions([(0, 0, 0.1, 0.1)]))
+    with pytest.raises(ValueError, match='no noise'):
+        votes.regions([(1, 1, 0.7, 0.5)])
+
+
+def test_radii_by_moving_votes_one_by_one():
+    for counts in itertools.product(range(5), repeat=3):
+        total = sum(counts)
+        for mine, ties in itertools.product(range(3), ('first', 'any')):
+            earlier = max(counts[:mine], default=-1)
+            later = max(counts[mine + 1 :], default=-1)
+            found = votes.radius(counts[mine], earlier, later, total, ties)
+            assert found == slow_radius(counts, mine, ties)
+
+
+def slow_radius(counts, mine, ties):
+    """The largest number of moved votes, to any class, that all survive."""
+    total, found = sum(counts), -1
+    for k in range(total + 1):
+        for other in range(3):
+            if other == mine:
+                continue
+            moved = list(counts)
+            moved[mine] -= k
+            moved[other] += k
+            rivals = [
+                c
+                for c in range(3)
+                if c != mine
+                and (
+                    moved[c] > moved[mine]
+                    or (
+                        moved[c] == moved[mine] and (ties == 'any' or c < mine)
+                    )
+                )
+            ]
+            if rivals:
+                return found
+        found = k
+    return found
