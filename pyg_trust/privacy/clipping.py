@@ -440,8 +440,8 @@ class Book:
         under = self._by_owner(self._length(inner)[0], owner).square() * rows
         under += self._by_owner(self._length(grad)[0], owner).square() * cols
         bound = square.clamp(min=0) + 2 * tiny * under
-        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
-        bound += lost(count, unit) * terms.square()
+        terms_of = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
+        bound += lost(terms_of, unit) * terms.square()
         bound = torch.where(layout.count > 1, bound, square)
         few = square < 0.01 * terms.square()
         few &= layout.count > 1

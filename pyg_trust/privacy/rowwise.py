@@ -55,8 +55,8 @@ _PADDED = names(
     """
     exp exp2 expm1 log log10 log1p log2 sin cos tan asin acos atan sinh cosh
     tanh erf erfc sigmoid gelu silu elu celu selu mish softplus logsigmoid
-    log_sigmoid logit pow __pow__ __rpow__ rsqrt xlogy addcdiv addcmul lerp hardswish
-    hardsigmoid softsign tanhshrink softshrink hardshrink atan2
+    log_sigmoid logit pow __pow__ __rpow__ rsqrt xlogy addcdiv addcmul lerp
+    hardswish hardsigmoid softsign tanhshrink softshrink hardshrink atan2
     """
 )
 _PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
