@@ -111,22 +111,27 @@ inline double best_mean(double numerator,
                         int64_t degree,
                         const double* cost,
                         int64_t padded_count) {
-  using Costs = Vector<double, kCosts>::type;
+  // This file is compiled for every processor: two numbers a register.
+  constexpr int lanes = kVectorBytes / int{sizeof(double)};
+  constexpr int parts = kCosts / lanes;
+  using Costs = Vector<double, lanes>::type;
   double mean = numerator / static_cast<double>(degree);
   while (true) {
-    Costs sums = {};
-    Vector<int64_t, kCosts>::type counts = {};
+    Costs sums[parts] = {};
+    Vector<int64_t, lanes>::type counts[parts] = {};
     for (int64_t k = 0; k < padded_count; k += kCosts) {
-      const auto costs = load<kCosts>(cost + k);
-      const auto goes = costs < mean;  // -1 where it is true
-      sums += goes ? costs : Costs{};
-      counts += goes;
+      for (int p = 0; p < parts; ++p) {
+        const auto costs = load<lanes>(cost + k + p * lanes);
+        const auto goes = costs < mean;  // -1 where it is true
+        sums[p] += goes ? costs : Costs{};
+        counts[p] += goes;
+      }
     }
     double lost = 0;
     int64_t size = degree;
     for (int k = 0; k < kCosts; ++k) {
-      lost += sums[k];
-      size += counts[k];
+      lost += sums[k / lanes][k % lanes];
+      size += counts[k / lanes][k % lanes];
     }
     if (size < 1)
       return std::numeric_limits<double>::infinity();

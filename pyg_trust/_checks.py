@@ -212,14 +212,19 @@ def is_finite(value: Tensor) -> bool:
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
-def check_range(name: str, value: Tensor, size: int, what: str) -> None:
-    """Refuses an integer tensor with an entry outside of [0, size)."""
+def check_range(
+    name: str, value: Tensor, size: int, what: str, private: bool = False
+) -> None:
+    """Refuses an integer tensor with an entry outside of [0, size).
+
+    Entries that are private are not in the text of the error.
+    """
     if value.numel() > 0:
         low, high = int(value.min()), int(value.max())
         if low < 0 or high >= size:
+            got = '(got others)' if private else f'(got {low} to {high})'
             raise ValueError(
-                f"'{name}' needs to be in [0, {size}), {what} "
-                f'(got {low} to {high})'
+                f"'{name}' needs to be in [0, {size}), {what} {got}"
             )
 
 

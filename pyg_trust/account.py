@@ -205,8 +205,8 @@ class PaidNoise:
         self._source, self._spend = source, spend
         self._mus = [check_positive('mus', mu) for mu in mus]
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard Gaussians, float64, on the CPU.
+    def cells(self, shape: tuple[int, ...]) -> Tensor:
+        """Pay for noise, then draw it: int64, in units of 2^-32 deviations.
 
         Args:
             shape (tuple[int, ...]): the shape.
@@ -215,7 +215,7 @@ class PaidNoise:
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))
-        return self._source.normal(shape)
+        return self._source.cells(shape)
 
 
 def _releases(ledger: PrivacyLedger) -> list[float]:

@@ -171,7 +171,7 @@ entry(
     mus=values(3, None, 'a', ['a'], [0.0]),
 )
 entry(
-    'account.PaidNoise.normal',
+    'account.PaidNoise.cells',
     lambda: (
         account.PaidNoise(noise.SecureNoise(), spent().spend, [0.1] * 20),
         {'shape': (2,)},

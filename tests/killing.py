@@ -261,8 +261,8 @@ class Seen(noise.SecureNoise):
         super().__init__()
         self.acknowledge = acknowledge
 
-    def normal(self, shape):
-        drawn = super().normal(shape)
+    def cells(self, shape):
+        drawn = super().cells(shape)
         self.acknowledge(shape[0])
         return drawn
 

@@ -63,23 +63,23 @@ def test_noise_is_drawn_after_it_is_paid():
     events = []
 
     class Source(noise.SecureNoise):
-        def normal(self, shape):
+        def cells(self, shape):
             events.append('noise')
-            return super().normal(shape)
+            return super().cells(shape)
 
     paid = PaidNoise(Source(), lambda mu: events.append(mu), [0.5, 0.25])
-    paid.normal((2, 2))
-    paid.normal((2, 2))
+    paid.cells((2, 2))
+    paid.cells((2, 2))
     assert events == [0.5, 'noise', 0.25, 'noise']
     with pytest.raises(RuntimeError, match='planned'):
-        paid.normal((2, 2))
+        paid.cells((2, 2))
 
     def broke(mu):
         raise BudgetExceededError('broke')
 
     events.clear()
     with pytest.raises(BudgetExceededError):
-        PaidNoise(Source(), broke, [1.0]).normal((2, 2))
+        PaidNoise(Source(), broke, [1.0]).cells((2, 2))
     assert events == []
 
 
@@ -90,8 +90,8 @@ from pyg_trust import noise
 from pyg_trust.transforms import PrivateAGP
 
 class Killer(noise.SecureNoise):
-    def normal(self, shape):
-        drawn = super().normal(shape)
+    def cells(self, shape):
+        drawn = super().cells(shape)
         print('drawn', flush=True)
         if sys.argv[2] == 'after':
             os.kill(os.getpid(), signal.SIGKILL)
@@ -142,6 +142,6 @@ def test_a_killed_release_is_on_the_disk(tmp_path, moment):
     account.close()
 
 
-def test_tensors_of_noise_are_float64():
+def test_tensors_of_noise_are_integers():
     paid = PaidNoise(noise.SecureNoise(), lambda mu: None, [1.0])
-    assert paid.normal((3,)).dtype == torch.float64
+    assert paid.cells((3,)).dtype == torch.int64

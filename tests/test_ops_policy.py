@@ -1,7 +1,12 @@
+import hashlib
 import itertools
 import math
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -622,3 +627,45 @@ def test_equal_values_move_nothing():
     assert flips.row.numel() == 0
     assert torch.allclose(gap, torch.full_like(gap, FOLLOW - 1))
     assert math.isclose(float(gap.max()), FOLLOW - 1, abs_tol=1e-15)
+
+
+def digest():
+    """Of policies and of their values, of graphs of every rest of a line."""
+    made = hashlib.sha256()
+    for n in (7, 8, 33, 90):
+        # Numbers of numpy: those of torch depend on the processor.
+        random = np.random.default_rng(n)
+        adj = torch.from_numpy(random.random((n, n)) < 6 / n)
+        adj[torch.arange(n), (torch.arange(n) + 1) % n] = True
+        goes = adj & torch.from_numpy(random.random((n, n)) < 0.8)
+        budget = torch.from_numpy(random.integers(0, 9, n))
+        threat = dense_threat(adj, goes, adj & ~adj, budget, False)
+        reward = torch.from_numpy(random.standard_normal((3, n)))
+        zero, goal = torch.zeros_like(reward), torch.full((3,), 1e-9).double()
+        found = ops.policy_iteration(
+            threat, reward, zero, goal, 1e-13, FOLLOW, 50
+        )
+        for part in found:
+            made.update(part.numpy().tobytes())
+    return made.hexdigest()
+
+
+@pytest.mark.parametrize('kind', ['default', 'avx2'])
+def test_policies_have_the_bits_of_any_processor(kind):
+    here = os.path.dirname(__file__)
+    done = subprocess.run(
+        [
+            *(sys.executable, '-W', 'ignore', '-c'),
+            'from test_ops_policy import digest; print(digest())',
+        ],
+        cwd=here,
+        env={
+            **os.environ,
+            'ATEN_CPU_CAPABILITY': kind,
+            'PYTHONPATH': os.pathsep.join([os.path.dirname(here), here]),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == digest()

@@ -123,6 +123,15 @@ struct LossRows {
 
 constexpr int64_t kLossStrip = 16;  // rows
 
+// Of the solver of a policy's linear systems.
+struct Products {
+  double with_other, with_itself;
+};
+struct Moved {
+  double largest;  // magnitude of the residual
+  double along;    // its product with the shadow
+};
+
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
 
@@ -172,6 +181,42 @@ struct Kernels {
                      int64_t end,
                      int64_t columns,
                      int32_t* largest);
+  // Of vectors of n numbers, whole cache lines (krylov.h).
+  double (*dot)(const double* x, const double* y, int64_t n);
+  // out = b + image - x; the largest magnitude.
+  double (*subtract)(const double* b,
+                     const double* image,
+                     const double* x,
+                     double* out,
+                     int64_t n);
+  // direction = residual + beta (direction - omega image).
+  void (*turn)(const double* residual,
+               double beta,
+               double omega,
+               const double* image,
+               double* direction,
+               int64_t n);
+  // image = x - image; its products with `left` and with itself.
+  Products (*reflect)(const double* x,
+                      const double* left,
+                      double* image,
+                      int64_t n);
+  // out = x - factor y.
+  void (*move)(const double* x,
+               double factor,
+               const double* y,
+               double* out,
+               int64_t n);
+  // x += size direction + omega half; residual = half - omega moved.
+  Moved (*advance_solution)(double size,
+                            const double* direction,
+                            double omega,
+                            const double* half,
+                            const double* moved,
+                            const double* shadow,
+                            double* x,
+                            double* residual,
+                            int64_t n);
 };
 
 extern const Kernels kBaseKernels;

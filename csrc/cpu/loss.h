@@ -9,11 +9,14 @@
 namespace pyg_trust {
 namespace {
 
-// Vectors go along the rows of Z, so that every output costs the same. As many
-// rows and outputs at a time as there are registers for: sums have the same
-// order, and the same bits, whatever the number.
+// Eight numbers side by side go along the rows of Z, so that every output costs
+// the same, in vectors that are no larger than a register. As many rows and
+// outputs at a time as there are registers for. Sums have the same order, and
+// the same bits, whatever these numbers.
 constexpr int kAlong = 8;
-using Along = Vector<double, kAlong>::type;
+constexpr int kWide = kVectorBytes / int{sizeof(double)};
+static_assert(kAlong % kWide == 0);
+using Along = Vector<double, kWide>::type;
 #ifdef PYG_TRUST_AVX512F
 constexpr int kTile = 4;
 #else
@@ -25,7 +28,7 @@ constexpr int kTile = 2;
 // 13 in r, whose rest is below 2^-57: together within 4 units in the last
 // place.
 PYG_TRUST_INLINE Along exponential(Along x) {
-  using Words = Vector<int64_t, kAlong>::type;
+  using Words = Vector<int64_t, kWide>::type;
   constexpr double most = 708;
   constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52: to integers
   // log 2, of which the first part times k is exact.
@@ -57,21 +60,17 @@ PYG_TRUST_INLINE Along exponential(Along x) {
 template <bool whole>
 PYG_TRUST_INLINE Along part(const double* row, int64_t k, int64_t d) {
   if constexpr (whole)
-    return load<kAlong>(row + k);
+    return load<kWide>(row + k);
   Along some{};
   for (int64_t i = 0; i < d - k; ++i)
     some[i] = row[k + i];
   return some;
 }
 
-PYG_TRUST_INLINE double total(const Along& sum) {
-  Vector<double, 4>::type four[2];
-  std::memcpy(four, &sum, sizeof(sum));
-  four[0] += four[1];
-  Vector<double, 2>::type two[2];
-  std::memcpy(two, four, sizeof(two));
-  two[0] += two[1];
-  return two[0][0] + two[0][1];
+// Half of the eight at a time.
+PYG_TRUST_INLINE double total(const double (&sum)[kAlong]) {
+  const double left = (sum[0] + sum[4]) + (sum[2] + sum[6]);
+  return left + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
 // Adds the products of the numbers k, ... of `rows` rows at z with those of
@@ -86,7 +85,7 @@ PYG_TRUST_INLINE void add_products(const LossRows& loss,
   for (int r = 0; r < rows; ++r)
     x[r] = part<whole>(z + r * loss.d, k, loss.d);
   for (int j = 0; j < cols; ++j) {
-    const Along a = load<kAlong>(w + j * loss.stride + k);
+    const Along a = load<kWide>(w + j * loss.stride + k);
     for (int r = 0; r < rows; ++r)
       sum[r][j] += x[r] * a;
   }
@@ -99,15 +98,22 @@ PYG_TRUST_INLINE void margins_of(const LossRows& loss,
                                  int64_t c,
                                  double* margin) {
   const double* w = loss.W + c * loss.stride;
-  Along sum[rows][cols] = {};
-  int64_t k = 0;
-  for (; k + kAlong <= loss.d; k += kAlong)
-    add_products<rows, cols, true>(loss, z, w, k, sum);
-  if (k < loss.d)
-    add_products<rows, cols, false>(loss, z, w, k, sum);
+  double sums[rows][cols][kAlong];
+  for (int first = 0; first < kAlong; first += kWide) {
+    Along sum[rows][cols] = {};
+    int64_t k = first;
+    for (; k + kWide <= loss.d; k += kAlong)
+      add_products<rows, cols, true>(loss, z, w, k, sum);
+    if (k < loss.d)
+      add_products<rows, cols, false>(loss, z, w, k, sum);
+    for (int r = 0; r < rows; ++r) {
+      for (int j = 0; j < cols; ++j)
+        store<kWide>(sums[r][j] + first, sum[r][j]);
+    }
+  }
   for (int r = 0; r < rows; ++r) {
     for (int j = 0; j < cols; ++j)
-      margin[r * loss.count + c + j] = total(sum[r][j]);
+      margin[r * loss.count + c + j] = total(sums[r][j]);
   }
 }
 
@@ -122,10 +128,10 @@ PYG_TRUST_INLINE void add_slopes(const LossRows& loss,
   for (int r = 0; r < rows; ++r)
     x[r] = part<whole>(z + r * loss.d, k, loss.d);
   for (int j = 0; j < cols; ++j) {
-    Along all = load<kAlong>(sum + j * loss.stride + k);
+    Along all = load<kWide>(sum + j * loss.stride + k);
     for (int r = 0; r < rows; ++r)
       all += x[r] * slope[r][j];
-    store<kAlong>(sum + j * loss.stride + k, all);
+    store<kWide>(sum + j * loss.stride + k, all);
   }
 }
 
@@ -142,7 +148,7 @@ PYG_TRUST_INLINE void gradient_of(const LossRows& loss,
   }
   sum += c * loss.stride;
   int64_t k = 0;
-  for (; k + kAlong <= loss.d; k += kAlong)
+  for (; k + kWide <= loss.d; k += kWide)
     add_slopes<rows, cols, true>(loss, z, slope, sum, k);
   if (k < loss.d)
     add_slopes<rows, cols, false>(loss, z, slope, sum, k);
@@ -202,8 +208,8 @@ PYG_TRUST_INLINE void slopes_of(const LossRows& loss,
       for (int64_t c = 0; c < count; ++c)
         at[c] -= most;
     }
-    for (int64_t i = 0; i < size; i += kAlong)
-      store<kAlong>(margin + i, exponential(load<kAlong>(margin + i)));
+    for (int64_t i = 0; i < size; i += kWide)
+      store<kWide>(margin + i, exponential(load<kWide>(margin + i)));
     for (int64_t r = 0; r < rows; ++r) {
       double* at = margin + r * count;
       const double* y = target + r * count;
@@ -217,12 +223,12 @@ PYG_TRUST_INLINE void slopes_of(const LossRows& loss,
     }
     return;
   }
-  for (int64_t i = 0; i < size; i += kAlong) {
-    const Along y = load<kAlong>(target + i), at = load<kAlong>(margin + i);
+  for (int64_t i = 0; i < size; i += kWide) {
+    const Along y = load<kWide>(target + i), at = load<kWide>(margin + i);
     if (loss.head == kOneVersusRest)
-      store<kAlong>(margin + i, -y / (1 + exponential(y * at)));
+      store<kWide>(margin + i, -y / (1 + exponential(y * at)));
     else
-      store<kAlong>(margin + i, 2 * (at - y) * (y < 0 ? -y : y));
+      store<kWide>(margin + i, 2 * (at - y) * (y < 0 ? -y : y));
   }
 }
 

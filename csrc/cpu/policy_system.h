@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gather.h"
+#include "kernels.h"
 #include "parallel.h"
 
 namespace pyg_trust {
@@ -51,124 +52,13 @@ struct Change {
   bool operator==(const Change&) const = default;
 };
 
-// Vectors, padded with zeros to a multiple of the lanes //////////////////////
-
-constexpr int kLanes = kCacheLine / sizeof(double);
-using Lanes = Vector<double, kLanes>::type;
+// Vectors, padded with zeros to whole cache lines ///////////////////////////
 
 using Values = std::vector<double>;
 
 int64_t padded(int64_t n) {
-  return (n + kLanes - 1) / kLanes * kLanes;
-}
-
-inline __attribute__((always_inline)) Lanes at(const Values& x, int64_t i) {
-  return load<kLanes>(x.data() + i);
-}
-
-inline __attribute__((always_inline)) void put(Values& x,
-                                               int64_t i,
-                                               const Lanes& value) {
-  std::memcpy(x.data() + i, &value, sizeof(value));
-}
-
-inline __attribute__((always_inline)) double total(const Lanes& value) {
-  double sum = 0;
-  for (int k = 0; k < kLanes; ++k)
-    sum += value[k];
-  return sum;
-}
-
-inline __attribute__((always_inline)) double largest(const Lanes& value) {
-  double most = 0;
-  for (int k = 0; k < kLanes; ++k)
-    most = std::max(most, value[k]);
-  return most;
-}
-
-inline __attribute__((always_inline)) Lanes magnitude(const Lanes& value) {
-  return value < 0 ? -value : value;
-}
-
-inline __attribute__((always_inline)) Lanes larger(const Lanes& a,
-                                                   const Lanes& b) {
-  return a > b ? a : b;
-}
-
-PYG_TRUST_CLONES double dot(const Values& x, const Values& y) {
-  Lanes sum = {};
-  for (size_t i = 0; i < x.size(); i += kLanes)
-    sum += at(x, i) * at(y, i);
-  return total(sum);
-}
-
-// out = b + image - x; the largest magnitude.
-PYG_TRUST_CLONES double subtract(const Values& b,
-                                 const Values& image,
-                                 const Values& x,
-                                 Values& out) {
-  Lanes most = {};
-  for (size_t i = 0; i < x.size(); i += kLanes) {
-    const Lanes made = at(b, i) + at(image, i) - at(x, i);
-    put(out, i, made);
-    most = larger(magnitude(made), most);
-  }
-  return largest(most);
-}
-
-// direction = residual + beta (direction - omega image).
-PYG_TRUST_CLONES void turn(const Values& residual,
-                           double beta,
-                           double omega,
-                           const Values& image,
-                           Values& direction) {
-  for (size_t i = 0; i < residual.size(); i += kLanes)
-    put(direction, i,
-        at(residual, i) + beta * (at(direction, i) - omega * at(image, i)));
-}
-
-// image = x - image; its products with `left` and with itself.
-PYG_TRUST_CLONES std::pair<double, double> reflect(const Values& x,
-                                                   const Values& left,
-                                                   Values& image) {
-  Lanes sum = {}, square = {};
-  for (size_t i = 0; i < x.size(); i += kLanes) {
-    const Lanes made = at(x, i) - at(image, i);
-    put(image, i, made);
-    sum += at(left, i) * made;
-    square += made * made;
-  }
-  return {total(sum), total(square)};
-}
-
-// out = x - factor y.
-PYG_TRUST_CLONES void step(const Values& x,
-                           double factor,
-                           const Values& y,
-                           Values& out) {
-  for (size_t i = 0; i < x.size(); i += kLanes)
-    put(out, i, at(x, i) - factor * at(y, i));
-}
-
-// x += size direction + omega half; residual = half - omega moved. Returns the
-// largest magnitude of the residual, and its product with `shadow`.
-PYG_TRUST_CLONES std::pair<double, double> advance(double size,
-                                                   const Values& direction,
-                                                   double omega,
-                                                   const Values& half,
-                                                   const Values& moved,
-                                                   const Values& shadow,
-                                                   Values& x,
-                                                   Values& residual) {
-  Lanes most = {}, sum = {};
-  for (size_t i = 0; i < x.size(); i += kLanes) {
-    put(x, i, at(x, i) + size * at(direction, i) + omega * at(half, i));
-    const Lanes left = at(half, i) - omega * at(moved, i);
-    put(residual, i, left);
-    most = larger(magnitude(left), most);
-    sum += left * at(shadow, i);
-  }
-  return {largest(most), total(sum)};
+  constexpr int64_t line = kCacheLine / sizeof(double);
+  return (n + line - 1) / line * line;
 }
 
 // Zero stops a column that has converged to nothing or broken down.
@@ -330,10 +220,10 @@ class Operator {
 // whatever the graph.
 class Solver {
  public:
-  explicit Solver(int64_t num_nodes) {
+  explicit Solver(int64_t num_nodes) : n_(padded(num_nodes)) {
     for (Values* vector : {&first_, &residual_, &shadow_, &direction_, &image_,
                            &half_, &moved_})
-      vector->assign(padded(num_nodes), 0.0);
+      vector->assign(n_, 0.0);
   }
 
   template <typename Apply>
@@ -343,11 +233,12 @@ class Solver {
     int stale = 0;
     while (true) {
       apply(x, image_);
-      const double left = subtract(b, image_, x, residual_);
+      const double left = of_.subtract(b.data(), image_.data(), x.data(),
+                                       residual_.data(), n_);
       stale = left < best ? 0 : stale + 1;
       if (left <= tol || stale > kMaxStale)
         return;
-      step(x, -1.0, residual_, x);
+      of_.move(x.data(), -1.0, residual_.data(), x.data(), n_);
       best = std::min(best, left);
     }
   }
@@ -357,30 +248,40 @@ class Solver {
   void krylov(const Apply& apply, const Values& b, double tol, Values& x) {
     first_ = x;
     apply(x, image_);
-    const double initial = subtract(b, image_, x, residual_);
+    const double initial = of_.subtract(b.data(), image_.data(), x.data(),
+                                        residual_.data(), n_);
     double left = initial;
     shadow_ = residual_;
     std::fill(direction_.begin(), direction_.end(), 0.0);
     std::fill(image_.begin(), image_.end(), 0.0);
     double rho = 1, size = 1, omega = 1;
-    double rho_next = dot(shadow_, residual_);
+    double rho_next = of_.dot(shadow_.data(), residual_.data(), n_);
     for (int k = 0; k < kMaxKrylov && !(left <= tol); ++k) {
       const double beta = quotient(rho_next * size, rho * omega);
-      turn(residual_, beta, omega, image_, direction_);
+      of_.turn(residual_.data(), beta, omega, image_.data(), direction_.data(),
+               n_);
       apply(direction_, image_);
-      size = quotient(rho_next, reflect(direction_, shadow_, image_).first);
-      step(residual_, size, image_, half_);
+      const Products made = of_.reflect(direction_.data(), shadow_.data(),
+                                        image_.data(), n_);
+      size = quotient(rho_next, made.with_other);
+      of_.move(residual_.data(), size, image_.data(), half_.data(), n_);
       apply(half_, moved_);
-      const auto [along, square] = reflect(half_, half_, moved_);
-      omega = quotient(along, square);
+      const Products next =
+          of_.reflect(half_.data(), half_.data(), moved_.data(), n_);
+      omega = quotient(next.with_other, next.with_itself);
       rho = rho_next;
-      std::tie(left, rho_next) = advance(size, direction_, omega, half_,
-                                         moved_, shadow_, x, residual_);
+      const Moved moved = of_.advance_solution(
+          size, direction_.data(), omega, half_.data(), moved_.data(),
+          shadow_.data(), x.data(), residual_.data(), n_);
+      left = moved.largest;
+      rho_next = moved.along;
     }
     if (!(left <= initial))  // it broke down
       x = first_;
   }
 
+  const Kernels& of_ = kernels();
+  const int64_t n_;
   Values first_, residual_, shadow_, direction_, image_, half_, moved_;
 };
 

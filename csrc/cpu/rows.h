@@ -4,6 +4,7 @@
 #include "flip.h"
 #include "gather.h"
 #include "kernels.h"
+#include "krylov.h"
 #include "loss.h"
 #include "pulled.h"
 
@@ -526,5 +527,8 @@ inline void stay(uint64_t key,
                         pull_all_columns<double>, find_places,               \
                         round_half,      gap_lengths,                        \
                         stay,            loss_gradient,                      \
-                        magnitudes};                                         \
+                        magnitudes,      dot,                                \
+                        subtract,        turn,                               \
+                        reflect,         move,                               \
+                        advance_solution};                                   \
   }

@@ -14,6 +14,23 @@ sums are divided by it, and a row that was withdrawn adds nothing.
 
 Rows are worked on one by one: what a model makes of a row can't depend on any
 other, whatever its layers are.
+
+**To the last bit.** A sum is one of integers on the grid of the release,
+:math:`g = z C 2^{-32}` (:mod:`pyg_trust.kernel.release`), and clipped norms
+stay :data:`MARGIN` below :math:`C`, far more than roundings in float64.
+
+*Any model* (:func:`clipped_sums`): each number of a clipped gradient is
+truncated to the grid, so that no gradient gets longer.
+
+*A linear model* (:func:`linear_sums`): the clipped gradient of a row is the
+outer product of :math:`(x, 1)` and :math:`c\, e`. Both are truncated to
+integers, :math:`a = t(2^{13} (x, 1))` and :math:`\alpha = t(c\, e\, 2^{-13} /
+g)`, so that :math:`g \|\alpha a^\top\| = g \|\alpha\| \|a\| \le c \|e\|
+\|(x, 1)\| \le C`, and the product of the two matrices is one of integers of
+size :math:`n 2^{32} / z` at most, exact in float64 below :math:`2^{53}`. The
+logits, of :math:`a` and of weights rounded to a grid, are exact as well:
+whether rows are kept dense or sparse, and in what order a library adds,
+changes no bit.
 """
 
 import math
@@ -36,7 +53,16 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.functional.private_propagation import FORMS, MARGIN, Noise
+from pyg_trust.kernel.release import (
+    check_sum,
+    fits_float,
+    released,
+    truncated,
+)
 
+# Of rows: digits after the point and before it. More of them would leave
+# fewer to errors, as the product of both is on the grid of the noise.
+_BITS, _MORE = 13, 11
 # Denser rows are kept as they are.
 _SPARSE = 0.1
 _CHUNK = 1024
@@ -98,46 +124,94 @@ def unit_rows(x: Tensor) -> Any:
     return unit * (1 - MARGIN)
 
 
-def linear_gradient(
-    x: Any, error: np.ndarray, max_grad_norm: float
+def whole_rows(x: Any) -> Any:
+    r"""Rows as integers, :math:`t(2^{13} x)`, in float64.
+
+    Numbers beyond :math:`2^{11}` are cut, and a row with an entry that is not
+    finite counts as zero.
+
+    Args:
+        x (ndarray or scipy.sparse.csr_array): float64,
+            ``[num_rows, num_columns]``.
+    """
+    if not hasattr(x, 'shape') or len(x.shape) != 2:
+        raise TypeError(f"'x' needs to be a matrix (got {type(x).__name__})")
+    made = x.copy()
+    if scipy.sparse.issparse(made):
+        values = made.data
+        row = np.repeat(np.arange(made.shape[0]), np.diff(made.indptr))
+        bad = np.isin(row, row[~np.isfinite(values)])
+    else:
+        values, bad = made, ~np.isfinite(made).all(1)
+    values[bad] = 0.0
+    np.clip(values, -(2.0**_MORE), 2.0**_MORE, out=values)
+    values *= 2.0**_BITS
+    np.trunc(values, out=values)
+    return made
+
+
+def linear_sums(
+    rows: Any, error: np.ndarray, max_grad_norm: float, std: float
 ) -> np.ndarray:
-    r"""The clipped gradients of a linear model, summed.
+    r"""The clipped gradients of a linear model, summed on the grid of noise.
 
     With logits :math:`x^\top W + b` and cross-entropy the gradient of a row
     is :math:`(x, 1) \otimes e`, :math:`e = p - y`, whose norm is
     :math:`\sqrt{1 + \|x\|^2}\, \|e\|`: no gradient is written out.
 
     Args:
-        x (ndarray or scipy.sparse.csr_array): float64,
-            ``[num_rows, num_columns]``.
+        rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
         error (ndarray): float64, ``[num_rows, num_classes]``.
         max_grad_norm (float): :math:`C`.
+        std (float): the standard deviation of the noise.
 
     Returns:
-        ndarray: float64, ``[num_columns + 1, num_classes]``: of :math:`W`,
-        and :math:`b` last.
+        ndarray: integers, ``[num_columns + 1, num_classes]``: of :math:`W`,
+        and :math:`b` last; times the grid they are the sum.
     """
-    check_positive('max_grad_norm', max_grad_norm)
+    C = check_positive('max_grad_norm', max_grad_norm)
     if not isinstance(error, np.ndarray) or error.ndim != 2:
         raise TypeError(
             f"'error' needs to be a matrix (got {type(error).__name__})"
         )
-    if not hasattr(x, 'shape') or len(x.shape) != 2:
-        raise TypeError(f"'x' needs to be a matrix (got {type(x).__name__})")
-    if x.shape[0] != error.shape[0]:
+    if not hasattr(rows, 'shape') or len(rows.shape) != 2:
+        raise TypeError(
+            f"'rows' needs to be a matrix (got {type(rows).__name__})"
+        )
+    if rows.shape[0] != error.shape[0]:
         raise ValueError(
-            f"'error' needs to have {x.shape[0]} rows, those of 'x' (got "
+            f"'error' needs to have {rows.shape[0]} rows, as 'rows' has (got "
             f'{error.shape[0]})'
         )
-    squares = np.asarray((x * x).sum(1)).ravel()
+    unit = 2.0**_BITS
+    squares = np.asarray((rows * rows).sum(1)).ravel() / unit**2
     norms = np.sqrt(1 + squares) * np.sqrt(np.square(error).sum(1))
-    factors = clip_factors(torch.from_numpy(norms), max_grad_norm).numpy()
-    if not np.isfinite(norms).all():
-        # Nothing times infinity is not nothing.
-        used = factors > 0
-        x, error, factors = x[used], error[used], factors[used]
-    kept = error * (factors * (1 - MARGIN))[:, None]
-    return np.concatenate([x.T @ kept, kept.sum(0)[None]])
+    factors = clip_factors(torch.from_numpy(norms), C).numpy()
+    factors = factors * (1 - MARGIN) / unit
+    # Nothing times infinity is not nothing.
+    error = np.where(factors[:, None] > 0, error, 0.0)
+    alpha = truncated(error * factors[:, None], std)
+    check_sum(rows.shape[0] * C, std, 'noise_multiplier')
+    if not fits_float(rows.shape[0] * C, std):
+        alpha, rows = alpha.astype(np.int64), rows.astype(np.int64)
+    total = alpha.sum(0)[None] * int(unit)
+    return np.concatenate([rows.T @ alpha, total])
+
+
+def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
+    """The logits of a linear model, exactly, of weights rounded to a grid.
+
+    Args:
+        rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
+        weight (ndarray): float64, ``[num_columns + 1, num_classes]``; finite.
+    """
+    # So coarse that products of integers are below 2^53 together.
+    largest = max(float(np.abs(weight).max(initial=0.0)), 2.0**-900)
+    room = 2.0**52 / (weight.shape[0] * 2.0 ** (_BITS + _MORE))
+    unit = 2.0 ** math.floor(math.log2(room / largest))
+    whole = np.rint(weight * unit)
+    made = rows @ whole[:-1] + 2.0**_BITS * whole[-1]
+    return made * (2.0**-_BITS / unit)
 
 
 def private_linear(
@@ -177,15 +251,14 @@ def private_linear(
     if start is not None:
         weight = torch.from_numpy(np.array(start, dtype=np.float64))
         check_tensor('start', weight, torch.float64, shape)
-    target = np.eye(num_classes)[y]
+    target, rows = np.eye(num_classes)[y], whole_rows(x)
     optimizer = torch.optim.Adam([weight], lr=lr)
     for _ in range(steps):
-        made = weight.numpy()
-        logits = torch.from_numpy(x @ made[:-1] + made[-1])
+        logits = torch.from_numpy(linear_logits(rows, weight.numpy()))
         error = logits.softmax(1).numpy() - target
-        total = torch.from_numpy(linear_gradient(x, error, C))
-        total = total + std * noise.normal(shape)
-        weight.grad = total / max(1, x.shape[0])
+        sums = linear_sums(rows, error, C, std)
+        total = released(sums, noise.cells(shape).numpy(), std)
+        weight.grad = torch.from_numpy(total / max(1, x.shape[0]))
         optimizer.step()
     return weight.numpy()
 
@@ -204,22 +277,27 @@ def row_outputs(module: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([call(part) for part in x.split(_CHUNK)])
 
 
-def clipped_gradients(
+def clipped_sums(
     module: nn.Module,
     x: Tensor,
     y: Tensor,
     max_grad_norm: float,
+    std: float,
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
 ) -> list[Tensor]:
-    """The clipped gradients of any model on single rows, summed in float64.
+    """The clipped gradients of any model on rows, summed on a noise's grid.
 
     Args:
         module (torch.nn.Module): the model.
         x (Tensor): ``[num_rows, num_columns]``.
         y (Tensor): int64, ``[num_rows]``.
         max_grad_norm (float): the clipping norm.
+        std (float): the standard deviation of the noise.
         loss (callable): of the output of one row, ``[1, num_classes]``, and
             its label. (default: ``cross_entropy``)
+
+    Returns:
+        list[Tensor]: int64: times the grid they are the sums.
     """
     check_instance('module', module, nn.Module)
     check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
@@ -240,9 +318,8 @@ def clipped_gradients(
         randomness='different',
     )
     values = {k: p.detach() for k, p in learned.items()}
-    total = [
-        p.new_zeros(p.shape, dtype=torch.float64) for p in values.values()
-    ]
+    check_sum(x.size(0) * max_grad_norm, std, 'noise_multiplier')
+    total = [torch.zeros(p.shape, dtype=torch.int64) for p in values.values()]
     for rows, labels in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
         found = [g.double() for g in each(values, rows, labels).values()]
         flat = torch.cat([g.flatten(1) for g in found], 1)
@@ -253,7 +330,9 @@ def clipped_gradients(
         for place, gradient in zip(total, found, strict=True):
             shape = (-1, *[1] * (gradient.dim() - 1))
             weight = factors.view(shape)
-            place += torch.where(weight > 0, gradient, 0.0).mul(weight).sum(0)
+            kept = torch.where(weight > 0, gradient, 0.0).mul(weight)
+            whole = truncated(kept.cpu().numpy(), std).astype(np.int64)
+            place += torch.from_numpy(whole).sum(0)
     return total
 
 
@@ -286,9 +365,10 @@ def private_descent(
     learned = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=lr)
     for _ in range(steps):
-        total = clipped_gradients(module, x, y, C)
-        for parameter, gradient in zip(learned, total, strict=True):
-            noisy = gradient + std * noise.normal(tuple(gradient.shape))
+        total = clipped_sums(module, x, y, C, std)
+        for parameter, sums in zip(learned, total, strict=True):
+            cells = noise.cells(tuple(sums.shape)).numpy()
+            noisy = torch.from_numpy(released(sums.numpy(), cells, std))
             parameter.grad = (noisy / max(1, x.size(0))).to(parameter)
         optimizer.step()
     optimizer.zero_grad()

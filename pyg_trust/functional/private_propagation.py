@@ -1,3 +1,4 @@
+# Longer than 700 lines because 150 of them prove what each relation moves.
 r"""Noisy sums over neighbours: who can move them, and by how much.
 
 A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
@@ -80,6 +81,41 @@ Later hops read messages that are functions of *released* rows and the node's
 own record, of norm at most 1 again, so each has the sensitivity of the first,
 given what was released before. They have to be normalised or clipped: a
 linear chain of sums grows with the largest degree.
+
+**To the last bit.** What is released is :math:`g (k + N)` with integers
+:math:`k` and :math:`N` on the grid :math:`g = s 2^{-32}`
+(:mod:`pyg_trust.kernel.release`), which is the Gaussian mechanism for the sum
+:math:`g k`, rounded. Norms of messages stay :data:`MARGIN` below 1, far more
+than the roundings of a message, its weight and a standard deviation in
+float64, of :math:`(d + 12)\, 2^{-53}` for :math:`d` columns.
+
+*Sums of neighbours.* Each number of a weighted message is truncated to the
+grid, towards zero, and integers are added, exactly. What a message adds is
+not longer than before, so that the bounds of ``'edge'`` and
+``'node_incident'``, of ``'node'`` where a record is withdrawn, and twice that
+where it is replaced, hold as they are. In one *edge*, under ``'node'``, the
+weights of a list of :math:`n` change, and with them :math:`n d` truncations;
+but only lists of one attain the bound, and others are at least .1 below it.
+Of *messages of classes* two records may have products of the same sign that
+truncation makes smaller: with weights of energy :math:`D` on :math:`N` rows,
+:math:`\langle t, t' \rangle \ge \langle a, a' \rangle - g \sqrt{C} \sum_w
+(\|a_w\| + \|a'_w\|) \ge \langle a, a' \rangle - 2 g \sqrt{C D N}`, so that
+the distance is at most
+
+.. math::
+    \Delta + 2 g \sqrt{C D N} / \Delta \le \Delta + g \sqrt{2 C N}, \qquad
+    \Delta = \sqrt{2 D C / (C - 1)}.
+
+*A linear propagation* is computed in float64, where a row of :math:`\Pi` of
+:math:`L` levels and at most :math:`d_{\max}` neighbours is off by a factor
+:math:`1 \pm \gamma`, :math:`\gamma = (L + 1) (d_{\max} + 6) 2^{-52}`, as all
+weights are non-negative. Then it is rounded to the grid. So each of two
+neighbouring sums is off by at most :math:`\gamma N r + \sqrt{N d}\, g / 2`,
+where :math:`r` is the largest ratio of a column's norm with and without its
+own entry (1 if it is kept).
+
+:func:`rounding_share` is by what part the sensitivity grows in the last two
+cases; a standard deviation larger by as much pays for it.
 """
 
 import math
@@ -102,12 +138,20 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.release import (
+    check_sum,
+    fits_float,
+    grid,
+    released,
+    rounded,
+    truncated,
+)
 
 #: Who may be protected.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 FORMS = ('withdraw', 'replace')
 BETWEEN = ('normalize', 'clip')
-#: Norms stay this far below 1, so that no rounding takes them above.
+#: Norms stay this far below 1, so that no float64 rounding takes them above.
 MARGIN = 1e-6
 #: The most nodes of a graph all of whose columns are propagated.
 MAX_COLUMNS = 200_000
@@ -120,10 +164,10 @@ _LEAST_COLUMNS = 2
 
 
 class Noise(Protocol):
-    """A source of standard Gaussians, as those of :mod:`pyg_trust.noise`."""
+    """A source of exact noise, as those of :mod:`pyg_trust.noise`."""
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard Gaussians, float64, on the CPU: a tensor to write into."""
+    def cells(self, shape: tuple[int, ...]) -> Tensor:
+        """Draw integers nearest to 2^32 Z, int64, on the CPU, to overwrite."""
         ...
 
 
@@ -438,20 +482,88 @@ def private_propagate(
             'weights by degrees the others have no bound'
         )
     into = _incoming(graph)
-    released: list[Tensor] = []
+    n = graph.num_nodes
+    for std in stds:
+        check_sum(n, std, 'stds')
+    made: list[Tensor] = []
     rows = x
     for std in stds:
         sent = MessageBlocks(rows, between, degree_channel)
+        # Numbers of at most 1, n of them at most: by public sizes alone.
+        kind = np.float64 if fits_float(n, std) else np.int64
+        adjacency = into.astype(kind)
         # The sums are added to noise that is there, and paid for, as a whole.
-        rows = noise.normal((graph.num_nodes, sent.width)).mul_(std)
+        cells = noise.cells((n, sent.width))
+        rows = cells.view(torch.float64)
         for start, stop, block in sent.blocks():
             if weights is not None:
                 block.mul_(weights[:, None])
-            rows[:, start:stop] += torch.from_numpy(into @ block.numpy())
+            sums = adjacency @ truncated(block.numpy(), std).astype(kind)
+            part = released(sums, cells[:, start:stop].numpy(), std)
+            rows[:, start:stop] = torch.from_numpy(part)
         # Before the next hop, so that one hop alone is in float64.
         rows = rows.to(dtype)
-        released.append(rows)
-    return released
+        made.append(rows)
+    return made
+
+
+def rounding_share(
+    graph: CSRGraph,
+    width: int,
+    std: float,
+    sensitivity: float,
+    measure: Measure | None = None,
+    *,
+    own: bool = True,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> float:
+    r"""By what part of itself rounding adds to the sensitivity of a release.
+
+    Of a linear propagation, if there is a :obj:`measure`; else of messages of
+    :obj:`width` classes under the relation ``'node'``. The module has the
+    proofs. Multiply the standard deviation by one more
+    (:func:`pyg_trust.kernel.release.widened`).
+
+    Args:
+        graph (CSRGraph): the graph; under ``'node'`` its nodes are counted.
+        width (int): the numbers of a message.
+        std (float): of the noise, before it is made larger.
+        sensitivity (float): of the sums in real numbers.
+        measure (Measure, optional): of a linear propagation.
+            (default: :obj:`None`)
+        own (bool): as of :func:`scaled_propagate`. (default: :obj:`True`)
+        scales (tuple[Tensor, Tensor], optional): the same.
+            (default: :obj:`None`)
+
+    Raises:
+        ValueError: if it is above .01: then sums are too long for float64.
+    """
+    check_instance('graph', graph, CSRGraph)
+    check_integer('width', width, 0)
+    std = check_positive('std', std)
+    sensitivity = check_positive('sensitivity', sensitivity)
+    n, g = graph.num_nodes, grid(std)
+    if measure is None:
+        moved = math.sqrt(2 * width * n) * g
+    else:
+        norms, used = _scales(graph, measure, own, scales)
+        ratio = torch.where(used > 0, norms / used, 1.0)
+        degree = int(graph.degree.max()) + 1 if n else 0
+        if measure.along and not graph.is_undirected:
+            degree = max(degree, int(graph.transpose().degree.max()) + 1)
+        levels = len(measure.weights)
+        gamma = (levels + 1) * (degree + 6) * 2.0**-52
+        moved = 2 * gamma * n * float(ratio.max() if n else 1.0)
+        moved += math.sqrt(n * width) * g
+    # For what is rounded here, and for the larger deviation itself.
+    share = moved / sensitivity * (1 + 2.0**-6)
+    if not share <= 0.01:
+        raise ValueError(
+            "'std' is too small, or 'graph' too large, for sums in float64: "
+            f'rounding may move them by {share:.2g} of their sensitivity '
+            '(at most 0.01 is paid for)'
+        )
+    return share
 
 
 def column_norms(
@@ -559,28 +671,47 @@ def scaled_propagate(
     operator = _operator(graph, measure)
     if scales is None:
         scales = columns(graph, measure)
-    norms, diagonal = scales
-    for tensor in scales:
-        check_tensor('scales', tensor, torch.float64, (graph.num_nodes,))
-    if not own:
-        norms = (norms.square() - diagonal.square()).clamp(min=0).sqrt()
-    # What is nothing but rounding is not scaled up to 1.
-    silent = norms <= 1e-7 * diagonal.abs()
-    inverse = torch.where(silent | (norms == 0), 0.0, 1 / norms)
+    _, norms = _scales(graph, measure, own, scales)
+    _, diagonal = scales
+    inverse = torch.where(norms > 0, 1 / norms, 0.0)
+    # Nearly N columns of norm 1 may meet in a row.
+    check_sum(2 * graph.num_nodes, std)
     sent = MessageBlocks(x, between, 0.0)
-    total = noise.normal((graph.num_nodes, sent.width)).mul_(std)
+    cells = noise.cells((graph.num_nodes, sent.width))
+    rows = cells.view(torch.float64)
     # Beside a block there are its last level and the sum of all.
     for start, stop, block in sent.blocks(_NUMBERS // 4):
         block.mul_(inverse[:, None])
         made = torch.from_numpy(_series(operator, measure, block.numpy()))
         if not own:
             made.sub_(block.mul_(diagonal[:, None]))
-        total[:, start:stop] += made
-    return total
+        sums = rounded(made.numpy(), std)
+        part = released(sums, cells[:, start:stop].numpy(), std)
+        rows[:, start:stop] = torch.from_numpy(part)
+    return rows
+
+
+def _scales(
+    graph: CSRGraph,
+    measure: Measure,
+    own: bool,
+    scales: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    # The norms of columns, and those that messages are divided by: 0 where
+    # nothing is sent, as what is nothing but rounding is not scaled up to 1.
+    if scales is None:
+        scales = columns(graph, measure)
+    for tensor in scales:
+        check_tensor('scales', tensor, torch.float64, (graph.num_nodes,))
+    norms, diagonal = scales
+    if own:
+        return norms, norms
+    used = (norms.square() - diagonal.square()).clamp(min=0).sqrt()
+    return norms, torch.where(used > 1e-3 * diagonal.abs(), used, 0.0)
 
 
 def _check_noise(noise: Noise) -> None:
-    if not hasattr(noise, 'normal'):
+    if not hasattr(noise, 'cells'):
         raise TypeError(
             "'noise' needs to be a source of noise, as pyg_trust.noise has "
             f'(got {type(noise).__name__})'

@@ -85,8 +85,11 @@ class GraphLoader(WholeUnitLoader):
     A batch looks like one of :class:`torch_geometric.loader.DataLoader`:
     nodes graph by graph, ``batch``, ``ptr``, labels with a row per graph;
     ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
-    all graphs, and ``batch_size`` is :math:`m`. The model needs to return one
-    row per graph:
+    all graphs, and ``batch_size`` is :math:`m`. In private training rows of
+    nodes and edges are for the model alone: until ``backward()`` the batch
+    has made-up graphs in their place, with ``relation='add_remove'`` always
+    :obj:`batch_size` of them, so that a loss can't read private sizes. The
+    model needs to return one row per graph:
 
     .. code-block:: python
 
@@ -267,9 +270,10 @@ class GraphLoader(WholeUnitLoader):
             'the number of steps and the hyper-parameters were chosen without '
             'looking at private graphs (each run of a search is a release of '
             'its own, unless pyg_trust.privacy.search made it)',
-            'the loss does not use how many nodes or edges a batch has; that '
-            'the model passed its probe, which reads the sizes and edges of '
-            'some graphs, counts as public',
+            'that the model passed its probe, which reads the sizes and edges '
+            'of some graphs, counts as public; unless it is left unchecked, '
+            'the loss sees graphs that are made up in place of the private '
+            'ones, and no size of them',
         )
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:

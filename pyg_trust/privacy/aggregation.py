@@ -40,16 +40,19 @@ from pyg_trust.functional.private_propagation import (
     columns,
     energy_weights,
     private_propagate,
+    rounding_share,
     scaled_propagate,
 )
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.receivers import choose_receivers, received_lists
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.release import widened
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.row_models import (
     LinearRows,
     MLPRows,
     check_module,
+    check_rows,
     head_start,
     kind_of,
     like,
@@ -169,8 +172,8 @@ class PrivateNodeClassifier(NoCopies):
             (default: :obj:`None`)
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
-        form (str, optional): ``'withdraw'`` or ``'replace'``, as of
-            :class:`~pyg_trust.transforms.PrivateAGP`.
+        form (str, optional): ``'replace'`` or ``'withdraw'``, with the
+            defaults of :class:`~pyg_trust.transforms.PrivateAGP`.
             (default: :obj:`None`)
         directed (bool): whether edges are arcs. (default: :obj:`False`)
         max_degree (int, optional): :math:`D` of ``'node_incident'``.
@@ -298,7 +301,7 @@ class PrivateNodeClassifier(NoCopies):
         self._head: nn.Module | None = None
         self._released: list[Tensor] = []
         self._smoothed: list[Tensor] = []
-        self._num_nodes = 0
+        self._num_nodes, self._rho = 0, 0.0
 
     @property
     def mus(self) -> tuple[float, float, float]:
@@ -313,10 +316,12 @@ class PrivateNodeClassifier(NoCopies):
         """The standard deviation of the noise of each sum.
 
         Before :meth:`fit` of the form ``'replace'`` without
-        :obj:`num_classes` that for any number of classes.
+        :obj:`num_classes` that for any number of classes, and without what
+        rounding adds, a millionth or so.
         """
         each = self.mus[1] / math.sqrt(self.hops)
-        return (self.relation.sensitivity / each,) * self.hops
+        std = self.relation.sensitivity / each
+        return (widened(std, self._rho) if self._rho else std,) * self.hops
 
     @property
     @synchronized
@@ -366,7 +371,7 @@ class PrivateNodeClassifier(NoCopies):
         key = fingerprint(*setting, *_parts(x), repr(classes))
         if key == self._fitted:
             return self
-        self._probe(x, classes)
+        self._probe(x, classes, graph)
         self._tell(classes)
         account = self._open(graph.num_nodes)
         mus = self.mus
@@ -376,6 +381,7 @@ class PrivateNodeClassifier(NoCopies):
             # Refuses graphs that its measure is not for.
             feature = self.relation.name == 'feature'
             scales = columns(graph, self.measure) if feature else None
+            self._round(graph, classes, scales)
             source = noise.source(
                 None
                 if self.seed is None
@@ -487,6 +493,7 @@ class PrivateNodeClassifier(NoCopies):
             hops=self.hops,
             releases=len(self._account.lines),
             noise_stds=self.noise_stds,
+            rho=self._rho,
             num_nodes=int(self._account.about['num_nodes']),
             receivers=receivers,
             raw_columns=False,
@@ -533,6 +540,7 @@ class PrivateNodeClassifier(NoCopies):
             'head': deepcopy(head.state_dict()),
             'released': [row.clone() for row in self._released],
             'smoothed': [row.clone() for row in self._smoothed],
+            'rho': self._rho,
         }
 
     @editing
@@ -587,6 +595,10 @@ class PrivateNodeClassifier(NoCopies):
                 )
             for row in state[name]:
                 check_tensor('state', row, torch.float64, (n, classes))
+        # Rows from before there was one were rounded to no grid.
+        rho = check_number('state', state.get('rho', 0.0))
+        if not 0 <= rho <= 0.01:
+            raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")
         lines = state['history']
         check_instance('state', lines, list)
         lines = [check_positive('state', mu) for mu in lines]
@@ -624,6 +636,7 @@ class PrivateNodeClassifier(NoCopies):
         self._tell(classes)
         self._num_nodes, self.num_classes = n, classes
         self._own, self._num_features, self._fitted = None, None, ''
+        self._rho = rho
 
     def close(self) -> None:
         """Closes the ledger's file."""
@@ -687,10 +700,10 @@ class PrivateNodeClassifier(NoCopies):
         classes = self.num_classes
         if classes is None:
             classes = max(1, int(y.max()) + 1)
-        check_range('y', y[read], classes, 'the classes')
+        check_range('y', y[read], classes, 'the classes', private=True)
         return torch.where(read, y, 0), train, val, classes
 
-    def _probe(self, x: Tensor, classes: int) -> None:
+    def _probe(self, x: Tensor, classes: int, graph: CSRGraph) -> None:
         # Modules of the user have to give logits, before anything is spent.
         for name, module, size in (
             ('encoder', self.encoder, x.size(1)),
@@ -715,6 +728,11 @@ class PrivateNodeClassifier(NoCopies):
                     f"'{name}' needs to return {classes} logits a row (got "
                     f'the shape {list(out.shape)})'
                 )
+            if not self._private:
+                # It reads all rows at once, and edges are what is private.
+                like = torch.empty(1).expand(graph.num_nodes, size)
+                sizes = graph.num_nodes, graph.num_edges, graph.num_edges // 2
+                check_rows(name, module, like, sizes)
 
     def _open(self, num_nodes: int) -> ReleaseAccount:
         if os.getpid() != self._owner:
@@ -750,6 +768,25 @@ class PrivateNodeClassifier(NoCopies):
         relation = self.relation
         if relation.form == 'replace' and relation.name != 'node_incident':
             self.relation = relation._replace(num_classes=classes)
+
+    def _round(
+        self,
+        graph: CSRGraph,
+        classes: int,
+        scales: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        # Where rounding adds to the sensitivity, the noise gets larger.
+        self._rho = 0.0
+        relation, given = self.relation, None
+        if scales is not None:
+            given = self.measure
+        elif relation.num_classes is None:
+            return
+        self._rho = rounding_share(
+            *(graph, classes, self.noise_stds[0], relation.sensitivity, given),
+            own=self._own_messages,
+            scales=scales,
+        )
 
     def _receivers(self, train: Tensor) -> Tensor:
         # Of the mask and ids, which are public: no record is read.

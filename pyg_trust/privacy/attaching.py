@@ -201,11 +201,13 @@ def probe(
     )
     device = step.parameters[0].device
     batch, owner = batch.to(device), owner.to(device)
-    call = find_call(step.module, batch, forward)
+    # What 'forward' sees, and a model keeps, is to be of no private row.
+    shown = step.decoys.batch(batch, owner, count)
+    call = find_call(step.module, shown, forward)
     step.probe(call, batch, owner)
     if criterion is not None:
         with torch.no_grad():
-            out = call(step.module, batch)
+            out = call(step.module, shown)
         check_criterion(criterion, out, batch.y, step.loss_reduction)
 
 

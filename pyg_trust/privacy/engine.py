@@ -116,11 +116,11 @@ class PrivacyEngine(Spending):
     edges between subgraphs; gradients from elsewhere; a second forward or
     backward pass in a step; ``GradScaler``; a step beyond the budget.
 
-    **The loss** is a mean or a sum of one term per subgraph. Whatever it is,
-    it is followed from the outputs to ``backward()`` at every step
-    (``privacy/flow.py``): what comes back to the rows of a subgraph
-    has to be made of its own rows and of constants, or the step is refused.
-    Values of a batch can be read (``item``, ``numpy``) after ``backward()``.
+    **The loss** is a mean or a sum of one term per subgraph. It is computed
+    on outputs for made-up rows, then done again by ``backward()`` on the
+    batch's (``privacy/rehearsal.py``): what a model keeps of its call is of
+    no private row. What comes back to a subgraph has to be made of its own
+    rows and of constants, or the step is refused. Values can be read after it.
 
     **Order of events.** A step is on the account, and on the disk if there is
     a ``ledger``, before its noise is drawn: a crash can waste a step of the
@@ -432,7 +432,9 @@ class PrivacyEngine(Spending):
             check_positive('target_epsilon', target_epsilon)
             account.get_epsilon(check_delta(target_delta))
         check_layers(module)
-        check_tables(module, data_loader.data.num_nodes, public)
+        withdraws = data_loader.form == 'withdraw'
+        known = None if withdraws else data_loader.data.num_nodes
+        check_tables(module, known, public)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -444,7 +446,10 @@ class PrivacyEngine(Spending):
             clipping,
         )
         step.by_unit = data_loader.by_unit
-        step.exactness.prepare(data_loader, loss_reduction, exact)
+        mean = loss_reduction == 'mean'
+        step.exactness.prepare(data_loader, mean, trust_loss, exact)
+        if withdraws:  # How many come is private.
+            step.decoys.num_units = data_loader.subgraphs_per_batch
         probe(step, data_loader, forward, criterion)
         step.exactness.check()
         return step

@@ -31,22 +31,24 @@ class Exactness:
         #: What losses computed of rows.
         self.loss: set[str] = set()
         # Whether losses divide by a number that differs between neighbours.
-        self._mean = False
+        self._mean = self._trusted = False
 
     def prepare(
-        self, loader: StepLoader, loss_reduction: str, insists: bool
+        self, loader: StepLoader, mean: bool, trusted: bool, insists: bool
     ) -> None:
         """Take note of how units are drawn.
 
         Args:
             loader (StepLoader): draws them.
-            loss_reduction (str): 'mean' or 'sum'.
+            mean (bool): whether losses are means.
+            trusted (bool): whether the loss is left unchecked.
             insists (bool): whether to refuse what is not exact.
         """
         # Where a unit is replaced by one of another size, or comes or goes,
         # so do the shapes of a batch.
         self.gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
-        self._mean = loss_reduction == 'mean' and loader.form == 'withdraw'
+        self._trusted = trusted
+        self._mean = mean and trusted and loader.form == 'withdraw'
         self.insists = insists
 
     def reasons(self) -> tuple[str, ...]:
@@ -69,6 +71,8 @@ class Exactness:
                 f'{", ".join(map(repr, foreign))} may round a row otherwise '
                 'in a batch of another size'
             )
+        if self._trusted:
+            why.append('the loss is not followed (trust_loss=True)')
         if self._mean:
             why.append(
                 'a mean divides by how many units were drawn, which differs '

@@ -1,3 +1,4 @@
+# Longer than 700 lines because all that a followed tensor does is one idea.
 r"""Follows the rows of a batch from the model to ``loss.backward()``.
 
 Private training needs the gradient that a loss sends back to the rows of a
@@ -18,6 +19,13 @@ What arrives at the model is then known to depend, row by row, on the row's own
 subgraph, or is refused: a sum over rows is fine, as its gradient is a
 constant; the square root of one is not, since its gradient has the sum in it.
 
+The loss may also read what the model, a hook or a global kept of a call. So
+nothing of the batch is there to be kept: while the loss is computed, the model
+has seen rows that were made up (:mod:`pyg_trust.privacy.rehearsal`), and the
+operations of the loss are written down. The model meets the batch when
+``loss.backward()`` asks for the gradient; then they are done once more, on its
+outputs, and followed.
+
 A value that would leave for Python (``item``, ``bool``, ``numpy``) while the
 loss is being computed can't be followed further, and is refused until
 ``loss.backward()`` is done. So is an operation of somebody's own
@@ -31,14 +39,18 @@ not seen either. The report says so among its assumptions.
 """
 
 import copy
+import weakref
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
+from pyg_trust.privacy.draws import random_state
 from pyg_trust.privacy.owners import (
     MIXED,
     PUBLIC,
@@ -54,7 +66,7 @@ from pyg_trust.privacy.owners import (
 
 # Structure, which is public.
 _STRUCTURE = ('batch', 'ptr', 'e_id', 'root', 'batch_size', 'num_nodes')
-_NAMES = ('n_id', 'input_id')
+NAMES = ('n_id', 'input_id')
 _HINT = (
     '. Each term has to be made of the rows of one subgraph and of '
     'constants: take statistics of a batch out of the loss, or hand in '
@@ -63,10 +75,46 @@ _HINT = (
 )
 
 
-class Watch:
-    """The state of one batch's loss while it is followed."""
+class Slot:
+    """Stands for a followed tensor, without keeping it.
 
-    def __init__(self) -> None:
+    Torch does not reuse a tensor that somebody keeps, and an operation that
+    reads or writes a view is another one.
+    """
+
+    def __init__(self, tensor: 'Followed') -> None:
+        self.shape = tensor.shape
+        self.get = weakref.ref(tensor)
+
+
+class Step(NamedTuple):
+    """An operation of a loss, to be done again; tensors are slots."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    node: str | None
+    states: list[Tensor] | None
+
+
+class Watch:
+    """The state of one batch's loss while it is followed.
+
+    Args:
+        rehearses (bool): whether operations are written down, to be followed
+            when they are done again. (default: :obj:`False`)
+    """
+
+    def __init__(self, rehearses: bool = False) -> None:
+        #: The operations so far, if they are written down.
+        self.steps: list[Step] | None = [] if rehearses else None
+        #: The node of the operation that is done again, if one is.
+        self.again: tuple[str | None] | None = None
+        #: Whether a mean was divided by the weights of classes.
+        self.weighted = False
+        #: What the model kept of its call, by address or as a number.
+        self.kept: dict[Any, str] = {}
         #: Whether the gradient is still to come.
         self.live = True
         #: Whether labels were left out of a mean.
@@ -86,6 +134,8 @@ class _Memory:
         self.written = False
         # Whether these are labels of the batch, as they came.
         self.is_label = False
+        # What can be handed to the model alone, by name.
+        self.hidden: str | None = None
 
 
 class _Why:
@@ -108,6 +158,7 @@ class Followed(Tensor):
     _memory: _Memory
     _why: _Why | None
     _named: bool
+    _slot: Slot
 
     @staticmethod
     def __new__(
@@ -138,6 +189,7 @@ class Followed(Tensor):
         self._memory.views += 1
         self._why = why
         self._named = is_name
+        self._slot = Slot(self)
         return self
 
     @property
@@ -216,6 +268,12 @@ class Followed(Tensor):
                 'of one that has, or write after loss.backward())'
             )
         watch.names.add(base_name(func))
+        rehearses = watch.live and watch.steps is not None
+        states = None
+        if rehearses:
+            _check_kept(args, kwargs, watch)
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                states = random_state(given[0].device)
         try:
             out = func(*values, **named)
         except Exception:
@@ -232,8 +290,11 @@ class Followed(Tensor):
         if base_name(func) in _EMPTY:
             # Memory may hold what was private before it was freed.
             out.zero_()
-        owners = owners_after(func, args, kwargs, out, owner_of, _plain)
-        if written and not owners:
+        if rehearses:
+            owners: list[Owner] = [None] * len(tensors_of_tree(out))
+        else:
+            owners = owners_after(func, args, kwargs, out, owner_of, _plain)
+        if written and not owners and not rehearses:
             # Nothing is returned by what changes lists of tensors.
             every = tensors_of_tree([*args, *kwargs.values()])
             owners = [join(*(reduce(owner_of(t)) for t in every))]
@@ -243,8 +304,15 @@ class Followed(Tensor):
                 for target in written:
                     assert isinstance(target, Followed)
                     target._memory.written = True
-            _write(written, owners, why, watch)
-        return _wrap(func, out, owners, watch, given, why, args, kwargs)
+            if not rehearses:
+                _write(written, owners, why, watch)
+        made = _wrap(func, out, owners, watch, given, why, args, kwargs)
+        if rehearses:
+            assert watch.steps is not None
+            args, kwargs = _slots(args, watch), _slots(kwargs, watch)
+            back = _slots(made, watch)
+            watch.steps.append(Step(func, args, kwargs, back, _node(), states))
+        return made
 
 
 _LATER = 'to be read after loss.backward()'
@@ -326,6 +394,22 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
         watch (Watch): the batch's.
     """
     out = copy.copy(batch)
+    for name, value, rows in private_rows(batch, owner, count):
+        out[name] = follow(value, rows, watch, name in NAMES)
+        out[name]._memory.is_label = name == 'y'
+    return out
+
+
+def private_rows(
+    batch: Data, owner: Tensor, count: int
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What a batch has for each node, subgraph or edge, and whose it is.
+
+    Args:
+        batch (Data): the batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        count (int): the number of subgraphs.
+    """
     edges = batch.get('edge_index')
     units = torch.arange(count, device=owner.device)
     for name, value in batch.to_dict().items():
@@ -333,28 +417,25 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
             not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.dim() == 0
-            or (is_structure(name) and name not in _NAMES)
+            or (is_structure(name) and name not in NAMES)
         ):
             continue
         if value.size(0) == owner.numel() and batch.is_node_attr(name):
-            out[name] = follow(value, owner, watch, name in _NAMES)
-            out[name]._memory.is_label = name == 'y'
+            yield name, value, owner
         elif value.size(0) == count and not name.startswith('edge'):
-            out[name] = follow(value, units, watch, name in _NAMES)
-            out[name]._memory.is_label = name == 'y'
+            yield name, value, units
         elif (
             isinstance(edges, Tensor)
             and edges.layout == torch.strided
             and batch.is_edge_attr(name)
         ):
-            out[name] = follow(value, owner[edges[0]], watch)
-    return out
+            yield name, value, owner[edges[0]]
 
 
 def is_structure(name: str) -> bool:
     """Whether an attribute of a batch is public by its name."""
     return (
-        name in (*_STRUCTURE, *_NAMES)
+        name in (*_STRUCTURE, *NAMES)
         or name.endswith('mask')
         or 'index' in name
     )
@@ -394,6 +475,12 @@ def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
                 where = f": they meet in '{why.met}'"
                 if why.back is not None:
                     where += f" and come back through '{why.back}'"
+            if watch.weighted:
+                where += (
+                    ". A mean with 'weight' divides by the weights of all "
+                    "labels: use reduction='sum', and loss_reduction='sum' in "
+                    'make_private'
+                )
             raise ValueError(
                 'the loss needs to be a mean or a sum of one term per '
                 'subgraph, but the gradient of one depends on the rows of '
@@ -444,9 +531,15 @@ def _check_stays(
     kwargs: dict[str, Any],
     given: list[Followed],
 ) -> None:
-    if all(t._is_name for t in given) and base_name(func) not in _MEMORY:
-        return
     name = base_name(func)
+    for t in given:
+        if t._memory.hidden is not None and name not in ('detach', 'alias'):
+            _refuse(
+                f"'{t._memory.hidden}' has a row for each node or edge, and "
+                'how many a graph has is private: hand it to the model alone'
+            )
+    if all(t._is_name for t in given) and name not in _MEMORY:
+        return
     if func.namespace not in _KNOWN:
         _refuse(
             f"'{func.namespace}::{name}' is an operation whose code is not "
@@ -499,6 +592,41 @@ def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
+def _slots(value: Any, watch: Watch) -> Any:
+    # Arguments as they are now, whatever is written into them later.
+    if isinstance(value, Followed):
+        return value._slot if value._watch is watch else value
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple | list):
+        return [_slots(item, watch) for item in value]
+    if isinstance(value, dict):
+        return {key: _slots(item, watch) for key, item in value.items()}
+    return value
+
+
+def _check_kept(
+    args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
+) -> None:
+    # Whoever reads what the model kept would read rows that were made up.
+    for value in tree_leaves([args, kwargs]):
+        name = None
+        if isinstance(value, float):
+            name = watch.kept.get(value)
+        elif _has_memory(value):
+            name = watch.kept.get(('at', value.untyped_storage()._cdata))
+        if name is not None:
+            _refuse(
+                f"it reads '{name}', which the model kept of its call: return "
+                'it as a part of the output, whose rows can be followed'
+            )
+
+
+def _has_memory(value: Any) -> bool:
+    plain = isinstance(value, Tensor) and not isinstance(value, Followed)
+    return plain and value.layout == torch.strided
+
+
 def _written(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Tensor]:
@@ -529,7 +657,7 @@ def _reason(
         if t._watch is not watch:
             why = _Why('a tensor of an earlier batch')
         before = before or why
-    node = _node()
+    node = _node() if watch.again is None else watch.again[0]
     name = node or base_name(func).strip('_')
     if before is None:
         return _Why(name, node)
@@ -644,6 +772,13 @@ def _without_ignored(
             del got[name]
     allowed = {*known, 'ignore_index', 'reduction', 'label_smoothing'}
     target = got.get('target')
+    if got.get('weight') is not None and got.get('reduction') in (
+        None,
+        'mean',
+    ):
+        for t in (got.get('input'), target):
+            if isinstance(t, Followed):
+                t._watch.weighted = True
     if (
         len(args) > len(known)
         or got.keys() - allowed

@@ -87,7 +87,8 @@ class PrivateLoader(Single):
                         'every batch of the private loader needs one forward '
                         'pass, one backward pass and one optimizer.step(); to '
                         'leave some out depending on the data is not '
-                        'accounted for'
+                        'accounted for. To gather the gradients of a large '
+                        "batch, hand 'max_physical_batch_size' to make_private"
                     )
 
     def _drawn(self, step: int) -> tuple[Tensor, ...]:

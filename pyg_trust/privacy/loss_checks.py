@@ -64,8 +64,9 @@ def check_criterion(
                 f"'criterion' needs to be a {loss_reduction} of one term per "
                 'row, each of its own output and target alone, but the '
                 'gradient of a row changes with the others (class weights '
-                "with reduction='mean' do that: use reduction='none', weight "
-                'each term and take the mean)'
+                "with reduction='mean' do that: use reduction='sum', also as "
+                "'loss_reduction', or 'none', and take the mean of the "
+                'weighted terms)'
             )
 
 

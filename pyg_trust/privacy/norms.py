@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from pyg_trust._checks import (
@@ -21,8 +21,9 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import StepLoader
-from pyg_trust.privacy.flow import Watch, follow, gradient
+from pyg_trust.privacy.draws import random_state, set_random_state
 from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -269,27 +270,28 @@ def gradient_norms(
         progress_bar (bool): whether to show one. (default: :obj:`False`)
     """
     device = next(module.parameters()).device
-    found = []
+    found: list[Tensor] = []
+    decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
     for index in tqdm(parts, disable=not progress_bar, desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(module, batch, forward)
+        # The norm of a unit is to be a function of its own rows.
+        seen = Rehearsal(batch, owner, count, decoys, loader.by_unit)
+        if loader.by_unit and not found:
+            decoys.fit(module, call, batch, count)
+        state = random_state(device)
+        leaf = seen.call(module, call).requires_grad_()
+        with torch.enable_grad():
+            loss = criterion(leaf[: seen.size], seen.shown.y[: seen.size])
+        (found_grad,) = torch.autograd.grad(loss, leaf)
+        set_random_state(state, device)
         tape_of = SubgraphGradients(module).record(owner, count)
         with torch.enable_grad(), tape_of as tape:
             out = call(module, batch)
-        # The norm of a unit is to be a function of its own rows.
-        watch, units = Watch(), owner[:count]
-        if out.size(0) != owner.numel():
-            units = torch.arange(count, device=device)
-        leaf = follow(out.detach()[:count], units, watch).requires_grad_()
-        target = follow(batch.y[:count], units, watch)
-        with torch.enable_grad():
-            loss = criterion(leaf, target)
-        (found_grad,) = torch.autograd.grad(loss, leaf)
-        grad = torch.zeros_like(out)
-        grad[:count] = gradient(found_grad, units, watch) * count
+        grad = seen.gradient(found_grad, out) * seen.size
         rows = owner
         if out.size(0) != owner.numel():
             rows = torch.arange(count, device=device)

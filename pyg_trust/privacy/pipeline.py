@@ -33,13 +33,14 @@ _DEPTH = 4
 
 
 def check_tables(
-    module: nn.Module, num_nodes: int, public: Sequence[str] = ()
+    module: nn.Module, num_nodes: int | None, public: Sequence[str] = ()
 ) -> None:
     """Refuses what a model keeps of every node of the graph.
 
     Args:
         module (torch.nn.Module): the model.
-        num_nodes (int): of the graph.
+        num_nodes (int, optional): of the graph; None if it is private, and
+            no refusal may depend on it.
         public (Sequence[str]): the buffers, frozen parameters and attributes
             that hold nothing private. (default: :obj:`()`)
 
@@ -52,7 +53,7 @@ def check_tables(
             "'public' needs to be a list of names (got "
             f'{type(public).__name__})'
         )
-    found = dict(_tables(module))
+    found = dict(tables_of(module))
     unknown = [name for name in public if name not in found]
     if unknown:
         raise ValueError(
@@ -64,7 +65,7 @@ def check_tables(
         for name, value in found.items()
         if num_nodes in tuple(value.shape) and name not in public
     ]
-    if tables and num_nodes > 1:
+    if tables and num_nodes is not None and num_nodes > 1:
         raise ValueError(
             f"'module' needs to be without data of the graph's {num_nodes} "
             f'nodes, but {tables} may be: rows that it looks up are in no '
@@ -104,7 +105,7 @@ def check_names(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         probe, base, tolerance = _precise(module, call, base)
-        for name, value in _tables(probe):
+        for name, value in tables_of(probe):
             if name in public and isinstance(value, Tensor):
                 value.detach().zero_()
         count = int(owner.max()) + 1
@@ -275,8 +276,12 @@ def _by_name(what: str) -> None:
     )
 
 
-def _tables(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    # What a model holds besides what it trains.
+def tables_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The arrays that a model holds besides what it trains, by name.
+
+    Args:
+        module (torch.nn.Module): the model.
+    """
     for name, value in module.named_buffers(remove_duplicate=False):
         yield name, value
     for name, value in module.named_parameters(remove_duplicate=False):

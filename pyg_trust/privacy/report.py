@@ -399,8 +399,11 @@ def assumptions(
         'random features that it was tested with, and its attributes and code '
         'stay as they were then',
         'the loss reads private data by the batch and the outputs alone, and '
-        'carries nothing private from step to step: what it does with them '
-        'is followed at every step, and refused if subgraphs meet; it reads '
+        'carries nothing private from step to step, also not what a model '
+        'kept of an earlier one: it is computed on outputs for made-up rows, '
+        'so that what the model keeps of this call is of no private row, and '
+        'done again on those of the batch, followed, and refused if '
+        'subgraphs meet; it reads '
         'no memory that it did not write (torch.empty), nor by its address',
         'released are weights, optimizer state and this report; training '
         'losses, clipping rates, batches and seeds are not covered, nor are '

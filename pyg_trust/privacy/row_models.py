@@ -1,6 +1,7 @@
 """Models on single rows, and how a private classifier trains them."""
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,14 +14,19 @@ from torch_geometric.nn import norm as graph_norms
 from pyg_trust import rng
 from pyg_trust._checks import check_instance
 from pyg_trust.functional.private_descent import (
+    linear_logits,
     private_descent,
     private_linear,
     row_outputs,
     unit_rows,
+    whole_rows,
 )
 from pyg_trust.functional.private_propagation import Noise
+from pyg_trust.privacy.draws import NoDropout
+from pyg_trust.privacy.pipeline import tables_of
 
 _EVERY = 5
+_SEED = 0
 # The norm of rows beside the constant 1, and what gradients are clipped to.
 # The same as a constant of 1/4 beside rows of norm 1, clipped to 1/2: the
 # constant takes less of the norm, and few rows lose half of their gradient.
@@ -66,8 +72,11 @@ class LinearRows(nn.Module):
         Args:
             x (Tensor): ``[num_rows, in_channels]``.
         """
-        weight = self.weight.detach().numpy()
-        return torch.from_numpy(self.rows(x) @ weight[:-1] + weight[-1])
+        weight, rows = self.weight.detach().numpy(), self.rows(x)
+        if self.unit:
+            # An encoder's outputs are sent: to the bit of their row alone.
+            return torch.from_numpy(linear_logits(whole_rows(rows), weight))
+        return torch.from_numpy(rows @ weight[:-1] + weight[-1])
 
 
 class MLPRows(nn.Module):
@@ -133,6 +142,73 @@ def check_module(name: str, module: nn.Module, private: bool) -> None:
             )
     if private and not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"'{name}' needs to have parameters that train")
+
+
+def check_rows(
+    name: str, module: nn.Module, x: Tensor, sizes: Sequence[int]
+) -> None:
+    """Refuses a model that knows the nodes or edges of a graph.
+
+    As :func:`pyg_trust.privacy.pipeline.check_names` does: rows at random have
+    to have the same outputs in another order, and, when it doesn't train,
+    also among fewer. And it may hold no table that has an entry per node or
+    edge.
+
+    Args:
+        name (str): of the argument.
+        module (torch.nn.Module): the model.
+        x (Tensor): the rows it is going to read; their values are not used.
+        sizes (Sequence[int]): how many nodes and edges there are.
+    """
+    tables = [
+        path
+        for path, value in tables_of(module)
+        if any(size > 1 and size in tuple(value.shape) for size in sizes)
+    ]
+    if tables:
+        raise ValueError(
+            f"'{name}' needs to be without data of the graph's nodes and "
+            f'edges, but {tables} may be: what it looks up there is covered '
+            'by no noise'
+        )
+    rows = torch.randn(tuple(x.shape), generator=generator(_SEED))
+    order = torch.randperm(len(x), generator=generator(_SEED))
+    try:
+        made = deepcopy(module).double()
+        with torch.no_grad(), torch.random.fork_rng(), NoDropout():
+            made.eval()(rows[:2].double())
+        kind, most = torch.float64, 1e-9
+    except (RuntimeError, TypeError, ValueError):
+        kind, most = kind_of(module), 1e-4
+    made, rows = deepcopy(module).to(kind), rows.to(kind)
+    for training in (True, False):
+        made.train(training)
+        with torch.no_grad(), torch.random.fork_rng(), NoDropout():
+            out, moved = made(rows), made(rows[order])
+            pairs = [(out[order], moved)]
+            if not training:
+                half = len(x) // 2
+                pairs.append((out[:half], made(rows[:half])))
+        scale = most * max(1.0, float(out.abs().max())) if len(x) else 0.0
+        for want, got in pairs:
+            if want.shape != got.shape or not bool(
+                ((want - got).abs() <= scale).all()
+            ):
+                raise ValueError(
+                    f"'{name}' needs to make its outputs of single rows, but "
+                    'they change with the places of rows, or with how many '
+                    'there are, while the rows stay: what it looks up by '
+                    'place is covered by no noise'
+                )
+
+
+def generator(seed: int) -> torch.Generator:
+    """A generator of random numbers that are public.
+
+    Args:
+        seed (int): the seed.
+    """
+    return torch.Generator().manual_seed(seed)
 
 
 def head_start(hops: int, smoothing: int, classes: int) -> Tensor:

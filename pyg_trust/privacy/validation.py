@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.gradients import SubgraphGradients
@@ -29,22 +29,29 @@ Forward = Callable[[nn.Module, Data], Tensor]
 
 _GRAPH_WIDE = (
     'normalises by the statistics of all rows of a batch, so that a '
-    "subgraph's output depends on the others"
+    "subgraph's output depends on the others, and keeps running statistics "
+    'of data'
 )
-_DENIED: tuple[tuple[type, str], ...] = (
-    (_BatchNorm, _GRAPH_WIDE + ', and keeps running statistics of data'),
-    (_InstanceNorm, _GRAPH_WIDE),
-    (pyg.HeteroBatchNorm, _GRAPH_WIDE),
-    (pyg.InstanceNorm, _GRAPH_WIDE),
-    (pyg.GraphNorm, _GRAPH_WIDE),
-    (pyg.PairNorm, _GRAPH_WIDE),
-    (pyg.MeanSubtractionNorm, _GRAPH_WIDE),
-    (pyg.DiffGroupNorm, _GRAPH_WIDE),
+# What to do instead, by the layer that BatchNorm is a part of.
+_INSTEAD: tuple[tuple[type, str], ...] = (
+    (pyg.GENConv, "GENConv(norm='layer')"),
+    (pyg.GPSConv, "GPSConv(norm='layer_norm') and hand it 'batch'"),
+    (
+        pyg.MLP,
+        "MLP(norm='layer_norm', norm_kwargs={'mode': 'node'})",
+    ),
+    (
+        BasicGNN,
+        "norm='layer_norm', norm_kwargs={'mode': 'node'} in the model",
+    ),
 )
 
 
 def check_layers(module: nn.Module) -> None:
     """Refuses layers that couple subgraphs or keep what they saw.
+
+    Whether other norms treat subgraphs apart depends on whether they are
+    given ``batch``: the test of isolation tells.
 
     Args:
         module (torch.nn.Module): the model.
@@ -53,26 +60,35 @@ def check_layers(module: nn.Module) -> None:
         ValueError: if there is one, with all of them and the reasons.
     """
     found = []
-    for name, layer in module.named_modules():
+    layers = dict(module.named_modules())
+    for name, layer in layers.items():
         reason = _objection(layer)
-        if reason is not None:
-            found.append(
-                f"'{name or 'module'}' ({type(layer).__name__}) {reason}"
-            )
+        if reason is None:
+            continue
+        # The innermost layer around it that has an argument for it.
+        around = [
+            advice
+            for other, outer in layers.items()
+            if other == '' or name.startswith(f'{other}.')
+            for kind, advice in _INSTEAD
+            if isinstance(layer, _BatchNorm) and isinstance(outer, kind)
+        ]
+        if around:
+            reason += f' (use {around[-1]})'
+        kind_of_it = type(layer).__name__
+        found.append(f"'{name or 'module'}' ({kind_of_it}) {reason}")
     if found:
         raise ValueError(
             "'module' needs to treat subgraphs apart, and this does not: "
             + '; '.join(found)
-            + ". LayerNorm(mode='node') and MessageNorm are fine"
+            + ". LayerNorm(mode='node') and MessageNorm are fine, and so are "
+            "GraphNorm, PairNorm and InstanceNorm that are given 'batch'"
         )
 
 
 def _objection(layer: nn.Module) -> str | None:
-    for kind, reason in _DENIED:
-        if isinstance(layer, kind):
-            return reason
-    if isinstance(layer, pyg.LayerNorm) and layer.mode == 'graph':
-        return _GRAPH_WIDE + " (use mode='node')"
+    if isinstance(layer, _BatchNorm | pyg.HeteroBatchNorm | pyg.DiffGroupNorm):
+        return _GRAPH_WIDE
     if getattr(layer, 'cached', None) is True:
         return 'caches what it computed for the first batch (use cached=False)'
     if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
@@ -312,8 +328,8 @@ def check_edges(batch: Data, owner: Tensor) -> None:
         low, high = int(ends.min()), int(ends.max())
         if low < 0 or high >= owner.numel():
             raise ValueError(
-                f"'{name}' of the batch needs to be in [0, {owner.numel()}), "
-                f'its number of nodes (got {low} to {high})'
+                f"'{name}' of the batch needs to name its nodes, from 0 on "
+                '(got others)'
             )
         if not bool((owner[ends[0]] == owner[ends[1]]).all()):
             raise ValueError(
@@ -471,7 +487,7 @@ def check_gradients(
     owner: Tensor,
     seed: int = 0,
 ) -> None:
-    """Compares clipped sums with a loop over subgraphs, on random features.
+    """Compares norms and sums with a loop over subgraphs, on random features.
 
     Args:
         gradients (SubgraphGradients): of the model.
@@ -500,7 +516,14 @@ def check_gradients(
             if not found:
                 weight = torch.randn(out.shape, generator=generator).to(out)
             rows = _row_owner(out, owner, count)
-            found.append(tape.clipped_sum(out, weight, 1.0, output_owner=rows))
+            # Unclipped: rows that cancel are clipped to less than the norm.
+            found.append(tape.clipped_sum(out, weight, math.inf, rows))
+    short = found[0].norms < found[1].norms * (1 - 1e-3)
+    if bool((short & found[1].norms.isfinite()).any()):
+        raise ValueError(
+            f"'method' needs to be another than {gradients.method!r}: it gets "
+            'the norms of gradients wrong in this model'
+        )
     for name, want in found[1].sums.items():
         error = (found[0].sums[name] - want).norm()
         if not error <= 1e-3 * max(1.0, want.norm()):
@@ -602,16 +625,17 @@ def check_output(
         raise ValueError(
             f"'module' needs to return one real tensor (got {got})"
         )
-    if out.dim() == 0 or out.size(0) not in (num_nodes, count):
+    if not by_unit and (
+        out.dim() == 0 or out.size(0) not in (num_nodes, count)
+    ):
         raise ValueError(
             "'module' needs to return a row per node, or one per subgraph: "
             f'{num_nodes} or {count} (got the shape {list(out.shape)})'
         )
-    if by_unit and out.size(0) != count:
+    if by_unit and (out.dim() == 0 or out.size(0) != count):
         raise ValueError(
             "'module' needs to return a row per graph, as how many nodes "
-            f'there are is private (got the shape {list(out.shape)} for '
-            f'{count} graphs): pool them'
+            'there are is private (got another number of rows): pool them'
         )
 
 
@@ -631,7 +655,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 def _coupled(what: str) -> None:
     raise ValueError(
         f"'module' needs to treat subgraphs apart, but {what} of another: "
-        'look for normalisation, pooling or attention over the whole batch'
+        'look for normalisation, pooling or attention over the whole batch '
+        "(most norms and pools of PyG treat subgraphs apart if given 'batch')"
     )
 
 

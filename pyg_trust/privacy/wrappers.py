@@ -1,3 +1,4 @@
+# Longer than 700 lines because model and optimizer share the step in progress.
 r"""A model and an optimizer that can only train privately.
 
 With their loader (``privacy/loading.py``) they share a :class:`PrivateStep`,
@@ -26,12 +27,13 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
+from pyg_trust.privacy.draws import random_state, set_random_state
 from pyg_trust.privacy.exactness import Exactness
-from pyg_trust.privacy.flow import Watch, follow, follow_batch, gradient
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
+from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -46,8 +48,15 @@ from pyg_trust.privacy.validation import (
 )
 
 REDUCTIONS = ('mean', 'sum')
+_ACCUMULATE = (
+    '. To gather the gradients of a large batch, hand '
+    "'max_physical_batch_size' to make_private: the batch then comes in "
+    'parts, each with an optimizer.step()'
+)
 # In place of a tape, where a batch has no rows.
 _NOBODY = 'nobody'
+# In place of a tape, until the loss was computed.
+_LATER = 'later'
 
 
 class PrivateStep:
@@ -87,7 +96,10 @@ class PrivateStep:
         self.ignored = False
         self.states_loaded = 0
         self.settings_changed = 0
+        self.numbers_changed = 0
+        self._numbers: frozenset[Any] | None = None
         self.by_unit = False
+        self.decoys = Decoys()
         self.counts = False
         self.exactness = Exactness(gradients)
         self.gradients = gradients
@@ -146,6 +158,14 @@ class PrivateStep:
                 'if they follow a schedule that is fixed or public, and does '
                 'not if they follow a private loss, as ReduceLROnPlateau does'
             )
+        if self.numbers_changed:
+            notes.append(
+                'numbers that the loss does not take from its batch changed '
+                f'between steps ({self.numbers_changed} times): this holds if '
+                'they follow a public schedule, and does not if they were '
+                'read from private data, as a running mean of losses is, or '
+                'what a model keeps of an earlier step'
+            )
         if self.ignored:
             notes.append(
                 'which labels are ignored (ignore_index) counts as public, as '
@@ -156,6 +176,8 @@ class PrivateStep:
     def _drop_tape(self) -> None:
         self._batch: Data | None = None
         self._plain: Data | None = None
+        self._rehearsal: Rehearsal | None = None
+        self._call: BatchCall | None = None
         self._tape: Tape | str | None = None
         self._out: Tensor | None = None
 
@@ -183,9 +205,12 @@ class PrivateStep:
         # Whoever writes into what is handed out does not change these.
         self._plain = batch.clone()
         owner = owner.clone()
-        self._watch = Watch()
-        if not self.trust_loss and count:
-            batch = follow_batch(batch, owner, count, self._watch)
+        if not self.trust_loss and (count or self.decoys.num_units):
+            self._rehearsal = Rehearsal(
+                batch, owner, count, self.decoys, self.by_unit
+            )
+            self._plain = self._rehearsal.batch
+            batch = self._rehearsal.shown
         self._batch = batch
         self._total = total
         self._owner = owner
@@ -205,7 +230,7 @@ class PrivateStep:
                 + {
                     'idle': '(got a call before the first batch)',
                     'done': '(got a call after the step of the last one)',
-                }.get(self._stage, '(got a second call)')
+                }.get(self._stage, f'(got a second call){_ACCUMULATE}')
             )
         self.pins.check_layers()
         kind = self._owner.device.type
@@ -217,35 +242,52 @@ class PrivateStep:
                 'half of the bits they are larger than their norms say'
             )
         call = BatchCall(self._batch, self._versions, args, kwargs)
+        anchor = torch.zeros((), device=self._owner.device, requires_grad=True)
+        if self._rehearsal is not None:
+            # The loss sees rows that are made up. Those of the batch come
+            # when it is done, with the random numbers of this moment.
+            if self._count:
+                self._probe(call)
+            self._call = call
+            self._states = random_state(self._owner.device)
+            before = buffer_versions(self.module)
+            shown = self._rehearsal.call(self.module, call)
+            self._check_buffers(before)
+            self._tape, self._stage = _LATER, 'called'
+            return _Intercept.apply(shown, anchor, self, self._rehearsal)
         if self._count == 0:
             # Nobody was drawn: no rows, and noise alone.
             assert self._blank is not None
             blank = self._blank.to(self._owner.device)
-            anchor = blank.new_zeros((), requires_grad=True)
             self._tape, self._out = _NOBODY, blank
             self._stage = 'called'
-            return _Intercept.apply(blank, anchor, self)
+            return _Intercept.apply(blank, anchor, self, _NOBODY)
         self._probe(call)
-        before = buffer_versions(self.module)
+        out = self._run(call)
+        self._stage = 'called'
+        return _Intercept.apply(out.detach(), anchor, self, self._tape)
+
+    def _run(self, call: BatchCall) -> Tensor:
+        # The model on the batch itself, recorded.
+        before, plain = buffer_versions(self.module), self._plain
+        assert plain is not None
         with self.gradients.record(self._owner, self._count) as tape:
             out = call(self.module, plain)
         check_output(out, self._owner.numel(), self._count, self.by_unit)
-        if buffer_versions(self.module) != before:
-            raise ValueError(
-                "'module' needs to keep its buffers as they are in training, "
-                'as they would carry data on'
-            )
+        self._check_buffers(before)
         if not out.requires_grad:
             raise ValueError(
                 "'module' needs to return what depends on its parameters"
             )
         self._tape, self._out = tape, out
-        self._stage = 'called'
-        anchor = torch.zeros((), device=out.device, requires_grad=True)
-        out = out.detach()
-        if not self.trust_loss:
-            out = follow(out, self._rows(out), self._watch)
-        return _Intercept.apply(out, anchor, self)
+        return out
+
+    def _check_buffers(self, before: list[tuple[int, int]]) -> None:
+        if buffer_versions(self.module) != before:
+            raise ValueError(
+                "'module' needs to keep its buffers as they are in training, "
+                'as they would carry data on'
+            )
 
     def _rows(self, out: Tensor) -> Tensor:
         # The subgraph of each row of the output.
@@ -265,6 +307,8 @@ class PrivateStep:
         check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
         check_names(self.module, call, batch, owner, self.public)
         check_gradients(self.gradients, call, batch, owner)
+        if self.by_unit and not self.trust_loss:
+            self.decoys.fit(self.module, call, batch, int(owner.max()) + 1)
         # What outputs look like, for a batch without rows.
         generator = torch.Generator().manual_seed(0)
         rows = features_of(batch, owner.numel())
@@ -290,24 +334,24 @@ class PrivateStep:
         if self._stage != 'called' or self._tape is None:
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
-                'for each batch'
+                f'for each batch{_ACCUMULATE}'
             )
-        assert self._out is not None
-        out, count = self._out, self._count
+        count = self._count
         # An interrupt from here on ends the step: nothing is added twice, and
         # after a refusal, which tells of the data, no other loss is tried.
         self._stage = 'interrupted'
+        if self._rehearsal is not None:
+            grad = self._perform(self._rehearsal, grad)
         if count == 0:
             self._add([torch.zeros_like(p).long() for p in self.parameters])
             return
+        out = self._out
+        assert out is not None
         owner = self._rows(out)
-        if not self.trust_loss:
-            grad = gradient(grad, owner, self._watch)
-            self.ignored |= self._watch.ignored
-            self.exactness.loss |= self._watch.names
         self.exactness.check()
         if self.loss_reduction == 'mean':
-            grad = grad * count
+            shown = self._rehearsal
+            grad = grad * (count if shown is None else shown.size)
         norm = self.max_grad_norm
         assert isinstance(self._tape, Tape)
         clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)
@@ -317,6 +361,26 @@ class PrivateStep:
             [clipped.integers[name] for name in self._names], count, below
         )
 
+    def _perform(self, rehearsal: Rehearsal, grad: Tensor) -> Tensor:
+        # The gradient by the outputs on the batch.
+        assert self._call is not None
+        if self._count:
+            device = self._owner.device
+            now = random_state(device)
+            set_random_state(self._states, device)
+            with torch.enable_grad():
+                out = self._run(self._call)
+            set_random_state(now, device)
+            grad = rehearsal.gradient(grad, out)
+        numbers = rehearsal.numbers()
+        if self._numbers is not None:
+            self.numbers_changed += numbers != self._numbers
+        self._numbers = numbers
+        self.ignored |= rehearsal.watch.ignored
+        self.exactness.loss |= rehearsal.watch.names
+        rehearsal.reveal()
+        return grad
+
     def _add(self, sums: list[Tensor], count: int = 0, below: int = 0) -> None:
         if self._sums is not None:
             sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
@@ -325,6 +389,7 @@ class PrivateStep:
         self._below += below
         self._stage = 'clipped'
         self._tape = self._out = None
+        self._rehearsal = self._call = None
 
     def finish(self) -> bool:
         """Ends the batch; whether the whole step has been seen.
@@ -381,21 +446,20 @@ class _Intercept(torch.autograd.Function):
     # Hands out the output; what comes back goes to the tape, not to p.grad.
     @staticmethod
     def forward(
-        ctx: Any, out: Tensor, anchor: Tensor, step: PrivateStep
+        ctx: Any, out: Tensor, anchor: Tensor, step: PrivateStep, call: Any
     ) -> Tensor:
-        ctx.step = step
-        ctx.tape = step._tape
+        ctx.step, ctx.call = step, call
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        if ctx.tape is not ctx.step._tape:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        if ctx.call is not (ctx.step._rehearsal or ctx.step._tape):
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
-                'for each batch, before the next one'
+                f'for each batch, before the next one{_ACCUMULATE}'
             )
         ctx.step.backward(grads[0].detach())
-        return None, None, None
+        return None, None, None, None
 
 
 class PrivateModule(nn.Module):

@@ -11,6 +11,7 @@ from pyg_trust.functional.private_propagation import (
     RELATIONS,
     hop_sensitivity,
 )
+from pyg_trust.kernel.noise import DIGEST, SHIFT
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 
@@ -97,8 +98,8 @@ def make_relation(
     Args:
         relation (str): one of ``'edge'``, ``'node'``,
             ``'node_incident'`` and ``'feature'``.
-        form (str, optional): ``'withdraw'``, which is the default of nodes,
-            or ``'replace'``, that of ``'feature'``.
+        form (str, optional): ``'replace'`` or ``'withdraw'``, the default of
+            ``'node_incident'`` alone.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): :math:`D`.
     """
@@ -111,7 +112,7 @@ def make_relation(
             )
         form = 'either'
     elif form is None:
-        form = 'replace' if relation == 'feature' else 'withdraw'
+        form = 'withdraw' if relation == 'node_incident' else 'replace'
     else:
         check_choice('form', form, FORMS)
     made = Relation(relation, form, directed, max_degree)
@@ -143,6 +144,9 @@ class AggregationReport(Report):
         form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): :math:`D`.
+        epsilon_replace (float, optional): of the form ``'withdraw'``:
+            :math:`\epsilon` of any record against any other, at :math:`2 \mu`
+            at most.
         degree_curve (tuple): under ``'node_incident'``, degrees and the
             :math:`\epsilon` of the sums for a node of that degree.
         hops (int): the sums of a release.
@@ -150,6 +154,14 @@ class AggregationReport(Report):
             training that was paid for.
         sensitivity (float): by how much neighbours move a sum.
         noise_stds (tuple): of the sums of the last release.
+        arithmetic (str): ``'exact'``: noise is drawn, and integers are summed,
+            to the last bit (:mod:`pyg_trust.kernel.release`).
+        grid_exponent (int): numbers are integers times this power of two of
+            the standard deviation.
+        rho (float): by what part standard deviations are larger, to pay for
+            rounding.
+        table (str): a digest of the table that draws noise
+            (:mod:`pyg_trust.kernel.noise`).
         num_nodes (int): :math:`n`, public.
         receivers (int): the nodes whose rows hold sums: all, or those that
             don't train and a public share of the others; other rows are zero.
@@ -176,11 +188,16 @@ class AggregationReport(Report):
     form: str
     directed: bool
     max_degree: int | None
+    epsilon_replace: float | None
     degree_curve: tuple[tuple[int, float], ...]
     hops: int
     releases: int
     sensitivity: float
     noise_stds: tuple[float, ...]
+    arithmetic: str
+    grid_exponent: int
+    rho: float
+    table: str
     num_nodes: int
     receivers: int
     rows: str
@@ -239,7 +256,12 @@ class AggregationReport(Report):
             SEEDED
             if self.seeded
             else "noise is of the operating system's cryptographic generator, "
-            'in floating point: a defence against known attacks, not a proof'
+            'drawn exactly and added to integers, so that no last bit tells a '
+            'sum'
+        )
+        lines.append(
+            'which way a kernel of torch or of BLAS takes depends on shapes '
+            'and types, and not on the numbers'
         )
         if self.ledger_head is None:
             lines.append(
@@ -250,6 +272,13 @@ class AggregationReport(Report):
             lines.append(
                 'the ledger is the only account of these data: no copy of it '
                 'was spent as well, and no older one was put back'
+            )
+        if self.relation == 'edge' and self.predictions:
+            lines.append(
+                'encoder and head hold nothing of the edges: tables with an '
+                'entry per node or edge, and models that read rows by place, '
+                'are refused; what is found by the contents of a row is not '
+                'seen'
             )
         if self.receivers < self.num_nodes:
             lines.append(
@@ -368,6 +397,12 @@ class AggregationReport(Report):
         if self.mu_edge is not None:
             kind = 'arc' if self.directed else 'undirected edge'
             lines.append(f'In one {kind} the sums have mu {self.mu_edge:.4g}.')
+        if self.epsilon_replace is not None:
+            lines.append(
+                'That is against a blank record. Against any other record '
+                "(somebody's features or label, changed) epsilon is "
+                f'{self.epsilon_replace:.4g}.'
+            )
         if self.degree_curve:
             curve = ', '.join(f'{d}: {e:.4g}' for d, e in self.degree_curve)
             lines.append(
@@ -426,8 +461,16 @@ def make_report(
             (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
             for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
         )
+    # All that the account has, in steps of one record by way of a blank.
+    replaced = None
+    if relation.form == 'withdraw':
+        replaced = gaussian_epsilon(2 * fields['mu'], delta)
     return AggregationReport(
         delta=delta,
+        epsilon_replace=replaced,
+        arithmetic='exact',
+        grid_exponent=-SHIFT,
+        table=DIGEST,
         mu_encoder=mu_encoder,
         mu_aggregation=mu_aggregation,
         mu_head=mu_head,

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import threading
 import warnings
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust._degrees import tells_degrees
+from pyg_trust._degrees import tells_degrees, tells_neighbours
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -41,9 +42,11 @@ from pyg_trust.functional.private_propagation import (
     energy_weights,
     messages,
     private_propagate,
+    rounding_share,
     scaled_propagate,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.release import widened
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (
@@ -74,7 +77,13 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
             edges that are not as :obj:`directed` says.
     """
     check_instance('relation', relation, Relation)
-    graph = CSRGraph.from_data(data)
+    try:
+        graph = CSRGraph.from_data(data)
+    except ValueError as error:
+        # Which edge, or node, is private.
+        raise ValueError(
+            re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
+        ) from None
     if relation.name == 'feature':
         if graph.is_weighted:
             raise ValueError("'data' needs edges without weights")
@@ -127,6 +136,23 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
             f"'data' needs rows of '{attr}' that are a node's own: these were "
             'propagated, so the graph is in them before any noise'
         )
+    others = [
+        value
+        for key, value in data.to_dict().items()
+        if key != attr
+        and isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.is_floating_point()
+        and value.dim() == 2
+        and len(value) == len(x)
+    ]
+    ends = _ends_of(data)
+    if ends is not None and tells_neighbours(x, others, ends):
+        raise ValueError(
+            f"'data' needs rows of '{attr}' that are a node's own: columns of "
+            'them are propagations of others (as SIGN makes them), so the '
+            'graph is in them before any noise'
+        )
     if relation.name != 'feature':
         name = attr.lower()
         if any(name.endswith(end) for end in _STRUCTURE) or _has_degrees(
@@ -154,10 +180,15 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
 
 def _has_degrees(data: Data, x: Tensor) -> bool:
     # Edges are in either of PyG's forms, or in none.
+    ends = _ends_of(data)
+    return ends is not None and tells_degrees(x, ends)
+
+
+def _ends_of(data: Data) -> Tensor | None:
     ends = data.get('edge_index')
     if ends is None and data.get('adj_t') is not None:
         ends = CSRGraph.from_data(data).to_edge_index()[0]
-    return isinstance(ends, Tensor) and tells_degrees(x, ends)
+    return ends if isinstance(ends, Tensor) else None
 
 
 @functional_transform('private_agp')
@@ -213,10 +244,11 @@ class PrivateAGP(NoCopies, BaseTransform):
         engine (PrivacyEngine, optional): private training whose account the
             release goes on, for ``'feature'`` in the form ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)
-        form (str, optional): ``'withdraw'`` (a record against a blank) or
-            ``'replace'`` (against any other: twice the sensitivity). By
-            default ``'replace'`` for ``'feature'``, else ``'withdraw'``.
-            (default: :obj:`None`)
+        form (str, optional): ``'replace'`` (a record against any other:
+            somebody's features or label, changed) or ``'withdraw'`` (against
+            a blank one: half the sensitivity, and no answer to what the
+            record says). By default ``'withdraw'`` for ``'node_incident'``,
+            else ``'replace'``. (default: :obj:`None`)
         directed (bool): whether edges are arcs; the data have to be so, and
             that they are has to be public: a graph all of whose arcs have one
             back is refused, in case an edge was meant, which costs
@@ -310,7 +342,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         self._account: ReleaseAccount | None = None
         self._kept: dict[str, list[Tensor]] = {}
         self._num_nodes = 0
-        self._others = 0.0
+        self._others, self._rho = 0.0, 0.0
         self._through_engine: list[float] = []
 
     def _check_measure(self, measure: Measure | None) -> None:
@@ -395,10 +427,15 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The standard deviation of the noise of each hop."""
+        """The standard deviation of the noise of each hop.
+
+        Under ``'feature'`` a release makes it larger by what rounding adds to
+        the sensitivity, a millionth or so.
+        """
         assert self.mu is not None
         each = self.mu / math.sqrt(self.hops)
-        return (self.relation.sensitivity / each,) * self.hops
+        std = self.relation.sensitivity / each
+        return (widened(std, self._rho) if self._rho else std,) * self.hops
 
     @property
     def account(self) -> ReleaseAccount | None:
@@ -467,15 +504,18 @@ class PrivateAGP(NoCopies, BaseTransform):
         each = [self.mu / math.sqrt(self.hops)] * self.hops
         paid = PaidNoise(self._source(number), spend, each)
         if self.relation.name == 'feature':
+            self._rho, scales = 0.0, columns(graph, self.measure)
+            self._rho = rounding_share(
+                *(graph, x.size(1), self.noise_stds[0]),
+                *(self.relation.sensitivity, self.measure),
+                own=self._own,
+                scales=scales,
+            )
             return [
                 scaled_propagate(
-                    graph,
-                    x,
-                    self.measure,
-                    self.noise_stds[0],
-                    paid,
+                    *(graph, x, self.measure, self.noise_stds[0], paid),
                     own=self._own,
-                    scales=columns(graph, self.measure),
+                    scales=scales,
                 )
             ]
         weights = None
@@ -594,6 +634,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             hops=self.hops,
             releases=releases,
             noise_stds=self.noise_stds,
+            rho=self._rho,
             num_nodes=self._num_nodes,
             raw_columns=self.cat,
             predictions=self.engine is not None,

@@ -31,17 +31,17 @@ MARGIN = 1 - 1e-6
 class Silence:
     """No noise, to see what neighbours move."""
 
-    def normal(self, shape):
-        return torch.zeros(shape, dtype=torch.float64)
+    def cells(self, shape):
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def weights(arcs, n, relation):
     """The matrix W that a hop really applies, by unit messages."""
     edges = torch.tensor(sorted(arcs), dtype=torch.int64).view(-1, 2).t()
     graph = CSRGraph.from_edge_index(edges, n)
-    made = private_propagate(
-        graph, torch.eye(n, dtype=torch.float64), [1.0], Silence(), relation
-    )
+    # A grid of 2^-50: truncation stays below what is compared.
+    std, eye = [2.0**-18], torch.eye(n, dtype=torch.float64)
+    made = private_propagate(graph, eye, std, Silence(), relation)
     return made[0] / MARGIN
 
 
@@ -240,10 +240,11 @@ def test_later_hops_move_by_no_more_than_messages_of_classes():
         def __init__(self):
             self.hop = 0
 
-        def normal(self, shape):
+        def cells(self, shape):
             self.hop += 1
             # So large that the first sums are lost in it.
-            return fixed.double() * (1e12 if self.hop == 1 else 0.0)
+            large = (fixed.double() * 2.0**59).long()
+            return large if self.hop == 1 else torch.zeros_like(large)
 
     lists = [own for _, own in record_changes(n)][: 2 ** (n - 1)]
     found = []
@@ -405,8 +406,8 @@ def test_later_messages_read_released_rows_of_their_own_node_alone():
         def __init__(self, moved):
             self.left = [fixed[0] + moved, torch.zeros(4, 3)]
 
-        def normal(self, shape):
-            return self.left.pop(0).double()
+        def cells(self, shape):
+            return (self.left.pop(0).double() * 2**32).long()
 
     def second(moved):
         x = torch.eye(4, 3, dtype=torch.float64)

@@ -22,8 +22,8 @@ MARGIN = 1 - 1e-6
 class Silence:
     """No noise, to see what neighbours move."""
 
-    def normal(self, shape):
-        return torch.zeros(shape, dtype=torch.float64)
+    def cells(self, shape):
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def csr(lists):

@@ -37,8 +37,8 @@ def quiet(monkeypatch):
     """No noise in sums, and no training."""
 
     class Silence(SeededNoise):
-        def normal(self, shape):
-            return torch.zeros(shape, dtype=torch.float64)
+        def cells(self, shape):
+            return torch.zeros(shape, dtype=torch.int64)
 
     monkeypatch.setattr(aggregation.noise, 'source', lambda *_: Silence())
     monkeypatch.setattr(

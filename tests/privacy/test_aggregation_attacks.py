@@ -8,7 +8,10 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch_geometric.data import Data
+from torch_geometric.nn import SimpleConv
+from torch_geometric.transforms import SIGN
 from torch_geometric.utils import to_undirected
 
 from pyg_trust.functional import (
@@ -122,8 +125,8 @@ def test_what_has_no_bound_is_refused_and_spends_nothing(
 
 
 class Silence:
-    def normal(self, shape):
-        return torch.zeros(shape, dtype=torch.float64)
+    def cells(self, shape):
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def test_a_hub_moves_no_more_than_anybody():
@@ -220,9 +223,9 @@ def test_noise_is_never_drawn_twice_for_one_line():
     drawn = []
 
     class Source:
-        def normal(self, shape):
+        def cells(self, shape):
             drawn.append(shape)
-            return torch.zeros(shape, dtype=torch.float64)
+            return torch.zeros(shape, dtype=torch.int64)
 
     edges = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
     private_propagate(edges, torch.eye(2).repeat(1, 30), [1.0, 1.0], Source())
@@ -253,3 +256,140 @@ def test_what_a_refusal_tells_is_in_the_guarantee(relation):
     report = transform.report()
     assert report.releases == 2
     assert any('(2) tells which were alike' in s for s in report.assumptions)
+
+
+class Knows(nn.Module):
+    """Reads the edges of the graph by the place of a row."""
+
+    def __init__(self, data, how):
+        super().__init__()
+        self.lin = nn.Linear(4, 2)
+        self.how, n = how, data.num_nodes
+        dense = torch.zeros(n, n)
+        dense[data.edge_index[0], data.edge_index[1]] = 1.0
+        degree = dense.sum(1, keepdim=True)
+        if how == 'attribute':
+            self.degree = degree
+        if how == 'buffer':
+            self.register_buffer('degree', degree)
+        if how == 'frozen':
+            self.degree = nn.Parameter(degree, requires_grad=False)
+        if how == 'list':
+            self.degree = [degree]
+        if how == 'edges':
+            self.edges = data.edge_index
+        if how in ('closure', 'training', 'numbers'):
+            known = tuple(degree.view(-1).tolist())
+            self.read = lambda x: (
+                dense.to(x) @ x
+                if how != 'numbers'
+                else x * torch.tensor(known, dtype=x.dtype)[:, None]
+            )
+        self.n = n
+
+    def forward(self, x):
+        now = self.how != 'training' or self.training
+        if hasattr(self, 'read') and len(x) == self.n and now:
+            x = self.read(x)
+        return self.lin(x)
+
+
+@pytest.mark.parametrize(
+    'how',
+    [
+        *('attribute', 'buffer', 'frozen', 'list', 'edges'),
+        *('closure', 'training', 'numbers'),
+    ],
+)
+def test_an_encoder_that_knows_the_edges_is_refused(how):
+    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
+    model = PrivateNodeClassifier(
+        'edge', epsilon=1.0, epochs=1, encoder=Knows(data, how)
+    )
+    with pytest.raises(ValueError, match=r"'encoder' needs to (be|make)"):
+        model.fit(data)
+    assert model.account is None
+
+
+@pytest.mark.parametrize('layer', [nn.BatchNorm1d(4), nn.Dropout(0.5)])
+def test_an_encoder_of_rows_is_not(layer):
+    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
+    encoder = nn.Sequential(layer, nn.Linear(4, 2))
+    model = PrivateNodeClassifier(
+        'edge', epsilon=1.0, epochs=1, encoder=encoder
+    )
+    report = model.fit(data).report()
+    assert 'encoder and head hold nothing of the edges' in report.explain()
+
+
+SIGNS = {
+    'beside the features': lambda d: torch.cat([d.x, d.x1, d.x2], 1),
+    'one hop beside': lambda d: torch.cat([d.x, d.x1], 1),
+    'in their place': lambda d: d.x2,
+    'sparse': lambda d: torch.cat([d.x, d.x1], 1).to_sparse_csr(),
+    'in double': lambda d: torch.cat([d.x, d.x1], 1).double(),
+    'in another order': lambda d: torch.cat([d.x1, d.x], 1).flip(1),
+}
+
+
+@pytest.mark.parametrize('how', SIGNS)
+@pytest.mark.parametrize('relation', ['edge', 'node'])
+def test_rows_that_pyg_has_propagated_are_refused(how, relation):
+    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
+    fine = data.x
+    data = SIGN(2)(data)
+    data.x = SIGNS[how](data)
+    model = PrivateNodeClassifier(relation, epsilon=1.0, epochs=1, steps=1)
+    with pytest.raises(ValueError, match='are propagations of others'):
+        model.fit(data)
+    data.x = fine
+    for key in ('x1', 'x2'):
+        del data[key]
+    model.fit(data)
+
+
+def test_means_and_sums_of_neighbours_are_refused():
+    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
+    conv = SimpleConv(aggr='mean')
+    for aggr in ('mean', 'sum'):
+        conv = SimpleConv(aggr=aggr)
+        made = data.clone()
+        made.x = torch.cat([data.x, conv(data.x, data.edge_index)], 1)
+        with pytest.raises(ValueError, match='are propagations of others'):
+            PrivateAGP(epsilon=1.0, delta=1e-5, relation='edge')(made)
+
+
+@pytest.mark.parametrize('n', [30, 200])
+def test_ordinary_columns_are_no_propagations(n):
+    # One-hot ids, bags of words, constants and copies of columns.
+    pairs = [(i, (i * i + 1) % n) for i in range(2, n)]
+    generator = torch.Generator().manual_seed(1)
+    words = (torch.rand(n, 40, generator=generator) < 0.2).float()
+    for x in (
+        torch.eye(n),
+        words,
+        torch.ones(n, 3),
+        words.repeat(1, 2),
+        torch.randint(3, (n, 20), generator=generator).float(),
+    ):
+        model = PrivateNodeClassifier('edge', epsilon=1.0, epochs=1)
+        model.fit(graph(pairs, n, x=x))
+
+
+def test_errors_do_not_name_what_is_private():
+    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
+    model = PrivateNodeClassifier('edge', epsilon=1.0, epochs=1, num_classes=2)
+    twice = data.clone()
+    twice.edge_index = torch.cat([data.edge_index, data.edge_index[:, 4:5]], 1)
+    outside = data.clone()
+    outside.edge_index = data.edge_index.clone()
+    outside.edge_index[0, 3] = 77
+    label = data.clone()
+    label.y = data.y.clone()
+    label.y[7] = 77
+    for bad in (twice, outside, label):
+        with pytest.raises(ValueError, match="'") as error:
+            model.fit(bad)
+        said = str(error.value)
+        assert '77' not in said
+        assert '->' not in said

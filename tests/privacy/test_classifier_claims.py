@@ -102,12 +102,13 @@ def test_sums_of_another_on_the_ledger_are_not_taken_for_an_encoder(tmp_path):
     # Sums of mu 'a' were taken for an encoder of the same mu, and an edge's
     # mu lacked them.
     ledger, data = tmp_path / 'ledger', graph()
+    blank = {**QUICK, 'form': 'withdraw'}
     first = PrivateNodeClassifier(
-        'node', **QUICK, shares=(0.05, 0.9, 0.05), ledger=ledger
+        'node', **blank, shares=(0.05, 0.9, 0.05), ledger=ledger
     )
     first.fit(data).close()
     a = first.mus[1]
-    large = {**QUICK, 'epsilon': 30.0}
+    large = {**blank, 'epsilon': 30.0}
     limit = PrivateNodeClassifier('node', **large).limit
     e = (a / limit) ** 2
     second = PrivateNodeClassifier(

@@ -66,6 +66,11 @@ def silent(monkeypatch):
         'normal',
         lambda self, shape: torch.zeros(shape, dtype=torch.float64),
     )
+    monkeypatch.setattr(
+        SecureNoise,
+        'cells',
+        lambda self, shape: torch.zeros(shape, dtype=torch.int64),
+    )
 
 
 @pytest.mark.slow

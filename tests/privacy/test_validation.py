@@ -57,18 +57,112 @@ def refused(private, match, **arguments):
     [
         nn.BatchNorm1d(8),
         nn.SyncBatchNorm(8),
-        nn.InstanceNorm1d(8),
         pyg.BatchNorm(8),
-        pyg.InstanceNorm(8),
-        pyg.LayerNorm(8),
-        pyg.GraphNorm(8),
-        pyg.PairNorm(),
-        pyg.MeanSubtractionNorm(),
         pyg.DiffGroupNorm(8, 2),
     ],
 )
 def test_layers_refused_by_name(private, layer):
     refused(private, type(layer).__name__, net=Net(layer))
+
+
+NORMS = [
+    pyg.LayerNorm(8),
+    pyg.GraphNorm(8),
+    pyg.PairNorm(),
+    pyg.InstanceNorm(8),
+    pyg.MeanSubtractionNorm(),
+]
+
+
+class Normed(nn.Module):
+    """With a norm between, which is given 'batch' or not."""
+
+    def __init__(self, layer, whole=False):
+        super().__init__()
+        self.first, self.layer = GCNConv(5, 8), layer
+        self.second = nn.Linear(8, 3)
+        self.whole = whole
+
+    def forward(self, x, edge_index, batch):
+        x = self.first(x, edge_index)
+        if isinstance(self.layer, pyg.GPSConv):
+            x = self.layer(x, edge_index, batch)
+        elif isinstance(self.layer, pyg.GENConv):
+            x = self.layer(x, edge_index)
+        else:
+            x = self.layer(x) if self.whole else self.layer(x, batch)
+        return self.second(x.tanh())
+
+
+def by_batch(model, batch):
+    return model(batch.x, batch.edge_index, batch.batch)
+
+
+@pytest.mark.parametrize('layer', NORMS)
+def test_norms_of_each_subgraph_are_fine_and_of_all_are_not(private, layer):
+    # Given 'batch' they change by 0.0 with other subgraphs.
+    refused(
+        private, 'treat subgraphs', net=Normed(layer, True), forward=by_batch
+    )
+    layer.zero_grad()
+    setup = private(net=Normed(layer), forward=by_batch)
+    for batch in setup.loader:
+        setup.loss(batch, by_batch(setup.model, batch)).backward()
+        setup.optimizer.step()
+    assert setup.engine.steps == len(setup.loader)
+
+
+def gps(**arguments):
+    return pyg.GPSConv(8, GCNConv(8, 8), dropout=0.0, **arguments)
+
+
+@pytest.mark.parametrize(
+    ('layer', 'instead', 'said'),
+    [
+        (gps(), gps(norm='layer_norm'), "GPSConv(norm='layer_norm')"),
+        (
+            pyg.GENConv(8, 8),
+            pyg.GENConv(8, 8, norm='layer'),
+            "GENConv(norm='layer')",
+        ),
+    ],
+)
+def test_batch_norm_is_refused_with_what_avoids_it(
+    private, layer, instead, said
+):
+    arguments = {'forward': by_batch, 'loader': {'contiguous': True}}
+    with pytest.raises(ValueError, match='running statistics') as error:
+        private(net=Normed(layer), **arguments)
+    assert said in str(error.value)
+    setup = private(net=Normed(instead), **arguments)
+    for batch in setup.loader:
+        out = by_batch(setup.model, batch)[batch.root_mask]
+        F.cross_entropy(out, batch.y[batch.root_mask]).backward()
+        setup.optimizer.step()
+    assert setup.engine.steps == len(setup.loader)
+
+
+@pytest.mark.parametrize(
+    ('net', 'said'),
+    [
+        (
+            lambda norm, **k: pyg.MLP([5, 8, 3], norm=norm, **k),
+            "MLP(norm='layer_norm', norm_kwargs={'mode': 'node'})",
+        ),
+        (
+            lambda norm, **k: pyg.GraphSAGE(5, 8, 2, 3, norm=norm, **k),
+            "norm='layer_norm', norm_kwargs={'mode': 'node'}",
+        ),
+    ],
+)
+def test_models_of_pyg_name_their_argument(private, net, said):
+    with pytest.raises(ValueError, match='running statistics') as error:
+        private(net=net('batch_norm'))
+    assert said in str(error.value)
+    good = net('layer_norm', norm_kwargs={'mode': 'node'})
+    if isinstance(good, pyg.GraphSAGE):
+        setup = private(net=good)
+        assert setup.train(1) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,11 @@ from torch import nn
 from torch_geometric.data import Data
 
 from pyg_trust.functional import choose_receivers
-from pyg_trust.functional.private_descent import linear_gradient, unit_rows
+from pyg_trust.functional.private_descent import (
+    linear_sums,
+    unit_rows,
+    whole_rows,
+)
 from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
 from pyg_trust.transforms import PrivateAGP
@@ -126,13 +130,13 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
     every = torch.arange(1, n)
     nothing = silent(data)
     whole = data.edge_index[:, data.edge_index[0] != 0]
-    encoder = linear()
+    asked = {'directed': True, 'form': 'withdraw', 'encoder': linear()}
 
     def sums(own):
         arcs = torch.stack([torch.zeros_like(own), own])
         other = data.clone()
         other.edge_index = torch.cat([whole, arcs], 1)
-        model = fitted(other, directed=True, encoder=encoder)
+        model = fitted(other, **asked)
         return model.released[0], model.noise_stds[0] * model.mus[1]
 
     blank, bound = sums(every[:0])
@@ -158,7 +162,7 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
 def test_receivers_by_degree_would_not_be_paid_for(monkeypatch):
     # A planted fault: who receives reads lists, so one record moves many.
     data = graph(directed=True)
-    encoder = linear()
+    asked = {'directed': True, 'form': 'withdraw', 'encoder': linear()}
 
     def greedy(lists, _):
         named = torch.bincount(lists.col, minlength=n)
@@ -166,11 +170,11 @@ def test_receivers_by_degree_would_not_be_paid_for(monkeypatch):
 
     def worst():
         found = 0.0
-        whole = fitted(data, directed=True, encoder=encoder)
+        whole = fitted(data, **asked)
         for v in range(0, n, 4):
             less = data.clone()
             less.edge_index = data.edge_index[:, data.edge_index[0] != v]
-            made = fitted(less, directed=True, encoder=encoder).released[0]
+            made = fitted(less, **asked).released[0]
             found = max(found, float((whole.released[0] - made).norm()))
         return found
 
@@ -269,8 +273,8 @@ def test_checkpoints_from_before_and_of_another_share():
 class Drawn:
     """Noise that is known, so that its factor can be seen."""
 
-    def normal(self, shape):
-        return torch.full(shape, 1.0, dtype=torch.float64)
+    def cells(self, shape):
+        return torch.full(shape, 2**32)
 
 
 @pytest.mark.parametrize('name', ['encoder', 'head'])
@@ -282,13 +286,14 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
     made = aggregation.LinearRows(5, 3, name == 'encoder')
     steps = []
 
-    def gradient(x, error, C):
-        total = linear_gradient(x, error, C)
+    def gradient(x, error, C, std):
+        total = linear_sums(x, error, C, std)
         one = [
-            linear_gradient(np.delete(x, v, 0), np.delete(error, v, 0), C)
+            linear_sums(np.delete(x, v, 0), np.delete(error, v, 0), C, std)
             for v in range(len(error))
         ]
-        steps.append(max(float(np.linalg.norm(total - t)) for t in one))
+        moved = max(float(np.linalg.norm(total - t)) for t in one)
+        steps.append(moved * std / 2**32)
         steps.append(C)
         return total
 
@@ -299,7 +304,7 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
 
     graded: list = []
     monkeypatch.setattr(
-        'pyg_trust.functional.private_descent.linear_gradient', gradient
+        'pyg_trust.functional.private_descent.linear_sums', gradient
     )
     monkeypatch.setattr(torch.optim, 'Adam', Kept)
     x = 10 * data.x.double()
@@ -309,7 +314,8 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
     # What is added to the sum is z times as large as what a record moves.
     rows = unit_rows(x) * 4 if name == 'encoder' else x.numpy()
     error = np.full((n, 3), 1 / 3) - np.eye(3)[data.y]
-    noise = n * graded[0].numpy() - linear_gradient(rows, error, C)
+    sums = linear_sums(whole_rows(rows), error, C, z * C)
+    noise = n * graded[0].numpy() - sums * z * C / 2**32
     assert np.allclose(noise, z * C, rtol=1e-9)
 
 

@@ -24,7 +24,7 @@ from pyg_trust.functional import (
 )
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import AGP, PrivateAGP, private_agp
 
 RELATIONS = [
@@ -269,12 +269,46 @@ def test_weights_and_compose_and_repr():
     assert transform.report().guarantee().promise.startswith('not private')
 
 
-def test_reports_say_what_holds():
-    transform = PrivateAGP(relation='node', epsilon=8.0, delta=1e-5)
+def test_somebodys_record_changed_is_what_is_counted_by_default():
+    # Features or a label that are replaced, which most people ask about.
+    for relation in ('node', 'feature'):
+        made = PrivateAGP(relation=relation, epsilon=8.0, delta=1e-5)
+        assert made.relation.form == 'replace'
+        assert PrivateNodeClassifier(relation).relation.form == 'replace'
+        # The distance of opposite messages, over the noise.
+        assert made.noise_stds[0] * made.mu == pytest.approx(2.0)
+    made = PrivateAGP(relation='node_incident', max_degree=3, mu=1, delta=1e-5)
+    assert made.relation.form == 'withdraw'
+
+
+def test_reports_of_blanks_say_what_replacing_costs():
+    transform = PrivateAGP(
+        relation='node', form='withdraw', epsilon=8.0, delta=1e-5
+    )
+    transform(path())
+    report = transform.report()
+    # Two steps by way of a blank: the specification has 19.1 for 8.
+    assert report.epsilon_replace == pytest.approx(19.1, abs=0.05)
+    assert 'any other record' in report.explain()
+    assert f'{report.epsilon_replace:.4g}' in report.explain()
+    other = PrivateAGP(relation='node', epsilon=8.0, delta=1e-5)
+    other(path())
+    assert other.report().epsilon_replace is None
+    assert 'any other record' not in other.report().explain()
+
+
+@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+def test_reports_say_what_holds(form):
+    transform = PrivateAGP(relation='node', form=form, epsilon=8.0, delta=1e-5)
     transform(path())
     report = transform.report()
     assert report.epsilon == pytest.approx(8.0, rel=1e-9)
-    assert report.mu_edge == pytest.approx(math.sqrt(2) * report.mu)
+    # An edge moves sums by the root of 2, a record by 1 or 2.
+    moved = math.sqrt(2) / (1 if form == 'withdraw' else 2)
+    assert report.mu_edge == pytest.approx(moved * report.mu)
+    assert (report.arithmetic, report.grid_exponent) == ('exact', -32)
+    assert report.rho == 0
+    assert not any('floating' in line for line in report.assumptions)
     assert 'All rows may be published' in report.explain()
     for said in ('ids', 'train mask', "'feature'", 'others name'):
         assert any(said in line for line in report.not_covered)

@@ -1,0 +1,476 @@
+r"""A loss is computed on rows that are made up, then again on the batch's.
+
+A loss is the user's own code, and can read what a model, a hook or a function
+kept of the forward pass: an attribute, a list, a global, a number. Such a
+value may be made of all rows of a batch, and nothing tells where it came from.
+So there is none: the model is called with rows that are made up, and the loss
+is computed of its outputs. Numbers that it takes from anywhere are then
+numbers of no private row.
+
+No number of a followed tensor can be read before its gradient has come
+(:mod:`pyg_trust.privacy.flow`), so that the operations of a loss and of its
+backward pass are the same whatever the outputs are. They are written down,
+and when the gradient is asked for, the model is called with the rows of the
+batch, and the operations are done again on these outputs: the gradient is the
+one that the loss would have had, to the bit.
+
+**Whole graphs.** Where a unit is a graph, how many nodes and edges it has is
+private. The loss then sees graphs that are made up, of a public number of
+nodes. Where it is private who is there at all, it sees a public number of them
+as well; each graph takes a place of its own, drawn at random, so that the
+place says nothing of the others.
+"""
+
+import copy
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.draws import set_random_state
+from pyg_trust.privacy.flow import (
+    NAMES,
+    Followed,
+    Slot,
+    Step,
+    Watch,
+    follow,
+    follow_batch,
+    gradient,
+    private_rows,
+)
+from pyg_trust.privacy.validation import BatchCall, in_training
+
+_SEED = 0
+# The nodes of a graph that is made up: a ring.
+_NODES = 8
+
+
+class Decoys:
+    """Rows and graphs that are made up, of nothing private.
+
+    Args:
+        num_units (int, optional): how many graphs a batch shows; by default as
+            many as it has. (default: :obj:`None`)
+    """
+
+    def __init__(self, num_units: int | None = None) -> None:
+        self.num_units = num_units
+        #: The nodes of each graph.
+        self.num_nodes = _NODES
+        self._levels: dict[str, str] = {}
+        self._rows: dict[Any, Tensor] = {}
+
+    def rows(self, like: Tensor, size: int) -> Tensor:
+        """Rows as those of a tensor: random numbers, or zeros for integers.
+
+        Args:
+            like (Tensor): ``[num_rows, *]``; its values are not used.
+            size (int): how many.
+        """
+        shape = like.shape[1:]
+        if not like.is_floating_point():
+            return like.new_zeros(size, *shape)
+        key = shape, like.dtype, like.device
+        if key not in self._rows or len(self._rows[key]) < size:
+            generator = torch.Generator().manual_seed(_SEED)
+            made = torch.randn((2 * size, *shape), generator=generator)
+            # Weights are often to be positive.
+            made = made if shape else made.abs() + 0.1
+            self._rows[key] = made.to(like)
+        return self._rows[key][:size].clone()
+
+    def batch(self, batch: Data, owner: Tensor, count: int) -> Data:
+        """A batch of the same structure, with other rows.
+
+        Args:
+            batch (Data): the batch.
+            owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+            count (int): the number of subgraphs.
+        """
+        out = copy.copy(batch)
+        for name, value, _ in private_rows(batch, owner, count):
+            if name not in NAMES:
+                out[name] = self.rows(value, len(value))
+        return out
+
+    def graphs(self, batch: Data, count: int) -> Data:
+        """A batch of rings, with the attributes of a batch of graphs.
+
+        Args:
+            batch (Data): the batch.
+            count (int): how many graphs it has.
+        """
+        shown = count if self.num_units is None else self.num_units
+        n, device = self.num_nodes, batch.batch.device
+        units = torch.arange(shown, device=device)
+        nodes = torch.arange(shown * n, device=device)
+        ring = torch.stack([nodes, nodes - nodes % n + (nodes + 1) % n])
+        edges = torch.cat([ring, ring.flip(0)], 1)
+        sizes = {'unit': shown, 'node': len(nodes), 'edge': edges.size(1)}
+        own = {
+            'batch': nodes // n,
+            'ptr': torch.arange(shown + 1, device=device) * n,
+            'n_id': nodes,
+            'input_id': units,
+            'batch_size': shown,
+            'num_nodes': len(nodes),
+        }
+        out = Data()
+        for name, value in batch.to_dict().items():
+            level = self.level(batch, name, value, count)
+            if name in own:
+                out[name] = own[name]
+            elif level == 'index':
+                out[name] = edges
+            elif level in sizes:
+                out[name] = self.rows(value, sizes[level])
+        return out
+
+    def fit(
+        self, module: nn.Module, call: BatchCall, batch: Data, count: int
+    ) -> None:
+        """Finds graphs that a model runs on: some need more nodes than few.
+
+        Args:
+            module (torch.nn.Module): the model.
+            call (BatchCall): how it is called.
+            batch (Data): a batch of graphs.
+            count (int): how many it has.
+
+        Raises:
+            ValueError: if it runs on none.
+        """
+        kept = {n: b.detach().clone() for n, b in module.named_buffers()}
+        error: Exception | None = None
+        for nodes in (self.num_nodes, int((batch.batch == 0).sum())):
+            self.num_nodes = nodes
+            try:
+                with (
+                    in_training(module, kept),
+                    torch.no_grad(),
+                    torch.random.fork_rng(_cuda(batch.batch)),
+                ):
+                    call(module, self.graphs(batch, count))
+            except Exception as found:
+                error = found
+            else:
+                return
+        raise ValueError(
+            "'module' needs to run on graphs that are made up, which the loss "
+            f'sees in place of private ones (got rings of {_NODES} nodes '
+            'with random features, or zeros where they are integers)'
+        ) from error
+
+    def level(self, batch: Data, name: str, value: Any, count: int) -> str:
+        """Whether an attribute is of graphs, nodes or edges.
+
+        As in the first batch that was asked about, which is that of the probe:
+        in a small one numbers may be the same by chance.
+
+        Args:
+            batch (Data): the batch.
+            name (str): of the attribute.
+            value (Any): the attribute.
+            count (int): how many graphs the batch has.
+        """
+        if name not in self._levels:
+            self._levels[name] = _level(batch, name, value, count)
+        return self._levels[name]
+
+
+def _level(batch: Data, name: str, value: Any, count: int) -> str:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return 'other'
+    if value.dim() == 2 and len(value) == 2 and 'index' in name:
+        return 'index'
+    if value.dim() == 0:
+        return 'other'
+    if name == 'y' and len(value) == count:
+        return 'unit'
+    if batch.is_node_attr(name):
+        return 'node'
+    if batch.is_edge_attr(name):
+        return 'edge'
+    return 'unit' if len(value) == count else 'other'
+
+
+class Rehearsal:
+    """One batch: what the loss sees of it, and what it really is.
+
+    Args:
+        batch (Data): the batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        count (int): the number of subgraphs.
+        decoys (Decoys): what is shown in the place of rows.
+        by_unit (bool): whether subgraphs are whole graphs, whose sizes are
+            private. (default: :obj:`False`)
+    """
+
+    def __init__(
+        self,
+        batch: Data,
+        owner: Tensor,
+        count: int,
+        decoys: Decoys,
+        by_unit: bool = False,
+    ) -> None:
+        # Whoever writes into what is handed out does not change this.
+        self.batch = batch.clone()
+        self.owner, self.count = owner, count
+        self.watch = Watch(rehearses=True)
+        self.by_unit = by_unit
+        self._out: Followed | None = None
+        self._seen: list[str] = []
+        if by_unit:
+            self._made = decoys.graphs(self.batch, count)
+            self.shown = self._hidden(batch, decoys)
+            self.size = int(self.shown.batch_size)
+        else:
+            self._made = decoys.batch(self.batch, owner, count)
+            self.shown = follow_batch(batch, owner, count, self.watch)
+            self.size = count
+        self._roots = {
+            value._slot: (name, _whose(value), value._memory.is_label)
+            for name, value in self.shown.to_dict().items()
+            if isinstance(value, Followed)
+        }
+
+    def _hidden(self, batch: Data, decoys: Decoys) -> Data:
+        # Graphs whose rows nothing but the model may read.
+        out = copy.copy(self._made)
+        size = int(out.batch_size)
+        units = torch.arange(size, device=self.owner.device)
+        for name, value in self._made.to_dict().items():
+            if not isinstance(value, Tensor):
+                continue
+            if name in ('ptr', 'batch') or value.size(0) != size:
+                level = 'other'
+            else:
+                level = decoys.level(self.batch, name, value, size)
+            if name == 'input_id' or level == 'unit':
+                self._seen.append(name)
+                real = value if size != self.count else batch[name]
+                out[name] = follow(real, units, self.watch, name in NAMES)
+                # How many are left out is private where their number is.
+                is_label = name == 'y' and decoys.num_units is None
+                out[name]._memory.is_label = is_label
+            else:
+                rows = torch.zeros(len(value), device=value.device).long()
+                out[name] = follow(value, rows, self.watch, name in NAMES)
+                out[name]._memory.hidden = name
+        return out
+
+    def call(self, module: nn.Module, call: BatchCall) -> Followed:
+        """What the model makes of rows that are made up, to be followed.
+
+        Args:
+            module (torch.nn.Module): the model.
+            call (BatchCall): how it is called.
+        """
+        before = {id(value) for _, value in _kept(module)}
+        with torch.enable_grad():
+            out = call(module, self._made)
+        for name, value in _kept(module):
+            if id(value) in before:
+                continue
+            if isinstance(value, Tensor):
+                if value.layout != torch.strided:
+                    continue
+                storage = value.untyped_storage()
+                self.watch.kept['at', storage._cdata] = name
+                self.watch.kept['of', name] = value  # type: ignore[assignment]
+            else:
+                self.watch.kept[value] = name
+        self._out = follow(out.detach(), self._rows(out), self.watch)
+        return self._out
+
+    def _rows(self, out: Tensor) -> Tensor:
+        if not self.by_unit and out.size(0) == self.owner.numel():
+            return self.owner
+        return torch.arange(self.size, device=self.owner.device)
+
+    def gradient(self, grad: Tensor, out: Tensor) -> Tensor:
+        """The gradient of the loss by the model's outputs on the batch.
+
+        Args:
+            grad (Tensor): what came back to what :meth:`call` has returned.
+            out (Tensor): what the model makes of the batch.
+
+        Raises:
+            ValueError: if a row's depends on other subgraphs, or it is not
+                known on what it depends.
+        """
+        shown = self._out
+        assert shown is not None
+        rows = self._rows(shown)
+        if not isinstance(grad, Followed):
+            return gradient(grad, rows, self.watch)
+        if out.shape[1:] != shown.shape[1:] or out.dtype != shown.dtype:
+            raise ValueError(
+                "'module' needs to return rows of one shape, whatever the "
+                f'features are (got {list(out.shape[1:])}, and '
+                f'{list(shown.shape[1:])} on random features)'
+            )
+        if self.size == self.count:
+            return self._again(grad, out, rows, {})
+        found = torch.zeros_like(out)
+        places = _places(self.count, self.size)
+        # Each graph in its place, among graphs that are made up.
+        for turn in range(int(places[1].max()) + 1 if self.count else 0):
+            here = (places[1] == turn).nonzero().view(-1).to(out.device)
+            at = places[0].to(out.device)[here]
+            values = {
+                name: _put(self._made[name], at, self.batch[name][here])
+                for name in self._seen
+            }
+            made = _put(shown._value, at, out[here])
+            found[here] = self._again(grad, made, rows, values)[at]
+        return found
+
+    def _again(
+        self,
+        grad: Followed,
+        out: Tensor,
+        rows: Tensor,
+        values: dict[str, Tensor],
+    ) -> Tensor:
+        # All operations once more, on other outputs.
+        watch, steps = Watch(), self.watch.steps
+        assert steps is not None
+        assert self._out is not None
+        watch.failed = self.watch.failed
+        watch.weighted = self.watch.weighted
+        now = {self._out._slot: follow(out, rows, watch)}
+
+        def find(value: Any) -> Any:
+            if not isinstance(value, Slot):
+                return value
+            if value not in now:
+                name, whose, is_label = self._roots[value]
+                real = values.get(name, self.batch[name]).clone()
+                now[value] = follow(real, whose, watch, name in NAMES)
+                now[value]._memory.is_label = is_label
+            return now[value]
+
+        with torch.random.fork_rng(_cuda(out)), torch.no_grad():
+            for step in steps:
+                args = tree_map(find, step.args)
+                kwargs = tree_map(find, step.kwargs)
+                watch.again = (step.node,)
+                if step.states is not None:
+                    set_random_state(step.states, out.device)
+                made = _do(step, args, kwargs, watch)
+                pairs = zip(
+                    tree_leaves(step.out), tree_leaves(made), strict=True
+                )
+                now.update(pair for pair in pairs if pair[0] is not None)
+            found = gradient(now.get(grad._slot, grad), rows, watch)
+        if self.watch.live:
+            # What was handed out can be read from here on.
+            self.watch.live = False
+            for slot, value in now.items():
+                handed = slot.get()
+                if handed is not None and slot not in self._roots:
+                    handed._value = value._value
+        return found
+
+    def reveal(self) -> None:
+        """Puts the batch's own rows into what was handed out.
+
+        After the gradient has come: they are not to come back in the loss of
+        another batch.
+        """
+        self.watch.live = False
+        for name, value in self.batch.to_dict().items():
+            if not self.by_unit:
+                break
+            is_rows = isinstance(value, Tensor) and value.dim()
+            if is_rows and value.layout == torch.strided:
+                rows = torch.zeros(len(value), device=value.device).long()
+                value = follow(value, rows, self.watch)
+            self.shown[name] = value
+
+    def numbers(self) -> frozenset[Any]:
+        """What the loss was made with that is not of the batch.
+
+        Operations with numbers and constant tensors; sizes are left out.
+        """
+        found, sizes = set(), {0, 1}
+        for step in self.watch.steps or []:
+            values = []
+            for value in tree_leaves([step.args, step.kwargs]):
+                if isinstance(value, Slot):
+                    sizes |= {value.shape.numel(), *value.shape}
+                elif isinstance(value, Tensor):
+                    few = value.is_floating_point() or value.numel() == 1
+                    if few and value.layout == torch.strided:
+                        held = value.detach().double().cpu().numpy()
+                        values.append(hash(held.tobytes()))
+                elif isinstance(value, float):
+                    inverse = 1 / value if value else 0
+                    if value not in sizes and inverse not in sizes:
+                        values.append(hash(value))
+            found.add((str(step.func), *values))
+        return frozenset(found)
+
+
+def _whose(value: Followed) -> Tensor:
+    # The subgraph of each row, as it was said.
+    owner = value._owner
+    assert owner is not None
+    return owner.reshape(len(owner), -1)[:, 0].long() - 1
+
+
+def _do(
+    step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
+) -> Any:
+    try:
+        return Followed.__torch_dispatch__(step.func, (), args, kwargs)
+    except ValueError:
+        if watch.failed is None:
+            raise
+    except (RuntimeError, IndexError, TypeError):
+        if watch.failed is None:
+            raise
+    # What it says may tell of the values.
+    raise ValueError(
+        'the loss needs to be computed in a way that rows of the batch can be '
+        f"followed, but '{watch.failed}' has raised an error on them"
+    ) from None
+
+
+def _places(count: int, size: int) -> tuple[Tensor, Tensor]:
+    # A place for each, all alike and apart from the others', and its turn.
+    generator = torch.Generator()
+    generator.manual_seed(int.from_bytes(os.urandom(8), 'big') >> 1)
+    place = torch.randint(size, (count,), generator=generator)
+    order = place.argsort(stable=True)
+    ordered = place[order]
+    first = torch.searchsorted(ordered, ordered)
+    turn = torch.empty_like(place)
+    turn[order] = torch.arange(count) - first
+    return place, turn
+
+
+def _put(made: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+    out = made.clone()
+    out[at] = rows.detach()
+    return out
+
+
+def _cuda(tensor: Tensor) -> list[torch.device]:
+    return [tensor.device] if tensor.is_cuda else []
+
+
+def _kept(module: nn.Module) -> list[tuple[str, Any]]:
+    # Tensors and numbers that layers have as attributes.
+    found = []
+    for prefix, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if type(value) in (Tensor, float):
+                found.append((f'{prefix}.{name}' if prefix else name, value))
+    return found
