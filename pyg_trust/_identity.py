@@ -155,13 +155,6 @@ def _opened(value: Any) -> Any:
 
 
 #: What no certificate covers of the model it is about.
-UNSEEN = (
-    'what the model reads beside its tensors, attributes and code (files, '
-    'attributes of imported modules, hooks on all modules of the process), '
-    'and changes of it after the certificate was made (speaks_of tells)',
-)
-
-
 class SpeaksOf:
     """A certificate that knows which model it is about."""
 

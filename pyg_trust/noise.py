@@ -32,6 +32,9 @@ from pyg_trust._checks import (
 from pyg_trust._registry import Registry
 from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 
+# Its home is where sentences are made.
+from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
+
 #: Where the bits of secret noise come from: functions from a number to so many
 #: random bytes, by name. Private training takes a name; noisy releases
 #: (:class:`~pyg_trust.transforms.PrivateAGP`,
@@ -53,13 +56,6 @@ def system(count: int) -> bytes:
 
 # Of the test whether a release has the noise that it should (p_value).
 LEAST_P_VALUE = 1e-9
-
-
-#: How a report begins whose noise came from a seed.
-SEEDED = (
-    'not private and not certified: the noise comes from an explicit seed, '
-    'and whoever knows or guesses the seed can subtract it'
-)
 
 
 class SeededNoise:

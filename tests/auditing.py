@@ -4,34 +4,39 @@ import json
 
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.functional import wor_epsilon
+from pyg_trust.kernel.claims import claim, finite
+from pyg_trust.kernel.sentences import words
 from pyg_trust.report import Guarantee, TrustReport
+from pyg_trust.report.base import stated
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
 HISTORY = [(LAM, RATE, STEPS)]
 
 
+# A little more than the steps spend, so that a coarse grid proves it.
+EPSILON = 1.02 * wor_epsilon(HISTORY, DELTA, 'pld_wor')
+
+
 def privacy(**changes):
-    epsilon = wor_epsilon(HISTORY, DELTA, 'pld_wor')
+    """A claim of private training; sentences fit whatever is changed."""
     values = {
-        'epsilon': epsilon,
+        'epsilon': EPSILON,
         'delta': DELTA,
+        'target_epsilon': 100.0,
         'steps': STEPS,
+        'relation': 'replace-one-record',
+        'sampling': 'without replacement',
         'mechanism': 'pld_wor',
         'batch_size': 50,
         'noise_multiplier': 2 * LAM,
         'lam': LAM,
         'sample_rates': [[RATE, STEPS]],
+        'account': [[2 * LAM, RATE, STEPS]],
+        'pure_epsilon': 0.0,
+        'seeded': False,
+        'ledger_head': None,
     }
-    values = {**values, **changes}
-    return Guarantee(
-        'private training',
-        'the weights are private',
-        (),
-        spent={'epsilon': values['epsilon']},
-        budget={'epsilon': 100.0},
-        kind='privacy',
-        values=values,
-    )
+    return stated('private training', {**values, **changes})
 
 
 def removal(**request):
@@ -59,3 +64,11 @@ def forged(whole):
     """The text of a report that somebody has changed, digest and all."""
     whole = {name: whole[name] for name in whole if name != 'digest'}
     return json.dumps(whole)
+
+
+def reworded(whole):
+    """The report with the sentences of its fields, as a forger writes it."""
+    for each in whole['guarantees']:
+        made = words(claim(each['procedure'], each['values']))
+        each.update(json.loads(json.dumps(finite(vars(made)))))
+    return whole

@@ -59,6 +59,7 @@ from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.seals import (
     Seals,
+    sealed,
 )
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
@@ -820,6 +821,9 @@ class Spread:
     def fingerprint(self, parts: Any) -> str:
         return report.fingerprint(*parts)
 
+    def sealed(self, root: Any, held: Any) -> str:
+        return sealed(root, *held)
+
 
 entry(
     'seals.content',
@@ -827,6 +831,13 @@ entry(
     names={'context': "'parts'", 'data': "'data'"},
     data=values(3, None, 'a', [1]),
     context=values([object()], [[1]], [{}]),
+)
+entry(
+    'seals.sealed',
+    lambda: (Spread(), {'root': 'a', 'held': ['a', 1]}),
+    names={'held': "'parts'"},
+    root=values(3, None, b'a'),
+    held=values([object()], [[1]], [{}]),
 )
 entry(
     'rng.derive',

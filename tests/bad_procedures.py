@@ -518,14 +518,15 @@ EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
 entry('noise.SeededNoise', lambda: {})
 SHAPE = values(3.5, None, 'a', (1.5,), (-1,), (True,))
 for name, extra in (('SeededNoise', {'seed': 0}), ('SecureNoise', {})):
-    entry(
-        f'noise.{name}.normal',
-        lambda name=name, extra=extra: (
-            getattr(noise, name)(**extra),
-            {'shape': (2, 3)},
-        ),
-        shape=SHAPE,
-    )
+    for draw in ('normal', 'cells'):
+        entry(
+            f'noise.{name}.{draw}',
+            lambda name=name, extra=extra: (
+                getattr(noise, name)(**extra),
+                {'shape': (2, 3)},
+            ),
+            shape=SHAPE,
+        )
     entry(
         f'noise.{name}.uniform',
         lambda name=name, extra=extra: (

@@ -56,24 +56,25 @@ def test_an_honest_report_holds(tmp_path, ledger):
 @pytest.mark.parametrize(
     ('lie', 'caught'),
     [
-        (lambda e: {'epsilon': e / 2}, 'is claimed'),
-        (lambda e: {'sample_rates': [[2 * RATE, STEPS]]}, 'is claimed'),
-        (lambda e: {'lam': LAM / 2}, 'is claimed'),
+        (lambda e: {'epsilon': e / 2}, 'epsilon: '),
+        (lambda e: {'sample_rates': [[2 * RATE, STEPS]]}, 'the rates'),
+        (lambda e: {'account': [[LAM, RATE, STEPS]]}, 'epsilon: '),
+        (lambda e: {'lam': LAM / 2}, 'lam: '),
         (lambda e: {'seeded': True}, 'comes from a seed'),
-        (lambda e: {'mechanism': 'rdp_wor'}, 'is claimed'),
         (lambda e: {'epsilon': 101.0}, 'is spent'),
     ],
 )
 def test_a_report_that_claims_too_little_fails(tmp_path, lie, caught):
     changes = lie(wor_epsilon(HISTORY, DELTA, 'pld_wor'))
-    (text, *_) = failures(saved(tmp_path, privacy(**changes)))
-    assert caught in text
+    texts = failures(saved(tmp_path, privacy(**changes)))
+    assert any(caught in text for text in texts)
 
 
-def test_both_accountants_catch_a_lie_of_the_paper_s_mechanism(tmp_path):
+def test_a_lie_of_the_paper_s_mechanism_is_refuted(tmp_path):
     low = wor_epsilon(HISTORY, DELTA, 'rdp_wor') / 2
     report = saved(tmp_path, privacy(mechanism='rdp_wor', epsilon=low))
-    assert len(failures(report)) == 2
+    (text,) = failures(report)
+    assert 'epsilon: ' in text
 
 
 def test_more_steps_on_the_ledger_than_in_the_report_fail(tmp_path, ledger):
@@ -87,8 +88,8 @@ def test_more_steps_on_the_ledger_than_in_the_report_fail(tmp_path, ledger):
         ledger_head=head,
     )
     texts = failures(saved(tmp_path, report), ledger=path)
-    assert any(f'{STEPS} steps were paid for' in text for text in texts)
-    assert any('its steps make epsilon' in text for text in texts)
+    assert any(f'{STEPS} lines were paid for' in text for text in texts)
+    assert any('ledger: epsilon ' in text for text in texts)
 
 
 @pytest.mark.parametrize('damage', ['change', 'drop', 'cut'])

@@ -8,26 +8,21 @@ import copy
 import itertools
 import json
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
-from auditing import forged
+from auditing import forged, reworded
 from guarantees import MADE
 from procedures import cycle
+from recount_renyi import fdp_again, select_again
+from recount_votes import bounds_again, radius_again, stays_again
 from scipy.optimize import linprog
 from scipy.stats import binom
 from torch.nn import functional as F
 
 from pyg_trust.certificates import ThreatModel, certify, smoothed, votes
-from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report, epsilon
-from pyg_trust.check.recount_renyi import fdp_again, select_again
-from pyg_trust.check.recount_votes import (
-    bounds_again,
-    radius_again,
-    stays_again,
-)
+from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
 from pyg_trust.functional import voting
 from pyg_trust.functional.confidence import clopper_pearson
 from pyg_trust.loader import EgoLoader
@@ -74,20 +69,11 @@ def parts(whole):
 
 def more(whole):
     """One more target stays, in the fields and in the sentence."""
-    each, values = parts(whole)
+    _, values = parts(whole)
     counts = values['certified']
     name = next(k for k, n in counts.items() if n < values['targets'])
-    old = counts[name]
     counts[name] += 1
-    # The counts of the sentence are in the same order.
-    place = list(counts).index(name)
-    said = list(re.finditer(r'\d+(?= (?:for|at|if) )', each['promise']))[place]
-    assert int(said[0]) == old
-    each['promise'] = (
-        each['promise'][: said.start()]
-        + str(old + 1)
-        + each['promise'][said.end() :]
-    )
+    reworded(whole)
     return whole
 
 
@@ -98,7 +84,7 @@ def test_every_certificate_has_a_line_that_holds_and_one_that_does_not_hide(
     lines = found(tmp_path, honest(name))[1:]
     assert not [e for e in lines if e.status == FAILS]
     assert [e for e in lines if e.status == HOLDS]
-    texts = [e.text for e in lines if e.status == UNKNOWN]
+    texts = [e.text for e in lines if e.status in (UNKNOWN, UNPROVED)]
     (open_,) = [text for text in texts if 'not handed in' not in text]
     assert 'again' in open_
 
@@ -136,13 +122,6 @@ def test_a_level_that_the_confidence_does_not_leave_fails(honest, tmp_path):
     whole = honest('SmoothedCertificate')
     parts(whole)[1]['look'] = 2
     assert any('of level' in text for text in failures(tmp_path, whole))
-    # And with the words for what the level then means, but not all of them.
-    whole = honest('SmoothedCertificate')
-    values = parts(whole)[1]
-    values['alpha'] *= values['targets']
-    values['per'] = 'node'
-    (text,) = failures(tmp_path, whole)
-    assert 'another confidence' in text
 
 
 def test_a_confidence_that_only_the_sentence_has_fails(honest, tmp_path):
@@ -165,6 +144,7 @@ def test_fewer_samples_than_are_claimed_fail(honest, tmp_path):
     for row in values['tallies']:
         row[1] += 2700
     # Nothing in the report contradicts that: it is called unchecked.
+    reworded(whole)
     assert not failures(tmp_path, whole)
     assert any(
         'that the model votes so' in e.text
@@ -233,12 +213,8 @@ def test_no_field_of_a_certificate_is_a_traceback_or_holds(
 
 def test_more_than_the_bound_leaves_is_not_guaranteed(honest, tmp_path):
     whole = honest('CollectiveCertificate')
-    each, values = parts(whole)
-    values['guaranteed'] += 1
-    each['promise'] = each['promise'].replace(
-        f'{values["guaranteed"] - 1} of', f'{values["guaranteed"]} of'
-    )
-    (text,) = failures(tmp_path, whole)
+    parts(whole)[1]['guaranteed'] += 1
+    (text,) = failures(tmp_path, reworded(whole))
     assert 'follow from' in text
 
 
@@ -392,23 +368,14 @@ def after(counts, k):
 # Searches and ego graphs #####################################################
 
 
-@pytest.mark.parametrize('field', ['epsilon', 'account', 'mean_runs'])
-def test_a_search_that_costs_more_than_it_says_fails(honest, tmp_path, field):
-    pytest.importorskip('dp_accounting')
+def test_a_search_for_less_than_one_of_its_runs_fails(honest, tmp_path):
     whole = honest('SearchReport')
-    assert not failures(tmp_path, whole)
-    each, values = parts(whole)
-    if field == 'epsilon':
-        low = 0.98 * values['epsilon']
-        text = f'{values["epsilon"]:.4g}'
-        each['promise'] = each['promise'].replace(text, f'{low:.4g}')
-        values['epsilon'] = each['spent']['epsilon'] = low
-    elif field == 'account':
-        values['account'][0][2] *= 2
-    else:
-        values['mean_runs'] = 3.0
-    (text,) = failures(tmp_path, whole)
-    assert 'independent of this package' in text
+    lines = found(tmp_path, whole)
+    assert UNPROVED in {each.status for each in lines}
+    assert FAILS not in {each.status for each in lines}
+    parts(whole)[1]['epsilon'] *= 0.3
+    (text,) = failures(tmp_path, reworded(whole))
+    assert 'epsilon: ' in text
 
 
 @pytest.mark.parametrize('law', [(1.0, 1.0), (10.0, 0.0), (5.0, 2.5)])
@@ -449,22 +416,14 @@ def egos():
     return json.loads(TrustReport.of(engine.report()).to_json())
 
 
-def test_the_account_of_ego_graphs_is_recomputed_twice(tmp_path, monkeypatch):
-    pytest.importorskip('dp_accounting')
+def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
     whole = egos()
     lines = [e for e in found(tmp_path, whole) if ': epsilon: ' in e.text]
-    assert {e.status for e in lines} == {HOLDS}
-    assert sum('recomputed' in e.text for e in lines) == 1
-    assert sum('dp-accounting' in e.text for e in lines) == 1
-    # A row in fewer graphs than it is, or graphs that are no whole number.
-    for name, lie in (('units_per_row', 1), ('batch_size', 11)):
-        other = copy.deepcopy(whole)
-        parts(other)[1][name] = lie
-        assert failures(tmp_path, other)
-    monkeypatch.setattr(epsilon, 'rdp_epsilon', lambda *_: 0.0)
-    other = copy.deepcopy(whole)
-    parts(other)[1]['units_per_row'] += 1
-    assert any('dp-accounting' in text for text in failures(tmp_path, other))
+    assert {e.status for e in lines} == {UNPROVED, HOLDS}
+    assert not failures(tmp_path, whole)
+    # A row in fewer graphs than it is.
+    parts(whole)[1]['units_per_row'] = 1
+    assert failures(tmp_path, reworded(whole))
 
 
 def test_ego_graphs_are_a_hypergeometric_number():

@@ -2,19 +2,29 @@
 
 import dataclasses
 import json
-import sys
 
 import pytest
 import torch
-from auditing import DELTA, HISTORY, LAM, RATE, STEPS, privacy, saved
+from auditing import (
+    DELTA,
+    HISTORY,
+    LAM,
+    RATE,
+    STEPS,
+    failures,
+    forged,
+    privacy,
+    reworded,
+    saved,
+)
 from guarantees import unlearner
 from procedures import classifier, cycle, dataset
+from recount import gaussian_again, poisson_again, wor_again
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
-from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report, epsilon
-from pyg_trust.check.recount import gaussian_again, poisson_again, wor_again
+from pyg_trust.check import FAILS, check_report
 from pyg_trust.functional import (
     gaussian_epsilon,
     poisson_epsilon,
@@ -61,26 +71,6 @@ def test_the_step_is_not_the_one_that_is_withdrawn():
     )
 
 
-def verdicts(path, **files):
-    return [
-        (each.status, each.text)
-        for each in check_report(path, **files)
-        if 'dp-accounting' in each.text
-    ]
-
-
-@pytest.fixture
-def blind(monkeypatch):
-    """The package's own accountants say what the liar wants."""
-    for name in (
-        'wor_epsilon',
-        'poisson_epsilon',
-        'gaussian_epsilon',
-        'shift_epsilon',
-    ):
-        monkeypatch.setattr(epsilon, name, lambda *_: 0.0)
-
-
 def coins(**changes):
     lines = [(2 * LAM, RATE, STEPS)]
     relation = changes.get('relation', 'replace-one-graph')
@@ -88,7 +78,7 @@ def coins(**changes):
     fields = {
         'mechanism': 'pld_poisson',
         'relation': relation,
-        'epsilon': poisson_epsilon(lines, DELTA, form),
+        'epsilon': 1.02 * poisson_epsilon(lines, DELTA, form),
         'noise_multiplier': 2 * LAM,
         'lam': 2 * LAM if form == 'withdraw' else LAM,
     }
@@ -99,39 +89,18 @@ ADD = 'add-or-remove-one-graph'
 
 
 @pytest.mark.parametrize('make', [privacy, coins])
-def test_a_lower_epsilon_is_caught_by_the_other_package_alone(
-    tmp_path, blind, make
-):
+def test_a_lower_epsilon_is_refuted(tmp_path, make):
     honest = make()
-    path = saved(tmp_path, honest)
-    assert [status for status, _ in verdicts(path)] == [HOLDS]
-    lie = make(epsilon=0.99 * honest.values['epsilon'])
-    ((status, text),) = verdicts(saved(tmp_path, lie))
-    assert status == FAILS
-    assert 'independent of this package' in text
+    assert not failures(saved(tmp_path, honest))
+    lie = make(epsilon=0.9 * honest.values['epsilon'])
+    (text,) = failures(saved(tmp_path, lie))
+    assert 'epsilon: ' in text
 
 
 def test_coins_of_one_relation_do_not_pay_for_another(tmp_path):
-    assert not [
-        text
-        for status, text in verdicts(saved(tmp_path, coins(relation=ADD)))
-        if status != HOLDS
-    ]
+    assert not failures(saved(tmp_path, coins(relation=ADD)))
     low = coins(relation=ADD).values['epsilon']
-    lie = coins(epsilon=low)
-    found = check_report(saved(tmp_path, lie))
-    assert sum(each.status == FAILS for each in found) >= 2
-
-
-def test_own_code_alone_is_said_to_be_that(tmp_path, monkeypatch):
-    for name in list(sys.modules):
-        if name.split('.')[0] == 'dp_accounting':
-            monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, 'dp_accounting', None)
-    for report in (privacy(), coins()):
-        ((status, text),) = verdicts(saved(tmp_path, report))
-        assert status == UNKNOWN
-        assert "this package's own code alone" in text
+    assert failures(saved(tmp_path, coins(epsilon=low)))
 
 
 def graph():
@@ -183,26 +152,27 @@ def test_a_release_beside_the_steps_is_not_called_a_lie(tmp_path):
     fields['account'] = [
         [9 * z if q < 1 else z, q, n] for z, q, n in fields['account']
     ]
-    path.write_text(json.dumps(whole))
-    texts = [e.text for e in check_report(path) if e.status == FAILS]
-    assert any('is recorded' in text for text in texts)
+    path.write_text(forged(whole))
+    assert any('is recorded' in text for text in failures(path))
 
 
-def test_sums_over_neighbours_are_recomputed_from_mu(tmp_path, blind):
+def test_sums_over_neighbours_are_proved_from_mu(tmp_path):
     transform = PrivateAGP(relation='edge', epsilon=2.0, delta=1e-5)
     transform(graph())
     path = tmp_path / 'trust.json'
     TrustReport.of(transform.report()).save(path)
-    assert [status for status, _ in verdicts(path)] == [HOLDS]
+    assert not failures(path)
     whole = json.loads(path.read_text())
     values = whole['guarantees'][0]['values']
-    values['epsilon'] *= 0.99
-    path.write_text(json.dumps(whole))
-    assert [status for status, _ in verdicts(path)] == [FAILS]
+    # By a thousandth of a thousandth.
+    values['epsilon'] *= 1 - 1e-6
+    path.write_text(forged(reworded(whole)))
+    (text,) = failures(path)
+    assert 'releases with mu' in text
     values['mu'] *= 0.5  # and what the sums have stays
-    path.write_text(json.dumps(whole))
-    texts = [e.text for e in check_report(path) if e.status == FAILS]
-    assert any('its parts' in text for text in texts)
+    path.write_text(forged(reworded(whole)))
+    (text,) = failures(path)
+    assert 'its parts' in text
 
 
 @pytest.mark.parametrize('mu', [0.0, 1e-6, 0.3, 4.0])
@@ -217,28 +187,24 @@ def forgotten():
     return model, model.remove(RemovalRequest(nodes=[3]))
 
 
-def test_the_epsilon_of_a_removal_is_recomputed(tmp_path, blind):
+def test_the_epsilon_of_a_removal_is_proved(tmp_path):
     _, report = forgotten()
     path = tmp_path / 'trust.json'
     TrustReport.of(report).save(path)
+    assert not failures(path)
     whole = json.loads(path.read_text())
     values = whole['guarantees'][0]['values']
     # A distance that the stated noise hides less well than is claimed.
     values['distance_bound'] = 2 * values['release_std']
-    path.write_text(json.dumps(whole))
-    assert [status for status, _ in verdicts(path)] == [FAILS]
-    values['epsilon'] = gaussian_epsilon(2.0, values['delta'])
-    values['epsilon_transcript'] = values['epsilon']
-    path.write_text(json.dumps(whole))
-    assert [status for status, _ in verdicts(path)] == [HOLDS]
+    path.write_text(forged(reworded(whole)))
+    assert any('of this release' in text for text in failures(path))
 
 
 def test_honest_removals_hold(tmp_path):
     model, report = forgotten()
     path = tmp_path / 'trust.json'
     TrustReport.of(report.verified(model.verify())).save(path)
-    assert FAILS not in {each.status for each in check_report(path)}
-    assert HOLDS in {status for status, _ in verdicts(path)}
+    assert not failures(path)
 
 
 # How it was checked ##########################################################
@@ -341,7 +307,11 @@ def test_a_verification_that_fails_says_so(monkeypatch):
 
 def test_a_rate_that_no_number_of_units_has_fails(tmp_path):
     # 50 units out of 166 and two thirds.
-    lie = privacy(sample_rates=[[0.3, STEPS]], epsilon=50.0)
+    lie = privacy(
+        sample_rates=[[0.3, STEPS]],
+        account=[[2 * LAM, 0.3, STEPS]],
+        epsilon=50.0,
+    )
     found = check_report(saved(tmp_path, lie))
-    (text,) = [each.text for each in found if each.status == FAILS]
-    assert 'not that of 50 units' in text
+    texts = [each.text for each in found if each.status == FAILS]
+    assert any('not that of 50 units' in text for text in texts)

@@ -131,7 +131,7 @@ def test_what_is_unlimited_survives_the_file(tmp_path):
     'damage',
     [
         lambda fields: fields.pop('guarantees'),
-        lambda fields: fields.update(schema_version=2),
+        lambda fields: fields.update(schema_version=3),
         lambda fields: fields.update(created='yesterday'),
         lambda fields: fields.update(created='2026-01-01T00:00:00'),
         lambda fields: fields.update(more=1),

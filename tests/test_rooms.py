@@ -119,14 +119,6 @@ def test_imports_go_down():
     assert upward(PACKAGE) == []
 
 
-def test_what_counts_again_shares_nothing():
-    files = sorted((PACKAGE / 'check').glob('recount*.py'))
-    assert len(files) == 3
-    for file in files:
-        names = imported(ast.parse(file.read_text()))
-        assert not [n for n in names if n.startswith('pyg_trust')], file
-
-
 @pytest.mark.parametrize(
     ('line', 'is_found'),
     [

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_integer, check_tensor
-from pyg_trust._identity import UNSEEN, SpeaksOf
+from pyg_trust._identity import SpeaksOf
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
@@ -160,50 +161,17 @@ class Certificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """That the robust nodes keep their predictions, and when."""
-        within = 'the local budgets'
-        if self.global_budget is not None:
-            kind = 'undirected' if self.undirected else 'directed'
-            within += f' and {self.global_budget} {kind} flips in all'
-        most = int(self.local_budget.max())
-        return Guarantee(
-            procedure='robustness certificate',
-            promise=(
-                f'{self.num_robust} of {self.targets.numel()} predictions '
-                f'stay as they are in every graph that {within} allow, at '
-                f'most {most} flip{"s" * (most != 1)} at a node '
-                f'({self.num_broken} can be broken, {self.num_unknown} are '
-                'unknown)'
-            ),
-            assumptions=(
-                *self.assumptions,
-                f'only fragile edges flip ({self.scenario}), '
-                + (
-                    'both directions together'
-                    if self.undirected
-                    else 'each direction by itself'
-                ),
-                *(
-                    [
-                        f'{self.fixed_edges} directed edges are fixed: they '
-                        'never change'
-                    ]
-                    * (self.fixed_edges > 0)
-                ),
-            ),
-            not_covered=(
-                'changes of features or of labels',
-                'several nodes at once: each is certified by itself',
-                *(UNSEEN if self.model_digest else ()),
-            ),
-            data=self.data or self.fingerprint,
-            origin=self.provenance,
-            kind='robustness',
-            values={
+        return stated(
+            'robustness certificate',
+            {
                 **self.numbers(),
                 'targets': self.targets.numel(),
-                'max_local_budget': most,
+                'max_local_budget': int(self.local_budget.max()),
                 'data_fields': list(DATA_FIELDS) if self.data else None,
             },
+            assumptions=self.assumptions,
+            data=self.data or self.fingerprint,
+            origin=self.provenance,
             checked=self._checks(),
             model=self.weights,
         )

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pyg_trust._registry import Registry
+from pyg_trust.kernel.claims import PROMISES
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
 Route = TypeVar('Route', bound=Callable[..., Report])
@@ -86,6 +88,17 @@ class UserCertificate(Report):
     def guarantee(self) -> Guarantee:
         """The guarantee that its author states, marked as not checked."""
         said, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
+        if said.procedure in PROMISES:
+            return stated(
+                said.procedure,
+                {**said.values, 'vouched': note},
+                assumptions=said.values['notes'],
+                not_covered=said.values['limits'],
+                data=said.data,
+                origin=said.origin,
+                checked=said.checked,
+                model=said.model,
+            )
         return dataclasses.replace(
             said,
             promise=f'as says {note}: {said.promise}',

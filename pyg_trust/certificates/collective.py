@@ -19,17 +19,13 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._identity import (
-    UNSEEN,
     SpeaksOf,
     check_process,
     digest,
     identity,
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
-from pyg_trust.certificates.votes import (
-    SEEDED_COPIES,
-    SmoothedCertificate,
-)
+from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.functional.collective import (
     Matrix,
     broken_bound,
@@ -39,6 +35,7 @@ from pyg_trust.functional.collective import (
 )
 from pyg_trust.functional.smoothing import check_radius
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
 DEGREES = ('source', 'target')
@@ -121,39 +118,12 @@ class CollectiveCertificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """That so many predictions stay at once, with confidence."""
-        at_most = ''
-        if self.attackers is not None:
-            at_most = f' of at most {self.attackers} nodes'
-        if self.local_budget is not None:
-            at_most += f', at most {self.local_budget} of a kind in one row,'
-        lead = f'{SEEDED_COPIES}; with secret copies, ' * self.seeded
-        return Guarantee(
-            procedure='collective certificate by smoothing',
-            promise=(
-                f'{lead}{self.guaranteed} of {self.num_targets} predictions '
-                'of the smoothed classifier stay at once, for up to '
-                f'{self.edges[0]} added and {self.edges[1]} deleted edges, '
-                f'{self.features[0]} added and {self.features[1]} deleted '
-                f'entries of the features{at_most} together, with confidence '
-                f'{self.confidence:g}'
-            ),
-            assumptions=(
-                'predictions are those of the smoothed classifier',
-                f'the model has at most {self.hops} rounds of messages, '
-                f"weighted by the {self.degrees}'s degree (probed)",
-                *self.named,
-            ),
-            not_covered=(
-                'the model without smoothing',
-                *UNSEEN,
-                'which of the predictions stay',
-                'new nodes, self-loops and parallel edges, and changes of the '
-                'training data',
-            ),
+        return stated(
+            'collective certificate by smoothing',
+            {**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            assumptions=self.named,
             data=self.data or self.fingerprint,
             origin=self.provenance,
-            kind='robustness',
-            values={**self.numbers(), 'data_fields': list(DATA_FIELDS)},
             checked=self.checked,
             model=self.weights,
         )

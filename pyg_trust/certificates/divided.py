@@ -20,7 +20,6 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._identity import (
-    UNSEEN,
     SpeaksOf,
     check_process,
     identity,
@@ -47,6 +46,7 @@ from pyg_trust.report import (
     fingerprint_model,
     provenance,
 )
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.division import (
     DIVISIONS,
@@ -69,25 +69,6 @@ _STATEFUL = (
     'of what it is called with, and a copy that no call has changed gives '
     'another output)'
 )
-_PROTECTED = {
-    'edges': 'undirected edges, inserted or deleted',
-    'nodes': (
-        'nodes other than the target, inserted, deleted or changed with '
-        'features and all edges; or undirected edges'
-    ),
-    'subgraphs': 'nodes, with features and all edges; or edges',
-    'features': 'rows of the features',
-    'entries': 'entries of the features',
-    'grid': 'undirected edges and rows of the features',
-}
-_OPEN = {
-    'edges': ('changes of features', 'changes of the set of nodes'),
-    'nodes': ("changes of the target's own features",),
-    'subgraphs': (),
-    'features': ('changes of edges', 'changes of the set of nodes'),
-    'entries': ('changes of edges', 'changes of the set of nodes'),
-    'grid': ('changes of the set of nodes',),
-}
 
 
 @dataclass(frozen=True)
@@ -198,37 +179,11 @@ class VoteCertificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """That voted classes stay, for certain."""
-        total = self.targets.numel()
-        counts = [f'{int((self.radius >= k).sum())} at {k}' for k in _SHOWN]
-        return Guarantee(
-            procedure='certificate by division and voting',
-            promise=(
-                f'the class that {self.votes.size(0)} views vote for stays, '
-                f'of {total} {self.task}, after so many changed views: '
-                f'{", ".join(counts)}; one changed element, of '
-                f'{_PROTECTED[self.by]}, changes one view'
-                + (', or a row or column of them' if self.by == 'grid' else '')
-            ),
-            assumptions=(
-                'predictions are those of the voted classifier, as the '
-                'report has them',
-                'the model is fixed, and the same function at every call',
-                'rounding in the model does not depend on the batch',
-                'nodes keep their names (n_id; else their positions, so that '
-                'new ones come last)',
-            ),
-            not_covered=(
-                'the model without division',
-                *UNSEEN,
-                'changes of the training data',
-                *_OPEN[self.by],
-            ),
-            data=self.data or self.fingerprint,
-            origin=self.provenance,
-            kind='robustness',
-            values={
+        return stated(
+            'certificate by division and voting',
+            {
                 **self.numbers(),
-                'targets': total,
+                'targets': self.targets.numel(),
                 'views': self.votes.size(0),
                 'changed_elements': 1,
                 'changed_views': 1,
@@ -240,6 +195,8 @@ class VoteCertificate(SpeaksOf, Report):
                 else None,
                 'data_fields': list(DATA_FIELDS),
             },
+            data=self.data or self.fingerprint,
+            origin=self.provenance,
             checked=self.checked,
             model=self.weights,
         )

@@ -54,7 +54,7 @@ def certify_pagerank(
     refine: int = 0,
     tolerance: float = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Certificate:
     r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
@@ -117,7 +117,8 @@ def certify_pagerank(
             same arguments, and get the certificate of one process. Greedy
             attacks and exhaustive search are done by each, but in regions.
             (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Certificate: bounds, status and witnesses.

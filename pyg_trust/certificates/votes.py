@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_choice, check_integer, check_tensor
-from pyg_trust._identity import UNSEEN, SpeaksOf
+from pyg_trust._identity import SpeaksOf
 from pyg_trust.functional.confidence import answering_probability
 from pyg_trust.functional.smoothing import (
     FlipRegions,
@@ -18,16 +18,13 @@ from pyg_trust.functional.smoothing import (
     worst_case_probability,
 )
 from pyg_trust.functional.voting import tallies
+from pyg_trust.kernel.sentences import SEEDED_COPIES
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips
 
 _SHOWN = (1, 2, 5, 10)
-#: How a report begins whose noisy copies came from a seed.
-SEEDED_COPIES = (
-    'not certified: seeded (the noisy copies come from an explicit seed, and '
-    'whoever knows or guesses the seed can choose a model that they flatter)'
-)
 
 
 def is_right(
@@ -311,85 +308,34 @@ class SmoothedCertificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """That classes stay, with confidence, and for which classifier."""
-        total, parts = self.targets.numel(), []
         counts: dict[str, int] = {}
         answers: dict[str, int] = {}
-        names = {'edges': 'edges', 'features': 'entries of the features'}
-        if not self.noise.directed:
-            names['edges'] = 'undirected edges'
         for kind in self.noise.noisy:
             for radius in ((1, 0), (0, 1), (0, 5)):
-                count = int(self.certified(**{kind: radius}).sum())
                 name = f'{kind}_added_{radius[0]}_deleted_{radius[1]}'
-                counts[name] = count
+                counts[name] = int(self.certified(**{kind: radius}).sum())
                 if not self.look:
                     answers[name] = int(self.answered(**{kind: radius}).sum())
-                parts.append(
-                    f'{count} for up to {radius[0]} added and {radius[1]} '
-                    f'deleted {names[kind]}'
-                )
-        told = [
-            f'{count} at {name.replace("_", " ")}'
-            for name, count in answers.items()
-        ]
-        lead = f'{SEEDED_COPIES}; with secret copies, ' * self.seeded
-        each = (
-            'all together' if self.per == 'all' else 'each of them by itself'
-        )
-        return Guarantee(
-            procedure='certificate by smoothing',
-            promise=(
-                f"{lead}the smoothed classifier's class stays, of {total} "
-                f'{self.task}: {"; ".join(parts)}; with confidence '
-                f'{self.confidence:g}, {each} '
-                f'({self.num_abstained} abstain)'
-            ),
-            assumptions=(
-                'predictions are those of the smoothed classifier (the '
-                'likeliest class over noisy copies), as the report has them',
-                'the model is fixed, as are all inputs that have no noise',
-                'the random bits were unknown to whoever chose model and '
-                'data, and one run was made, or the worst of all reported',
-                'rounding in the model does not depend on the batch',
-                *self.named,
-            ),
-            not_covered=(
-                'the model without smoothing',
-                'that the deployed classifier answers where its class stays: '
-                'it may abstain there, which is no other class'
-                + (
-                    f' ({"; ".join(told)} also have an answer, each in each '
-                    f'run with probability {1 - self.alpha:.6g} at least)'
-                    if answers
-                    else ''
-                ),
-                *UNSEEN,
-                'changes of the training data',
-                'new nodes, self-loops and parallel edges, and changes of '
-                'attributes of edges',
-                *(
-                    f'changes of the {kind}'
-                    for kind in KINDS
-                    if kind not in self.noise.noisy
-                ),
-            ),
-            data=self.data or self.fingerprint,
-            origin=self.provenance,
-            kind='robustness',
-            values={
+        return stated(
+            'certificate by smoothing',
+            {
                 **self.numbers(),
                 'noise': repr(self.noise),
                 'flips': {
                     kind: list(getattr(self.noise, kind))
                     for kind in sorted(self.noise.noisy)
                 },
-                'targets': total,
+                'undirected': not self.noise.directed,
+                'targets': self.targets.numel(),
                 'num_classes': self.votes.size(1) - 1,
                 'tallies': self._tallies(),
                 'certified': counts,
                 'answered': answers,
                 'data_fields': list(DATA_FIELDS),
             },
+            assumptions=self.named,
+            data=self.data or self.fingerprint,
+            origin=self.provenance,
             checked=self.checked,
             model=self.weights,
         )

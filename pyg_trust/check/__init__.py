@@ -1,6 +1,13 @@
-"""Checks of trust reports, for whoever did not make them."""
+"""Checks of trust reports, for whoever did not make them: without torch."""
 
-from pyg_trust.check.checker import Finding, check_report
-from pyg_trust.check.epsilon import FAILS, HOLDS, UNKNOWN
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Finding
+from .checker import check_report
 
-__all__ = ['FAILS', 'HOLDS', 'UNKNOWN', 'Finding', 'check_report']
+__all__ = [
+    'FAILS',
+    'HOLDS',
+    'UNKNOWN',
+    'UNPROVED',
+    'Finding',
+    'check_report',
+]

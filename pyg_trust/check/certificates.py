@@ -2,93 +2,72 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
-from pyg_trust._checks import check_integer, check_non_negative
-from pyg_trust.check.epsilon import FAILS, HOLDS, UNKNOWN, Said
-from pyg_trust.check.recount_votes import (
-    Change,
-    bounds_again,
-    level_again,
-    radius_again,
-    rows_again,
-    stays_again,
+from ..kernel.votes import bounds, level, radius, regions, stays
+from .answers import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    Said,
+    Stated,
+    amount,
+    count,
 )
-from pyg_trust.report import Guarantee
 
 _BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
 
 
-def check_certificate(each: Guarantee, told: Sequence[float]) -> Said:
-    """Whether a certificate is that of the votes that it has.
+# Additions and deletions of a kind of bits, and the probabilities that a 0
+# becomes 1 and that a 1 becomes 0.
+Change = tuple[int, int, float, float]
+
+
+def check_certificate(each: Stated) -> Said:
+    """Check whether a certificate is that of the votes that it has.
 
     Args:
-        each (Guarantee): of the kind ``'robustness'``.
-        told (list[float]): the numbers of its sentence, in their order.
+        each (Stated): of the kind ``'robustness'``.
 
     Returns:
         iterator: a status and a text for everything that was looked at.
     """
-    if each.promise.startswith('as says '):
+    if each.values.get('vouched') or each.promise.startswith('as says '):
         yield (
             UNKNOWN,
             'the certificate is no one of pyg_trust: whoever wrote it '
             'vouches for it',
         )
         return
-    check = _CHECKS.get(each.procedure)
-    if check is None:
-        yield UNKNOWN, 'no certificate of pyg_trust has this name'
-        return
-    found = list(check(each))
-    wanted = _SENTENCES[each.procedure](each.values)
-    same = len(told) == len(wanted) and all(
-        math.isclose(one, two, rel_tol=1e-5)
-        for one, two in zip(told, wanted, strict=True)
-    )
-    yield (
-        HOLDS if same else FAILS,
-        'its sentence has the numbers of its fields'
-        if same
-        else f'its sentence says {_list(told)}, its fields {_list(wanted)}',
-    )
-    yield from found
-
-
-def _list(numbers: Sequence[float]) -> str:
-    return ', '.join(f'{number:g}' for number in numbers)
+    yield from _CHECKS[each.procedure](each)
 
 
 # By smoothing ################################################################
 
 
-def _smoothed(each: Guarantee) -> Said:
+def _smoothed(each: Stated) -> Said:
     values = each.values
-    total = check_integer('targets', values['targets'], 1)
-    together = values['per'] == 'all'
-    if ('all together' in each.promise) != together:
-        yield FAILS, 'its sentence says another confidence than its fields'
-    limit = level_again(
-        float(values['confidence']),
-        total,
-        values['per'],
-        check_integer('look', values['look'], 0),
-    )
+    total = count('targets', values['targets'], 1)
+    look = count('look', values['look'], 0)
+    limit = level(values['confidence'], total, values['per'], look)
     alpha = float(values['alpha'])
-    sound = 0 < alpha <= limit * (1 + 1e-9)
+    sound = 0 < alpha <= limit
     yield (
         HOLDS if sound else FAILS,
-        f"each target's bounds are of level {alpha:.4g}, {limit:.4g} is what "
-        f'confidence {values["confidence"]:g} leaves for it',
+        f"each target's bounds are of level {alpha:.4g}; {float(limit):.4g} "
+        f'is what confidence {values["confidence"]:g} leaves for it',
     )
     if values.get('tallies') is None:
-        yield UNKNOWN, 'how many stay: the report has no votes'
+        yield UNPROVED, 'how many stay: the report has no votes'
         return
     noise = values['flips']
-    rows = rows_again(values['tallies'], 4 + 2 * len(noise))
+    yield from _noise(values)
+    rows = _rows(values['tallies'], 4 + 2 * len(noise))
     counted = sum(row[0] for row in rows) + values['num_abstained']
-    samples = check_integer('num_samples', values['num_samples'], 1)
+    samples = count('num_samples', values['num_samples'], 1)
     wrong = [row for row in rows if sum(row[1:4]) != samples]
     if counted != total:
         yield FAILS, f'there are votes of {counted} targets, not of {total}'
@@ -98,9 +77,10 @@ def _smoothed(each: Guarantee) -> Said:
         if wrong
         else f'all of {samples} samples have voted for every target',
     )
-    classes = check_integer('num_classes', values['num_classes'], 1)
+    classes = count('num_classes', values['num_classes'], 1)
     if any(row[3] > row[2] * (classes - 1) for row in rows):
         yield FAILS, f'more than {classes} other classes have votes'
+    yield from _cells(values, rows)
     if not values['certified']:
         yield FAILS, 'nothing is said of any number of changes'
     yield from _smoothed_counts(values, rows, samples, classes)
@@ -111,18 +91,41 @@ def _smoothed(each: Guarantee) -> Said:
     )
 
 
+def _noise(values: dict[str, Any]) -> Said:
+    # What is printed of the noise, and the probabilities that are used.
+    flips = values['flips']
+    if not flips or not set(flips) <= {'edges', 'features'}:
+        raise ValueError(f"'flips' needs to hold noise (got {flips})")
+    said = [f'{kind}={tuple(pair)}' for kind, pair in flips.items()]
+    said.append(f'directed={not values["undirected"]}')
+    if not all(text in values['noise'] for text in said):
+        yield FAILS, f'flips: {", ".join(said)} is not {values["noise"]}'
+
+
+def _cells(values: dict[str, Any], rows: list[list[int]]) -> Said:
+    # Of nodes all targets are in one graph.
+    cells = {tuple(row[4:]) for row in rows}
+    if values['task'] == 'nodes' and len(cells) > 1:
+        yield FAILS, 'targets of one graph have different numbers of cells'
+    kinds = range(0, 2 * len(values['flips']), 2)
+    if any(not any(each[k : k + 2]) for each in cells for k in kinds):
+        yield FAILS, 'nothing is there that could change: 0 zeros and 0 ones'
+
+
 def _smoothed_counts(
     values: dict[str, Any], rows: list[list[int]], samples: int, classes: int
 ) -> Said:
-    tolerance = check_non_negative('tolerance', values['tolerance'])
+    tolerance = amount('tolerance', values['tolerance'])
     alpha = float(values['alpha'])
-    known: dict[tuple[int, int], tuple[float, float]] = {}
+    known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     for _, top, runner_up, *_ in rows:
         if (top, runner_up) not in known:
-            known[top, runner_up] = bounds_again(
+            known[top, runner_up] = bounds(
                 *(top, runner_up, samples, classes, alpha, values['classes'])
             )
     for name, claimed in values['certified'].items():
+        if values['answered'].get(name, 0) > claimed:
+            yield FAILS, f'{name}: more are answered than stay'
         match = _BUDGET.fullmatch(name)
         if match is None:
             yield FAILS, f'{name!r} is no number of changes'
@@ -135,17 +138,12 @@ def _smoothed_counts(
                 row
             )
         for changes, part in groups.items():
-            pairs = sorted({(row[1], row[2]) for row in part})
-            stays = dict(
-                zip(
-                    pairs,
-                    stays_again(
-                        [known[pair] for pair in pairs], changes, tolerance
-                    ),
-                    strict=True,
-                )
-            )
-            again += sum(row[0] for row in part if stays[row[1], row[2]])
+            made = regions(changes)
+            stay = {
+                pair: stays(known[pair], made, tolerance)
+                for pair in {(row[1], row[2]) for row in part}
+            }
+            again += sum(row[0] for row in part if stay[row[1], row[2]])
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
             f'{claimed} stay for up to {budget[0]} added and {budget[1]} '
@@ -177,23 +175,13 @@ def _changes(
     return tuple(made)
 
 
-def _smoothed_told(values: dict[str, Any]) -> list[float]:
-    counts = []
-    for name, count in values['certified'].items():
-        match = _BUDGET.fullmatch(name)
-        if match is not None:
-            counts += [count, int(match[2]), int(match[3])]
-    confidence = float(values['confidence'])
-    return [values['targets'], *counts, confidence, values['num_abstained']]
-
-
-def _collective(each: Guarantee) -> Said:
+def _collective(each: Stated) -> Said:
     values = each.values
     names = ('guaranteed', 'counted', 'one_by_one', 'num_targets')
     guaranteed, counted, alone, total = (
-        check_integer(name, values[name], 0) for name in names
+        count(name, values[name], 0) for name in names
     )
-    bound = check_non_negative('bound', values['bound'])
+    bound = amount('bound', values['bound'])
     most = max(counted - math.floor(bound + 1e-6), alone)
     yield (
         HOLDS if guaranteed <= most <= counted <= total else FAILS,
@@ -209,25 +197,13 @@ def _collective(each: Guarantee) -> Said:
     )
 
 
-def _collective_told(values: dict[str, Any]) -> list[float]:
-    limits = [values[name] for name in ('attackers', 'local_budget')]
-    return [
-        values['guaranteed'],
-        values['num_targets'],
-        *values['edges'],
-        *values['features'],
-        *(limit for limit in limits if limit is not None),
-        float(values['confidence']),
-    ]
-
-
 # By votes ####################################################################
 
 
-def _voted(each: Guarantee) -> Said:
+def _voted(each: Stated) -> Said:
     values = each.values
-    views = check_integer('views', values['views'], 1)
-    side = check_integer('num_groups', values['num_groups'], 1)
+    views = count('views', values['views'], 1)
+    side = count('num_groups', values['num_groups'], 1)
     made = side * side if values['by'] == 'grid' else side
     if views != made:
         yield FAILS, f'{side} groups make {made} views, {views} are claimed'
@@ -239,14 +215,9 @@ def _voted(each: Guarantee) -> Said:
     )
 
 
-def _voted_told(values: dict[str, Any]) -> list[float]:
-    counts = [n for k, count in _kept(values) for n in (count, k)]
-    return [values['views'], values['targets'], *counts]
-
-
-def _poisoned(each: Guarantee) -> Said:
+def _poisoned(each: Stated) -> Said:
     values = each.values
-    shards = check_integer('num_shards', values['num_shards'], 1)
+    shards = count('num_shards', values['num_shards'], 1)
     yield from _radii(each, values['aggregator'], shards, 'any')
     yield (
         UNKNOWN,
@@ -255,21 +226,14 @@ def _poisoned(each: Guarantee) -> Said:
     )
 
 
-def _poisoned_told(values: dict[str, Any]) -> list[float]:
-    return [
-        values['targets'],
-        *(n for k, count in _kept(values) for n in (count, k)),
-    ]
-
-
 def _kept(values: dict[str, Any]) -> list[tuple[int, int]]:
     return [
-        (check_integer('certified', int(k), 0), count)
-        for k, count in values['certified'].items()
+        (count('certified', int(k), 0), count('certified', stay))
+        for k, stay in values['certified'].items()
     ]
 
 
-def _radii(each: Guarantee, vote: str, views: int, ties: str) -> Said:
+def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
     values = each.values
     if vote != 'majority':
         yield (
@@ -279,10 +243,10 @@ def _radii(each: Guarantee, vote: str, views: int, ties: str) -> Said:
         )
         return
     if values.get('tallies') is None:
-        yield UNKNOWN, 'how many stay: the report has no votes'
+        yield UNPROVED, 'how many stay: the report has no votes'
         return
-    rows = rows_again(values['tallies'], 5, -1)
-    total = check_integer('targets', values['targets'], 1)
+    rows = _rows(values['tallies'], 5, -1)
+    total = count('targets', values['targets'], 1)
     counted = sum(row[0] for row in rows)
     # What is left out stays for no change.
     if counted > total:
@@ -297,11 +261,11 @@ def _radii(each: Guarantee, vote: str, views: int, ties: str) -> Said:
         f'all of {views} have voted, for each of {counted} of {total} targets',
     )
     radii = [
-        (count, radius_again(top, earlier, later, views, ties))
-        for count, top, earlier, later, _ in rows
+        (alike, radius(top, earlier, later, views, ties))
+        for alike, top, earlier, later, _ in rows
     ]
     for k, claimed in _kept(values):
-        again = sum(count for count, radius in radii if radius >= k)
+        again = sum(alike for alike, most in radii if most >= k)
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
             f'{claimed} stay if {k} say anything else, {again} by the '
@@ -309,48 +273,46 @@ def _radii(each: Guarantee, vote: str, views: int, ties: str) -> Said:
         )
 
 
+def _rows(tallies: Any, width: int, least: int = 0) -> list[list[int]]:
+    # Whole numbers, the first of which says how many targets are alike.
+    if not isinstance(tallies, list):
+        raise ValueError("'tallies' needs to be a list of rows")
+    for row in tallies:
+        if (
+            not isinstance(row, list)
+            or len(row) != width
+            or any(type(n) is not int or n < least for n in row)
+            or row[0] < 1
+        ):
+            raise ValueError(
+                f"'tallies' needs to hold rows of {width} counts (got {row})"
+            )
+    return tallies
+
+
 # Exactly #####################################################################
 
 
-def _exact(each: Guarantee) -> Said:
+def _exact(each: Stated) -> Said:
     values = each.values
     names = ('num_robust', 'num_broken', 'num_unknown')
-    parts = [check_integer(name, values[name], 0) for name in names]
-    total = check_integer('targets', values['targets'], 0)
+    parts = [count(name, values[name], 0) for name in names]
+    total = count('targets', values['targets'], 0)
     yield (
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
     yield (
-        UNKNOWN,
-        'that no graph breaks them: the report has neither the graph nor the '
-        'logits; certify again with the arguments that it has',
+        UNPROVED,
+        'that no graph breaks them: the report has no witness; certify again '
+        'with the arguments that it has',
     )
 
 
-def _exact_told(values: dict[str, Any]) -> list[float]:
-    budget = values['global_budget']
-    return [
-        values['num_robust'],
-        values['targets'],
-        *([] if budget is None else [budget]),
-        values['max_local_budget'],
-        values['num_broken'],
-        values['num_unknown'],
-    ]
-
-
-_CHECKS: dict[str, Callable[[Guarantee], Said]] = {
+_CHECKS: dict[str, Callable[[Stated], Said]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
     'certificate by division and voting': _voted,
     'certificate against poisoning, by shards': _poisoned,
     'robustness certificate': _exact,
-}
-_SENTENCES: dict[str, Callable[[dict[str, Any]], list[float]]] = {
-    'certificate by smoothing': _smoothed_told,
-    'collective certificate by smoothing': _collective_told,
-    'certificate by division and voting': _voted_told,
-    'certificate against poisoning, by shards': _poisoned_told,
-    'robustness certificate': _exact_told,
 }

@@ -4,83 +4,48 @@
 
     python -m pyg_trust check trust.json --ledger run.ledger --model weights.pt
 
-says in one line each what holds, what does not, and what could not be
-checked. Nothing is taken from the run that made the report, except the files
-that are handed in.
+says in one line each what holds, what does not, what is not proved and what
+could not be checked. Nothing is taken from the run that made the report,
+except the files that are handed in, and neither torch nor a compiled library
+is needed: what decides is :mod:`pyg_trust.kernel`.
 
 A file that contradicts itself or another one is found out. Whoever can write
 all of them can make them agree: what has to be believed then is the copy of
 ``ledger_head``, or of a fingerprint, that was noted elsewhere before.
 """
 
-import hashlib
 import json
-import math
-import pickle
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch_geometric.data import Data
-
-from pyg_trust import files
-from pyg_trust._checks import check_instance, check_non_negative
-from pyg_trust.check.certificates import check_certificate
-from pyg_trust.check.epsilon import (
+from ..kernel import chain
+from ..kernel.accounting import judge_mu
+from ..kernel.claims import PROMISES, claim, read_json
+from ..kernel.sentences import SEEDED, words
+from . import removals
+from .answers import (
     FAILS,
     HOLDS,
-    ROUNDING,
     UNKNOWN,
+    UNPROVED,
+    WRONG,
+    Finding,
     Said,
-    account,
-    check_epsilon,
-    close,
-    fewer,
-    recomputed,
+    Stated,
+    amount,
+    number,
+    read_report,
+    requests,
+    same,
 )
-from pyg_trust.check.removals import NODES, check_removal
-from pyg_trust.kernel.claims import read_json, visible
-from pyg_trust.ledger import checked_step
-from pyg_trust.noise import SEEDED
-from pyg_trust.report import (
-    Guarantee,
-    TrustReport,
-    fingerprint_data,
-    fingerprint_model,
-)
-from pyg_trust.unlearning.leftovers import named_leftovers
+from .certificates import check_certificate
+from .epsilon import LAWS, check_epsilon, proved, together
+from .prints import fingerprint_data, fingerprint_model, left_over
+from .tensors import load
 
-# What is raised by fields and files that are not what they should be.
-_WRONG = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 T = TypeVar('T')
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of a check.
-
-    Args:
-        status (str): ``'holds'``, ``'FAILS'`` or ``'not checked'``.
-        text (str): what was looked at.
-    """
-
-    status: str
-    text: str
-
-    def __str__(self) -> str:
-        # One line, whatever is in the file.
-        return f'{self.status:<11}  {visible(self.text)}'
+_LAYOUT = 2
 
 
 def check_report(
@@ -110,63 +75,69 @@ def check_report(
     Raises:
         ValueError: if a file is not what it should be.
     """
-    for name, file in (('ledger', ledger), ('model', model), ('data', data)):
-        if file is not None:
-            check_instance(name, file, str, Path)
-    report = TrustReport.load(path)
-    found = [
-        Finding(HOLDS, f'the report is of layout {report.schema_version}')
-    ]
-    for number, each in enumerate(report.guarantees, 1):
-        where = f'{number}. {each.procedure}'
-        found += [
-            Finding(status, f'{where}: {text}')
-            for status, text in _said(_check_guarantee, each)
-        ]
-    found += _missing(report, ledger, model, data)
-    if ledger is not None:
-        if _is_removals(ledger):
-            removals = _read('ledger', ledger, _read_removals)
-            found += _of_file(_check_removals, report, removals)
-        else:
-            lines = _read('ledger', ledger, _read_ledger)
-            found += _of_file(_check_ledger, report, lines)
-    if model is not None:
-        weights = _read('model', model, _read_model)
-        found += _of_file(_check_model, report, weights)
-    if data is not None:
-        found += _of_file(_check_data, report, _read('data', data, _read_data))
-    return found
-
-
-def _missing(report: TrustReport, *handed: Any) -> list[Finding]:
-    # What a report names by a digest, and nobody has handed in.
-    found = []
-    for number, each in enumerate(report.guarantees, 1):
-        values = each.values
-        removed = each.kind == 'removal' and 'request' in values
-        names = (
-            ('ledger', bool(values.get('ledger_head'))),
-            ('model', bool(each.model)),
-            ('data', bool(each.data and values.get('data_fields')) or removed),
-        )
-        found += [
-            Finding(
-                UNKNOWN,
-                f'{number}. {each.procedure}: {name}: it was not handed in '
-                f'(--{name})',
+    handed = {'ledger': ledger, 'model': model, 'data': data}
+    for name, file in {'path': path, **handed}.items():
+        if not isinstance(file, str | Path) and (name == 'path' or file):
+            raise TypeError(
+                f'{name!r} needs to be a path (got {type(file).__name__})'
             )
-            for (name, named), file in zip(names, handed, strict=True)
-            if named and file is None
+    version, stated = read_report(path)
+    found = [Finding(HOLDS, f'the report is of layout {version}')]
+    for number_, each in enumerate(stated, 1):
+        said = [
+            *_said(_check_claim, each, version),
+            *_said(_check_fields, each),
+        ]
+        said += [
+            (UNKNOWN, f'{name}: it was not handed in (--{name})')
+            for name, named in _named(each).items()
+            if named and handed[name] is None
+        ]
+        if not any(status != HOLDS or text for status, text in said):
+            said.append((UNKNOWN, 'nothing of it can be recomputed'))
+        found += _findings(number_, each, said)
+    readers: dict[str, tuple[Any, Any]] = {
+        'ledger': (_read_ledger, _check_ledger),
+        'model': (_read_model, _check_model),
+        'data': (_read_data, _check_data),
+    }
+    for name, (reader, check) in readers.items():
+        file = handed[name]
+        if file is None:
+            continue
+        content = _read(name, file, reader)
+        parts = [
+            _findings(number_, each, _said(check, each, content))
+            for number_, each in enumerate(stated, 1)
+        ]
+        found += [one for part in parts for one in part] or [
+            Finding(UNKNOWN, f'no guarantee speaks of a {name}')
         ]
     return found
+
+
+def _findings(at: int, each: Stated, said: Said | list[Any]) -> list[Finding]:
+    return [
+        Finding(status, f'{at}. {each.procedure}: {text}')
+        for status, text in said
+    ]
+
+
+def _named(each: Stated) -> dict[str, bool]:
+    # What a promise names by a digest.
+    values = each.values
+    removed = each.kind == 'removal' and 'request' in values
+    return {
+        'ledger': bool(values.get('ledger_head')),
+        'model': bool(each.model),
+        'data': bool(each.data and values.get('data_fields')) or removed,
+    }
 
 
 def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
     try:
         return reader(path)
-    except (*_WRONG, EOFError, pickle.UnpicklingError) as error:
-        # Torch goes on with advice to run what is in the file.
+    except WRONG as error:
         first = next(iter(str(error).splitlines()), '')
         raise ValueError(
             f"'{name}' can't be read from {path} "
@@ -175,10 +146,10 @@ def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
 
 
 def _said(check: Callable[..., Said], *of: Any) -> Said:
-    # A guarantee with fields of another kind is a false one.
+    # A promise with fields of another kind is a false one.
     try:
         yield from check(*of)
-    except _WRONG as error:
+    except WRONG as error:
         yield (
             FAILS,
             'its fields are not those of its procedure '
@@ -186,182 +157,136 @@ def _said(check: Callable[..., Said], *of: Any) -> Said:
         )
 
 
-def _of_file(
-    check: Callable[[Guarantee, Any], Said], report: TrustReport, content: Any
-) -> list[Finding]:
-    found = [
-        Finding(status, f'{number}. {each.procedure}: {text}')
-        for number, each in enumerate(report.guarantees, 1)
-        for status, text in _said(check, each, content)
+# Sentences and fields ########################################################
+
+
+def _check_claim(each: Stated, version: int) -> Said:
+    # People read the sentences, programs the fields.
+    if each.procedure not in PROMISES:
+        yield UNKNOWN, 'no promise of pyg_trust has this name'
+        return
+    if version < _LAYOUT:
+        yield (
+            UNPROVED,
+            f'its sentences: layout {version} has no claims and no witness; '
+            'make the report, or certify, again',
+        )
+        return
+    made = claim(each.procedure, each.values)
+    said = words(made)
+    wrong = [
+        name
+        for name, wanted, found in (
+            ('kind', made.kind, each.kind),
+            ('promise', said.promise, each.promise),
+            ('assumptions', list(said.assumptions), each.assumptions),
+            ('not_covered', list(said.not_covered), each.not_covered),
+            ('spent', said.spent, each.spent),
+            ('budget', said.budget, each.budget),
+        )
+        if wanted != found
     ]
-    name = check.__name__.removeprefix('_check_')
-    return found or [Finding(UNKNOWN, f'no guarantee speaks of a {name}')]
+    yield (
+        FAILS if wrong else HOLDS,
+        f'its {", ".join(wrong)} is not what its fields make'
+        if wrong
+        else 'its sentences are those that its fields make',
+    )
 
 
-def _check_guarantee(each: Guarantee) -> Said:
-    found = list(_check_fields(each))
-    yield from found or [(UNKNOWN, 'nothing of it can be recomputed')]
-
-
-def _check_fields(each: Guarantee) -> Said:
+def _check_fields(each: Stated) -> Said:
     for name, spent in each.spent.items():
-        if not close(each.values.get(name, spent), spent):
+        claimed = each.values.get(name, spent)
+        if not same(spent, claimed):
             yield (
                 FAILS,
                 f'{name}: {spent:.6g} is said to be spent, and the field has '
-                f'{each.values[name]}',
+                f'{claimed}',
             )
         within = spent <= each.budget[name]
         yield (
             HOLDS if within else FAILS,
             f'{name}: {spent:.6g} of {each.budget[name]:.6g} is spent',
         )
-    if 'target_epsilon' in each.values:
-        target, limit = each.values['target_epsilon'], each.budget['epsilon']
-        if not close(limit, math.inf if target is None else target):
-            yield FAILS, f'epsilon: the budget is {target}, not {limit:.6g}'
-    if each.values.get('seeded') or SEEDED in each.promise:
-        what = 'certified' if each.kind == 'robustness' else 'private'
-        yield FAILS, f'the noise comes from a seed: nothing is {what}'
-    if each.kind == 'privacy':
-        yield from _check_sentence(each)
-        yield from check_epsilon(each)
-    if each.kind == 'removal':
-        yield from check_removal(each)
-    if each.kind == 'robustness':
-        yield from check_certificate(each, _told(each.promise))
     for name, amounts in each.history.items():
-        if amounts and not close(amounts[-1], each.spent[name]):
+        if amounts and not same(amounts[-1], each.spent[name]):
             yield (
                 FAILS,
                 f'{name}: its history ends at {amounts[-1]:.6g}, and '
                 f'{each.spent[name]:.6g} is said to be spent',
             )
-    for name in ('targets', 'num_targets'):
-        total = each.values.get(name)
-        for count in _counts(each) if isinstance(total, int) else ():
-            if not 0 <= count <= total:
-                yield FAILS, f'{count} of {total} {name} are certified'
-
-
-def _check_sentence(each: Guarantee) -> Said:
-    # People read the sentence, programs the fields.
-    told = _told(each.promise)
-    known = list(_numbers([each.values, each.spent, each.budget]))
-    other = [
-        number for number in told if not any(close(number, k) for k in known)
-    ]
-    yield (
-        FAILS if other else HOLDS,
-        f'its sentence says {other[0]:g}, which is in no field'
-        if other
-        else 'the numbers of its sentence are those of its fields',
-    )
-
-
-# With thousands apart, as sentences have them.
-_NUMBER = re.compile(
-    r'(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?',
-    re.ASCII,
-)
-
-
-def _told(text: str) -> list[float]:
-    return [float(n.replace(',', '')) for n in _NUMBER.findall(text)]
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, int | float):
-        yield float(value)
-    elif isinstance(value, str):
-        yield from _told(value)
-
-
-def _counts(each: Guarantee) -> list[Any]:
-    certified = each.values.get('certified')
-    made = list(certified.values()) if isinstance(certified, dict) else []
-    names = ('num_robust', 'num_broken', 'num_unknown', 'guaranteed')
-    return made + [each.values[n] for n in names if n in each.values]
-
-
-def _read_ledger(path: str | Path) -> dict[str, Any]:
-    # Without a lock and without the package's own reader.
-    link, bodies = '', []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-        try:
-            entry = read_json(line.decode())
-            text = json.dumps([link, entry['body']], sort_keys=True)
-            link = entry['link']
-        except _WRONG:
-            raise ValueError(
-                f"'ledger' needs to hold lines of JSON: line {number} of "
-                f'{path} is none'
-            ) from None
-        bodies.append(
-            (entry['body'], hashlib.sha256(text.encode()).hexdigest() == link)
-        )
-    lines = [body for body, _ in bodies[1:]]
-    return {
-        'broken': [i for i, (_, good) in enumerate(bodies, 1) if not good],
-        'header': bodies[0][0] if bodies else {},
-        'steps': [checked_step(*b['spent']) for b in lines if 'spent' in b],
-        'pure': sum(
-            check_non_negative('epsilon', body.get('epsilon', 0.0))
-            for body in lines
-        ),
-        'head': link,
-    }
-
-
-def _chain(broken: list[int]) -> tuple[str, str]:
-    # Of a ledger of steps or of removals.
-    if broken:
-        return FAILS, f'ledger: line {broken[0]} was changed'
-    return HOLDS, 'ledger: the chain of its lines is unbroken'
-
-
-def _check_ledger(each: Guarantee, ledger: dict[str, Any]) -> Said:
-    if each.kind != 'privacy' or 'steps' not in each.values:
+    if each.values.get('seeded') or SEEDED in each.promise:
+        what = 'certified' if each.kind == 'robustness' else 'private'
+        yield FAILS, f'the noise comes from a seed: nothing is {what}'
+    if each.procedure not in PROMISES:
         return
-    yield _chain(ledger['broken'])
-    yield from _check_header(each, ledger['header'])
-    count, steps = len(ledger['steps']), each.values['steps']
-    # With fewer lines, its end was cut off.
-    yield (
-        HOLDS if count == steps else FAILS,
-        f'ledger: {count} steps were paid for, {steps} are claimed',
-    )
-    yield from _check_paid(each, ledger)
+    yield from _BY_KIND[PROMISES[each.procedure].kind](each)
+
+
+def _again(each: Stated) -> Said:
+    yield UNKNOWN, 'that this was the outcome: run it again'
+
+
+_BY_KIND: dict[str, Callable[[Stated], Said]] = {
+    'privacy': check_epsilon,
+    'removal': removals.check_removal,
+    'robustness': check_certificate,
+    'accuracy': _again,
+    'measurement': _again,
+}
+
+
+# Ledgers #####################################################################
+
+
+def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
+    # One JSON of all lines is of removals, a JSON on each line of steps.
+    content = Path(path).read_bytes()
+    try:
+        state = json.loads(content)
+    except (RecursionError, ValueError):
+        state = None
+    if isinstance(state, dict) and 'entries' in state:
+        made = chain.of_removals(content)
+        return made, amount('budget', read_json(content.decode())['budget'])
+    return chain.of_steps(content), None
+
+
+def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
+    lines, budget = content
+    if budget is not None:
+        yield from removals.check_ledger(each, lines, budget)
+        return
+    header = lines.bodies[0] if lines.bodies else {}
+    releases = header.get('mechanism') == 'gaussian'
+    if each.kind != 'privacy' or ('mu' in each.values) != releases:
+        return
+    yield removals.unbroken(lines)
+    yield from _check_header(each, header)
+    yield from _check_paid(each, lines.bodies[1:])
     head = each.values.get('ledger_head')
     if head is None:
-        yield UNKNOWN, 'ledger: the report has no digest of its lines'
+        yield UNPROVED, 'ledger: the report has no digest of its lines'
         return
+    alike = head == lines.head
     yield (
-        HOLDS if head == ledger['head'] else FAILS,
-        'ledger: its last line is the one the report was made from'
-        if head == ledger['head']
-        else 'ledger: it has other or more lines than the report was made '
-        'from',
+        HOLDS if alike else FAILS,
+        'ledger: it has '
+        + ('the' if alike else 'other or more')
+        + ' lines that the report was made from',
     )
 
 
-def _check_header(each: Guarantee, header: dict[str, Any]) -> Said:
+def _check_header(each: Stated, header: dict[str, Any]) -> Said:
     # What the account is about, of the first line.
-    values, account = each.values, header.get('accountant', {})
+    values = {**each.values, 'data': each.data}
+    about = {**header, **header.get('accountant', {})}
+    names = ('mechanism', 'relation', 'sampling', 'seeded', 'form', 'delta')
     pairs = [
-        (name, account[name], values.get(name))
-        for name in ('mechanism', 'relation', 'sampling')
-        if name in account
+        (name, about[name], values[name])
+        for name in (*names, 'data')
+        if name in about and name in values
     ]
-    if 'data' in header:
-        pairs.append(('data', header['data'], each.data))
-    if 'seeded' in header:
-        pairs.append(('seeded', header['seeded'], values.get('seeded')))
     for name, paid, claimed in pairs:
         if paid != claimed:
             yield (
@@ -370,173 +295,83 @@ def _check_header(each: Guarantee, header: dict[str, Any]) -> Said:
             )
 
 
-def _check_paid(each: Guarantee, ledger: dict[str, Any]) -> Said:
+def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
     # Epsilon once more, from the steps that the ledger has: not by what the
     # report says of the noise.
-    values = each.values
-    mechanism = values.get('mechanism')
-    if account(each) is None or mechanism not in (
-        'pld_wor',
-        'pld_poisson',
-        'rdp_fdp',
-    ):
-        return
+    values, steps = each.values, [b['spent'] for b in bodies if 'spent' in b]
     counts: dict[tuple[float, float], int] = {}
-    for z, q in ledger['steps']:
-        counts[z, q] = counts.get((z, q), 0) + 1
-    lines = [(z, q, count) for (z, q), count in counts.items()]
-    delta, claimed = float(values['delta']), float(values['epsilon'])
-    lines = fewer(lines, up=False)
-    paid = ledger['pure'] + (recomputed(each, lines, delta) if lines else 0)
+    for z, q in steps:
+        pair = number('spent', z, above=0.0), number('spent', q, above=0.0)
+        counts[pair] = counts.get(pair, 0) + 1
+    wanted = values.get('steps', values.get('releases'))
     yield (
-        HOLDS if claimed >= paid * (1 - ROUNDING) else FAILS,
-        f'ledger: its steps make epsilon {paid:.6g}, {claimed:.6g} is claimed',
+        HOLDS if len(steps) == wanted else FAILS,
+        f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
     )
-
-
-def _is_removals(path: str | Path) -> bool:
-    # One JSON of the lines, not a line each.
-    try:
-        return 'entries' in json.loads(Path(path).read_bytes())
-    except (RecursionError, TypeError, ValueError):
-        return False
-
-
-def _read_removals(path: str | Path) -> dict[str, Any]:
-    # Without the package's own reader.
-    link, broken = '', []
-    content = read_json(Path(path).read_text())
-    fields = ('action', 'spent', 'request', 'data', 'link')
-    for number, line in enumerate(content['entries'], 1):
-        if not isinstance(line, dict) or set(line) != set(fields):
-            raise ValueError(
-                f"'ledger' needs to hold {fields} in every line: line "
-                f'{number} of {path} does not'
-            )
-        link = _hash_of_line(link, line)
-        if link != line['link']:
-            broken.append(number)
-        link = line['link']
-        check_non_negative('spent', line['spent'])
-    check_non_negative('budget', content['budget'])
-    return {**content, 'broken': broken}
-
-
-def _hash_of_line(before: str, line: dict[str, Any]) -> str:
-    body = [line[name] for name in ('action', 'spent', 'request', 'data')]
-    text = json.dumps([before, *body], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _check_removals(each: Guarantee, ledger: dict[str, Any]) -> Said:
-    request = each.values.get('request')
-    if each.kind != 'removal' or request is None or not each.data:
-        return
-    yield _chain(ledger['broken'])
-    entries = ledger['entries']
-    paid = [line for line in entries if line['spent'] <= ledger['budget']]
+    delta = number('delta', values['delta'], above=0.0)
+    claimed = number('epsilon', values['epsilon']) - sum(
+        amount('epsilon', body.get('epsilon', 0.0)) for body in bodies
+    )
+    lines = [(z, q, n) for (z, q), n in counts.items()]
+    mechanism, status = values.get('mechanism'), UNPROVED
+    if mechanism in LAWS:
+        status = proved(each, lines, claimed, delta)
+    elif mechanism is None:
+        # A release counts as a step at rate 1 with noise of 2 / mu.
+        spent = together(2 / z for z, _, n in lines for _ in range(n))
+        status = judge_mu(spent, claimed, delta)
     yield (
-        HOLDS if len(paid) == len(entries) else FAILS,
-        f'ledger: {len(paid)} of {len(entries)} lines are within the budget',
-    )
-    found = [
-        number
-        for number, line in enumerate(entries, 1)
-        if line['request'] in (request, request.get('0'))
-        and line['data'] == each.data
-    ]
-    yield (
-        HOLDS if found else FAILS,
-        f'ledger: line {found[-1]} has this removal, and seals the same data'
-        if found
-        else 'ledger: no line has this removal and seals the same data',
-    )
-    if not found:
-        return
-    head, line = each.values.get('ledger_head'), entries[found[-1] - 1]
-    if not head:
-        yield UNKNOWN, 'ledger: the report has no digest of its lines'
-    else:
-        yield (
-            HOLDS if line['link'] == head else FAILS,
-            'ledger: its lines up to this removal are those that the report '
-            + ('was' if line['link'] == head else 'was NOT')
-            + ' made from',
-        )
-    yield from _spent_alike(each, entries[: found[-1]], ledger['budget'])
-
-
-def _spent_alike(
-    each: Guarantee, entries: list[dict[str, Any]], budget: float
-) -> Said:
-    # The history of the report, line by line.
-    history = each.values.get('history')
-    if history is None:
-        return
-    unit = budget if each.procedure == NODES else 1.0
-    paid = [line['spent'] for line in entries]
-    same = len(paid) == len(history) and all(
-        math.isclose(one, share * unit, rel_tol=1e-9)
-        for one, share in zip(paid, history, strict=True)
-    )
-    yield (
-        HOLDS if same else FAILS,
-        'ledger: its amounts are '
-        + ('those' if same else 'not those')
-        + ' of the releases that the report counts',
+        status,
+        f'ledger: epsilon {values["epsilon"]:.6g} is claimed of its '
+        f'{len(steps)} lines',
     )
 
 
-def _check_model(each: Guarantee, found: str) -> Said:
-    if each.model:
-        same = each.model == found
-        yield (
-            HOLDS if same else FAILS,
-            'model: the weights are '
-            + ('those' if same else 'not those')
-            + ' that the promise is about',
-        )
+# Weights and data ############################################################
 
 
 def _read_model(path: str | Path) -> str:
-    return fingerprint_model(files.load(path))
+    return fingerprint_model(load(path))
 
 
-def _read_data(path: str | Path) -> dict[str, Data]:
-    loaded = files.load(path)
+def _check_model(each: Stated, found: str) -> Said:
+    if each.model:
+        alike = each.model == found
+        yield (
+            HOLDS if alike else FAILS,
+            f'model: the weights are {"" if alike else "not "}those that the '
+            'promise is about',
+        )
+
+
+def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
+    loaded = load(path)
     if isinstance(loaded, Mapping) and 'edge_index' in loaded:
         loaded = [loaded]
     if isinstance(loaded, list | tuple):
         loaded = dict(enumerate(loaded))
-    if not isinstance(loaded, Mapping):
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(fields, Mapping) for fields in loaded.values()
+    ):
         raise ValueError(
-            "'data' needs to hold a dictionary of tensors, or a list of these "
-            f'(got {type(loaded).__name__})'
+            "'data' needs to hold dictionaries of tensors (got "
+            f'{type(loaded).__name__})'
         )
-    made = {}
-    for name, fields in loaded.items():
-        if not isinstance(fields, Mapping):
-            raise ValueError(
-                "'data' needs to hold dictionaries of tensors (got "
-                f'{type(fields).__name__} at {name})'
-            )
-        made[str(name)] = Data.from_dict(dict(fields))
-    return made
+    return {str(name): fields for name, fields in loaded.items()}
 
 
-def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
-    request = each.values.get('request')
+def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
     fields = each.values.get('data_fields')
     if each.data and isinstance(fields, list):
-        same = fingerprint_data(list(graphs.values()), fields) == each.data
+        alike = fingerprint_data(list(graphs.values()), fields) == each.data
         yield (
-            HOLDS if same else FAILS,
-            'data: the graphs are '
-            + ('those' if same else 'not those')
-            + ' that the promise is about',
+            HOLDS if alike else FAILS,
+            f'data: the graphs are {"" if alike else "not "}those that the '
+            'promise is about',
         )
-    if each.kind != 'removal' or not isinstance(request, Mapping):
+    if each.kind != 'removal' or 'request' not in each.values:
         return
+    request = requests(each.values)
     missing = [
         name
         for name, part in request.items()
@@ -559,17 +394,12 @@ def _check_data(each: Guarantee, graphs: dict[str, Data]) -> Said:
     )
 
 
-def _still_there(name: str, part: Any, data: Data | None) -> Iterator[str]:
-    if not isinstance(part, Mapping):
-        raise ValueError(
-            "'path' needs to be of a report whose requests are by graph (got "
-            f'{name!r}: {part!r})'
-        )
-    if data is None:
+def _still_there(
+    name: str, part: Mapping[str, Any], graph: Mapping[str, Any] | None
+) -> Iterator[str]:
+    if graph is None:
         return
     if part.get('whole'):
         yield f'graph {name}'
         return
-    if data.get('n_id') is None:
-        data.n_id = torch.arange(int(data.num_nodes))
-    yield from named_leftovers(data, part, f' of graph {name}')
+    yield from left_over(graph, part, f' of graph {name}')

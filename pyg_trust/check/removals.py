@@ -1,48 +1,71 @@
-"""Certified removals: the numbers of a report, made again from one another.
+"""Removals: the numbers of a report made again from one another.
 
-The residual itself is a function of the remaining data and of weights that
-are in no report: that it is as small as claimed is said to be unchecked.
+How large the residual is can't be seen: it is a function of the data that
+remain and of weights that are in no report. All that follows from its bound
+is checked.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
-from pyg_trust._checks import check_non_negative, check_positive
-from pyg_trust.check.epsilon import FAILS, HOLDS, UNKNOWN, Said
-from pyg_trust.functional.shifts import shift_epsilon
-from pyg_trust.report import Guarantee
+from ..kernel.accounting import judge_mu
+from ..kernel.chain import Chain
+from .answers import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    Said,
+    Stated,
+    amount,
+    count,
+    number,
+    requests,
+    same,
+)
+from .epsilon import together
 
 NODES = 'certified removal from a node classifier'
 GRAPHS = 'certified removal'
 
 
-def check_removal(each: Guarantee) -> Said:
+def check_removal(each: Stated) -> Said:
     """Check the fields of a removal against one another.
 
     Args:
-        each (Guarantee): of the kind ``'removal'``.
+        each (Stated): of the kind ``'removal'``.
 
     Returns:
         iterator: a status and a text for everything that was looked at.
     """
     values = each.values
     if each.procedure not in (NODES, GRAPHS):
-        return
-    given = each.origin.get('arguments', {})
-    yield from _settings(values, given)
-    if values['noise'] == 'objective':
         yield (
             UNKNOWN,
+            'that what remains makes these weights: train again, or call '
+            'verify()',
+        )
+        return
+    yield from _settings(values, each.origin.get('arguments', {}))
+    if values['noise'] == 'objective':
+        yield (
+            UNPROVED,
             'epsilon: it assumes a theorem that does not hold in general',
         )
         return
     if values['noise'] != 'output':
         yield FAILS, f'no removal has noise of the kind {values["noise"]!r}'
         return
-    std = check_positive('release_std', values['release_std'])
-    shifts = _shifts(each, given, std)
-    yield from shifts[1]
-    yield from _epsilons(values, shifts[0], values['distance_bound'] / std)
+    std = number('release_std', values['release_std'], above=0.0)
+    scale = 1.0
+    if each.procedure == NODES:
+        lam = number('lam', values['lam'], above=0.0)
+        scale = std * lam * count('num_train', values['num_train'], 1)
+    shifts = _history(each, scale)
+    for text in _differing(values, std, scale, shifts):
+        yield FAILS, text
+    yield from _epsilons(values, std, scale, shifts)
     yield (
         UNKNOWN,
         'that the residual is within its bound: it is a function of the data '
@@ -52,11 +75,12 @@ def check_removal(each: Guarantee) -> Said:
 
 def _settings(values: dict[str, Any], given: dict[str, Any]) -> Said:
     # What the arguments of the run say of the same things.
-    for name in ('noise', 'release_std', 'delta'):
-        if name in given and given[name] != values[name]:
+    wanted = {**given, 'target_epsilon': given.get('epsilon')}
+    for name in ('noise', 'release_std', 'delta', 'lam', 'target_epsilon'):
+        if wanted.get(name) is not None and wanted[name] != values[name]:
             yield (
                 FAILS,
-                f'{name}: the run had {given[name]!r}, {values[name]!r} is '
+                f'{name}: the run had {wanted[name]!r}, {values[name]!r} is '
                 'claimed',
             )
     secret = values.get('secure', not values['seeded'])
@@ -66,62 +90,137 @@ def _settings(values: dict[str, Any], given: dict[str, Any]) -> Said:
         yield FAILS, 'seeded: the run had a seed, and secret noise is claimed'
 
 
-def _shifts(
-    each: Guarantee, given: dict[str, Any], std: float
-) -> tuple[list[float], list[tuple[str, str]]]:
-    # The shifts over noise of all releases, and what does not fit.
-    values, found = each.values, []
-    history = [check_non_negative('history', m) for m in values['history']]
-    bound = check_non_negative('bound', values['bound'])
-    limit = check_positive('budget', values['budget'])
+def _history(each: Stated, scale: float) -> list[float]:
+    # The shifts over noise of all releases; of nodes they are in shares.
+    shares = [amount('history', share) for share in each.values['history']]
     if each.procedure == NODES:
-        count = values['num_train']
-        scale = std * check_positive('lam', given['lam']) * count
-        history = [share * limit / scale for share in history]
-    else:
-        count, scale = len(history), 1.0
-        if values['releases'] != count:
-            found.append(
-                f'releases: {values["releases"]} are claimed, {count} are in '
-                'the history'
-            )
-    pairs: tuple[tuple[str, Any, float], ...] = (
-        ('distance_bound', values['distance_bound'], std * bound / scale),
-        *(('spent', spent, bound) for spent in each.spent.values()),
-        *(('budget', most, limit) for most in each.budget.values()),
-    )
-    for name, claimed, made in pairs:
-        if not math.isclose(claimed, made, rel_tol=1e-9, abs_tol=0.0):
-            found.append(
-                f'{name}: {claimed:.6g} is claimed, the other fields make '
-                f'{made:.6g}'
-            )
-    if not history or history[-1] * (1 + 1e-9) < bound / scale:
-        found.append('history: its last release is less than the bound')
-    if not each.spent:
-        found.append('nothing is said to be spent')
-    target, delta = given['epsilon'], float(values['delta'])
-    if shift_epsilon(min(limit / scale, 20.0), delta) > target * (1 + 1e-9):
-        found.append(
-            f'budget: {limit:.6g} allows more than epsilon {target:g}, which '
-            'the run was given'
+        most = number('budget', each.values['budget'], above=0.0) / scale
+        return [share * most for share in shares]
+    return shares
+
+
+def _differing(
+    values: dict[str, Any], std: float, scale: float, shifts: list[float]
+) -> Iterator[str]:
+    bound = amount('bound', values['bound'])
+    unit = 1.0
+    if 'num_graphs' in values:
+        lam = number('lam', values['lam'], above=0.0)
+        unit = std * lam * count('num_graphs', values['num_graphs'], 1)
+    if amount('residual', values['residual']) > bound * unit * (1 + 1e-9):
+        yield 'residual: it is more than its bound'
+    made = std * bound / scale
+    if not same(values['distance_bound'], made):
+        yield (
+            f'distance_bound: {values["distance_bound"]:.6g} is claimed, the '
+            f'other fields make {made:.6g}'
         )
-    return history, [(FAILS, text) for text in found]
+    if 'releases' in values and values['releases'] != len(shifts):
+        yield (
+            f'releases: {values["releases"]} are claimed, {len(shifts)} are '
+            'in the history'
+        )
+    if not shifts or shifts[-1] * (1 + 1e-9) < bound / scale:
+        yield 'history: its last release is less than the bound'
 
 
 def _epsilons(
-    values: dict[str, Any], history: list[float], shift: float
+    values: dict[str, Any], std: float, scale: float, shifts: list[float]
 ) -> Said:
-    delta = float(values['delta'])
-    last = max(shift, history[-1] if history else 0.0)
-    for name, what, m in (
-        ('epsilon', 'this release', last),
-        ('epsilon_transcript', 'all releases', math.hypot(*history, 0.0)),
+    delta = number('delta', values['delta'], above=0.0)
+    limit = number('budget', values['budget'], above=0.0) / scale
+    last = max(values['distance_bound'] / std, *shifts[-1:])
+    for name, what, parts in (
+        ('epsilon', 'this release', [last]),
+        ('epsilon_transcript', f'all {len(shifts)} releases', shifts),
+        ('target_epsilon', 'the largest that the budget allows', [limit]),
     ):
-        claimed, again = float(values[name]), shift_epsilon(m, delta)
+        claimed = number(name, values[name])
+        shift = math.hypot(*parts, 0.0)
+        # Budgets are searched for, from below, and kept to twelve digits.
+        room = 1 + 1e-9 if name == 'target_epsilon' else 1.0
         yield (
-            HOLDS if claimed >= again * (1 - 1e-9) else FAILS,
-            f'{name}: {claimed:.6g} is claimed at delta {delta:g}, '
-            f'{again:.6g} follows from a shift of {m:.6g} of the noise of '
-            f'{what}',
+            judge_mu(together(parts), claimed * room, delta),
+            f'{name}: {claimed:.6g} is claimed at delta {delta:g} of {what}, '
+            f'a shift of {shift:.6g} of the noise',
         )
+
+
+def unbroken(chain: Chain) -> tuple[str, str]:
+    """Tell whether every line is hashed with all before it.
+
+    Args:
+        chain (Chain): of a ledger of any kind.
+    """
+    if chain.broken:
+        return FAILS, f'ledger: line {chain.broken} was changed'
+    return HOLDS, 'ledger: the chain of its lines is unbroken'
+
+
+def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
+    """Compare a removal with the lines of its ledger.
+
+    Args:
+        each (Stated): of the kind ``'removal'``.
+        chain (Chain): the lines.
+        budget (float): what each may spend.
+    """
+    if each.kind != 'removal' or 'request' not in each.values:
+        return
+    request, budget = requests(each.values), amount('budget', budget)
+    yield unbroken(chain)
+    paid = [amount('spent', line['spent']) for line in chain.bodies]
+    within = sum(spent <= budget for spent in paid)
+    yield (
+        HOLDS if within == len(paid) else FAILS,
+        f'ledger: {within} of {len(paid)} lines are within the budget',
+    )
+    found = [
+        number
+        for number, line in enumerate(chain.bodies, 1)
+        if line['request'] in (request, request.get('0'))
+        and line['data'] == each.data
+    ]
+    if not found or not each.data:
+        yield (
+            FAILS,
+            'ledger: no line has this removal and seals the same data',
+        )
+        return
+    end = found[-1]
+    yield (
+        HOLDS,
+        f'ledger: line {end} has this removal, and seals the same data',
+    )
+    head = each.values.get('ledger_head')
+    if not head:
+        yield UNPROVED, 'ledger: the report has no digest of its lines'
+    elif head != chain.links[end - 1]:
+        yield (
+            FAILS,
+            'ledger: up to this removal it has other lines than the report '
+            'was made from',
+        )
+    else:
+        yield (
+            HOLDS,
+            'ledger: up to this removal it has the lines that the report was '
+            'made from',
+        )
+    yield from _amounts(each, paid[:end], budget)
+
+
+def _amounts(each: Stated, paid: list[float], budget: float) -> Said:
+    history = each.values.get('history')
+    if history is None:
+        return
+    unit = budget if each.procedure == NODES else 1.0
+    alike = len(paid) == len(history) and all(
+        same(one, share * unit)
+        for one, share in zip(paid, history, strict=True)
+    )
+    yield (
+        HOLDS if alike else FAILS,
+        f'ledger: its amounts are {"" if alike else "not "}those of the '
+        'releases that the report counts',
+    )

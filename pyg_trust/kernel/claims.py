@@ -1,4 +1,11 @@
-r"""Claims: the fields of a promise, and the sentences made from them.
+r"""Claims: the fields of a promise, and JSON both ways.
+
+A claim is a frozen dataclass of one kind for each promise. Its fields are
+what the promise is about, with units. People read sentences that
+:mod:`.sentences` makes from the fields alone, programs read the fields: a
+checker makes the sentences again and compares, so that no field can be
+changed without a sentence, nor a sentence without a field. Fields that no
+sentence of the promise needs stand in one more, of settings.
 
 A report in JSON can be read in one way alone: no name twice, no number that
 JSON does not know or that no double holds. Its ``digest`` is a SHA-256 of all
@@ -9,7 +16,264 @@ its digest, too.
 import hashlib
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import field, fields, make_dataclass
 from typing import Any
+
+# What every claim has beside the fields of its promise.
+_COMMON = {
+    'notes': ('further conditions, of this run', ()),
+    'limits': ('what this run does not cover as well', ()),
+    'vouched': ('who states it, if it is not this package', ''),
+    'more': ('further settings, by name', {}),
+}
+#: The kinds of claims, by the procedure that makes the promise.
+PROMISES: dict[str, Any] = {}
+
+
+def _promise(name: str, procedure: str, kind: str, **units: str) -> type:
+    made = make_dataclass(
+        name,
+        [(each, Any, field(metadata={'unit': units[each]})) for each in units]
+        + [
+            (each, Any, field(default_factory=type(empty)))
+            for each, (_, empty) in _COMMON.items()
+        ],
+        frozen=True,
+        namespace={'procedure': procedure, 'kind': kind},
+    )
+    PROMISES[procedure] = made
+    return made
+
+
+PrivateTraining = _promise(
+    *('PrivateTraining', 'private training', 'privacy'),
+    epsilon='nats, of everything released',
+    delta='probability',
+    target_epsilon='nats, the budget; None without one',
+    steps='count',
+    relation='which data are neighbours',
+    sampling='how units are drawn',
+    mechanism='the accountant',
+    batch_size='units of a step',
+    sample_rates='share of the units, number of steps with it',
+    noise_multiplier='deviation of the noise over the clipping norm',
+    account='noise multiplier, rate, number of steps',
+    pure_epsilon='nats, of releases without delta',
+    seeded='whether noise and batches come from a seed',
+    ledger_head='SHA-256 of the ledger; None without one',
+)
+Search = _promise(
+    *('Search', 'search for settings of private training', 'privacy'),
+    epsilon='nats, of the whole search',
+    delta='probability',
+    mean_runs='expected number of runs',
+    shape='of the law of the number of runs',
+    seeded='whether anything secret comes from a seed',
+    mechanism='the accountant of a run',
+    relation='which data are neighbours',
+    account='noise multiplier, rate, number of steps of a run',
+    pure_epsilon='nats, of releases without delta in a run',
+)
+PrivateSums = _promise(
+    *('PrivateSums', 'private aggregation', 'privacy'),
+    epsilon='nats, of everything released',
+    delta='probability',
+    target_epsilon='nats, the budget; None without one',
+    mu='sensitivity over noise, of everything',
+    mu_encoder='the same, of the encoder',
+    mu_aggregation='the same, of the sums',
+    mu_head='the same, of the head',
+    relation='which data are neighbours',
+    form='withdraw, replace or either',
+    directed='whether edges are arcs',
+    max_degree='edges of a node; None without a limit',
+    hops='sums of a release',
+    releases='lines of the account',
+    num_nodes='count, public',
+    receivers='nodes whose rows hold sums',
+    rows='which rows may be published',
+    raw_columns='whether the first columns are raw rows',
+    predictions='whether weights and predictions are released',
+    seeded='whether noise comes from a seed',
+    ledger_head='SHA-256 of the ledger; None without one',
+)
+_REMOVED = {
+    'request': 'names of what was removed, by graph',
+    'noise': 'output or objective',
+    'seeded': 'whether noise comes from a seed',
+    'residual': 'norm of the gradient, as measured',
+    'bound': 'what counts as spent',
+    'budget': 'what the bound may be',
+    'distance_bound': 'of the weights to exact retraining',
+    'release_std': 'deviation of the noise on a weight',
+    'epsilon': 'nats, of this release',
+    'epsilon_transcript': 'nats, of all releases since the fit',
+    'target_epsilon': 'nats, what a release may have',
+    'delta': 'probability',
+    'lam': 'weight of the penalty',
+    'history': 'what every release spent',
+    'ledger_head': 'SHA-256 of the ledger',
+}
+NodeRemoval = _promise(
+    'NodeRemoval',
+    'certified removal from a node classifier',
+    'removal',
+    num_train='training nodes that remain',
+    **_REMOVED,
+)
+GraphRemoval = _promise(
+    'GraphRemoval',
+    'certified removal',
+    'removal',
+    num_graphs='training graphs that remain',
+    releases='count, since the fit',
+    **_REMOVED,
+)
+ShardRemoval = _promise(
+    *('ShardRemoval', 'exact removal by shards', 'removal'),
+    request='names of what was removed',
+    secrets='where the keys of hashes come from',
+    shards='numbers of those that were trained again',
+    exact='whether the partition is that of what remains, too',
+    exactness='what exact means for this partition',
+    keeps_history='whether files of earlier states are kept',
+    queued='requests that wait',
+    max_wait='seconds until they are forgotten; None without a limit',
+    ledger_head='SHA-256 of the ledger',
+)
+ExactCertificate = _promise(
+    *('ExactCertificate', 'robustness certificate', 'robustness'),
+    targets='count',
+    num_robust='targets that keep their class',
+    num_broken='targets that some graph breaks',
+    num_unknown='all other targets',
+    scenario='which edges may flip',
+    undirected='whether both directions flip together',
+    global_budget='flips in all; None without a limit',
+    max_local_budget='flips at a node',
+    fixed_edges='directed edges that never change',
+    model_digest="SHA-256 of the model; '' of logits",
+)
+SmoothedCertificate = _promise(
+    *('SmoothedCertificate', 'certificate by smoothing', 'robustness'),
+    targets='count',
+    task='nodes or graphs',
+    confidence='probability',
+    per='whether all targets share it, or each has it',
+    alpha='probability, that bounds of a target are wrong',
+    look='the look at which sampling ended; 0 if it was fixed',
+    num_samples='votes of a target',
+    num_classes='count',
+    num_abstained='targets without a class',
+    classes='whether all classes are bounded, or one',
+    tolerance='probability, taken off bounds',
+    noise='the noise, as printed',
+    flips='by kind: probability that a 0 is set, that a 1 is deleted',
+    undirected='whether an edge is both directions',
+    tallies='targets, votes: class, runner-up, others; zeros and ones',
+    certified='targets that stay, by number of changes',
+    answered='of these, targets that the classifier answers, too',
+    seeded='whether the copies come from a seed',
+)
+CollectiveCertificate = _promise(
+    'CollectiveCertificate',
+    'collective certificate by smoothing',
+    'robustness',
+    num_targets='count',
+    guaranteed='predictions that stay at once',
+    counted='predictions with a class',
+    one_by_one='predictions that stay by themselves',
+    bound='predictions that break together, at most',
+    edges='added, deleted',
+    features='entries set, deleted',
+    local_budget='changes of a kind in a row; None without a limit',
+    attackers='nodes; None without a limit',
+    hops='rounds of messages',
+    degrees='whose degree weighs messages',
+    confidence='probability, of all at once',
+    seeded='whether the copies come from a seed',
+)
+VoteCertificate = _promise(
+    *('VoteCertificate', 'certificate by division and voting', 'robustness'),
+    targets='count',
+    task='nodes or graphs',
+    views='votes of a target',
+    num_groups='groups of a division',
+    by='which elements are divided',
+    vote='majority or mean',
+    tallies='targets, votes: class, best before, best after, others',
+    certified='targets that stay, by changed views',
+)
+PoisonCertificate = _promise(
+    'PoisonCertificate',
+    'certificate against poisoning, by shards',
+    'robustness',
+    targets='count',
+    num_shards='votes of a target',
+    aggregator='majority or mean',
+    inference='isolated or clean',
+    tallies='targets, votes: class, runner-up, -1, others',
+    certified='targets that stay, by changed shards',
+)
+Propagation = _promise(
+    *('Propagation', 'propagation', 'accuracy'),
+    read='the field that is propagated',
+    written='the field that has the result',
+    measure='the weights of the levels',
+    levels='count',
+    eps='error that a push may make; 0 if it is exact',
+    half='whether levels are in float16',
+    level_bound='error by cut levels; None if none is cut',
+    standard_deviation='of an entry, at most; None if nothing is sampled',
+)
+Audit = _promise(
+    *('Audit', 'audit of a removal', 'measurement'),
+    request='names of what was removed',
+    verdicts='tests, by verdict',
+    tests='rows: statistic, value, interval, verdict',
+    left_out='tests that were not run, and why',
+)
+
+
+def claim(procedure: str, values: Mapping[str, Any]) -> Any:
+    """Build the claim of a procedure from the fields of a report.
+
+    Args:
+        procedure (str): one of :obj:`PROMISES`.
+        values (dict): by name; what the promise does not name is a setting.
+
+    Raises:
+        ValueError: if the procedure is unknown, or a field is missing.
+    """
+    if procedure not in PROMISES:
+        raise ValueError(f'{procedure!r} is no procedure of pyg_trust')
+    kind = PROMISES[procedure]
+    known = [each.name for each in fields(kind) if each.name != 'more']
+    missing = set(known) - set(values) - set(_COMMON)
+    if missing:
+        raise ValueError(f'the field {min(missing)!r} is missing')
+    texts = [*values.get('notes', ()), *values.get('limits', ())]
+    texts.append(values.get('vouched', ''))
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("'notes', 'limits' and 'vouched' need to be texts")
+    more = {name: values[name] for name in values if name not in known}
+    named = {name: values[name] for name in known if name in values}
+    return kind(more=more, **named)
+
+
+def values(made: Any) -> dict[str, Any]:
+    """Return the fields of a claim as a report in JSON has them.
+
+    Args:
+        made (Any): of :func:`claim`.
+    """
+    found = {
+        each.name: getattr(made, each.name)
+        for each in fields(made)
+        if each.name != 'more'
+    }
+    return {**found, **made.more}
 
 
 def visible(text: str) -> str:

@@ -46,7 +46,7 @@ import math
 
 import numpy as np
 
-from pyg_trust.kernel.noise import SHIFT
+from .noise import SHIFT
 
 #: An integer of a release is smaller than this.
 MOST = 2**62

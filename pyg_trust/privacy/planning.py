@@ -34,10 +34,10 @@ from pyg_trust.privacy.accountant import (
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.report import (
     PrivacyReport,
-    protected_unit,
-    said_by,
+    vouched,
 )
 from pyg_trust.report import Guarantee, Report, fingerprint_model
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
@@ -344,22 +344,15 @@ class SearchReport(Report):
 
     def guarantee(self) -> Guarantee:
         """The differential privacy of the weights of the best run."""
-        return Guarantee(
-            procedure='search for settings of private training',
-            promise=(
-                (f'{SEEDED}; with secret noise, ' if self.seeded else '')
-                + 'the weights, settings and score of the best run are '
-                f'({self.epsilon:.4g}, {self.delta:g})-differentially private '
-                f'in any one {protected_unit(self.relation)}'
-                + said_by(self.mechanism)
-            ),
+        return stated(
+            'search for settings of private training',
+            {
+                **self.numbers(),
+                'candidate': str(self.candidate),
+                'vouched': vouched(self.mechanism),
+            },
             assumptions=self.assumptions,
-            not_covered=('all other runs, how many there were, and the time',),
-            spent={'epsilon': self.epsilon},
-            budget={'epsilon': math.inf},
             data=self.data,
-            kind='privacy',
-            values={**self.numbers(), 'candidate': str(self.candidate)},
             checked=self.checked,
             model=self.weights,
         )

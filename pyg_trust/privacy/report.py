@@ -7,6 +7,12 @@ from typing import Any
 
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.kernel import clip
+from pyg_trust.kernel.sentences import (
+    LEDGER,
+    NO_LEDGER,
+    TRAINING,
+    protected_unit,
+)
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
 from pyg_trust.privacy.state import public_fingerprint
@@ -16,20 +22,18 @@ from pyg_trust.report import (
     fingerprint_model,
     provenance,
 )
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
 
-def protected_unit(relation: str) -> str:
-    """The unit in which neighbours differ, to stand after 'any one'.
+def vouched(mechanism: str) -> str:
+    """Who vouches for an epsilon; '' if it is this package.
 
     Args:
-        relation (str): of an accountant.
+        mechanism (str): the name of an accountant.
     """
-    if relation == 'replace-one-graph':
-        return 'graph: its nodes, edges, features and label'
-    if relation == 'add-or-remove-one-graph':
-        return 'graph, and in whether it is there'
-    return "node's features"
+    own = ACCOUNTANTS.is_own(mechanism)
+    return ACCOUNTANTS.note(mechanism) if own else ''
 
 
 def said_by(mechanism: str) -> str:
@@ -38,9 +42,8 @@ def said_by(mechanism: str) -> str:
     Args:
         mechanism (str): the name of an accountant.
     """
-    if not ACCOUNTANTS.is_own(mechanism):
-        return ''
-    return f', as says {ACCOUNTANTS.note(mechanism)}'
+    who = vouched(mechanism)
+    return f', as says {who}' if who else ''
 
 
 @dataclass(frozen=True)
@@ -130,25 +133,12 @@ class PrivacyReport(Report):
 
     def guarantee(self) -> Guarantee:
         """The differential privacy of the released weights."""
-        limit = self.target_epsilon
-        return Guarantee(
-            procedure='private training',
-            promise=(
-                (f'{SEEDED}; with secret noise, ' if self.seeded else '')
-                + f'the weights after each of {self.steps} steps, all '
-                f'together, are ({self.epsilon:.4g}, {self.delta:g})-'
-                f'differentially private in any one {self._protected()}'
-                + self._exactly()
-                + said_by(self.mechanism)
-            ),
+        return stated(
+            'private training',
+            {**self.numbers(), 'vouched': vouched(self.mechanism)},
             assumptions=self.assumptions,
-            not_covered=self._not_covered(),
-            spent={'epsilon': self.epsilon},
-            budget={'epsilon': math.inf if limit is None else limit},
             data=self.data,
             origin=self.provenance,
-            kind='privacy',
-            values=self.numbers(),
             history={'epsilon': list(self.history)},
             checked=self._checked(),
             model=self.weights,
@@ -183,19 +173,6 @@ class PrivacyReport(Report):
     def _exactly(self) -> str:
         return ', in exact arithmetic' if self.arithmetic == 'exact' else ''
 
-    def _protected(self) -> str:
-        return protected_unit(self.relation)
-
-    def _not_covered(self) -> tuple[str, ...]:
-        if self.relation == 'replace-one-graph':
-            return ('how many graphs there are',)
-        if self.relation == 'add-or-remove-one-graph':
-            return ('the rate, and the number that sums are divided by',)
-        return (
-            'edges, and which nodes there are',
-            'predictions, which read the features of neighbours',
-        )
-
     def __str__(self) -> str:
         table = super().__str__()
         return f'{SEEDED}\n{table}' if self.seeded else table
@@ -209,7 +186,7 @@ class PrivacyReport(Report):
             f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private'
             f'{self._exactly()}: '
             'whoever sees them can hardly tell one from any other of a '
-            f'{self._protected()}.',
+            f'{protected_unit(self.relation)}.',
             f'Neighbours are data that differ by "{self.relation}". '
             f'{self._draw()}, at a rate of {rates}; {self._clip()}; sums; and '
             'adds Gaussian noise of the standard deviation '
@@ -390,8 +367,8 @@ def assumptions(
             (default: :obj:`'system'`)
     """
     lines = [
+        *TRAINING,
         *units,
-        'the weights that training began with do not depend on private data',
         'buffers and attributes of the model hold nothing of private data '
         '(tables with a row per node, and what is looked up by names or '
         'places of nodes, are refused)',
@@ -405,9 +382,6 @@ def assumptions(
         'done again on those of the batch, followed, and refused if '
         'subgraphs meet; it reads '
         'no memory that it did not write (torch.empty), nor by its address',
-        'released are weights, optimizer state and this report; training '
-        'losses, clipping rates, batches and seeds are not covered, nor are '
-        'stops, learning rates and other settings that depend on private data',
     ]
     if seeded:
         lines.insert(0, SEEDED)
@@ -421,21 +395,5 @@ def assumptions(
             "noise and batches are of the operating system's cryptographic "
             'generator; noise is exactly rounded, on a public grid'
         )
-    lines.append(
-        'no process was ended and started again for the sake of another '
-        'batch: in a process, a batch that was drawn is kept until its step '
-        'is spent, but a new process draws another'
-    )
-    if has_ledger:
-        lines.append(
-            'the ledger is the only account of this training: no copy of it '
-            'was spent as well, and no older one was put back (ledger_head, '
-            'noted elsewhere and handed to the next engine, shows the latter)'
-        )
-    else:
-        lines.append(
-            'all steps were taken by this process, or by those whose '
-            'checkpoint it went on from, each of which was gone on from once: '
-            'without a ledger nothing else is counted'
-        )
+    lines.append(LEDGER if has_ledger else NO_LEDGER)
     return (*lines, *leaks)

@@ -23,7 +23,9 @@ from torch_geometric.data import Data
 
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
+from pyg_trust.kernel import claims
 from pyg_trust.kernel.claims import finite
+from pyg_trust.kernel.sentences import words
 from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
@@ -358,6 +360,43 @@ class Guarantee(Report):
             name: self.budget[name] - spent
             for name, spent in self.spent.items()
         }
+
+
+def stated(
+    procedure: str,
+    values: dict[str, Any],
+    *,
+    assumptions: Sequence[str] = (),
+    not_covered: Sequence[str] = (),
+    **rest: Any,
+) -> Guarantee:
+    """Build the guarantee of a claim: its sentences come from its fields.
+
+    Args:
+        procedure (str): one of :obj:`pyg_trust.kernel.claims.PROMISES`.
+        values (dict): the fields, and further settings.
+        assumptions (sequence of str): those of this run; what the promise
+            always assumes is added. (default: :obj:`()`)
+        not_covered (sequence of str): the same. (default: :obj:`()`)
+        **rest (Any): of :class:`Guarantee`.
+
+    Raises:
+        ValueError: if a field of the claim is missing.
+    """
+    values = plain(values)
+    always = words(claims.claim(procedure, values))
+    own = {
+        'notes': [t for t in assumptions if t not in always.assumptions],
+        'limits': [t for t in not_covered if t not in always.not_covered],
+    }
+    made = claims.claim(procedure, {**values, **own})
+    return Guarantee(
+        procedure=procedure,
+        kind=made.kind,
+        values=claims.values(made),
+        **vars(words(made)),
+        **rest,
+    )
 
 
 Reported = TypeVar('Reported', bound=Report)

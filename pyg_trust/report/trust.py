@@ -17,7 +17,7 @@ from pyg_trust.report.base import Guarantee, Report, short
 from pyg_trust.report.charts import Chart
 
 #: The version of the JSON's layout; :func:`schema` describes it.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FORMATS = ('.json', '.html', '.md')
 
 
@@ -71,11 +71,10 @@ class TrustReport(Report):
                 "'created' needs to be an ISO 8601 time with its zone "
                 f'(got {self.created!r})'
             )
-        if check_integer('schema_version', self.schema_version) != (
-            SCHEMA_VERSION
-        ):
+        version = check_integer('schema_version', self.schema_version)
+        if not 1 <= version <= SCHEMA_VERSION:
             raise ValueError(
-                f"'schema_version' needs to be {SCHEMA_VERSION} "
+                f"'schema_version' needs to be 1 to {SCHEMA_VERSION} "
                 f'(got {self.schema_version!r})'
             )
 

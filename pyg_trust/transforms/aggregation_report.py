@@ -12,16 +12,10 @@ from pyg_trust.functional.private_propagation import (
     hop_sensitivity,
 )
 from pyg_trust.kernel.noise import DIGEST, SHIFT
-from pyg_trust.noise import SEEDED
+from pyg_trust.kernel.sentences import SEEDED, unit_of_sums
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
 
-_UNITS = {
-    'edge': "edge's presence",
-    'node': "node's record: features, label and own list of neighbours",
-    'node_incident': "node with all its edges, up to {} of them: the node's "
-    'features, label and edges',
-    'feature': "node's features and label",
-}
 _OTHERS = {
     'edge': 'features and labels, which the relation takes as known',
     'node': 'that others name a node, which is in their records',
@@ -210,12 +204,9 @@ class AggregationReport(Report):
     @property
     def unit(self) -> str:
         """The unit of privacy, in words."""
-        unit = _UNITS[self.relation].format(self.max_degree)
-        if self.relation == 'edge':
-            kind = 'arc' if self.directed else 'undirected edge'
-            return f'{kind}, there or not'
-        against = 'a blank' if self.form == 'withdraw' else 'any other'
-        return f'{unit}, against {against}'
+        return unit_of_sums(
+            self.relation, self.form, self.directed, self.max_degree
+        )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -312,44 +303,25 @@ class AggregationReport(Report):
             lines.append("a node's own row, which is for that node")
         if self.raw_columns and self.relation != 'edge':
             lines.append('the first columns, which are the raw rows')
-        others = [name for name in _UNITS if name != self.relation]
+        others = [name for name in RELATIONS if name != self.relation]
         if self.mu_edge is not None:
             others.remove('edge')
         return (*lines, 'the relations ' + ', '.join(map(repr, others)))
 
     def promise(self) -> str:
         """The guarantee, in one sentence."""
-        hops = f'{self.hops} hop' + ('s' if self.hops > 1 else '')
-        if self.relation == 'feature':
-            hops = 'a linear propagation'
-        what = f'the noisy sums of {hops} over {self.num_nodes:,} nodes'
-        if self.predictions:
-            what += ', the weights and every prediction'
-            what += '' if self.relation == 'edge' else ' for others'
-            what += ', together, are'
-        else:
-            what += ' are'
-        lead = f'{SEEDED}; with secret noise, ' if self.seeded else ''
-        return (
-            f'{lead}{what} ({self.epsilon:.4g}, {self.delta:g})-'
-            f'differentially private in one {self.unit}'
-        )
+        return self.guarantee().promise
 
     def guarantee(self) -> Guarantee:
         """The privacy guarantee, in the form that all reports share."""
-        limit = self.target_epsilon
         fields = self.to_dict()
         fields.pop('provenance')
-        return Guarantee(
-            procedure='private aggregation',
-            promise=self.promise(),
+        return stated(
+            'private aggregation',
+            fields,
             assumptions=self.assumptions,
             not_covered=self.not_covered,
-            spent={'epsilon': self.epsilon},
-            budget={'epsilon': math.inf if limit is None else limit},
             origin=self.provenance,
-            kind='privacy',
-            values=fields,
             checked=self._checks(),
         )
 

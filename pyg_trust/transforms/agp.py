@@ -39,6 +39,7 @@ from pyg_trust.report import (
     fingerprint_data,
     provenance,
 )
+from pyg_trust.report.base import stated
 
 
 class MeasureTransform(BaseTransform):
@@ -294,9 +295,13 @@ class AGP(MeasureTransform):
         _check_finite(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
-        what = f'{self.out!r} is {measure} of {self.attr!r}'
         values: dict[str, Any] = {
             **self._options(),
+            'read': self.attr,
+            'written': self.out,
+            'level_bound': None,
+            'standard_deviation': None,
+            'half': self.half,
             'measure': str(measure),
             'levels': measure.levels,
             'eps': self.eps,
@@ -305,38 +310,20 @@ class AGP(MeasureTransform):
         names = list(dict.fromkeys((self.attr, *DATA_FIELDS)))
         values['data_fields'] = names
         if self.eps == 0:
-            promise = f'{what}, up to rounding'
             if self.half:
                 values['bits'] = 16
-                promise += ' (levels in float16)'
             if self.level_tol:
-                bound = chebyshev(measure, self.level_tol).bound
-                values['level_bound'] = bound
-                promise += (
-                    f' and to within {bound:.3g} times the sum of the weights '
-                    f'times the norm of {self.attr!r}, |D^(a-1/2) .|_F, as '
-                    'levels are cut'
-                )
-            assumptions: tuple[str, ...] = ()
+                values['level_bound'] = chebyshev(
+                    measure, self.level_tol
+                ).bound
         else:
             variance = variance_bound(graph, x, measure, self.eps)
             values['standard_deviation'] = float(variance.max().sqrt())
-            promise = (
-                f'{what}, estimated without bias; no entry has a standard '
-                f'deviation above {values["standard_deviation"]:.3g}'
-            )
-            assumptions = ('the seed does not depend on graph and features',)
-        return Guarantee(
-            procedure='propagation',
-            promise=promise,
-            assumptions=assumptions,
-            not_covered=(
-                f'what the measure leaves out after {measure.levels} levels',
-            ),
+        return stated(
+            'propagation',
+            values,
             data=fingerprint_data(data, names),
             origin=provenance(transform=repr(self), seed=self.seed),
-            kind='accuracy',
-            values=values,
         )
 
     def _options(self) -> dict[str, Any]:

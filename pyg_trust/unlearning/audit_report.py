@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart, axes
 
 FAILED, KEPT = 'failed', 'not rejected'
@@ -92,30 +93,14 @@ class AuditReport(Report):
             verdict: [row.test for row in self.rows if row.verdict == verdict]
             for verdict in (FAILED, KEPT, LEAKS, POWERLESS)
         }
-        return Guarantee(
-            procedure='audit of a removal',
-            promise='; '.join(
-                f'{len(tests)} of {len(self.rows)} tests {_SAID[verdict]} '
-                f'({", ".join(tests)})'
-                for verdict, tests in found.items()
-                if tests
-            ),
-            assumptions=(
-                'the subject releases nothing but what released() lists',
-                'verdicts are of this request, this data and these seeds',
-            ),
-            not_covered=(
-                'that everything was forgotten: a test that does not reject '
-                'proves nothing',
-                *self.left_out,
-            ),
-            origin=self.origin,
-            kind='measurement',
-            values={
+        return stated(
+            'audit of a removal',
+            {
                 **self.numbers(),
                 'verdicts': found,
                 'tests': [row.to_dict() for row in self.rows],
             },
+            origin=self.origin,
             checked=tuple(
                 f'{row.test}: {row.statistic} {row.value:.3f}, {row.verdict} '
                 f'(exact unlearning: {row.expected})'

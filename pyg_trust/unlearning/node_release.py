@@ -26,7 +26,7 @@ from pyg_trust.seals import (
     Seals,
     sealed,
 )
-from pyg_trust.unlearning.node_report import OBJECTIVE, OUTPUT
+from pyg_trust.unlearning.node_report import OUTPUT
 from pyg_trust.unlearning.node_state import NodeState
 
 # A release spends this part of the budget, if the steps below reach it.
@@ -306,7 +306,7 @@ class Releasing:
         return shift_epsilon(math.sqrt(squares), self.delta)
 
     def _assumptions(self) -> tuple[str, ...]:
-        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
+        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else ()
         if self.encoder is not None:
             made += ('the encoder never saw the data, as the user declared',)
         return made

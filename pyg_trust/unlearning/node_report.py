@@ -3,31 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.base import with_verification
+from pyg_trust.report.base import stated, with_verification
 from pyg_trust.report.charts import Chart, verified
 
-# Section by section of what a user could think is covered, and is not.
-NOT_COVERED = (
-    'the pair of a release before and one after: their difference shows what '
-    'was removed',
-    'what earlier releases, predictions, logs or backups revealed',
-    'requests that depend on a release that knew the item',
-    'settings that were chosen with the removed data: lambda, measure, '
-    'encoder, classes',
-    'the ledger, timings and residuals, which are functions of the removed '
-    'data: keep them private',
-    'copies of what was removed in other nodes',
-    'releases of copies and forks of the classifier, and of others that went '
-    'on from the same state: each counts its own alone',
-    'a later fit, or a state that somebody puts back from a copy, with what '
-    'was removed in it',
-)
-
 OUTPUT = (
-    'the reference is retraining from scratch on the data that remain, with '
-    'the same settings, solved exactly and released with the same noise',
     'the state (state_dict), of which the weights before the noise can be '
     'solved again, stays secret',
     'the noise is exact, as integers on the grid of the release, whose '
@@ -39,12 +19,6 @@ SAME = (
     'what remains alone, and is compared with a fit by the same program on '
     'it, in place of the exact solution; that it was may tell one bit of what '
     'was removed',
-)
-
-OBJECTIVE = (
-    'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
-    'one removed point can cost 690 times the promised delta',
-    'the noise b stays secret, and requests do not depend on a released model',
 )
 
 
@@ -135,33 +109,19 @@ class NodeUnlearnReport(Report):
 
     def guarantee(self) -> Guarantee:
         """How close the release is to one that never saw what was removed."""
-        promise = (
-            f'the released weights are ({self.epsilon:.4g}, {self.delta:g})-'
-            'indistinguishable from those of exact retraining without what '
-            'was removed'
-        )
-        if self.noise == 'output':
-            promise += (
-                ', and all releases since the fit together '
-                f'({self.epsilon_transcript:.4g}, {self.delta:g})'
-            )
-        if not self.secure:
-            promise = f'{SEEDED}; otherwise {promise}'
-        return Guarantee(
-            procedure='certified removal from a node classifier',
-            promise=promise,
-            assumptions=self.assumptions,
-            not_covered=NOT_COVERED,
-            spent={'gradient residual': self.bound},
-            budget={'gradient residual': self.budget},
-            data=self.data,
-            origin=self.origin,
-            kind='removal',
-            values={
+        given = self.origin.get('arguments', {})
+        return stated(
+            'certified removal from a node classifier',
+            {
                 **self.numbers(),
                 'request': {'0': self.request},
                 'seeded': not self.secure,
+                'lam': given.get('lam'),
+                'target_epsilon': given.get('epsilon'),
             },
+            assumptions=self.assumptions,
+            data=self.data,
+            origin=self.origin,
             history={
                 'gradient residual': [
                     *(share * self.budget for share in self.history[:-1]),

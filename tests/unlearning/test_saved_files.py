@@ -17,10 +17,12 @@ from scipy.stats import fisher_exact
 from states import same
 from torch_geometric.data import Data
 
+from pyg_trust.functional import sgc
 from pyg_trust.functional.shifts import grid_shift, largest_weights
+from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import GraphScattering
+from pyg_trust.transforms import GraphScattering, PropagatedFeatures
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 
 # What may differ: what was drawn, and the account.
@@ -487,3 +489,52 @@ def test_few_graphs_do_not_stand_in_the_way_of_a_removal():
     assert 0 < report.bound <= report.budget
     assert report.epsilon <= 1
     assert model.verify().ok
+
+
+# Features that are kept #####################################################
+
+
+@pytest.mark.parametrize('series', [False, True])
+def test_pickled_features_do_not_tell_what_was_there(series):
+    made = []
+    for secret, room in ((0.0, 0), (1e-3, 0), (4.0, 5)):
+        data = community(secret)
+        graph = CSRGraph.from_data(data)
+        how = {'alpha': 0.3, 'theta': 1e-3} if series else {}
+        features = PropagatedFeatures(graph, data.x, sgc(2), **how)
+        features.rows()
+        # Rows that were asked for, are out of date, and not asked for again.
+        features.remove_nodes(torch.tensor([7]))
+        for other in range(room):
+            features.insert_edges(torch.tensor([[59], [20 + other]]))
+            features.remove_edges(torch.tensor([[20 + other], [59]]))
+        if room:
+            features.rows()
+        again = pickle.loads(pickle.dumps(features))
+        assert again.nodes.tolist() == features.nodes.tolist()
+        if not series:
+            assert torch.equal(again.rows(), features.rows())
+        again.insert_edges(torch.tensor([[59], [3]]))
+        with pytest.raises(ValueError, match='removed'):
+            again.rows(torch.tensor([7]))
+        held = features.__getstate__()
+        for value in held.values():
+            if isinstance(value, torch.Tensor):
+                size = value.numel() * value.element_size()
+                assert value.untyped_storage().nbytes() == size
+        made.append((held, again.rows()))
+    for other in made[1:]:
+        assert same(other, made[0])
+        assert repr(other) == repr(made[0])
+
+
+def test_rows_out_of_date_are_not_kept_in_memory():
+    data = community(4.0)
+    features = PropagatedFeatures(CSRGraph.from_data(data), data.x, sgc(1))
+    features.rows()
+    u, v = data.edge_index[:, 0].tolist()
+    features.remove_edges(torch.tensor([[u], [v]]))
+    assert features.stale_rows
+    kept = features._z
+    assert kept is not None
+    assert not kept[features._stale].any()

@@ -256,7 +256,10 @@ def test_what_is_reported_is_true_and_composes():
         assert distance <= report.distance_bound
         mu = LAM * (len(graphs) - i - 1)
         assert report.residual <= report.distance_bound * mu
-        assert report.bound == report.distance_bound / 1e-7
+        # The product with the size of the data and its quotient round.
+        assert math.isclose(
+            report.bound, report.distance_bound / 1e-7, rel_tol=1e-14
+        )
         shifts.append(report.bound)
         assert report.epsilon == shift_epsilon(report.bound, 1e-6)
         together = shift_epsilon(compose_shifts(shifts), 1e-6)
@@ -270,6 +273,9 @@ def test_what_is_reported_is_true_and_composes():
 def test_noise_too_small_for_the_solver_is_refused():
     graphs = protein_like()
     with pytest.raises(ValueError, match="'release_std' needs to be at least"):
+        make(release_std=1e-7, tol=1e-8).fit(graphs)
+    # And for the integers of its grid.
+    with pytest.raises(ValueError, match="'release_std' is too small"):
         make(release_std=1e-12).fit(graphs)
 
 

@@ -24,6 +24,7 @@ from pyg_trust.nn.shard_aggregator import (
     ShardAggregator,
 )
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.division import check_apart
 from pyg_trust.transforms.shards import Shards
@@ -189,37 +190,9 @@ class PoisonCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """That voted classes stay, under which attacks."""
-        counts = [f'{int((self.radius >= k).sum())} if {k} do' for k in _SHOWN]
-        isolated = self.inference == 'isolated'
-        when = 'in training and at inference' if isolated else 'in training'
-        return Guarantee(
-            procedure='certificate against poisoning, by shards',
-            promise=(
-                f'of {self.targets.numel()} nodes these keep the class that '
-                f'the shards vote for, whatever other nodes do {when} (are '
-                'inserted or deleted, have other features, labels or edges): '
-                f'{", ".join(counts)}'
-            ),
-            assumptions=(
-                'predictions are the classes of this report'
-                + (', of isolated inference' if isolated else ''),
-                'nodes keep their names, and new ones take new names',
-                'seed, number of shards, number of classes and '
-                'hyperparameters were not chosen on data that can be '
-                'attacked, and nothing was computed across nodes before',
-                'the factory of the models is deterministic',
-            ),
-            not_covered=(
-                "changes of the target's own features"
-                if isolated
-                else 'changes of the graph at inference',
-                "more than one vote for the target's own label",
-                'the outputs of a single shard, and other aggregators',
-            ),
-            data=self.data,
-            origin=self.provenance,
-            kind='robustness',
-            values={
+        return stated(
+            'certificate against poisoning, by shards',
+            {
                 **self.numbers(),
                 'targets': self.targets.numel(),
                 'num_shards': self.votes.size(0),
@@ -230,6 +203,8 @@ class PoisonCertificate(Report):
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },
             },
+            data=self.data,
+            origin=self.provenance,
             checked=self.checked,
             model=self.weights,
         )

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from pyg_trust._checks import check_number
 from pyg_trust.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
+from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.nn.shard_aggregator import unchecked
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards.building import Building
@@ -27,7 +28,6 @@ from pyg_trust.unlearning.shards.products import clear_rows, select_rows
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
     FROM_SEED,
-    FROM_SYSTEM,
     ShardPlan,
     ShardRemovalReport,
     ShardReport,

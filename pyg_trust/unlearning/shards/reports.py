@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.base import with_verification
+from pyg_trust.report.base import stated, with_verification
 from pyg_trust.report.charts import Chart
 
 ASSUMPTIONS = (
@@ -17,7 +17,6 @@ ASSUMPTIONS = (
 )
 
 #: Where the keys of hashes come from, as reports say it.
-FROM_SYSTEM = 'keys come from the operating system'
 FROM_SEED = (
     'keys come from an explicit seed: whoever knows or guesses it knows the '
     'shard of every name, and can test guesses of the data against hashes'
@@ -154,29 +153,12 @@ class ShardRemovalReport(Report):
 
     def guarantee(self) -> Guarantee:
         """That what was removed has left no trace in the models."""
-        return Guarantee(
-            procedure='exact removal by shards',
-            promise=(
-                ('' if self.secrets == FROM_SYSTEM else self.secrets + '; ')
-                + 'models and aggregator equal, bit for bit, those trained '
-                'from scratch without what was removed'
-                + ('' if self.exact else ', but for the partition')
-                + f': {self.exactness}'
-            ),
+        return stated(
+            'exact removal by shards',
+            self.numbers(),
             assumptions=self.assumptions,
-            not_covered=(
-                'what earlier releases of the model have revealed',
-                'the names of what was removed, which stay in ledger and '
-                'reports',
-                'copies, backups and snapshots of the state, a later fit, or '
-                'a state that somebody puts back from a copy',
-                *([HISTORY] if self.keeps_history else []),
-                *([_waiting(self)] if self.queued else []),
-            ),
             data=self.data,
             origin=self.origin,
-            kind='removal',
-            values=self.numbers(),
             checked=self._checked(),
             model=self.weights,
         )
@@ -306,22 +288,3 @@ class ShardVerifyReport(Report):
 
 def _same(equal: bool) -> str:
     return 'equal' if equal else 'NOT equal'
-
-
-HISTORY = (
-    'the files of earlier states, which hold what was removed and are kept in '
-    'the folder (keep_history=True) until purge()'
-)
-
-
-def _waiting(report: ShardRemovalReport) -> str:
-    wait = ''
-    if report.max_wait is not None:
-        wait = (
-            ', and none comes by itself: flush_if_due() needs to be called '
-            f'{report.max_wait:g} seconds after the first came'
-        )
-    return (
-        f'{report.queued} requests in the queue, which are not forgotten '
-        f'before a flush{wait}'
-    )

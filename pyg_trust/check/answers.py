@@ -1,0 +1,192 @@
+"""The answers of a check, and the fields that it reads."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..kernel.claims import digest, read_json, visible
+
+HOLDS, FAILS = 'holds', 'FAILS'
+UNPROVED, UNKNOWN = 'not proved', 'not checked'
+Said = Iterator[tuple[str, str]]
+
+# What is raised by fields and files that are not what they should be.
+WRONG = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_TEXTS = ('assumptions', 'not_covered', 'checked')
+_AMOUNTS = ('spent', 'budget')
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a check.
+
+    Args:
+        status (str): ``'holds'``, ``'FAILS'``, ``'not proved'`` (there is no
+            witness, or none that is small enough) or ``'not checked'`` (it
+            was not handed in, or can't be run).
+        text (str): what was looked at.
+    """
+
+    status: str
+    text: str
+
+    def __str__(self) -> str:
+        # One line, whatever is in the file.
+        return f'{self.status:<11}  {visible(self.text)}'
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A promise as a report in JSON states it.
+
+    The fields are those of :class:`pyg_trust.report.Guarantee`.
+    """
+
+    procedure: str
+    promise: str
+    assumptions: list[str]
+    not_covered: list[str]
+    spent: dict[str, float]
+    budget: dict[str, float]
+    data: str
+    origin: dict[str, Any]
+    kind: str
+    values: dict[str, Any]
+    history: dict[str, list[float]]
+    checked: list[str]
+    model: str
+
+    def __post_init__(self) -> None:
+        for name in ('procedure', 'promise', 'data', 'kind', 'model'):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f'{name!r} is no text')
+        if not (self.procedure and self.promise):
+            raise ValueError('a promise is empty')
+        for name in _TEXTS:
+            found = getattr(self, name)
+            if not isinstance(found, list) or not all(
+                isinstance(text, str) for text in found
+            ):
+                raise ValueError(f'{name!r} is no list of texts')
+        for name in (*_AMOUNTS, 'origin', 'values', 'history'):
+            if not isinstance(getattr(self, name), dict):
+                raise ValueError(f'{name!r} is no dictionary')
+        if set(self.spent) != set(self.budget):
+            raise ValueError("'spent' and 'budget' are not of the same things")
+        for name, amounts in self.history.items():
+            if name not in self.spent:
+                raise ValueError(f"'history' has {name!r}, 'spent' has not")
+            for amount in amounts:
+                number('history', amount)
+
+
+def read_report(path: str | Path) -> tuple[int, list[Stated]]:
+    """Read a report, and its layout.
+
+    Args:
+        path (str or Path): of the JSON.
+
+    Raises:
+        ValueError: if it is none, or was damaged.
+    """
+    try:
+        fields = read_json(Path(path).read_text())
+        if 'digest' in fields and digest(fields) != fields.pop('digest'):
+            raise ValueError('its digest is not that of its content')
+        if set(fields) != {'guarantees', 'created', 'schema_version'}:
+            raise ValueError(f'it has the fields {sorted(fields)}')
+        version = count('schema_version', fields['schema_version'], 1)
+        if version > 2 or not isinstance(fields['created'], str):
+            raise ValueError(f'its layout is {version}')
+        if not isinstance(fields['guarantees'], list):
+            raise ValueError("'guarantees' is no list")
+        made = []
+        for entry in fields['guarantees']:
+            for name in _AMOUNTS:
+                entry[name] = {
+                    key: float(amount) for key, amount in entry[name].items()
+                }
+            made.append(Stated(**entry))
+        if not made:
+            raise ValueError('it promises nothing')
+        return version, made
+    except WRONG as error:
+        raise ValueError(
+            f"'path' needs to be a trust report in JSON: {path} is none "
+            f'({type(error).__name__}: {error})'
+        ) from None
+
+
+def count(name: str, value: Any, least: int = 0) -> int:
+    """Read a whole number.
+
+    Args:
+        name (str): of the field, for the message.
+        value (Any): of the report.
+        least (int): that it may be. (default: :obj:`0`)
+    """
+    if type(value) is not int or value < least:
+        raise ValueError(f'{name!r} needs to be a count (got {value!r})')
+    return value
+
+
+def number(name: str, value: Any, *, above: float = -math.inf) -> float:
+    """Read a finite number.
+
+    Args:
+        name (str): of the field, for the message.
+        value (Any): of the report.
+        above (float): what it needs to exceed. (default: no bound)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f'{name!r} needs to be a number (got {value!r})')
+    made = float(value)
+    if not math.isfinite(made) or made <= above:
+        raise ValueError(f'{name!r} needs to exceed {above:g} (got {value!r})')
+    return made
+
+
+def amount(name: str, value: Any) -> float:
+    """Read a number that is not negative.
+
+    Args:
+        name (str): of the field, for the message.
+        value (Any): of the report.
+    """
+    if number(name, value) < 0:
+        raise ValueError(f'{name!r} needs to be at least 0 (got {value!r})')
+    return float(value)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Compare two numbers up to the rounding of a sum of doubles.
+
+    Args:
+        one (float): of a field.
+        two (float): of another.
+    """
+    return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-300)
+
+
+def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read who was removed: parts by the name of the graph.
+
+    Args:
+        values (dict): of a removal.
+    """
+    found = values['request']
+    if not isinstance(found, Mapping) or not all(
+        isinstance(part, Mapping) for part in found.values()
+    ):
+        raise ValueError(f"'request' needs to be by graph (got {found!r})")
+    return found

@@ -1,0 +1,147 @@
+"""Fingerprints of data and weights, and what is left of a removal.
+
+The same digests as :func:`pyg_trust.report.fingerprint_data` and
+:func:`~pyg_trust.report.fingerprint_model`, of arrays of numpy.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .tensors import Sparse, Tensor
+
+# Fields whose first dimension is the nodes, as PyG counts them.
+_OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
+
+
+def fingerprint(*parts: Any) -> str:
+    """Digest tensors, texts and numbers.
+
+    Args:
+        *parts (Any): in this order.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            header: Any = ('tensor', part.dtype, part.array.shape)
+            content = part.array.tobytes()
+        elif part is None or isinstance(part, str | int | float):
+            header, content = type(part).__name__, repr(part).encode()
+        else:
+            raise ValueError(f'{type(part).__name__} has no fingerprint')
+        digest.update(repr((header, len(content))).encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def fingerprint_model(state: Mapping[Any, Any]) -> str:
+    """Digest the tensors of a ``state_dict()``, or of a dictionary of these.
+
+    Args:
+        state (dict): what is no tensor is left out.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError("'state' needs to be a dictionary of tensors")
+    pairs = list(_flat('', state))
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        raise ValueError('two tensors have one name')
+    parts = [part for name in sorted(flat) for part in (name, flat[name])]
+    return fingerprint(*parts) if parts else ''
+
+
+def _flat(above: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            yield f'{above}{name}', value
+        elif isinstance(value, Mapping):
+            yield from _flat(f'{above}{name}.', value)
+
+
+def fingerprint_data(
+    graphs: Sequence[Mapping[str, Any]], fields: Sequence[str]
+) -> str:
+    """Digest graphs.
+
+    Args:
+        graphs (list[dict]): of ``Data.to_dict()``.
+        fields (list[str]): what to take of each, in this order.
+    """
+    parts: list[Any] = []
+    for graph in graphs:
+        for name in fields:
+            value = graph.get(name)
+            if name == 'num_nodes':
+                value = num_nodes(graph)
+            if isinstance(value, Sparse):
+                parts += [name, value.layout, *value.shape, *value.parts]
+            else:
+                parts += [name, value]
+    return fingerprint(*parts)
+
+
+def num_nodes(graph: Mapping[str, Any]) -> int:
+    """Count the nodes of a graph, as PyG does.
+
+    Args:
+        graph (dict): of ``Data.to_dict()``.
+    """
+    if graph.get('num_nodes') is not None:
+        return int(graph['num_nodes'])
+    kinds = (lambda name: name in _OF_NODES, lambda name: 'node' in name)
+    for is_of_nodes in kinds:
+        for name, value in graph.items():
+            if isinstance(value, Tensor | Sparse) and is_of_nodes(name):
+                return int(_shape(value)[0])
+    if isinstance(graph.get('adj_t'), Tensor | Sparse):
+        return int(_shape(graph['adj_t'])[1])
+    edges = graph['edge_index'].array
+    return int(edges.max()) + 1 if edges.size else 0
+
+
+def _shape(value: Tensor | Sparse) -> tuple[int, ...]:
+    return value.shape if isinstance(value, Sparse) else value.array.shape
+
+
+def left_over(
+    graph: Mapping[str, Any], part: Mapping[str, Any], where: str
+) -> Iterator[str]:
+    """Name what a request has removed and a graph still holds.
+
+    Edges are looked for in every direction that had to go.
+
+    Args:
+        graph (dict): of ``Data.to_dict()``.
+        part (dict): what went, by kind.
+        where (str): is put behind every finding.
+    """
+    names = graph.get('n_id')
+    ids = range(num_nodes(graph)) if names is None else names.array.tolist()
+    there = {v: row for row, v in enumerate(ids)}
+    for v in part.get('nodes', ()):
+        if v in there:
+            yield f'node {v}{where}'
+    for v in part.get('features', ()):
+        if v in there and _is_set(graph.get('x'), there[v]):
+            yield f'features of node {v}{where}'
+    arcs = [
+        *((u, v) for u, v in part.get('edges', ())),
+        *((v, u) for u, v in part.get('edges', ()) if u != v),
+        *((u, v) for u, v in part.get('directed_edges', ())),
+    ]
+    if arcs:
+        edges = set(map(tuple, graph['edge_index'].array.T.tolist()))
+        for u, v in arcs:
+            if (there.get(u), there.get(v)) in edges:
+                yield f'edge {u} -> {v}{where}'
+
+
+def _is_set(x: Any, row: int) -> bool:
+    if isinstance(x, Sparse) and x.layout == 'torch.sparse_csr':
+        start, end = x.parts[0].array[row : row + 2]
+        return bool(np.any(x.parts[2].array[start:end]))
+    if isinstance(x, Tensor):
+        return bool(np.any(x.array[row]))
+    raise ValueError('the features are no tensor with rows')

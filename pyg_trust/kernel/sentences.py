@@ -1,0 +1,609 @@
+"""Sentences: what people read of a claim, made from its fields alone.
+
+One function for each promise. All of :func:`words` is a function of the claim,
+and every field but names of people and tables of votes, which checks read, is
+in it: who changes a field changes a sentence.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .claims import PROMISES, finite
+
+SEEDED = (
+    'not private and not certified: the noise comes from an explicit seed, '
+    'and whoever knows or guesses the seed can subtract it'
+)
+SEEDED_COPIES = (
+    'not certified: seeded (the noisy copies come from an explicit seed, and '
+    'whoever knows or guesses the seed can choose a model that they flatter)'
+)
+UNSEEN = (
+    'what the model reads beside its tensors, attributes and code (files, '
+    'attributes of imported modules, hooks on all modules of the process), '
+    'and changes of it after the certificate was made (speaks_of tells)',
+)
+FROM_SYSTEM = 'keys come from the operating system'
+
+
+@dataclass(frozen=True)
+class Words:
+    """The sentences of a claim, and its budgets."""
+
+    promise: str
+    assumptions: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    spent: dict[str, float] = field(default_factory=dict)
+    budget: dict[str, float] = field(default_factory=dict)
+
+
+# Of these no sentence speaks: names of people, tables that checks read, and
+# what is in the sentences already.
+_UNSAID = (*('request', 'tallies', 'vouched', 'notes', 'limits', 'more'),)
+
+
+def words(claim: Any) -> Words:
+    """Make the sentences of a claim.
+
+    Args:
+        claim (Any): of :func:`.claims.claim`.
+    """
+    made = _RULES[claim.procedure](claim)
+    assumed = [*made.assumptions, *claim.notes, _settings(claim)]
+    promise = made.promise
+    if claim.vouched and claim.kind == 'privacy':
+        promise += f', as says {claim.vouched}'
+    elif claim.vouched:
+        promise = f'as says {claim.vouched}: {promise}'
+        assumed.append(f'NOT CHECKED: {claim.vouched}')
+    if getattr(claim, 'seeded', False) and claim.kind == 'robustness':
+        promise = f'{SEEDED_COPIES}; with secret copies, {promise}'
+    elif getattr(claim, 'seeded', False):
+        promise = f'{SEEDED}; with secret noise, {promise}'
+        assumed.insert(0, SEEDED)
+    return replace(
+        made,
+        promise=promise,
+        assumptions=tuple(dict.fromkeys(assumed)),
+        not_covered=tuple(dict.fromkeys((*made.not_covered, *claim.limits))),
+    )
+
+
+def _settings(claim: Any) -> str:
+    # Long ones by the start of a digest.
+    pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
+    found = []
+    for name, value in sorted({**pairs, **claim.more}.items()):
+        if name in _UNSAID:
+            continue
+        text = json.dumps(finite(value), sort_keys=True)
+        if len(text) > 66:
+            text = 'SHA-256 ' + hashlib.sha256(text.encode()).hexdigest()[:16]
+        found.append(f'{name} {text}')
+    return f'settings: {", ".join(found)}'
+
+
+def _limit(target: float | None) -> float:
+    return math.inf if target is None else target
+
+
+_RULES: dict[str, Callable[[Any], Words]] = {}
+Rule = Callable[[Any], Words]
+
+
+def _of(kind: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        (procedure,) = (
+            name for name, made in PROMISES.items() if made.__name__ == kind
+        )
+        _RULES[procedure] = rule
+        return rule
+
+    return add
+
+
+# Privacy #####################################################################
+
+NO_LEDGER = (
+    'all steps were taken by this process, or by those whose checkpoint it '
+    'went on from, each of which was gone on from once: without a ledger '
+    'nothing else is counted'
+)
+LEDGER = (
+    'the ledger is the only account of this training: no copy of it was spent '
+    'as well, and no older one was put back (ledger_head, noted elsewhere and '
+    'handed to the next engine, shows the latter)'
+)
+TRAINING = (
+    'the weights that training began with do not depend on private data',
+    'released are weights, optimizer state and this report; training losses, '
+    'clipping rates, batches and seeds are not covered, nor are stops, '
+    'learning rates and other settings that depend on private data',
+    'no process was ended and started again for the sake of another batch: in '
+    'a process, a batch that was drawn is kept until its step is spent, but a '
+    'new process draws another',
+)
+
+
+def protected_unit(relation: str) -> str:
+    """The unit in which neighbours differ, to stand after 'any one'.
+
+    Args:
+        relation (str): of an accountant.
+    """
+    if relation == 'replace-one-graph':
+        return 'graph: its nodes, edges, features and label'
+    if relation == 'add-or-remove-one-graph':
+        return 'graph, and in whether it is there'
+    return "node's features"
+
+
+@_of('PrivateTraining')
+def _training(c: Any) -> Words:
+    limits = {
+        'replace-one-graph': ('how many graphs there are',),
+        'add-or-remove-one-graph': (
+            'the rate, and the number that sums are divided by',
+        ),
+    }
+    return Words(
+        f'the weights after each of {c.steps} steps, all together, are '
+        f'({c.epsilon:.4g}, {c.delta:g})-differentially private in any one '
+        f'{protected_unit(c.relation)}',
+        (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER),
+        limits.get(
+            c.relation,
+            (
+                'edges, and which nodes there are',
+                'predictions, which read the features of neighbours',
+            ),
+        ),
+        {'epsilon': c.epsilon},
+        {'epsilon': _limit(c.target_epsilon)},
+    )
+
+
+@_of('Search')
+def _search(c: Any) -> Words:
+    return Words(
+        'the weights, settings and score of the best run are '
+        f'({c.epsilon:.4g}, {c.delta:g})-differentially private in any one '
+        f'{protected_unit(c.relation)}',
+        (),
+        ('all other runs, how many there were, and the time',),
+        {'epsilon': c.epsilon},
+        {'epsilon': math.inf},
+    )
+
+
+_UNITS = {
+    'edge': "edge's presence",
+    'node': "node's record: features, label and own list of neighbours",
+    'node_incident': "node with all its edges, up to {} of them: the node's "
+    'features, label and edges',
+    'feature': "node's features and label",
+}
+
+
+def unit_of_sums(
+    relation: str, form: str, directed: bool, max_degree: int | None
+) -> str:
+    """The unit of privacy of sums over neighbours, in words.
+
+    Args:
+        relation (str): which data are neighbours.
+        form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
+        directed (bool): whether edges are arcs.
+        max_degree (int, optional): of a node.
+    """
+    if relation == 'edge':
+        return f'{"arc" if directed else "undirected edge"}, there or not'
+    against = 'a blank' if form == 'withdraw' else 'any other'
+    return f'{_UNITS[relation].format(max_degree)}, against {against}'
+
+
+@_of('PrivateSums')
+def _sums(c: Any) -> Words:
+    hops = f'{c.hops} hop' + ('s' if c.hops > 1 else '')
+    if c.relation == 'feature':
+        hops = 'a linear propagation'
+    what = f'the noisy sums of {hops} over {c.num_nodes:,} nodes'
+    if c.predictions:
+        what += ', the weights and every prediction'
+        what += '' if c.relation == 'edge' else ' for others'
+        what += ', together, are'
+    else:
+        what += ' are'
+    unit = unit_of_sums(c.relation, c.form, c.directed, c.max_degree)
+    ledger = (
+        'this object made all releases of these data: without a ledger '
+        'nothing else is counted'
+        if c.ledger_head is None
+        else 'the ledger is the only account of these data: no copy of it was '
+        'spent as well, and no older one was put back'
+    )
+    return Words(
+        f'{what} ({c.epsilon:.4g}, {c.delta:g})-differentially private in one '
+        f'{unit}',
+        (
+            'which calls had the same data is known: the first release of '
+            'data costs, the next is free, and the number of releases '
+            f'({c.releases}) tells which were alike',
+            ledger,
+        ),
+        (
+            'all arguments',
+            'ids and number of nodes',
+            *(
+                ['the first columns, which are the raw rows']
+                if c.raw_columns and c.relation != 'edge'
+                else []
+            ),
+            *(
+                ["a node's own row, which is for that node"]
+                if c.rows == 'others'
+                else []
+            ),
+        ),
+        {'epsilon': c.epsilon},
+        {'epsilon': _limit(c.target_epsilon)},
+    )
+
+
+# Removal #####################################################################
+
+_AFTERWARDS = (
+    'settings that were chosen with what was removed',
+    'releases of copies and forks of the classifier, and of others that went '
+    'on from the same state: each counts its own alone',
+    'a later fit, or a state that somebody puts back from a copy, with what '
+    'was removed in it',
+    'the pair of a release before and one after: their difference shows what '
+    'was removed',
+    'what earlier releases, predictions, logs, saved states and backups '
+    'revealed',
+    'reports, ledgers, residuals and the time that a removal takes, which are '
+    'functions of what was removed: keep them private',
+)
+_OUTPUT = (
+    'the reference is exact retraining on the data that remain, with the same '
+    'settings, released with the same noise',
+    'the weights before the noise stay secret, as does the noise, and that of '
+    'every release is fresh',
+)
+_OBJECTIVE = (
+    'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
+    'one removed point can cost 690 times the promised delta',
+    'the noise b stays secret, and requests do not depend on a released model',
+    'the certificate covers this release, not several together',
+)
+
+
+def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
+    promise = (
+        f'the released weights are ({c.epsilon:.4g}, {c.delta:g})-'
+        'indistinguishable from those of exact retraining without what was '
+        'removed'
+    )
+    if c.noise == 'output':
+        promise += (
+            f', and all {releases} since the fit together '
+            f'({c.epsilon_transcript:.4g}, {c.delta:g})'
+        )
+    else:
+        promise += (
+            ', if Theorem 3 of Guo et al. holds here, which it does not in '
+            'general'
+        )
+    return Words(
+        promise,
+        _OUTPUT if c.noise == 'output' else _OBJECTIVE,
+        _AFTERWARDS,
+        {unit: c.bound},
+        {unit: c.budget},
+    )
+
+
+@_of('NodeRemoval')
+def _node_removal(c: Any) -> Words:
+    made = _released(c, 'releases', 'gradient residual', c.budget)
+    copies = 'copies of what was removed in other nodes'
+    return replace(made, not_covered=(*made.not_covered, copies))
+
+
+@_of('GraphRemoval')
+def _graph_removal(c: Any) -> Words:
+    unit = 'gradient residual'
+    if c.noise == 'output':
+        unit = 'shift over noise'
+    return _released(c, f'{c.releases} releases', unit, 1.0)
+
+
+@_of('ShardRemoval')
+def _shard_removal(c: Any) -> Words:
+    limits = [
+        'what earlier releases of the model have revealed',
+        'the names of what was removed, which stay in ledger and reports',
+        'copies, backups and snapshots of the state, a later fit, or a state '
+        'that somebody puts back from a copy',
+    ]
+    if c.keeps_history:
+        limits.append(
+            'the files of earlier states, which hold what was removed and are '
+            'kept in the folder (keep_history=True) until purge()'
+        )
+    if c.queued:
+        wait = ''
+        if c.max_wait is not None:
+            wait = (
+                ', and none comes by itself: flush_if_due() needs to be '
+                f'called {c.max_wait:g} seconds after the first came'
+            )
+        limits.append(
+            f'{c.queued} requests in the queue, which are not forgotten '
+            f'before the next flush(){wait}'
+        )
+    return Words(
+        ('' if c.secrets == FROM_SYSTEM else f'{c.secrets}; ')
+        + 'models and aggregator equal, bit for bit, those trained from '
+        'scratch without what was removed'
+        + ('' if c.exact else ', but for the partition')
+        + f': {c.exactness}',
+        (
+            'requests do not depend on a released model',
+            'labels, features and edges of what remains were not made from '
+            'what was removed',
+            'the model factory gives the same model for the same state of '
+            "torch's default generator",
+            'bits are those of one machine and one version of torch',
+        ),
+        tuple(limits),
+    )
+
+
+# Robustness ##################################################################
+
+
+@_of('ExactCertificate')
+def _exact(c: Any) -> Words:
+    within = 'the local budgets'
+    if c.global_budget is not None:
+        kind = 'undirected' if c.undirected else 'directed'
+        within += f' and {c.global_budget} {kind} flips in all'
+    most = c.max_local_budget
+    both = (
+        'both directions together'
+        if c.undirected
+        else ('each direction by itself')
+    )
+    fixed = f'{c.fixed_edges} directed edges are fixed: they never change'
+    return Words(
+        f'{c.num_robust} of {c.targets} predictions stay as they are in every '
+        f'graph that {within} allow, at most {most} '
+        f'flip{"s" * (most != 1)} at a node ({c.num_broken} can be broken, '
+        f'{c.num_unknown} are unknown)',
+        (
+            f'only fragile edges flip ({c.scenario}), {both}',
+            *([fixed] * (c.fixed_edges > 0)),
+        ),
+        (
+            'changes of features or of labels',
+            'several nodes at once: each is certified by itself',
+            *(UNSEEN if c.model_digest else ()),
+        ),
+    )
+
+
+_NAMES = {'edges': 'edges', 'features': 'entries of the features'}
+
+
+@_of('SmoothedCertificate')
+def _smoothed(c: Any) -> Words:
+    names = dict(_NAMES)
+    if c.undirected:
+        names['edges'] = 'undirected edges'
+    parts = []
+    for name, count in c.certified.items():
+        kind, _, added, _, deleted = name.split('_')
+        parts.append(
+            f'{count} for up to {added} added and {deleted} deleted '
+            f'{names[kind]}'
+        )
+    answers = '; '.join(
+        f'{count} at {name.replace("_", " ")}'
+        for name, count in c.answered.items()
+    )
+    if answers:
+        answers = (
+            f' ({answers} also have an answer, each in each run with '
+            f'probability {1 - c.alpha:.6g} at least)'
+        )
+    each = 'all together' if c.per == 'all' else 'each of them by itself'
+    return Words(
+        f"the smoothed classifier's class stays, of {c.targets} {c.task}: "
+        f'{"; ".join(parts)}; with confidence {c.confidence:g}, {each} '
+        f'({c.num_abstained} abstain)',
+        (
+            'predictions are those of the smoothed classifier (the likeliest '
+            'class over noisy copies), as the report has them',
+            'the model is fixed, as are all inputs that have no noise',
+            'the random bits were unknown to whoever chose model and data, '
+            'and one run was made, or the worst of all reported',
+            'rounding in the model does not depend on the batch',
+        ),
+        (
+            'the model without smoothing',
+            'that the deployed classifier answers where its class stays: it '
+            f'may abstain there, which is no other class{answers}',
+            *UNSEEN,
+            'changes of the training data',
+            'new nodes, self-loops and parallel edges, and changes of '
+            'attributes of edges',
+            *(f'changes of the {n}' for n in _NAMES if n not in c.flips),
+        ),
+    )
+
+
+@_of('CollectiveCertificate')
+def _collective(c: Any) -> Words:
+    at_most = ''
+    if c.attackers is not None:
+        at_most = f' of at most {c.attackers} nodes'
+    if c.local_budget is not None:
+        at_most += f', at most {c.local_budget} of a kind in one row,'
+    return Words(
+        f'{c.guaranteed} of {c.num_targets} predictions of the smoothed '
+        f'classifier stay at once, for up to {c.edges[0]} added and '
+        f'{c.edges[1]} deleted edges, {c.features[0]} added and '
+        f'{c.features[1]} deleted entries of the features{at_most} together, '
+        f'with confidence {c.confidence:g}',
+        (
+            'predictions are those of the smoothed classifier',
+            f'the model has at most {c.hops} rounds of messages, weighted by '
+            f"the {c.degrees}'s degree (probed)",
+        ),
+        (
+            'the model without smoothing',
+            *UNSEEN,
+            'which of the predictions stay',
+            'new nodes, self-loops and parallel edges, and changes of the '
+            'training data',
+        ),
+    )
+
+
+_PROTECTED = {
+    'edges': 'undirected edges, inserted or deleted',
+    'nodes': (
+        'nodes other than the target, inserted, deleted or changed with '
+        'features and all edges; or undirected edges'
+    ),
+    'subgraphs': 'nodes, with features and all edges; or edges',
+    'features': 'rows of the features',
+    'entries': 'entries of the features',
+    'grid': 'undirected edges and rows of the features',
+}
+_OPEN = {
+    'edges': ('changes of features', 'changes of the set of nodes'),
+    'nodes': ("changes of the target's own features",),
+    'subgraphs': (),
+    'features': ('changes of edges', 'changes of the set of nodes'),
+    'entries': ('changes of edges', 'changes of the set of nodes'),
+    'grid': ('changes of the set of nodes',),
+}
+
+
+@_of('VoteCertificate')
+def _voted(c: Any) -> Words:
+    counts = [f'{count} at {k}' for k, count in c.certified.items()]
+    return Words(
+        f'the class that {c.views} views vote for stays, of {c.targets} '
+        f'{c.task}, after so many changed views: {", ".join(counts)}; one '
+        f'changed element, of {_PROTECTED[c.by]}, changes one view'
+        + (', or a row or column of them' if c.by == 'grid' else ''),
+        (
+            'predictions are those of the voted classifier, as the report has '
+            'them',
+            'the model is fixed, and the same function at every call',
+            'rounding in the model does not depend on the batch',
+            'nodes keep their names (n_id; else their positions, so that new '
+            'ones come last)',
+        ),
+        (
+            'the model without division',
+            *UNSEEN,
+            'changes of the training data',
+            *_OPEN[c.by],
+        ),
+    )
+
+
+@_of('PoisonCertificate')
+def _poisoned(c: Any) -> Words:
+    counts = [f'{count} if {k} do' for k, count in c.certified.items()]
+    isolated = c.inference == 'isolated'
+    when = 'in training and at inference' if isolated else 'in training'
+    return Words(
+        f'of {c.targets} nodes these keep the class that the shards vote for, '
+        f'whatever other nodes do {when} (are inserted or deleted, have other '
+        f'features, labels or edges): {", ".join(counts)}',
+        (
+            'predictions are the classes of this report'
+            + (', of isolated inference' if isolated else ''),
+            'nodes keep their names, and new ones take new names',
+            'seed, number of shards, number of classes and hyperparameters '
+            'were not chosen on data that can be attacked, and nothing was '
+            'computed across nodes before',
+            'the factory of the models is deterministic',
+        ),
+        (
+            "changes of the target's own features"
+            if isolated
+            else 'changes of the graph at inference',
+            "more than one vote for the target's own label",
+            'the outputs of a single shard, and other aggregators',
+        ),
+    )
+
+
+# Others ######################################################################
+
+
+@_of('Propagation')
+def _propagation(c: Any) -> Words:
+    promise = f'{c.written!r} is {c.measure} of {c.read!r}'
+    if c.standard_deviation is not None:
+        promise += (
+            ', estimated without bias; no entry has a standard deviation '
+            f'above {c.standard_deviation:.3g}'
+        )
+    else:
+        promise += ', up to rounding'
+        promise += ' (levels in float16)' if c.half else ''
+    if c.level_bound is not None:
+        promise += (
+            f' and to within {c.level_bound:.3g} times the sum of the weights '
+            f'times the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are cut'
+        )
+    return Words(
+        promise,
+        ('the seed does not depend on graph and features',) * (c.eps > 0),
+        (f'what the measure leaves out after {c.levels} levels',),
+    )
+
+
+_FOUND = {
+    'failed': 'found a trace of what was removed',
+    'not rejected': 'found no trace of what was removed',
+    'leaks by design': 'found what is released by design',
+    'no power': 'could not have found a trace',
+}
+
+
+@_of('Audit')
+def _audit(c: Any) -> Words:
+    rows = {
+        verdict: [row['test'] for row in c.tests if row['verdict'] == verdict]
+        for verdict in _FOUND
+    }
+    return Words(
+        '; '.join(
+            f'{len(tests)} of {len(c.tests)} tests {_FOUND[verdict]} '
+            f'({", ".join(tests)})'
+            for verdict, tests in rows.items()
+            if tests
+        ),
+        (
+            'the subject releases nothing but what released() lists',
+            'verdicts are of this request, this data and these seeds',
+        ),
+        (
+            'that everything was forgotten: a test that does not reject '
+            'proves nothing',
+            *c.left_out,
+        ),
+    )
