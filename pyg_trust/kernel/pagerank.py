@@ -42,6 +42,7 @@ may be anything, so that loses, but proves nothing false.
 import hashlib
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -518,6 +519,27 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
         made.update(f'{name} {value.dtype.str} {value.shape} '.encode())
         made.update(value.tobytes())
     return made.hexdigest()
+
+
+def read(path: str | Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a witness; nothing in the file is executed.
+
+    Args:
+        path (str or Path): of the file, ``.npz`` without pickle.
+
+    Raises:
+        ValueError: if it is damaged or something else.
+    """
+    try:
+        with np.load(Path(path), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"'path' needs to be a witness, whole and undamaged "
+            f'({Path(path).name}: {error})'
+        ) from None
 
 
 def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
