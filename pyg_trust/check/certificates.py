@@ -6,8 +6,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from ..kernel import pagerank
 from ..kernel.votes import bounds, level, radius, regions, stays
 from .answers import (
@@ -301,69 +299,10 @@ def _exact(each: Stated) -> Said:
     names = ('num_robust', 'num_broken', 'num_unknown')
     parts = [count(name, values[name], 0) for name in names]
     total = count('targets', values['targets'], 0)
-    yield (
-        HOLDS if sum(parts) == total else FAILS,
-        f'robust, broken and unknown are {sum(parts)} together, of {total}',
-    )
-    if not has_witness(each):
-        why = values.get('witness_digest') or 'none'
-        yield (
-            UNPROVED,
-            f'that no graph breaks them: the report has no witness ({why}); '
-            'certify again with the arguments that it has',
-        )
-
-
-def has_witness(each: Stated) -> bool:
-    """Whether a certificate names what it is proved from.
-
-    Args:
-        each (Stated): of any kind.
-    """
-    named = each.values.get('witness_digest')
-    return isinstance(named, str) and len(named) == 64
-
-
-def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
-    """Prove the robust nodes of a certificate from its witness.
-
-    Args:
-        each (Stated): of any kind.
-        arrays (dict): of :func:`~pyg_trust.kernel.pagerank.read`.
-
-    Returns:
-        iterator: a status and a text for everything that was looked at.
-    """
-    if not has_witness(each):
-        return
-    values = each.values
-    if pagerank.digest(arrays) != values['witness_digest']:
-        yield FAILS, 'the witness is that of another certificate'
-        return
-    proved = pagerank.prove(arrays)
-    row = np.repeat(
-        np.arange(len(arrays['budget'])), np.diff(arrays['rowptr'])
-    )
-    fixed = int((~arrays['removable'] & (row != arrays['col'])).sum())
-    most = int(arrays['budget'].max())
-    added = bool(arrays['all_pairs']) or arrays['pairs'].size > 0
-    if values['scenario'] in ('additions', 'both') and not added:
-        yield UNPROVED, f'{values["scenario"]}: the witness adds no edge'
-    if len(proved) != values['targets'] or fixed > values['fixed_edges']:
-        yield FAILS, 'the witness has other targets or more fixed edges'
-    if most < values['max_local_budget']:
-        yield (
-            UNPROVED,
-            f'{values["max_local_budget"]} flips at a node: the witness is '
-            f'about {most}',
-        )
-    yield (
-        HOLDS if 0 <= values['num_robust'] <= sum(proved) else UNPROVED,
-        f'{values["num_robust"]} predictions stay, {sum(proved)} are proved '
-        'from the witness',
-    )
-    if values['num_broken']:
-        yield UNKNOWN, 'that others can be broken: their edges are not in it'
+    same = HOLDS if sum(parts) == total else FAILS
+    yield same, f'robust, broken and unknown are {sum(parts)} of {total}'
+    if not pagerank.is_named(values):
+        yield UNPROVED, 'that no graph breaks them: no witness; certify again'
 
 
 _CHECKS: dict[str, Callable[[Stated], Said]] = {

@@ -39,11 +39,7 @@ from .answers import (
     requests,
     same,
 )
-from .certificates import (
-    check_certificate,
-    check_witness,
-    has_witness,
-)
+from .certificates import check_certificate
 from .epsilon import LAWS, check_epsilon, proved, together
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
@@ -83,12 +79,8 @@ def check_report(
     Raises:
         ValueError: if a file is not what it should be.
     """
-    handed = {
-        'ledger': ledger,
-        'model': model,
-        'data': data,
-        'witness': witness,
-    }
+    handed = {'ledger': ledger, 'model': model, 'data': data}
+    handed['witness'] = witness
     for name, file in {'path': path, **handed}.items():
         if not isinstance(file, str | Path) and (name == 'path' or file):
             raise TypeError(
@@ -113,7 +105,7 @@ def check_report(
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
         'data': (_read_data, _check_data),
-        'witness': (pagerank.read, check_witness),
+        'witness': (pagerank.read, lambda e, it: pagerank.judge(it, e.values)),
     }
     for name, (reader, check) in readers.items():
         file = handed[name]
@@ -145,7 +137,7 @@ def _named(each: Stated) -> dict[str, bool]:
         'ledger': bool(values.get('ledger_head')),
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
-        'witness': has_witness(each),
+        'witness': pagerank.is_named(values),
     }
 
 
