@@ -59,7 +59,17 @@ class Witness:
             ValueError: if it is damaged or no witness.
         """
         check_instance('path', path, str, os.PathLike)
-        return cls(pagerank.read(Path(path)))
+        try:
+            with np.load(Path(path), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"'path' needs to be a witness, whole and undamaged "
+                f'({Path(path).name}: {error})'
+            ) from None
+        return cls(arrays)
 
     def __repr__(self) -> str:
         return f'Witness(digest={self.digest[:16]!r})'

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..kernel import chain, pagerank
+from ..kernel import chain
 from ..kernel.accounting import judge_mu
 from ..kernel.claims import PROMISES, claim, read_json
 from ..kernel.sentences import SEEDED, words
@@ -39,7 +39,7 @@ from .answers import (
     requests,
     same,
 )
-from .certificates import check_certificate
+from .certificates import check_certificate, check_witness, read_witness
 from .epsilon import LAWS, check_epsilon, proved, together
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
@@ -72,15 +72,18 @@ def check_report(
             (``Data.to_dict()``), or a dictionary of these by the names that
             requests use, or a list of these by position.
             (default: :obj:`None`)
-        witness (str or Path, optional): of the witness of a robustness
-            certificate, as ``certificate.proof.save`` wrote it.
-            (default: :obj:`None`)
+        witness (str or Path, optional): of the proof of an exact certificate,
+            as ``report.proof.save()`` wrote it. (default: :obj:`None`)
 
     Raises:
         ValueError: if a file is not what it should be.
     """
-    handed = {'ledger': ledger, 'model': model, 'data': data}
-    handed['witness'] = witness
+    handed = {
+        'ledger': ledger,
+        'model': model,
+        'data': data,
+        'witness': witness,
+    }
     for name, file in {'path': path, **handed}.items():
         if not isinstance(file, str | Path) and (name == 'path' or file):
             raise TypeError(
@@ -105,7 +108,7 @@ def check_report(
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
         'data': (_read_data, _check_data),
-        'witness': (pagerank.read, lambda e, it: pagerank.judge(it, e.values)),
+        'witness': (read_witness, check_witness),
     }
     for name, (reader, check) in readers.items():
         file = handed[name]
@@ -137,7 +140,7 @@ def _named(each: Stated) -> dict[str, bool]:
         'ledger': bool(values.get('ledger_head')),
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
-        'witness': pagerank.is_named(values),
+        'witness': len(str(values.get('witness_digest', ''))) == 64,
     }
 
 

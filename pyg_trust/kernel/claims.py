@@ -154,7 +154,6 @@ ExactCertificate = _promise(
     max_local_budget='flips at a node',
     fixed_edges='directed edges that never change',
     model_digest="SHA-256 of the model; '' of logits",
-    witness_digest='SHA-256 of the witness, or why there is none',
 )
 SmoothedCertificate = _promise(
     *('SmoothedCertificate', 'certificate by smoothing', 'robustness'),

@@ -41,10 +41,8 @@ may be anything, so that loses, but proves nothing false.
 
 import hashlib
 import math
-from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -522,27 +520,6 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
     return made.hexdigest()
 
 
-def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a witness; nothing in the file is executed.
-
-    Args:
-        path (str or Path): of the file, ``.npz`` without pickle.
-
-    Raises:
-        ValueError: if it is damaged or something else.
-    """
-    try:
-        with np.load(Path(path), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"'path' needs to be a witness, whole and undamaged "
-            f'({Path(path).name}: {error})'
-        ) from None
-
-
 def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
     """Whether each target of a witness is proved to be robust.
 
@@ -596,55 +573,3 @@ def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
         *(found, classes, logits.shape[1], targets, reference),
         float(arrays['tolerance']),
     )
-
-
-def is_named(claim: dict[str, Any]) -> bool:
-    """Whether the fields of a claim name a witness, by its digest."""
-    named = claim.get('witness_digest')
-    return isinstance(named, str) and len(named) == 64
-
-
-def judge(
-    arrays: dict[str, np.ndarray], claim: dict[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Prove the robust predictions that a certificate claims.
-
-    Args:
-        arrays (dict): of the witness.
-        claim (dict): the fields of the certificate.
-
-    Returns:
-        iterator: a status and a text for everything that was looked at.
-    """
-    if not is_named(claim):
-        return
-    if digest(arrays) != claim['witness_digest']:
-        yield 'FAILS', 'the witness is that of another certificate'
-        return
-    proved = prove(arrays)
-    row = np.repeat(
-        np.arange(len(arrays['budget'])), np.diff(arrays['rowptr'])
-    )
-    fixed = int((~arrays['removable'] & (row != arrays['col'])).sum())
-    most = int(arrays['budget'].max())
-    added = bool(arrays['all_pairs']) or arrays['pairs'].size > 0
-    if claim['scenario'] in ('additions', 'both') and not added:
-        yield 'not proved', f'{claim["scenario"]}: the witness adds no edge'
-    if len(proved) != claim['targets'] or fixed > claim['fixed_edges']:
-        yield 'FAILS', 'the witness has other targets or more fixed edges'
-    if most < claim['max_local_budget']:
-        yield (
-            'not proved',
-            f'{claim["max_local_budget"]} flips at a node: the witness is '
-            f'about {most}',
-        )
-    yield (
-        'holds' if 0 <= claim['num_robust'] <= sum(proved) else 'not proved',
-        f'{claim["num_robust"]} predictions stay, {sum(proved)} are proved '
-        'from the witness',
-    )
-    if claim['num_broken']:
-        yield (
-            'not checked',
-            'that others can be broken: it has no edges',
-        )

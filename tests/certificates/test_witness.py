@@ -1,18 +1,13 @@
 """What the kernel proves again from the witness of a certificate."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from auditing import forged
 from torch.nn import Linear
 from torch_geometric.data import Data
 
 from pyg_trust.certificates import ThreatModel, Witness, certify
-from pyg_trust.check import check_report
 from pyg_trust.nn import PPNP
-from pyg_trust.report import TrustReport
 from pyg_trust.testing import make_graph
 
 
@@ -196,47 +191,3 @@ def test_reports_have_the_digest_and_no_edges():
     assert values['witness_digest'] == report.proof.digest
     assert 'proof' not in values
     assert 'edge' not in str(report.to_dict()['proof'])
-
-
-def checked(report, folder, **changes):
-    """What the checker finds, with fields of the claim changed."""
-    whole = json.loads(TrustReport.of(report).to_json())
-    whole['guarantees'][0]['values'].update(changes)
-    (folder / 'trust.json').write_text(forged(whole))
-    if not (folder / 'w.npz').exists():
-        report.proof.save(folder / 'w.npz')
-    found = check_report(folder / 'trust.json', witness=folder / 'w.npz')
-    return [str(f) for f in found if 'witness' in str(f)]
-
-
-def test_the_checker_proves_it_without_solving(tmp_path):
-    report = certificate()
-    (line,) = checked(report, tmp_path)
-    assert 'holds' in line
-    assert f'{report.num_robust} are proved' in line
-
-
-@pytest.mark.parametrize(
-    'changes',
-    [
-        {'num_robust': 40},
-        {'targets': 41},
-        {'max_local_budget': 2},
-        {'fixed_edges': -1},
-        {'scenario': 'both'},
-        {'witness_digest': '0' * 64},
-    ],
-)
-def test_the_checker_notices_every_larger_claim(tmp_path, changes):
-    lines = checked(certificate(), tmp_path, **changes)
-    assert any('FAILS' in line or 'not proved' in line for line in lines)
-
-
-def test_a_checker_without_the_witness_says_so(tmp_path):
-    report = certificate()
-    TrustReport.of(report).save(tmp_path / 'trust.json')
-    found = [str(f) for f in check_report(tmp_path / 'trust.json')]
-    assert any('--witness' in f and 'not checked' in f for f in found)
-    (tmp_path / 'bad.npz').write_bytes(b'PK')
-    with pytest.raises(ValueError, match='witness'):
-        check_report(tmp_path / 'trust.json', witness=tmp_path / 'bad.npz')
