@@ -93,7 +93,7 @@ class Certificate(SpeaksOf, Report):
     data: str = ''
     """SHA-256 of the graph that was handed in, if one was."""
     fixed_edges: int = 0
-    """How many directed edges of the graph never change."""
+    """How many directed edges never change, added self-loops included."""
     witness_digest: str = ''
     """SHA-256 of :attr:`proof`, or why there is none."""
     proof: Witness | None = field(default=None, repr=False, compare=False)

@@ -286,7 +286,7 @@ def _report(
         flips_of=problem.witness_of,
         assumptions=deployed.assumptions,
         provenance=provenance(**arguments),
-        fixed_edges=int((~threat.perturbations.removable).sum()),
+        fixed_edges=int((~made.removable).sum()),
         proof=proof,
         witness_digest=digest,
         **hashes,

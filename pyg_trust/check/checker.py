@@ -290,7 +290,8 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
 def _check_header(each: Stated, header: dict[str, Any]) -> Said:
     # What the account is about, of the first line.
     values = {**each.values, 'data': each.data}
-    about = {**header, **header.get('accountant', {})}
+    about = {**header, 'mechanism': values.get('mechanism')}
+    about.update(header.get('accountant', {}))
     names = ('mechanism', 'relation', 'sampling', 'seeded', 'form', 'delta')
     pairs = [
         (name, about[name], values[name])

@@ -7,7 +7,9 @@ from torch.nn import Linear
 from torch_geometric.data import Data
 
 from pyg_trust.certificates import ThreatModel, Witness, certify
+from pyg_trust.check import check_report
 from pyg_trust.nn import PPNP
+from pyg_trust.report import TrustReport
 from pyg_trust.testing import make_graph
 
 
@@ -191,3 +193,15 @@ def test_reports_have_the_digest_and_no_edges():
     assert values['witness_digest'] == report.proof.digest
     assert 'proof' not in values
     assert 'edge' not in str(report.to_dict()['proof'])
+
+
+def test_the_checker_proves_a_model_with_added_self_loops(tmp_path):
+    torch.manual_seed(1)
+    data = people()
+    model = PPNP(Linear(5, 3), alpha=0.3, add_self_loops=True).eval()
+    report = certify(model, data, ThreatModel(data, local_budget=1))
+    TrustReport.of(report).save(tmp_path / 'trust.json')
+    report.proof.save(tmp_path / 'w.npz')
+    found = check_report(tmp_path / 'trust.json', witness=tmp_path / 'w.npz')
+    assert not [one for one in found if one.status == 'FAILS']
+    assert [one for one in found if 'proved to stay' in one.text]
