@@ -7,8 +7,10 @@ the disk if there is a ledger, *before* the noise that it pays for is drawn:
 whatever ends the process can waste some of the budget, never hide it.
 """
 
+import hashlib
 import math
 import os
+import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -99,10 +101,12 @@ class ReleaseAccount(NoCopies):
         self.lock = threading.RLock()
         self._owner = os.getpid()
         self._spent: list[float] = []
+        self._name = secrets.token_hex(16)
         self._ledger: PrivacyLedger | None = None
         if ledger is not None:
             header = {'format': 1, 'mechanism': 'gaussian', **about}
             self._ledger = PrivacyLedger(ledger, header, ledger_head)
+            self._name = str(Path(ledger).resolve())
             self._spent = _releases(self._ledger)
 
     @property
@@ -121,6 +125,11 @@ class ReleaseAccount(NoCopies):
         if self.limit is None:
             return math.inf
         return math.sqrt(max(0.0, self.limit**2 - self.mu**2))
+
+    @property
+    def name(self) -> str:
+        """The ledger's file, or what only this account is called."""
+        return self._name
 
     @property
     def head(self) -> str | None:
@@ -181,6 +190,49 @@ class ReleaseAccount(NoCopies):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(mu={self.mu:.6g}, limit={self.limit})'
+
+
+# What was released in this process: of what data (a digest keyed by a number
+# that no other process knows), on which accounts, and what each has spent.
+_KEY = secrets.token_bytes(32)
+_RELEASED: dict[bytes, dict[str, float]] = {}
+_REGISTER = threading.Lock()
+
+
+def register_release(
+    secret: list[str], unit: str, account: str, mu: float
+) -> float:
+    r"""Note a release, and return what its data have spent in this process.
+
+    The same data on two accounts are a budget that is spent twice: neither
+    account knows of the other.
+
+    Args:
+        secret (list[str]): digests of what the release protects: the data are
+            the same if one of these is.
+        unit (str): the unit of privacy: other units have other accounts.
+        account (str): a name of the account.
+        mu (float): :math:`\mu` of all that is on the account.
+
+    Returns:
+        float: :math:`\mu` of all accounts of these data together, this one
+        included.
+    """
+    check_instance('secret', secret, list)
+    for name, value in (('unit', unit), ('account', account)):
+        check_instance(name, value, str)
+    mu = check_positive('mu', mu)
+    others: dict[str, float] = {}
+    with _REGISTER:
+        for each in secret:
+            check_instance('secret', each, str)
+            text = f'{unit} {each}'.encode()
+            digest = hashlib.blake2b(text, key=_KEY).digest()
+            seen = _RELEASED.setdefault(digest, {})
+            others |= seen
+            seen[account] = max(mu, seen.get(account, 0.0))
+    others.pop(account, None)
+    return math.hypot(mu, *others.values())
 
 
 class PaidNoise:

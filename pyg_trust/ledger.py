@@ -1,7 +1,6 @@
 """Ledgers of certified procedures: the budget spent, and the budget left."""
 
 import copy
-import hashlib
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from pyg_trust._checks import (
     check_rate,
 )
 from pyg_trust.commit import ObjectLock, editing
+from pyg_trust.kernel import chain
 from pyg_trust.report import Report
 
 # Their home until they had a module of their own.
@@ -193,7 +193,7 @@ class RemovalLedger:
             float(spent),
             request,
             data,
-            _link(before, action, float(spent), request, data),
+            chain.link(before, action, float(spent), request, data),
         )
         self._entries.append(entry)
         return entry
@@ -272,16 +272,6 @@ def coarse(amount: float) -> float:
         return 0.0
     fraction, exponent = math.frexp(amount)
     return math.ldexp(1.0, exponent - (fraction == 0.5))
-
-
-def _link(
-    before: str,
-    action: str,
-    spent: float,
-    request: dict[str, Any],
-    data: str,
-) -> str:
-    return _hash([before, action, spent, request, data])
 
 
 class PrivacyLedger:
@@ -455,7 +445,7 @@ class PrivacyLedger:
             try:
                 entry = json.loads(text)
                 body, link = entry['body'], entry['link']
-                expected = _hash([account.last, body])
+                expected = chain.link(account.last, body)
                 if link != expected:
                     raise ValueError
                 if number:
@@ -500,7 +490,7 @@ class PrivacyLedger:
 
     def _write(self, account: '_Account', body: dict[str, Any]) -> None:
         self._check_place()
-        link = _hash([account.last, body])
+        link = chain.link(account.last, body)
         text = json.dumps({'body': body, 'link': link}) + '\n'
         data = text.encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
@@ -594,11 +584,6 @@ def checked_step(
     """
     noise = check_positive('noise_multiplier', noise_multiplier)
     return noise, check_rate('sample_rate', sample_rate)
-
-
-def _hash(body: Any) -> str:
-    line = json.dumps(body, sort_keys=True)
-    return hashlib.sha256(line.encode()).hexdigest()
 
 
 def _differing(found: Any, expected: dict[str, Any]) -> str:

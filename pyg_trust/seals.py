@@ -57,6 +57,7 @@ def sealed(root: str, *held: str | int | float | Tensor) -> str:
         root (str): :attr:`Seals.root`.
         *held (str or int or float or Tensor): the rest.
     """
+    check_instance('root', root, str)
     return report.fingerprint('state', root, *held)
 
 

@@ -164,6 +164,14 @@ for name in ('check', 'spend'):
         mu=POSITIVE,
     )
 entry(
+    'account.register_release',
+    lambda: {'secret': ['x'], 'unit': 'edge', 'account': 'a', 'mu': 1.0},
+    secret=values(3, None, 'a', [1.0]),
+    unit=values(3, None),
+    account=values(3, None),
+    mu=values(0.0, -1.0, None, 'a', float('nan')),
+)
+entry(
     'account.PaidNoise',
     lambda: {'source': noise.SecureNoise(), 'spend': print, 'mus': [1.0]},
     source=instance(),

@@ -59,6 +59,7 @@ from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.seals import (
     Seals,
+    sealed,
 )
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
@@ -137,6 +138,14 @@ entry(
     'ops.sparse_parts',
     lambda: {'x': torch.eye(2).to_sparse_csr()},
     x=values(3, None, 'x', torch.eye(2), torch.eye(2).to_sparse_coo()),
+)
+entry(
+    'ops.row_linear',
+    lambda: {'x': torch.ones(3, 2), 'weight': torch.ones(4, 2)},
+    Row('shapes', {'weight': torch.ones(4, 3)}, 'as many columns'),
+    names={'x': "'(x|weight)'", 'weight': "'(x|weight)'"},
+    x=tensor(rows=False, empty=True, finite=False),
+    weight=tensor(rows=False, empty=True, finite=False),
 )
 entry('ops.cost_nodes', lambda: {'num_nodes': N}, num_nodes=integer(1))
 entry(
@@ -820,6 +829,9 @@ class Spread:
     def fingerprint(self, parts: Any) -> str:
         return report.fingerprint(*parts)
 
+    def sealed(self, root: Any, held: Any) -> str:
+        return sealed(root, *held)
+
 
 entry(
     'seals.content',
@@ -827,6 +839,13 @@ entry(
     names={'context': "'parts'", 'data': "'data'"},
     data=values(3, None, 'a', [1]),
     context=values([object()], [[1]], [{}]),
+)
+entry(
+    'seals.sealed',
+    lambda: (Spread(), {'root': 'a', 'held': ['a', 1]}),
+    names={'held': "'parts'"},
+    root=values(3, None, b'a'),
+    held=values([object()], [[1]], [{}]),
 )
 entry(
     'rng.derive',

@@ -420,8 +420,8 @@ for name in ('remove', 'plan'):
 entry(
     'unlearning.NodeClassifier.load_state_dict',
     lambda: (classifier(), {'state': fitted_state()}),
-    Row('NaN', {'state': state(W=float('nan'))}, 'state'),
-    Row('other weights', {'state': state(W=9.0)}, 'state'),
+    Row('NaN', {'state': state(weight=float('nan'))}, 'state'),
+    Row('other weights', {'state': state(weight=9.0)}, 'state'),
     Row('no data', {'state': state(data={})}, 'state'),
     names={'state': 'state'},
     state=damaged,

@@ -416,6 +416,7 @@ entry(
     forward=instance(none=True),
     criterion=instance(none=True),
     trust_loss=values(3, 'a', None),
+    exact=values(3, 'a', None),
     public=values(3, 'a', ['nothing']),
     clipping=choice(),
     **PARTS,
@@ -487,6 +488,7 @@ for name in ('AuditReport', 'PrivacyReport', 'ClippedSum', 'PrivateTraining'):
     EXEMPT[f'privacy.{name}'] = RESULT
 for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader'):
     EXEMPT[f'privacy.{name}'] = 'made by the engine alone'
+EXEMPT['privacy.ClippedSum.of'] = 'made by Tape.clipped_sum'
 EXEMPT['privacy.Tape'] = 'made by SubgraphGradients.record'
 entry(
     'privacy.PrivateOptimizer.step',
@@ -518,14 +520,15 @@ EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
 entry('noise.SeededNoise', lambda: {})
 SHAPE = values(3.5, None, 'a', (1.5,), (-1,), (True,))
 for name, extra in (('SeededNoise', {'seed': 0}), ('SecureNoise', {})):
-    entry(
-        f'noise.{name}.normal',
-        lambda name=name, extra=extra: (
-            getattr(noise, name)(**extra),
-            {'shape': (2, 3)},
-        ),
-        shape=SHAPE,
-    )
+    for draw in ('normal', 'cells'):
+        entry(
+            f'noise.{name}.{draw}',
+            lambda name=name, extra=extra: (
+                getattr(noise, name)(**extra),
+                {'shape': (2, 3)},
+            ),
+            shape=SHAPE,
+        )
     entry(
         f'noise.{name}.uniform',
         lambda name=name, extra=extra: (

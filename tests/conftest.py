@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyg_trust import account
 from pyg_trust.functional import propagation
 
 
@@ -29,6 +30,12 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f'needs real data and oracles in {folder}')
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_releases_before(monkeypatch):
+    """Tests release the same small graphs: each as in a process of its own."""
+    monkeypatch.setattr(account, '_RELEASED', {})
 
 
 @pytest.fixture

@@ -197,23 +197,23 @@ def other_name(ledger):
 
 def relinked(ledger):
     # Somebody who knows how lines are hashed leaves a removal out.
-    from pyg_trust.ledger import _hash
+    from pyg_trust.kernel.chain import link
 
     del ledger['entries'][-1]
     before = ''
     for line in ledger['entries']:
         body = [line[k] for k in ('action', 'spent', 'request', 'data')]
-        before = line['link'] = _hash([before, *body])
+        before = line['link'] = link(before, *body)
 
 
 def overspent(ledger):
-    from pyg_trust.ledger import _hash
+    from pyg_trust.kernel.chain import link
 
     before = ''
     for line in ledger['entries']:
         line['spent'] = ledger['budget'] + 1.0
         body = [line[k] for k in ('action', 'spent', 'request', 'data')]
-        before = line['link'] = _hash([before, *body])
+        before = line['link'] = link(before, *body)
 
 
 @pytest.mark.parametrize(

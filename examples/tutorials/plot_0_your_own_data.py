@@ -148,7 +148,8 @@ print(*check_report('trust.json', ledger='private.ledger'), sep='\n')
 
 # %%
 # An auditor does the same with ``python -m pyg_trust check trust.json
-# --ledger private.ledger``.
+# --ledger private.ledger``, without torch. What was not handed in is ``not
+# checked``.
 
 # %%
 # That is all. And a picture

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.inspector import Inspector
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.typing import SparseTensor
@@ -69,7 +70,7 @@ _FAMILY = (
     MessagePassing,
     Module,
 )
-_HELPERS = (SumAggregation, Aggregation, *CSRGraph.__mro__[:-1])
+_HELPERS = (SumAggregation, Aggregation, Inspector, *CSRGraph.__mro__[:-1])
 _MODULES = (ppnp, diffusion)
 _GRAPHS = (Data, HeteroData, CSRGraph, SparseTensor)
 _MISSING = object()
@@ -163,7 +164,7 @@ def check_as_built(model: Any) -> None:
     for name, types_ in _PLAIN.items():
         if type(held.get(name, _MISSING)) not in types_:
             wanted = ' or '.join(t.__name__ for t in types_)
-            found = type(getattr(model, name)).__name__
+            found = type(held.get(name)).__name__
             raise TypeError(
                 f"'{name}' needs to be of type {wanted}, as the "
                 f"'model' was made with (got {found})"
@@ -266,13 +267,18 @@ def _check_values(model: Any) -> None:
                 f'({vars(fresh)[name]!r}, got {vars(model).get(name)!r})'
             )
     seen, known = vars(model).get('inspector'), fresh.inspector
-    if type(seen) is not type(known) or {
-        name: seen._signature_dict.get(name)
-        for name in ('message', 'aggregate', 'update')
-    } != {
-        name: known._signature_dict[name]
-        for name in ('message', 'aggregate', 'update')
-    }:
+    if (
+        type(seen) is not type(known)
+        or {*vars(seen)} != {*vars(known)}
+        or {
+            name: seen._signature_dict.get(name)
+            for name in ('message', 'aggregate', 'update')
+        }
+        != {
+            name: known._signature_dict[name]
+            for name in ('message', 'aggregate', 'update')
+        }
+    ):
         raise ValueError(
             "'model' needs the 'inspector' of PageRank (got another)"
         )
@@ -294,7 +300,7 @@ def _check_hooks(part: Module) -> None:
             raise ValueError(
                 "'model' needs to return the PageRank diffusion of its "
                 'logits with no hook on it, which could act in a perturbed '
-                f'graph alone (got {len(hooks)} in {name!r})'
+                f'graph alone (got {hooks!r:.80} in {name!r})'
             )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust._progress import bar_options
 from pyg_trust.certificates.columns import Columns
 from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.certificates.threat import ThreatModel
@@ -19,6 +20,7 @@ from pyg_trust.functional.budget import (
 from pyg_trust.functional.flips import single_flip_margins
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Policy
+from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.region import local_attack, local_bound
 from pyg_trust.functional.search import (
     Exhaustive,
@@ -32,6 +34,8 @@ _BLOCK = 2**24
 # What exhaustive search may cost by itself: graphs times numbers in each.
 _CHEAP = 2**28
 _FEW = 2**14
+# How often edges that were left out may take what budget is left.
+_ROUNDS = 64
 
 
 class Problem:
@@ -45,7 +49,7 @@ class Problem:
         reference: Tensor,
         tolerance: float,
         over_ranks: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> None:
         self.deployed, self.threat = deployed, threat
         self.logits, self.alpha = deployed.logits, deployed.alpha
@@ -53,7 +57,8 @@ class Problem:
             deployed.alpha, deployed.K, deployed.normalization
         )
         self.targets, self.reference = targets, reference
-        self.tolerance, self.progress_bar = tolerance, progress_bar
+        self.tolerance, self.bar = tolerance, bar_options(progress_bar)
+        self.progress_bar = bool(progress_bar)
         self.over_ranks = over_ranks
         self.budget = threat.global_budget
         self.undirected = threat.undirected
@@ -69,6 +74,8 @@ class Problem:
         self.witness_of = torch.full(shape[:1], -1)
         # V of the local worst case, by pair of classes.
         self.local: dict[tuple[int, int], Tensor] = {}
+        # The scores that prove it, by pair of classes.
+        self.proof: dict[tuple[int, int], Tensor] = {}
 
     # What is open ###########################################################
 
@@ -230,16 +237,16 @@ class Problem:
                 reached = self.reach(found.policy, signal[block])
             return found.value, found.high, reached
 
-        with tqdm(
-            blocks, disable=not self.progress_bar, desc='class pairs'
-        ) as bar:
+        with tqdm(blocks, desc='class pairs', **self.bar) as bar:
             for block, (values, high, reached) in zip(
                 bar, shared(blocks, worst, self.over_ranks), strict=True
             ):
                 for column, (c1, c2) in enumerate(pairs[block]):
                     mine = (self.reference == c1).nonzero().view(-1)
                     value = values[column]
-                    if not witnesses:
+                    if witnesses:
+                        self.proof[c1, c2] = self.alpha * value
+                    else:
                         self.local[c1, c2] = value + high[column]
                     top = value[self.targets[mine]] + high[column]
                     self.lower[mine, c2] = -self.alpha * top
@@ -259,14 +266,33 @@ class Problem:
 
     def mutual(self, flips: Tensor) -> Tensor:
         """An undirected attack out of a directed one, within all budgets."""
-        left = self.perturbations.budget.tolist()
-        chosen = []
-        for i, j in sorted({(min(p), max(p)) for p in flips.t().tolist()}):
-            if left[i] > 0 and left[j] > 0:
-                left[i] -= 1
-                left[j] -= i != j
-                chosen += [(i, j), (j, i)] if i != j else [(i, j)]
-        return torch.tensor(chosen).view(-1, 2).t().long()
+        n, left = self.perturbations.num_nodes, self.perturbations.budget
+        key = (flips.amin(0) * n + flips.amax(0)).unique()
+        i, j = key // n, key % n
+        taken = torch.zeros_like(key, dtype=torch.bool)
+        for _ in range(_ROUNDS):
+            some = ~taken & (left[i] > 0) & (left[j] > 0)
+            some = some.nonzero().view(-1)
+            if some.numel() == 0:
+                break
+            # Which one of its node's flips each of them is, at either end, in
+            # one order, so that the first one fits; a self-loop has one end.
+            other = j[some].where(i[some] != j[some], n)
+            ends = torch.stack([i[some], other], dim=1)
+            order = ends.view(-1).argsort(stable=True)
+            start = pointer(ends.view(-1).bincount(minlength=n + 1))
+            rank = torch.empty_like(order)
+            rank[order] = torch.arange(order.numel())
+            rank = rank.view(-1, 2) - start[ends]
+            room = torch.cat([left, left.new_tensor([key.numel()])])
+            fits = (rank < room[ends]).all(1)
+            taken[some[fits]] = True
+            used = ends[fits].view(-1).bincount(minlength=n + 1)
+            left = left - used[:n]
+        i, j = i[taken], j[taken]
+        proper = i != j
+        back = torch.stack([j[proper], i[proper]])
+        return torch.cat([torch.stack([i, j]), back], dim=1)
 
     def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
         """Keeps the graph of a column for all targets that it is best for."""
@@ -415,10 +441,11 @@ class Problem:
                 sign_only=sign_only,
             )
 
-        every_k = which.tolist()
-        with tqdm(
-            every_k, disable=not self.progress_bar, desc='regions'
-        ) as bar:
+        # What is reached over few edges is done first.
+        degree = self.perturbations.graph.degree[self.targets[which]]
+        every_k = which[degree.argsort(stable=True)].tolist()
+        with tqdm(every_k, desc='regions', **self.bar) as bar:
+            robust = 0
             for k, made in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
             ):
@@ -426,6 +453,8 @@ class Problem:
                 self.lower[k, against] = torch.maximum(
                     self.lower[k, against], -made
                 )
+                robust += not bool(self.open_pairs()[k].any())
+                bar.set_postfix(robust=robust)
 
     def try_columns(
         self,
@@ -439,9 +468,7 @@ class Problem:
         """Bounds and attacks of the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         total = int(open_[which].sum())
-        with tqdm(
-            total=total, disable=not self.progress_bar, desc='targets, classes'
-        ) as bar:
+        with tqdm(total=total, desc='targets, classes', **self.bar) as bar:
 
             def tried(first: int) -> tuple[Any, ...]:
                 part = which[first : first + size]
@@ -497,7 +524,9 @@ class Problem:
                 )
 
             each = range(which.numel())
-            flips = list(shared(each, attacked, self.over_ranks))
+            found = shared(each, attacked, self.over_ranks)
+            with tqdm(found, total=len(each), desc='attacks', **self.bar) as b:
+                flips = list(b)
             self.try_flips(which, signal, flips)
             return
         flips = greedy_attacks(

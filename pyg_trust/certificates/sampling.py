@@ -25,6 +25,8 @@ from pyg_trust.transforms.flip_bits import (
 _BYTES = 2**28
 #: How far outputs may move with the batch, relative to the largest.
 APART = 1e-4
+# How many copies show whether sparse matrices change an output.
+_TRIED = 3
 # How many copies have to be those of the clean graph to be suspicious.
 _HIDDEN = 16
 
@@ -50,6 +52,15 @@ class Pipeline(NamedTuple):
     forward: Callable[[Data], Tensor] | None = None
     sparse_x: bool = False
     sparse_adj: bool = False
+
+    def with_sparse(self, sparse_x: bool, sparse_adj: bool) -> 'Pipeline':
+        """The same, called with sparse matrices or without.
+
+        Args:
+            sparse_x (bool): as above.
+            sparse_adj (bool): as above.
+        """
+        return self._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
 
 
 @contextmanager
@@ -373,6 +384,35 @@ class Sampler:
         made = copy.copy(self)
         made.pipeline, made._products = copy.deepcopy(self.fresh), {}
         return made
+
+    @property
+    def density(self) -> float:
+        """The share of entries of the features that are not 0."""
+        x = self.data.get('x')
+        if x is None or x.numel() == 0:
+            return 1.0
+        if self.copies.features is None:
+            return int(x.count_nonzero()) / x.numel()
+        zeros, ones = self.copies.cells['features']
+        plus, minus = self.copies.noise.features
+        return (plus * zeros + (1 - minus) * ones) / x.numel()
+
+    def agrees(self, sparse_x: bool, sparse_adj: bool) -> bool:
+        """Whether sparse matrices give the outputs that dense ones give.
+
+        Args:
+            sparse_x (bool): features as a sparse matrix.
+            sparse_adj (bool): edges as a transposed sparse matrix.
+        """
+        pipe = self.pipeline._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
+        alone = [self.logits(s, 1, True)[0] for s in range(_TRIED)]
+        try:
+            other = Sampler(pipe, self.data, self.copies.noise, self.seed)
+            found = other.logits(0, _TRIED)
+        # Whatever a layer says to a matrix: it can't take one.
+        except Exception:
+            return False
+        return not any(map(differ, alone, found))
 
     def hides(self, kind: str) -> bool:
         """Whether no output shows the noise, to the bit.

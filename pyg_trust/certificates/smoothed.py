@@ -25,20 +25,18 @@ from pyg_trust._identity import (
     digest,
     identity,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.certificates.certify import certifies
+from pyg_trust.certificates.runs import Run
 from pyg_trust.certificates.sampling import (
     Pipeline,
-    Sampler,
     check_uncached,
     evaluating,
-    fresh_copy,
 )
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.distributed import (
     check_same,
     from_first,
-    rank_and_size,
-    run_over_ranks,
 )
 from pyg_trust.functional.confidence import clopper_pearson, look_level
 from pyg_trust.functional.smoothing import (
@@ -80,12 +78,12 @@ def certify_smoothed(
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
     batch_size: int | None = None,
-    sparse_x: bool = False,
-    sparse_adj: bool = False,
+    sparse_x: bool | None = None,
+    sparse_adj: bool | None = None,
     seed: int | None = None,
     tolerance: float = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> SmoothedCertificate:
     r"""Certifies the smoothed version of any classifier, with confidence.
 
@@ -147,11 +145,15 @@ def certify_smoothed(
         batch_size (int, optional): how many copies go through the model at
             once; by default what takes about 256 MiB.
             (default: :obj:`None`)
-        sparse_x (bool): features as a sparse matrix, in models that are
-            linear in them before anything else. (default: :obj:`False`)
-        sparse_adj (bool): edges as a transposed sparse matrix, for layers
-            that take one. (default: :obj:`False`)
-        seed (int, optional): the seed of the copies. By default from the
+        sparse_x (bool, optional): features as a sparse matrix, in models
+            that are linear in them before anything else. By default where at
+            most a tenth of the entries are not 0 and the model gives the same
+            outputs. (default: :obj:`None`)
+        sparse_adj (bool, optional): edges as a transposed sparse matrix, for
+            layers that take one; by default where the model gives the same
+            outputs. (default: :obj:`None`)
+        seed (int, optional): the seed of the copies: then nothing is
+            certified, and the report says so first. By default from the
             operating system: nobody may know the noise beforehand.
             (default: :obj:`None`)
         tolerance (float): taken off the probabilities for rounding, beside
@@ -160,7 +162,8 @@ def certify_smoothed(
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process: copies are drawn by their
             numbers. (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -225,15 +228,20 @@ def certify_smoothed(
     key = rng.resolve_secret(seed)
     if over_ranks:
         key = from_first(lambda: key)
-    pipeline = Pipeline(
-        model, task == 'graphs', transform, forward, sparse_x, sparse_adj
-    )
+    pipeline = Pipeline(model, task == 'graphs', transform, forward)
     if task == 'graphs':
         graphs = [graphs[i] for i in index.tolist()]
     with evaluating(model):
-        run = _Run(pipeline, graphs, threat, key, batch_size, over_ranks)
+        run = Run(
+            *(pipeline, graphs, threat, key, batch_size, over_ranks),
+            (sparse_x, sparse_adj),
+        )
         rows = index if task == 'nodes' else None
-        with tqdm(disable=not progress_bar, desc='copies') as bar:
+        copies = num_selection + looks[-1]
+        total = copies * (len(graphs) if task == 'graphs' else 1)
+        with tqdm(
+            total=total, desc='copies', **bar_options(progress_bar)
+        ) as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
             made: SmoothedCertificate | None = None
             done, votes = 0, torch.zeros(0)
@@ -317,131 +325,6 @@ class SmoothedClassifier(Module):
         return certify_smoothed(self.model, data, self.noise, **self.options)
 
 
-class _Run:
-    """The samplers of one call, and how many copies go together."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        graphs: list[Data],
-        noise: BitFlips,
-        seed: int,
-        batch_size: int | None,
-        over_ranks: bool,
-    ) -> None:
-        self.pipeline, self.noise = pipeline, noise
-        self.graphs, self.note = graphs, ''
-        self.digest = self._identity()
-        fresh = fresh_copy(pipeline)
-        self.samplers = [
-            Sampler(
-                pipeline,
-                graph,
-                noise,
-                rng.derive(seed, number) if pipeline.graphs else seed,
-                fresh,
-            )
-            for number, graph in enumerate(graphs)
-        ]
-        self.slack = max(sampler.copies.slack for sampler in self.samplers)
-        self.place = rank_and_size() if over_ranks else (0, 1)
-        self.note, self.named = from_first(self._checked, self.place[1])
-        self.batch_size = 1 if self.note else batch_size
-
-    def _identity(self) -> str:
-        pipe = self.pipeline
-        return identity(pipe.model, pipe.transform, pipe.forward)
-
-    def _checked(self) -> tuple[str, tuple[str, ...]]:
-        some, pipe = self.samplers[:3], self.pipeline
-        notes = [sampler.check() for sampler in some]
-        named = []
-        for kind in self.noise.noisy:
-            if not all(sampler.hides(kind) for sampler in some):
-                continue
-            around = ' or '.join(
-                repr(name)
-                for name in ('transform', 'forward')
-                if getattr(pipe, name) is not None
-            )
-            if around:
-                raise ValueError(
-                    f'{around} needs to pass on the noise on the {kind} (got '
-                    'the outputs of the clean graph, to the bit, for each '
-                    f'noisy copy): what was computed from the clean {kind} '
-                    'does not change with them here, and would when they are '
-                    'attacked'
-                )
-            named.append(
-                f'no output of the model changes with the {kind}: nor was '
-                f'anything that it is given computed from the {kind}'
-            )
-        for name in some[0].constant():
-            named.append(
-                f"{name!r}, which 'transform' makes, is the same in every "
-                'noisy copy as in the clean graph, to the bit: it is not '
-                'computed from what may change'
-            )
-        return next(filter(None, notes), ''), tuple(named)
-
-    def votes(
-        self, first: int, count: int, rows: Tensor | None, bar: tqdm
-    ) -> Tensor:
-        size = self.place[1]
-        if size == 1:
-            parts = [self._own_votes(first, count, bar)]
-        else:
-            parts = run_over_ranks(
-                range(size), lambda _: self._own_votes(first, count, bar)
-            )
-        found = [
-            [votes for votes in row if votes is not None]
-            for row in zip(*parts, strict=True)
-        ]
-        if len({votes.size(1) for row in found for votes in row}) > 1:
-            raise ValueError(
-                "'model' needs to return as many classes for every graph"
-            )
-        votes = torch.cat([torch.stack(row).sum(0) for row in found])
-        return votes if rows is None else votes[rows]
-
-    def _own_votes(
-        self, first: int, count: int, bar: tqdm
-    ) -> list[Tensor | None]:
-        made = self._counted(first, count, bar, False)
-        if self._identity() == self.digest:
-            return made
-        # Calls leave something in the model: it may not matter.
-        with tqdm(disable=True) as quiet:
-            again = self._counted(first, count, quiet, True)
-        for one, two in zip(made, again, strict=True):
-            if one is None or two is None:
-                continue
-            if not torch.equal(one, two):
-                raise ValueError(
-                    "'model' needs to be the same function at every call "
-                    '(it keeps something of what it is called with, and a '
-                    'copy that no call has changed has other votes)'
-                )
-        return made
-
-    def _counted(
-        self, first: int, count: int, bar: tqdm, as_new: bool
-    ) -> list[Tensor | None]:
-        # A graph's first batch is the next process's.
-        (rank, size), made = self.place, []
-        for number, sampler in enumerate(self.samplers):
-            together = self.batch_size or sampler.batch_size()
-            place = (rank - number) % size, size
-            made.append(
-                sampler.votes(
-                    *(first, count, together, bar, bool(self.note), place),
-                    as_new,
-                )
-            )
-        return made
-
-
 def _bounds(
     votes: Tensor, chosen: Tensor, total: int, alpha: float, classes: str
 ) -> tuple[Tensor, Tensor]:
@@ -459,7 +342,7 @@ def _bounds(
 
 
 def _report(
-    run: _Run,
+    run: Run,
     index: Tensor,
     chosen: Tensor,
     votes: Tensor,
@@ -518,7 +401,7 @@ def _is_linear(model: Any) -> bool:
     return isinstance(model, _LINEAR) and not layered
 
 
-def _checks(run: _Run, selection: int, samples: int) -> tuple[str, ...]:
+def _checks(run: Run, selection: int, samples: int) -> tuple[str, ...]:
     # What stops a run where it does not hold, and so was found.
     some = min(len(run.samplers), 3)
     of = f' of {some} graphs' if run.pipeline.graphs else ''
@@ -579,7 +462,7 @@ def _check_features(graph: Data) -> None:
 
 
 def _check_model(
-    model: Any, sparse_x: bool, sparse_adj: bool, *calls: Any
+    model: Any, sparse_x: Any, sparse_adj: Any, *calls: Any
 ) -> None:
     check_instance('model', model, Module)
     for name, call in zip(('transform', 'forward'), calls, strict=True):

@@ -258,6 +258,8 @@ def local_attack(
         global_budget,
         alpha,
         undirected=undirected,
+        # Each of them takes a step for every flip.
+        swaps=1 if global_budget <= 10 else 0,
     )[0]
     known = torch.cat([region.inside, region.border])
     # Stand-ins are nobody.

@@ -311,7 +311,9 @@ class _Greedy:
         """Greedy steps, then swaps."""
         tried, gain = self.chosen, self.measure(self.chosen)[1]
         for _ in range(budget):
-            tried = self.add(tried, gain)
+            before, tried = tried, self.add(tried, gain)
+            if torch.equal(tried, before):
+                break  # nothing gains any more
             gain = self.keep(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):

@@ -69,10 +69,12 @@ from pyg_trust.transforms.aggregation_report import (
     make_relation,
     make_report,
 )
-from pyg_trust.transforms.private_agp import (
-    TWO_HOPS,
+from pyg_trust.transforms.private_agp import TWO_HOPS
+from pyg_trust.transforms.release_checks import (
+    check_alone,
     check_own,
     release_graph,
+    warn_of_other_releases,
 )
 
 _FORMAT = 2
@@ -371,6 +373,7 @@ class PrivateNodeClassifier(NoCopies):
         key = fingerprint(*setting, *_parts(x), repr(classes))
         if key == self._fitted:
             return self
+        check_alone()
         self._probe(x, classes, graph)
         self._tell(classes)
         account = self._open(graph.num_nodes)
@@ -414,6 +417,11 @@ class PrivateNodeClassifier(NoCopies):
                 # What was paid stays paid; predictions stay those before.
                 self._released, self._smoothed = before
                 raise
+        if self.seed is None:
+            warn_of_other_releases(
+                *(self.relation, graph, fingerprint(*_parts(x)), account),
+                *(self.delta, 4),
+            )
         return self
 
     @synchronized

@@ -74,14 +74,14 @@ _UNCHECKED = (
 _CHECK = 'python -m pyg_trust check trust.json'
 _HOW = (
     'Save the same report as trust.json and run this command, on any machine. '
-    'It recomputes epsilon from what was recorded, here and by an accountant '
-    'that is independent of this package (dp-accounting, if it is installed), '
-    'counts again which predictions stay by the recorded votes, and compares '
+    'It needs no torch. It makes the sentences from the fields again, proves '
+    'epsilon from what was recorded, in integers, counts again which '
+    'predictions stay by the recorded votes, and compares '
     'what was spent with the budgets. With the files themselves '
     '(--ledger, --model, --data) it follows the chain of the ledger, compares '
     'the fingerprints of weights and data, and looks for what was removed. It '
-    'says in one line each what holds, what fails and what could not be '
-    'checked.'
+    'says in one line each what holds, what fails, what is not proved and '
+    'what could not be checked.'
 )
 
 _STYLE = """

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import threading
 import warnings
 from collections.abc import Sequence
@@ -17,17 +16,18 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import _marks, noise, rng
 from pyg_trust._checks import (
-    REAL,
     check_choice,
     check_finite,
     check_instance,
     check_integer,
     check_ledger,
     check_positive,
-    check_tensor,
 )
-from pyg_trust._degrees import tells_degrees, tells_neighbours
-from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
+from pyg_trust.account import (
+    NoCopies,
+    PaidNoise,
+    ReleaseAccount,
+)
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.private_accounting import (
@@ -51,9 +51,14 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
-    Relation,
     make_relation,
     make_report,
+)
+from pyg_trust.transforms.release_checks import (
+    check_alone,
+    check_own,
+    release_graph,
+    warn_of_other_releases,
 )
 
 if TYPE_CHECKING:
@@ -62,133 +67,6 @@ if TYPE_CHECKING:
 #: The propagation of ``'feature'``: one and two hops, symmetric.
 TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
 _LOCK = threading.RLock()
-_STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
-
-
-def release_graph(data: Data, relation: Relation) -> CSRGraph:
-    """The graph of private data, if a release of it can be accounted for.
-
-    Args:
-        data (Data): the graph.
-        relation (Relation): who is protected.
-
-    Raises:
-        TypeError, ValueError: on self-loops, duplicate or weighted edges, and
-            edges that are not as :obj:`directed` says.
-    """
-    check_instance('relation', relation, Relation)
-    try:
-        graph = CSRGraph.from_data(data)
-    except ValueError as error:
-        # Which edge, or node, is private.
-        raise ValueError(
-            re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
-        ) from None
-    if relation.name == 'feature':
-        if graph.is_weighted:
-            raise ValueError("'data' needs edges without weights")
-        return graph
-    if graph.is_weighted:
-        raise ValueError(
-            "'data' needs edges without weights: one of weight w would move "
-            'the sums w times as much, and no bound of them is known (set '
-            'data.edge_weight to None)'
-        )
-    if graph.has_self_loops:
-        raise ValueError(
-            "'data' can't have self-loops, which send a node's own message to "
-            'itself; torch_geometric.utils.remove_self_loops takes them away'
-        )
-    if graph.num_edges and graph.is_undirected == relation.directed:
-        raise ValueError(
-            "'directed' needs to say how edges are: 'data' has every edge in "
-            'both directions, so one edge is two entries and moves two rows '
-            '(directed=False)'
-            if relation.directed
-            else "'directed' needs to say how edges are: 'data' has edges in "
-            'one direction alone. Use directed=True, or make them undirected '
-            'by torch_geometric.utils.to_undirected'
-        )
-    return graph
-
-
-def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
-    """Features that are a node's own, as far as that can be known.
-
-    Args:
-        data (Data): the graph.
-        attr (str): the attribute.
-        relation (Relation): who is protected.
-    """
-    check_instance('data', data, Data)
-    check_instance('attr', attr, str)
-    x = data.get(attr)
-    if not isinstance(x, Tensor):
-        raise ValueError(
-            f"'data' needs to have a tensor '{attr}' (got {type(x).__name__})"
-        )
-    shape = (int(data.num_nodes or 0), 'num_columns')
-    if x.layout not in (torch.strided, torch.sparse_csr, torch.sparse_coo):
-        raise ValueError(f"'{attr}' can't have the layout {x.layout}")
-    check_tensor(attr, x, REAL, shape)
-    if attr in data.get('propagated', ()) or _marks.are_propagated(x):
-        raise ValueError(
-            f"'data' needs rows of '{attr}' that are a node's own: these were "
-            'propagated, so the graph is in them before any noise'
-        )
-    others = [
-        value
-        for key, value in data.to_dict().items()
-        if key != attr
-        and isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.is_floating_point()
-        and value.dim() == 2
-        and len(value) == len(x)
-    ]
-    ends = _ends_of(data)
-    if ends is not None and tells_neighbours(x, others, ends):
-        raise ValueError(
-            f"'data' needs rows of '{attr}' that are a node's own: columns of "
-            'them are propagations of others (as SIGN makes them), so the '
-            'graph is in them before any noise'
-        )
-    if relation.name != 'feature':
-        name = attr.lower()
-        if any(name.endswith(end) for end in _STRUCTURE) or _has_degrees(
-            data, x
-        ):
-            raise ValueError(
-                f"'data' needs columns of '{attr}' that don't come from the "
-                'graph: positional encodings and degrees tell of edges '
-                'without noise (degree_channel offers noisy degrees)'
-            )
-        encodings = [
-            key
-            for key, value in data.to_dict().items()
-            if any(str(key).lower().endswith(end) for end in _STRUCTURE)
-            and isinstance(value, Tensor)
-        ]
-        if encodings:
-            warnings.warn(
-                f'the data has {", ".join(map(repr, encodings))}: if columns '
-                f"of {attr!r} come from the graph, too, edges aren't private",
-                stacklevel=3,
-            )
-    return x
-
-
-def _has_degrees(data: Data, x: Tensor) -> bool:
-    # Edges are in either of PyG's forms, or in none.
-    ends = _ends_of(data)
-    return ends is not None and tells_degrees(x, ends)
-
-
-def _ends_of(data: Data) -> Tensor | None:
-    ends = data.get('edge_index')
-    if ends is None and data.get('adj_t') is not None:
-        ends = CSRGraph.from_data(data).to_edge_index()[0]
-    return ends if isinstance(ends, Tensor) else None
 
 
 @functional_transform('private_agp')
@@ -483,11 +361,19 @@ class PrivateAGP(NoCopies, BaseTransform):
         each = [fingerprint(block) for *_, block in sent.blocks()]
         key = fingerprint(graph.rowptr, graph.col, *each)
         with _LOCK:
+            if key in self._kept:
+                return self._kept[key]
+            check_alone()
             # Two threads that came first would have an account each.
             account = self._open(graph.num_nodes)
-            if key not in self._kept:
-                rows = self._release(graph, x, account)
-                self._kept[key] = [row.to(x.dtype) for row in rows]
+            rows = self._release(graph, x, account)
+            self._kept[key] = [row.to(x.dtype) for row in rows]
+            if account is not None and not self.seeded:
+                assert self.delta is not None
+                warn_of_other_releases(
+                    *(self.relation, graph, fingerprint(x), account),
+                    *(self.delta, level + 1),
+                )
             return self._kept[key]
 
     def _release(

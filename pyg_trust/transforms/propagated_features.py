@@ -1,6 +1,7 @@
 """Features that follow a graph as it changes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ class PropagatedFeatures(EditedInPlace):
     \alpha) P)^{-1} x` instead, up to :attr:`error_bound`: an edit then costs a
     few pushes where exact rows would be all rows. Those features depend on
     what was there before.
+
+    What is pickled is what there is, to the bit, and nothing of what was
+    before; it is computed anew where it is read.
 
     Names never change, and those of removed nodes are not used again. If an
     edit fails or is interrupted, everything is as before. Threads take turns;
@@ -110,22 +114,68 @@ class PropagatedFeatures(EditedInPlace):
         shape = (graph.num_nodes, 'num_columns')
         self._dtype = dtypes if theta is None else dtypes[1:]
         check_tensor('x', x, self._dtype, shape, finite=True)
-        self._graph = DynamicGraph(graph, measure.self_loops, measure.along)
+        if alpha is not None and not 0 < check_positive('alpha', alpha) < 1:
+            raise ValueError(f"'alpha' needs to be in (0, 1) (got {alpha})")
+        if theta is not None:
+            check_positive('theta', theta)
+        self._begin(graph, x, measure, alpha, theta)
+
+    def _begin(
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        measure: Measure,
+        alpha: float | None,
+        theta: float | None,
+        gone: Tensor = _NONE,
+        directed: bool = False,
+    ) -> None:
+        # From these alone, and nothing of what was before.
+        self._graph = DynamicGraph(
+            graph, measure.self_loops, measure.along, directed
+        )
+        if gone.numel():
+            none = _NONE.view(1, 0).expand(2, 0)
+            self._graph.remove(gone, none, Journal())
         self._state: LevelState | SeriesState
         if alpha is None or theta is None:
             self._state = LevelState(self._graph, x, measure)
         else:
-            if not 0 < check_positive('alpha', alpha) < 1:
-                raise ValueError(
-                    f"'alpha' needs to be in (0, 1) (got {alpha})"
-                )
-            self._state = SeriesState(
-                self._graph, x, measure, alpha, check_positive('theta', theta)
-            )
+            self._state = SeriesState(self._graph, x, measure, alpha, theta)
         self._journal = self._state.journal = Journal()
         self._z: Tensor | None = None
         self._stale = torch.ones(graph.num_nodes, dtype=torch.bool)
         self._lock = ObjectLock()
+
+    @synchronized
+    def __getstate__(self) -> dict[str, Any]:
+        # What is pickled is a function of what there is: rows that are out of
+        # date, room in the lists and residues would tell of what was before.
+        self._settle()
+        state, graph = self._state, self._graph
+        return {
+            'dtype': self._dtype,
+            'edge_index': graph.edge_index(),
+            'x': state.x,
+            'measure': state.measure,
+            'alpha': getattr(state, 'alpha', None),
+            'theta': getattr(state, 'theta', None),
+            'alive': graph.alive,
+            'directed': not graph.undirected,
+        }
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        self._dtype = held['dtype']
+        alive = held['alive']
+        self._begin(
+            CSRGraph.from_edge_index(held['edge_index'], alive.numel()),
+            held['x'],
+            held['measure'],
+            held['alpha'],
+            held['theta'],
+            (~alive).nonzero().view(-1),
+            held['directed'],
+        )
 
     @property
     @synchronized
@@ -322,6 +372,11 @@ class PropagatedFeatures(EditedInPlace):
         # In this order: rows that are computed once too often are no harm.
         self._stale = stale
         self._journal.clear()
+        if self._z is not None and touched.nodes is not None:
+            # What they were is nobody's any more.
+            self._z.index_fill_(0, touched.nodes, 0)
+        elif touched.nodes is None:
+            self._z = None
         return touched.rows
 
     def _insert(self, edges: Tensor) -> tuple[Edit, None]:

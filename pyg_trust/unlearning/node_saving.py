@@ -182,8 +182,8 @@ class Saving(Releasing):
         )
         if not model.is_sealed:
             raise ValueError(
-                'the data, weights or account of the state are not those of '
-                'its ledger: something was changed, or put there from another'
+                'the data, released weights or account of the state are not '
+                'those of its ledger: something was changed or exchanged'
             )
         residual, bound = gradient.norm.measured, self._bound(model)
         if self.noise == 'objective' and not residual <= bound:

@@ -295,6 +295,27 @@ def test_the_sum_over_neighbours_is_the_models_own():
     refuses(model, 'no hook')
 
 
+def test_what_collects_arguments_is_the_models_own(monkeypatch):
+    model = made(PPNP, K=2)
+    collect = model.inspector.collect_param_data
+    model.inspector.collect_param_data = lambda *args: collect(*args)
+    refuses(model, "'inspector'")
+    model = made(PPNP, K=2)
+    monkeypatch.setattr(
+        type(model.inspector), 'collect_param_data', lambda *args: {}
+    )
+    refuses(model, "'collect_param_data'")
+
+
+def test_a_setting_that_is_gone_is_named():
+    model = made(PPNP, K=2)
+    del model.alpha
+    refuses(model, "'alpha'")
+    model = made(PPNP, K=2)
+    model._forward_hooks = None
+    refuses(model, 'no hook')
+
+
 class Remembers(Module):
     def __init__(self, graph):
         super().__init__()

@@ -8,16 +8,20 @@ from exhaustive import csr, pagerank, undirected_graphs
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.certificates import threat as threat_module
+from pyg_trust.certificates.bounds import Problem
+from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.functional import (
     Perturbations,
     dual_bound,
     linear_program,
     pagerank_bounds,
+    search,
 )
 from pyg_trust.functional.dual_search import (
     Mirror,
 )
 from pyg_trust.functional.horizon import Horizon
+from pyg_trust.functional.region import local_attack
 from pyg_trust.functional.search import (
     all_flips,
     candidates,
@@ -347,3 +351,75 @@ def compare_programs(seed):
         assert multiplier >= 0
         tighter = max(tighter, twice - once)
     return tighter
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_undirected_flips_of_a_directed_attack_keep_every_budget(seed):
+    generator = torch.Generator().manual_seed(seed)
+    n = 40
+    pairs = torch.randint(0, n, (2, 160), generator=generator)
+    pairs = torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
+    budget = torch.randint(0, 4, (n,), generator=generator)
+    threat = ThreatModel(
+        pairs,
+        fixed='none',
+        local_budget=budget,
+        undirected=True,
+        num_nodes=n,
+    )
+    logits = torch.randn(n, 2, generator=generator).double()
+    problem = Problem(
+        Deployed(logits, 0.15),
+        threat,
+        torch.arange(n),
+        torch.zeros(n, dtype=torch.int64),
+        1e-9,
+        False,
+        False,
+    )
+    left = threat.perturbations.budget
+    drawn = pairs[:, torch.rand(pairs.size(1), generator=generator) < 0.7]
+    made = problem.mutual(drawn)
+    keys = made[0] * n + made[1]
+    assert keys.unique().numel() == keys.numel()
+    assert torch.equal(keys.sort().values, (made[1] * n + made[0]).sort()[0])
+    used = made[0].bincount(minlength=n)
+    assert bool((used <= left).all())
+    # Nothing that fits was left out.
+    wanted = torch.cat([drawn, drawn.flip(0)], 1).unique(dim=1)
+    rest = ~torch.isin(wanted[0] * n + wanted[1], keys)
+    room = (left - used) > 0
+    assert not bool((rest & room[wanted[0]] & room[wanted[1]]).any())
+
+
+def test_an_attack_takes_a_step_for_a_flip_and_ends_where_none_gains(
+    monkeypatch,
+):
+    # On cd9bfce three steps for each of 64, whatever they gained: undirected
+    # attackers without a global budget took 15 times as long as directed.
+    steps = []
+    measure = search._Greedy.measure
+
+    def counted(self, chosen):
+        steps.append(1)
+        return measure(self, chosen)
+
+    monkeypatch.setattr(search._Greedy, 'measure', counted)
+    nodes = torch.arange(60)
+    ring = torch.stack([nodes, (nodes + 1) % 60])
+    pairs = torch.cat([ring, ring.flip(0)], 1)
+    threat = ThreatModel(
+        pairs, fixed='none', local_budget=1, undirected=True, num_nodes=60
+    )
+    reward = (nodes == 30).double()
+    # Of a ring with a budget of 1 at each node half the edges can go.
+    local_attack(
+        threat.perturbations,
+        reward,
+        0,
+        torch.zeros(60).double(),
+        64,
+        0.15,
+        undirected=True,
+    )
+    assert len(steps) <= 33

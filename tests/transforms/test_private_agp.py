@@ -1,8 +1,10 @@
 """PrivateAGP: once, on an account, and nothing that has no bound."""
 
 import copy
+import hashlib
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import noise
+from pyg_trust import account, noise
 from pyg_trust.functional import (
     gaussian_epsilon,
     gaussian_mu_for,
@@ -22,10 +24,17 @@ from pyg_trust.functional import (
     sgc,
     wor_epsilon,
 )
+from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
-from pyg_trust.transforms import AGP, PrivateAGP, private_agp
+from pyg_trust.report import fingerprint
+from pyg_trust.transforms import (
+    AGP,
+    PrivateAGP,
+    private_agp,
+    release_checks,
+)
 
 RELATIONS = [
     {'relation': 'edge'},
@@ -441,3 +450,70 @@ def test_released_rows_are_copies():
     for row in transform.released(path()):
         row.zero_()
     assert torch.equal(transform(path()).x, first)
+
+
+def test_a_cell_that_is_run_again_warns_of_what_it_spends(tmp_path):
+    data, asked = path(), {'epsilon': 1.0, 'delta': 1e-5}
+    first = PrivateAGP(**asked)
+    first(data)
+    # The same transform, or another with the same ledger, is one account.
+    first(data)
+    mu = first.report().mu
+    for number in (2, 3):
+        both = gaussian_epsilon(math.sqrt(number) * mu, 1e-5)
+        with pytest.warns(UserWarning, match=f'epsilon {both:.4g}') as seen:
+            PrivateAGP(**asked)(data)
+        assert seen[0].filename == __file__
+    # So with a classifier, whose edges these are as well.
+    data.y = torch.arange(12) % 2
+    data.train_mask = torch.ones(12, dtype=torch.bool)
+    with pytest.warns(UserWarning, match='released before') as seen:
+        PrivateNodeClassifier('edge', 1.0, 1e-5, epochs=1).fit(data)
+    assert seen[0].filename == __file__
+
+
+def test_releases_on_one_ledger_or_of_other_data_do_not_warn(tmp_path):
+    asked, ledger = {'mu': 0.1, 'delta': 1e-5}, tmp_path / 'ledger'
+    for _ in range(3):
+        transform = PrivateAGP(**asked, ledger=ledger)
+        transform(path())
+        assert transform.account is not None
+        transform.account.close()
+    assert len(transform.account.lines) == 3
+    # Neither another graph, nor another unit, nor what is no release.
+    other = path()
+    other.edge_index = other.edge_index[:, torch.arange(22) % 11 > 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        PrivateAGP(**asked)(other)
+        PrivateAGP(relation='node', **asked)(path())
+    with pytest.warns(UserWarning, match='released before'):
+        PrivateAGP(relation='node', **asked)(other)
+
+
+def test_who_guesses_data_finds_no_digest_of_them():
+    PrivateAGP(mu=0.1, delta=1e-5)(path())
+    (digest,) = account._RELEASED
+    graph = CSRGraph.from_data(path())
+    plain = fingerprint(graph.rowptr, graph.col)
+    for text in (plain, f'edges {plain}', f'edge either edges {plain}'):
+        assert digest != hashlib.blake2b(text.encode()).digest()
+
+
+def test_one_of_several_processes_releases_nothing(monkeypatch):
+    # Under torchrun each would release, and claim to be the only one.
+    transform = PrivateAGP(mu=0.1, delta=1e-5)
+    kept = PrivateAGP(mu=0.1, delta=1e-5)
+    kept(path())
+    data = path()
+    data.y = torch.arange(12) % 2
+    data.train_mask = torch.ones(12, dtype=torch.bool)
+    model = PrivateNodeClassifier('node', 1.0, 1e-5)
+    monkeypatch.setattr(release_checks, 'rank_and_size', lambda: (1, 2))
+    with pytest.raises(RuntimeError, match=r'made once.*rank 1 of 2'):
+        transform(path())
+    with pytest.raises(RuntimeError, match=r'made once.*rank 1 of 2'):
+        model.fit(data)
+    assert transform.account is model.account is None
+    # What was released before is there for all.
+    assert kept(path()).x.shape == (12, 6)

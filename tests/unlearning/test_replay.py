@@ -152,7 +152,11 @@ def test_a_schedule_inside_of_a_model_is_followed():
     (shard,) = make_shards()[1:2]
     recipe = Recipe(epochs=30, optimizer='sgd', lr=0.5)
     warm = lambda: GCN(*SHAPE, act=Warming())  # noqa: E731
-    (trained,) = train(warm, [shard], recipe).states
+    made = training.build(warm, shard)
+    trained = training.train_alone(made, shard, recipe)
+    # No state that another model could be given says how far it was.
+    with pytest.raises(training.UnrepeatableModelError, match='says'):
+        train(warm, [shard], recipe)
     model = training.build(warm, shard)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.5, weight_decay=recipe.weight_decay

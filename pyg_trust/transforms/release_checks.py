@@ -1,0 +1,202 @@
+"""Checks before private data are released: edges, features, processes."""
+
+import re
+import warnings
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import _marks
+from pyg_trust._checks import REAL, check_instance, check_tensor
+from pyg_trust._degrees import tells_degrees, tells_neighbours
+from pyg_trust.account import ReleaseAccount, register_release
+from pyg_trust.distributed import rank_and_size
+from pyg_trust.functional.private_accounting import gaussian_epsilon
+from pyg_trust.graph import CSRGraph
+from pyg_trust.report import fingerprint
+from pyg_trust.transforms.aggregation_report import Relation
+
+_STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
+
+
+def release_graph(data: Data, relation: Relation) -> CSRGraph:
+    """The graph of private data, if a release of it can be accounted for.
+
+    Args:
+        data (Data): the graph.
+        relation (Relation): who is protected.
+
+    Raises:
+        TypeError, ValueError: on self-loops, duplicate or weighted edges, and
+            edges that are not as :obj:`directed` says.
+    """
+    check_instance('relation', relation, Relation)
+    try:
+        graph = CSRGraph.from_data(data)
+    except ValueError as error:
+        # Which edge, or node, is private.
+        raise ValueError(
+            re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
+        ) from None
+    if relation.name == 'feature':
+        if graph.is_weighted:
+            raise ValueError("'data' needs edges without weights")
+        return graph
+    if graph.is_weighted:
+        raise ValueError(
+            "'data' needs edges without weights: one of weight w would move "
+            'the sums w times as much, and no bound of them is known (set '
+            'data.edge_weight to None)'
+        )
+    if graph.has_self_loops:
+        raise ValueError(
+            "'data' can't have self-loops, which send a node's own message to "
+            'itself; torch_geometric.utils.remove_self_loops takes them away'
+        )
+    if graph.num_edges and graph.is_undirected == relation.directed:
+        raise ValueError(
+            "'directed' needs to say how edges are: 'data' has every edge in "
+            'both directions, so one edge is two entries and moves two rows '
+            '(directed=False)'
+            if relation.directed
+            else "'directed' needs to say how edges are: 'data' has edges in "
+            'one direction alone. Use directed=True, or make them undirected '
+            'by torch_geometric.utils.to_undirected'
+        )
+    return graph
+
+
+def check_alone() -> None:
+    """Refuse a release by one of several processes.
+
+    Each would draw noise of its own for the same data, and claim to be the
+    only release.
+
+    Raises:
+        RuntimeError: if torch.distributed runs with other processes.
+    """
+    rank, size = rank_and_size()
+    if size > 1:
+        raise RuntimeError(
+            f'a release is made once, by one process, and this is rank {rank} '
+            f'of {size}, each of which would release the same data and spend '
+            'the budget again. Release before the processes are started (or '
+            'before torch.distributed is), save the result, and load it in '
+            'all of them'
+        )
+
+
+def warn_of_other_releases(
+    relation: Relation,
+    graph: CSRGraph,
+    features: str,
+    account: ReleaseAccount,
+    delta: float,
+    stacklevel: int,
+) -> None:
+    r"""Warn where the same data were released before on another account.
+
+    Args:
+        relation (Relation): who is protected.
+        graph (CSRGraph): the graph.
+        features (str): a digest of the features.
+        account (ReleaseAccount): what the release is on, already.
+        delta (float): :math:`\delta`.
+        stacklevel (int): as of :func:`warnings.warn`.
+    """
+    secret = []
+    if relation.name != 'feature':
+        secret.append(f'edges {fingerprint(graph.rowptr, graph.col)}')
+    if relation.name != 'edge':
+        secret.append(f'features {features}')
+    unit = f'{relation.name} {relation.form}'
+    mu = register_release(secret, unit, account.name, account.mu)
+    if mu > account.mu * (1 + 1e-9):
+        both = gaussian_epsilon(mu, delta)
+        warnings.warn(
+            'these data were released before in this process, on another '
+            f'account: together that is epsilon {both:.4g}, and this account '
+            f'knows of {gaussian_epsilon(account.mu, delta):.4g}. Keep what '
+            "was released first, or give all of them the same 'ledger'",
+            stacklevel=stacklevel,
+        )
+
+
+def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
+    """Features that are a node's own, as far as that can be known.
+
+    Args:
+        data (Data): the graph.
+        attr (str): the attribute.
+        relation (Relation): who is protected.
+    """
+    check_instance('data', data, Data)
+    check_instance('attr', attr, str)
+    x = data.get(attr)
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"'data' needs to have a tensor '{attr}' (got {type(x).__name__})"
+        )
+    shape = (int(data.num_nodes or 0), 'num_columns')
+    if x.layout not in (torch.strided, torch.sparse_csr, torch.sparse_coo):
+        raise ValueError(f"'{attr}' can't have the layout {x.layout}")
+    check_tensor(attr, x, REAL, shape)
+    if attr in data.get('propagated', ()) or _marks.are_propagated(x):
+        raise ValueError(
+            f"'data' needs rows of '{attr}' that are a node's own: these were "
+            'propagated, so the graph is in them before any noise'
+        )
+    others = [
+        value
+        for key, value in data.to_dict().items()
+        if key != attr
+        and isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.is_floating_point()
+        and value.dim() == 2
+        and len(value) == len(x)
+    ]
+    ends = _ends_of(data)
+    if ends is not None and tells_neighbours(x, others, ends):
+        raise ValueError(
+            f"'data' needs rows of '{attr}' that are a node's own: columns of "
+            'them are propagations of others (as SIGN makes them), so the '
+            'graph is in them before any noise'
+        )
+    if relation.name != 'feature':
+        name = attr.lower()
+        if any(name.endswith(end) for end in _STRUCTURE) or _has_degrees(
+            data, x
+        ):
+            raise ValueError(
+                f"'data' needs columns of '{attr}' that don't come from the "
+                'graph: positional encodings and degrees tell of edges '
+                'without noise (degree_channel offers noisy degrees)'
+            )
+        encodings = [
+            key
+            for key, value in data.to_dict().items()
+            if any(str(key).lower().endswith(end) for end in _STRUCTURE)
+            and isinstance(value, Tensor)
+        ]
+        if encodings:
+            warnings.warn(
+                f'the data has {", ".join(map(repr, encodings))}: if columns '
+                f"of {attr!r} come from the graph, too, edges aren't private",
+                stacklevel=3,
+            )
+    return x
+
+
+def _has_degrees(data: Data, x: Tensor) -> bool:
+    # Edges are in either of PyG's forms, or in none.
+    ends = _ends_of(data)
+    return ends is not None and tells_degrees(x, ends)
+
+
+def _ends_of(data: Data) -> Tensor | None:
+    ends = data.get('edge_index')
+    if ends is None and data.get('adj_t') is not None:
+        ends = CSRGraph.from_data(data).to_edge_index()[0]
+    return ends if isinstance(ends, Tensor) else None
