@@ -289,4 +289,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
       "-> Tensor");
+
+  // x W', each number by one chain of fused multiply-adds over k ascending:
+  // the bits of a row are those of the row alone. CPU only.
+  // x: real [R, K]; panels: real [P, K, 128 bytes], 128 bytes of columns of
+  // W' side by side, zeros beside the last; columns: int, those of W'.
+  // Returns real [R, columns].
+  m.def("row_linear(Tensor x, Tensor panels, int columns) -> Tensor");
 }

@@ -74,6 +74,10 @@ class SeededNoise:
     def __init__(self, seed: int | None = None) -> None:
         self._stream = rng.stream(rng.resolve(seed))
 
+    def random_bytes(self, count: int) -> bytes:
+        """Draw so many bytes of the seed's stream."""
+        return self._stream.bytes(check_integer('count', count, 0))
+
     def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Draw noise of the law of :meth:`SecureNoise.cells`."""
         return _cells(self._stream.bytes, shape)
@@ -127,6 +131,10 @@ class SecureNoise:
     def __init__(self, source: Bytes = os.urandom) -> None:
         check_callable('source', source)
         self._source = source
+
+    def random_bytes(self, count: int) -> bytes:
+        """Draw so many secret bytes."""
+        return self._source(check_integer('count', count, 0))
 
     def uniform(self, count: int) -> np.ndarray:
         r"""Uniform numbers on the grid :math:`2^{-53} \{1, ..., 2^{53}\}`."""

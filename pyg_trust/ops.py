@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -1381,6 +1381,70 @@ def _is_matrix(tensor: Tensor) -> bool:
     return isinstance(tensor, Tensor) and tensor.dim() == 2
 
 
+def row_linear(x: Tensor, weight: Tensor) -> Tensor:
+    r"""Return ``x @ weight.T``, each row's bits a function of that row alone.
+
+    Every number is one chain :math:`y \leftarrow \mathrm{fma}(x_{rk},
+    w_{jk}, y)` over :math:`k` ascending, from 0, whatever the batch, the
+    threads and the instruction set. Products of BLAS round the same row
+    otherwise in a batch of another size. There is a gradient by both; that by
+    :obj:`x` is of the same kind.
+
+    Args:
+        x (Tensor): float32 or float64, ``[num_rows, K]``, on the CPU.
+        weight (Tensor): of the same dtype, ``[num_columns, K]``.
+
+    Returns:
+        Tensor: ``[num_rows, num_columns]``.
+    """
+    check_dtype('x', x, REAL)
+    check_dtype('weight', weight, x.dtype)
+    if x.dim() != 2 or weight.dim() != 2 or x.size(1) != weight.size(1):
+        raise ValueError(
+            "'x' and 'weight' need to be matrices with as many columns (got "
+            f'the shapes {list(x.shape)} and {list(weight.shape)})'
+        )
+    for name, tensor in (('x', x), ('weight', weight)):
+        if tensor.device.type != 'cpu':
+            raise ValueError(
+                f"'{name}' needs to be on the CPU, where sums have one order "
+                f'(got {tensor.device})'
+            )
+    return _RowLinear.apply(x, weight)
+
+
+class _RowLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _rows_times(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        return (
+            _rows_times(grads[0], weight.t()) if needed[0] else None,
+            grads[0].t() @ x if needed[1] else None,
+        )
+
+
+def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
+    columns, depth = weight.shape
+    width = 128 // x.element_size()
+    count = -(-columns // width)
+    panels = x.new_zeros(count, depth, width)
+    # Column j of panel p is row p * width + j of the weight.
+    whole = columns // width
+    panels[:whole] = (
+        weight[: whole * width].reshape(whole, width, depth).transpose(1, 2)
+    )
+    if whole < count:
+        rest = weight[whole * width :]
+        panels[whole, :, : rest.size(0)] = rest.t()
+    return _ops.row_linear(x.contiguous(), panels, columns)
+
+
 @torch.library.register_fake('pyg_trust::propagate')
 def _(
     rowptr: Tensor,
@@ -1703,3 +1767,11 @@ def _(
 @torch.library.register_fake('pyg_trust::quasi_newton')
 def _(grad: Tensor, inverse: Tensor, past: Tensor, count: int) -> Tensor:
     return grad.new_empty(grad.shape)
+
+
+# A library that was built before it says so where it is called.
+if hasattr(_ops, 'row_linear'):
+
+    @torch.library.register_fake('pyg_trust::row_linear')
+    def _(x: Tensor, panels: Tensor, columns: int) -> Tensor:
+        return x.new_empty(x.size(0), columns)

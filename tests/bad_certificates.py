@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from bad_functional import COUNT, NOT_NEGATIVE, RESULT
+from bad_ground import temporary
 from bad_inputs import (
     FLAG,
+    PATH,
     SEED,
     Row,
     choice,
@@ -624,3 +626,28 @@ entry(
     shards=integer(0, 2),
     max_sets=COUNT,
 )
+
+entry(
+    'certificates.Certificate.verify',
+    lambda: (exact(), {'witness': exact().proof}),
+    witness=instance(none=True),
+)
+entry(
+    'certificates.Witness',
+    lambda: {'arrays': dict(exact().proof.arrays)},
+    arrays=values(3, 'x', None, [1], {'a': 1}),
+)
+
+
+def witness_file() -> Any:
+    path = temporary('new.npz')
+    exact().proof.save(path)
+    return path
+
+
+entry(
+    'certificates.Witness.save',
+    lambda: (exact().proof, {'path': temporary('new.npz')}),
+    path=PATH,
+)
+entry('certificates.Witness.load', lambda: {'path': witness_file()}, path=PATH)

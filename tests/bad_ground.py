@@ -139,6 +139,14 @@ entry(
     lambda: {'x': torch.eye(2).to_sparse_csr()},
     x=values(3, None, 'x', torch.eye(2), torch.eye(2).to_sparse_coo()),
 )
+entry(
+    'ops.row_linear',
+    lambda: {'x': torch.ones(3, 2), 'weight': torch.ones(4, 2)},
+    Row('shapes', {'weight': torch.ones(4, 3)}, 'as many columns'),
+    names={'x': "'(x|weight)'", 'weight': "'(x|weight)'"},
+    x=tensor(rows=False, empty=True, finite=False),
+    weight=tensor(rows=False, empty=True, finite=False),
+)
 entry('ops.cost_nodes', lambda: {'num_nodes': N}, num_nodes=integer(1))
 entry(
     'ops.pull',

@@ -416,6 +416,7 @@ entry(
     forward=instance(none=True),
     criterion=instance(none=True),
     trust_loss=values(3, 'a', None),
+    exact=values(3, 'a', None),
     public=values(3, 'a', ['nothing']),
     clipping=choice(),
     **PARTS,
@@ -487,6 +488,7 @@ for name in ('AuditReport', 'PrivacyReport', 'ClippedSum', 'PrivateTraining'):
     EXEMPT[f'privacy.{name}'] = RESULT
 for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader'):
     EXEMPT[f'privacy.{name}'] = 'made by the engine alone'
+EXEMPT['privacy.ClippedSum.of'] = 'made by Tape.clipped_sum'
 EXEMPT['privacy.Tape'] = 'made by SubgraphGradients.record'
 entry(
     'privacy.PrivateOptimizer.step',

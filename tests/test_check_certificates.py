@@ -21,6 +21,7 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 from torch.nn import functional as F
 
+from pyg_trust.__main__ import main
 from pyg_trust.certificates import ThreatModel, certify, smoothed, votes
 from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
 from pyg_trust.functional import voting
@@ -85,6 +86,10 @@ def test_every_certificate_has_a_line_that_holds_and_one_that_does_not_hide(
     assert not [e for e in lines if e.status == FAILS]
     assert [e for e in lines if e.status == HOLDS]
     texts = [e.text for e in lines if e.status in (UNKNOWN, UNPROVED)]
+    if name == 'Certificate':
+        # What it rests on is a file: what is open is that it is not here.
+        assert [text for text in texts if '(--witness)' in text]
+        return
     (open_,) = [text for text in texts if 'not handed in' not in text]
     assert 'again' in open_
 
@@ -464,3 +469,64 @@ def test_what_was_not_tried_out_is_not_said(tmp_path):
     threat = ThreatModel(cycle(8), 'removals', local_budget=1)
     report = certify(torch.rand(8, 3).double(), threat)
     assert report.guarantee().checked == ()
+
+
+# A witness ###################################################################
+
+
+def proved(folder, seed=0):
+    """An exact certificate of logits, and its witness in a file."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.rand(12, 3, generator=generator).double()
+    report = certify(logits, ThreatModel(cycle(12), local_budget=1))
+    path = folder / f'{seed}.npz'
+    report.proof.save(path)
+    return report, path
+
+
+def coded(folder, whole, witness=None):
+    path = folder / 'trust.json'
+    path.write_text(forged(whole))
+    more = [] if witness is None else ['--witness', str(witness)]
+    return main(['check', str(path), *more])
+
+
+def test_an_exact_certificate_is_proved_from_its_witness(tmp_path):
+    report, witness = proved(tmp_path)
+    assert 0 < report.num_robust < 12
+    whole = json.loads(TrustReport.of(report).to_json())
+    assert coded(tmp_path, whole, witness) == 0
+    # Not handed in; that of other logits; damaged.
+    assert coded(tmp_path, whole) == 2
+    assert coded(tmp_path, whole, proved(tmp_path, 1)[1]) == 1
+    content = witness.read_bytes()
+    witness.write_bytes(content[: len(content) // 2])
+    assert coded(tmp_path, whole, witness) == 2
+
+
+@pytest.mark.parametrize(
+    ('lie', 'code'),
+    [
+        ({'num_robust': 12, 'num_broken': 0, 'num_unknown': 0}, 2),
+        ({'max_local_budget': 2}, 1),
+        ({'alpha': 0.9}, 1),
+        ({'fixed_edges': 0}, 1),
+        ({'witness_digest': 'none: it was lost'}, 1),
+    ],
+)
+def test_more_than_a_witness_proves_does_not_hold(tmp_path, lie, code):
+    report, witness = proved(tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    parts(whole)[1].update(lie)
+    assert coded(tmp_path, reworded(whole), witness) == code
+
+
+def test_what_is_wrong_in_a_witness_by_one_bit_is_noticed(tmp_path):
+    report, witness = proved(tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    with np.load(witness) as file:
+        arrays = dict(file)
+    arrays['scores'] = arrays['scores'].copy()
+    arrays['scores'][0, 0] = np.nextafter(arrays['scores'][0, 0], 9.0)
+    np.savez(tmp_path / 'other.npz', **arrays)
+    assert coded(tmp_path, whole, tmp_path / 'other.npz') == 1

@@ -147,6 +147,7 @@ AROUND = {
     'privacy/draws.py',
     'privacy/flow.py',
     'privacy/recorder.py',
+    'privacy/rowwise.py',
 }
 
 

@@ -31,6 +31,7 @@ from pyg_trust.certificates.smoothed import (
 )
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.votes import SmoothedCertificate
+from pyg_trust.certificates.witness import Witness
 from pyg_trust.transforms.flip_bits import BitFlips
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     'ThreatModel',
     'UserCertificate',
     'VoteCertificate',
+    'Witness',
     'certifies',
     'certify',
     'certify_collective',

@@ -74,6 +74,8 @@ class Problem:
         self.witness_of = torch.full(shape[:1], -1)
         # V of the local worst case, by pair of classes.
         self.local: dict[tuple[int, int], Tensor] = {}
+        # The scores that prove it, by pair of classes.
+        self.proof: dict[tuple[int, int], Tensor] = {}
 
     # What is open ###########################################################
 
@@ -242,7 +244,9 @@ class Problem:
                 for column, (c1, c2) in enumerate(pairs[block]):
                     mine = (self.reference == c1).nonzero().view(-1)
                     value = values[column]
-                    if not witnesses:
+                    if witnesses:
+                        self.proof[c1, c2] = self.alpha * value
+                    else:
                         self.local[c1, c2] = value + high[column]
                     top = value[self.targets[mine]] + high[column]
                     self.lower[mine, c2] = -self.alpha * top

@@ -1,13 +1,16 @@
 """Certificates: what is known about the worst-case margins of nodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_integer, check_tensor
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust._identity import SpeaksOf
+from pyg_trust.certificates.witness import Witness
+from pyg_trust.kernel import pagerank
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -90,7 +93,45 @@ class Certificate(SpeaksOf, Report):
     data: str = ''
     """SHA-256 of the graph that was handed in, if one was."""
     fixed_edges: int = 0
-    """How many directed edges of the graph never change."""
+    """How many directed edges never change, added self-loops included."""
+    witness_digest: str = ''
+    """SHA-256 of :attr:`proof`, or why there is none."""
+    proof: Witness | None = field(default=None, repr=False, compare=False)
+    """What :meth:`verify` proves the certificate from: it holds the logits
+    and the edges, so it is in no report. :meth:`~Witness.save` it beside."""
+
+    def verify(self, witness: Witness | None = None) -> str:
+        """Prove the robust nodes again, by integers that round outwards.
+
+        Nothing is solved again, and nothing of what found the certificate is
+        used (:mod:`pyg_trust.kernel.pagerank`).
+
+        Args:
+            witness (Witness, optional): read from a file, by default
+                :attr:`proof`. (default: :obj:`None`)
+
+        Returns:
+            str: ``'holds'``; ``'FAILS'`` if the witness is that of another
+            certificate; ``'not proved'`` if there is none, or it proves fewer
+            nodes.
+
+        Raises:
+            ValueError: if the witness is damaged.
+        """
+        witness = self.proof if witness is None else witness
+        if witness is None:
+            return 'not proved'
+        check_instance('witness', witness, Witness)
+        found = torch.tensor(witness.prove(), dtype=torch.bool)
+        arrays = witness.arrays
+        same = pagerank.digest(arrays) == self.witness_digest and (
+            np.array_equal(arrays['targets'], self.targets.numpy())
+            and np.array_equal(arrays['reference'], self.reference.numpy())
+            and self.num_robust == int(self.robust.sum())
+        )
+        if not same:
+            return 'FAILS'
+        return 'holds' if bool(found[self.robust].all()) else 'not proved'
 
     @property
     def margins(self) -> Tensor:

@@ -25,10 +25,17 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument('--ledger', type=Path, help='the privacy ledger')
     check.add_argument('--model', type=Path, help='weights by torch.save')
     check.add_argument('--data', type=Path, help='remaining data, likewise')
+    check.add_argument(
+        '--witness', type=Path, help='of an exact certificate, .npz'
+    )
     args = parser.parse_args(arguments)
     try:
         found = check_report(
-            args.report, ledger=args.ledger, model=args.model, data=args.data
+            args.report,
+            ledger=args.ledger,
+            model=args.model,
+            data=args.data,
+            witness=args.witness,
         )
     except (OSError, ValueError) as error:
         sys.stderr.write(f'pyg_trust check: {visible(str(error))}\n')

@@ -2,10 +2,16 @@
 
 import math
 import re
+import struct
+import zipfile
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..kernel.pagerank import digest, prove
 from ..kernel.votes import bounds, level, radius, regions, stays
 from .answers import (
     FAILS,
@@ -302,11 +308,72 @@ def _exact(each: Stated) -> Said:
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
+    digest = str(values.get('witness_digest', 'none'))
+    if len(digest) != 64:
+        yield (
+            UNPROVED,
+            f'that no graph breaks them: the witness is {digest}; certify '
+            'again',
+        )
+
+
+def read_witness(path: str | Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a witness, none of which is larger than its file.
+
+    Args:
+        path (str or Path): of the ``.npz``.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(e.compress_type for e in archive.infolist()):
+                raise ValueError('an array is compressed')
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (EOFError, MemoryError, zipfile.BadZipFile, struct.error) as error:
+        raise ValueError(f'no witness, or damaged ({error})') from None
+
+
+def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
+    """Prove an exact certificate from its witness.
+
+    Args:
+        each (Stated): a promise; others than exact certificates are left out.
+        arrays (dict): of :func:`read_witness`.
+    """
+    values = each.values
+    if 'witness_digest' not in values:
+        return
+    if digest(arrays) != values['witness_digest']:
+        yield FAILS, 'witness: it is that of another certificate'
+        return
+    proved = sum(prove(arrays))
+    total, steps = len(arrays['targets']), int(arrays['K'])
+    claimed = {
+        'targets': total,
+        'alpha': float(arrays['alpha']),
+        'K': None if steps < 0 else steps,
+        'normalization': str(arrays['normalization']),
+        'max_local_budget': int(arrays['budget'].max(initial=0)),
+        'fixed_edges': int((arrays['removable'] == 0).sum()),
+    }
+    for name, found in claimed.items():
+        if values[name] != found:
+            yield (
+                FAILS,
+                f'witness: {name} is {found!r}, {values[name]!r} is claimed',
+            )
+    robust = count('num_robust', values['num_robust'])
     yield (
-        UNPROVED,
-        'that no graph breaks them: the report has no witness; certify again '
-        'with the arguments that it has',
+        HOLDS if robust <= proved else UNPROVED,
+        f'witness: {proved} of {total} are proved to stay, {robust} are '
+        'claimed',
     )
+    if values['model_digest']:
+        yield (
+            UNKNOWN,
+            'witness: that its logits and edges are those of model and data: '
+            'certify again',
+        )
 
 
 _CHECKS: dict[str, Callable[[Stated], Said]] = {

@@ -39,7 +39,7 @@ from .answers import (
     requests,
     same,
 )
-from .certificates import check_certificate
+from .certificates import check_certificate, check_witness, read_witness
 from .epsilon import LAWS, check_epsilon, proved, together
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
@@ -54,6 +54,7 @@ def check_report(
     ledger: str | Path | None = None,
     model: str | Path | None = None,
     data: str | Path | None = None,
+    witness: str | Path | None = None,
 ) -> list[Finding]:
     """Checks a saved trust report, and the files that belong to it.
 
@@ -71,11 +72,18 @@ def check_report(
             (``Data.to_dict()``), or a dictionary of these by the names that
             requests use, or a list of these by position.
             (default: :obj:`None`)
+        witness (str or Path, optional): of the proof of an exact certificate,
+            as ``report.proof.save()`` wrote it. (default: :obj:`None`)
 
     Raises:
         ValueError: if a file is not what it should be.
     """
-    handed = {'ledger': ledger, 'model': model, 'data': data}
+    handed = {
+        'ledger': ledger,
+        'model': model,
+        'data': data,
+        'witness': witness,
+    }
     for name, file in {'path': path, **handed}.items():
         if not isinstance(file, str | Path) and (name == 'path' or file):
             raise TypeError(
@@ -100,6 +108,7 @@ def check_report(
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
         'data': (_read_data, _check_data),
+        'witness': (read_witness, check_witness),
     }
     for name, (reader, check) in readers.items():
         file = handed[name]
@@ -131,6 +140,7 @@ def _named(each: Stated) -> dict[str, bool]:
         'ledger': bool(values.get('ledger_head')),
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
+        'witness': len(str(values.get('witness_digest', ''))) == 64,
     }
 
 
@@ -280,7 +290,8 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
 def _check_header(each: Stated, header: dict[str, Any]) -> Said:
     # What the account is about, of the first line.
     values = {**each.values, 'data': each.data}
-    about = {**header, **header.get('accountant', {})}
+    about = {**header, 'mechanism': values.get('mechanism')}
+    about.update(header.get('accountant', {}))
     names = ('mechanism', 'relation', 'sampling', 'seeded', 'form', 'delta')
     pairs = [
         (name, about[name], values[name])

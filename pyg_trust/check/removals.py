@@ -193,20 +193,12 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
         f'ledger: line {end} has this removal, and seals the same data',
     )
     head = each.values.get('ledger_head')
-    if not head:
-        yield UNPROVED, 'ledger: the report has no digest of its lines'
-    elif head != chain.links[end - 1]:
-        yield (
-            FAILS,
-            'ledger: up to this removal it has other lines than the report '
-            'was made from',
-        )
-    else:
-        yield (
-            HOLDS,
-            'ledger: up to this removal it has the lines that the report was '
-            'made from',
-        )
+    alike = head == chain.links[end - 1]
+    yield (
+        (HOLDS if alike else FAILS) if head else UNPROVED,
+        'ledger: up to this removal it has the lines that the report was '
+        f'made from: {alike}',
+    )
     yield from _amounts(each, paid[:end], budget)
 
 

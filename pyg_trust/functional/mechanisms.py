@@ -24,7 +24,7 @@ here always called :obj:`q` and :obj:`lam`. The noise multiplier of Opacus is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
+    check_callable,
     check_choice,
     check_finite,
     check_fraction,
@@ -43,6 +44,7 @@ from pyg_trust._checks import (
     check_rate,
     check_tensor,
 )
+from pyg_trust.kernel.quantile import quantile
 
 MIN_LAM = 0.05
 CLIPPINGS = ('flat', 'automatic')
@@ -450,22 +452,16 @@ def private_quantile(
     epsilon: float,
     low: float,
     high: float,
-    uniform: np.ndarray,
+    source: Callable[[int], bytes],
     sensitivity: int = 1,
 ) -> float:
-    r"""A quantile with pure :math:`\epsilon`-DP, by the exponential mechanism.
+    r"""Draw a quantile with pure :math:`\epsilon`-DP, in exact arithmetic.
 
-    `Smith 2011 <https://doi.org/10.1145/1993636.1993743>`_, on the logarithmic
-    scale. A candidate :math:`r` in :math:`[\mathrm{low}, \mathrm{high}]` has
-    the density
-
-    .. math::
-        p(r) \propto \frac{1}{r} \exp\left(-\frac{\epsilon}{2 k}
-        \big| \#\{i : v_i < r\} - p\, n \big| \right),
-
-    and replacing a row, which changes at most :math:`k` of the :math:`n`
-    values, moves the count by at most :math:`k`. The number of values is
-    public.
+    The exponential mechanism (`Smith 2011
+    <https://doi.org/10.1145/1993636.1993743>`_) on 256 public candidates,
+    evenly on the logarithmic scale (:mod:`pyg_trust.kernel.quantile`).
+    Replacing a row changes at most :math:`k` of the :math:`n` values. The
+    number of values is public.
 
     Args:
         values (sequence of float): the private values; those outside of the
@@ -474,12 +470,11 @@ def private_quantile(
         epsilon (float): what it may spend.
         low (float): the least answer, positive.
         high (float): the greatest.
-        uniform (ndarray): float64, ``[len(values) + 2]``: secret uniform
-            numbers in :math:`(0, 1]`, which are used up.
+        source (callable): maps a number to so many secret random bytes.
         sensitivity (int): :math:`k`. (default: :obj:`1`)
 
     Returns:
-        float: a number near the quantile.
+        float: a candidate near the quantile.
 
     Raises:
         ValueError: if a number is out of range.
@@ -490,28 +485,12 @@ def private_quantile(
     if not low < high:
         raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
     check_fraction('share', share)
+    check_callable('source', source)
     v = numbers('values', values)
     if v.ndim != 1 or v.size == 0:
         raise ValueError("'values' needs to hold at least one number")
-    uniform = numbers('uniform', uniform)
-    if uniform.shape != (v.size + 2,):
-        raise ValueError(
-            f"'uniform' needs to hold {v.size + 2} numbers (got shape "
-            f'{list(uniform.shape)})'
-        )
-    if not ((uniform >= 0) & (uniform <= 1)).all():
-        raise ValueError("'uniform' needs to be in (0, 1]")
-    uniform = np.clip(uniform, 2.0**-53, 1 - 2.0**-53)
-    v = np.sort(np.clip(np.where(np.isnan(v), high, v), low, high))
-    edge = np.log(np.concatenate([[low], v, [high]]))
-    width = np.diff(edge)
-    cost = np.abs(np.arange(v.size + 1) - share * v.size)
-    with np.errstate(divide='ignore'):
-        log_mass = np.log(width) - epsilon / (2 * k) * cost
-        # The largest of these, Gumbel noise added, is drawn in proportion.
-        index = int(np.argmax(log_mass - np.log(-np.log(uniform[:-1]))))
-    inside = edge[index] + uniform[-1] * width[index]
-    return float(min(max(math.exp(inside), low), high))
+    v = np.where(np.isnan(v), high, v)
+    return quantile(v, share, epsilon, low, high, k, source)
 
 
 def check_lam(lam: float) -> float:

@@ -275,7 +275,7 @@ _OUTPUT = (
     'the weights before the noise stay secret, as does the noise, and that of '
     'every release is fresh',
 )
-_OBJECTIVE = (
+OBJECTIVE = (
     'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
     'one removed point can cost 690 times the promised delta',
     'the noise b stays secret, and requests do not depend on a released model',
@@ -301,7 +301,7 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
         )
     return Words(
         promise,
-        _OUTPUT if c.noise == 'output' else _OBJECTIVE,
+        _OUTPUT if c.noise == 'output' else OBJECTIVE,
         _AFTERWARDS,
         {unit: c.bound},
         {unit: c.budget},

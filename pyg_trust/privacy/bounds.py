@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.kernel import clip
@@ -232,14 +233,17 @@ def gram(grads: Tensor, inners: Tensor) -> Tensor:
 
 def between(grads: Tensor, inners: Tensor) -> Tensor:
     """Gradients: [n, s, rows] and [n, s, cols] to [n, rows, cols]."""
+    rows, cols = grads.size(2), inners.size(2)
+    # Each begins where a vector does: bits depend on no place in the batch.
+    grads, inners = (pad(v, (0, -v.size(2) % 16)) for v in (grads, inners))
     if grads.size(1) <= clip.BLOCK:
-        return torch.bmm(grads.mT, inners)
+        return torch.bmm(grads.mT, inners)[:, :rows, :cols]
     shape = (grads.size(0), grads.size(2), inners.size(2))
     made = grads.new_zeros(shape, dtype=torch.float64)
     for first in range(0, grads.size(1), clip.BLOCK):
         part = slice(first, first + clip.BLOCK)
         made += torch.bmm(grads[:, part].mT, inners[:, part])
-    return made
+    return made[:, :rows, :cols]
 
 
 def _products(rows: Tensor) -> Tensor:

@@ -410,8 +410,10 @@ class Book:
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
                 total.index_add_(0, owner, grad.double())
             found = lengths(total)[0]
-            share = sum(map(len, cluster.owners)) * 2.0**-52
-            bound = found + share * self._terms(cluster)
+            # Of its own rows, however many others there are.
+            each = torch.cat(cluster.owners)
+            count = each.bincount(minlength=self.num_subgraphs)
+            bound = found + count * 2.0**-52 * self._terms(cluster)
             return found.square(), bound.square()
         grad, inner = cluster.grads[0], cluster.inputs[0]
         owner = cluster.owners[0]
@@ -438,8 +440,8 @@ class Book:
         under = self._by_owner(self._length(inner)[0], owner).square() * rows
         under += self._by_owner(self._length(grad)[0], owner).square() * cols
         bound = square.clamp(min=0) + 2 * tiny * under
-        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
-        bound += lost(count, unit) * terms.square()
+        terms_of = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
+        bound += lost(terms_of, unit) * terms.square()
         bound = torch.where(layout.count > 1, bound, square)
         few = square < 0.01 * terms.square()
         few &= layout.count > 1

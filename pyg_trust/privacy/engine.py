@@ -1,3 +1,4 @@
+# Longer than 700 lines because a third of it documents arguments.
 """Differentially private training of any PyG model."""
 
 import inspect
@@ -204,6 +205,7 @@ class PrivacyEngine(Spending):
         trust_loss: bool = False,
         public: Sequence[str] = (),
         clipping: str = 'flat',
+        exact: bool = False,
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -255,6 +257,9 @@ class PrivacyEngine(Spending):
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
                 below it (:func:`pyg_trust.functional.clip_factors`).
                 (default: :obj:`'flat'`)
+            exact (bool): whether to refuse what is not exact to the last
+                bit, by name. Without it, the report's ``arithmetic`` says
+                what it is. (default: :obj:`False`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -281,6 +286,7 @@ class PrivacyEngine(Spending):
             trust_loss=trust_loss,
             public=public,
             clipping=clipping,
+            exact=exact,
         )
         if isinstance(max_grad_norm, AdaptiveNorm):
             size = data_loader.subgraphs_per_batch
@@ -392,6 +398,7 @@ class PrivacyEngine(Spending):
         trust_loss: bool = False,
         public: Sequence[str] = (),
         clipping: str = 'flat',
+        exact: bool = False,
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         check_choice('clipping', clipping, CLIPPINGS)
@@ -419,6 +426,7 @@ class PrivacyEngine(Spending):
             if value is not None:
                 check_callable(name, value)
         check_instance('trust_loss', trust_loss, bool)
+        check_instance('exact', exact, bool)
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             check_positive('target_epsilon', target_epsilon)
@@ -438,9 +446,12 @@ class PrivacyEngine(Spending):
             clipping,
         )
         step.by_unit = data_loader.by_unit
+        mean = loss_reduction == 'mean'
+        step.exactness.prepare(data_loader, mean, trust_loss, exact)
         if withdraws:  # How many come is private.
             step.decoys.num_units = data_loader.subgraphs_per_batch
         probe(step, data_loader, forward, criterion)
+        step.exactness.check()
         return step
 
     def _attach(

@@ -121,6 +121,8 @@ class Watch:
         self.ignored = False
         #: An operation that has raised an error, if one has.
         self.failed: str | None = None
+        #: What was computed of rows, forward and backward.
+        self.names: set[str] = set()
 
 
 class _Memory:
@@ -265,6 +267,7 @@ class Followed(Tensor):
                 'rows of the batch (make that with zeros_like or ones_like '
                 'of one that has, or write after loss.backward())'
             )
+        watch.names.add(base_name(func))
         rehearses = watch.live and watch.steps is not None
         states = None
         if rehearses:

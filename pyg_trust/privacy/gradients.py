@@ -137,6 +137,12 @@ class SubgraphGradients:
         self.reason = f'{method!r} was asked for'
         #: The user's own layer rules that were followed.
         self.own_rules: set[str] = set()
+        #: Whether a row's bits are to be those of the row alone.
+        self.rowwise = False
+        #: What may round a row otherwise in another batch.
+        self.foreign: set[str] = set()
+        #: Whether units were computed together with others.
+        self.together = False
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are trained, by name."""
@@ -272,7 +278,9 @@ class Tape:
         if gradients.chosen == 'bookkeeping':
             frozen = [p for p in module.parameters() if not p.requires_grad]
             constants = [*module.buffers(), *frozen]
-            self._mode = Recorder(gradients.parameters(), tracker, constants)
+            self._mode = Recorder(
+                gradients.parameters(), tracker, constants, gradients.rowwise
+            )
         else:
             self._mode = KeepDraws(tracker, self._owner.device)
         self._modes.enter_context(self._mode)
@@ -284,6 +292,7 @@ class Tape:
         self._returned = tensors_in(output)
         if isinstance(self._mode, Recorder):
             self._gradients.own_rules |= self._mode.own
+            self._gradients.foreign |= self._mode.foreign
         if isinstance(self._mode, KeepDraws):
             self._mode.look()
             if self._mode.complete:
@@ -373,6 +382,8 @@ class Tape:
                 ) from error
             reason = f'not {method!r}: {error}'
             method = 'vjp'
+        # One that is not finite ends the company of all.
+        gradients.together |= method != 'loop'
         chunk_size = 0 if method == 'loop' else gradients.chunk_size
         total = fallbacks.Total(
             params, self._num_subgraphs, max_grad_norm, automatic

@@ -42,7 +42,7 @@ def linear(
     """A linear map of rows, and a bias for each."""
     if record.weight(x) is not None:
         raise Unsupported('a parameter is the input of a linear map')
-    out = F.linear(x, record.alias(weight), record.alias(bias))
+    out = record.linear(x, record.alias(weight), record.alias(bias))
     rows, axis = record.rows_of(x)
     if axis == x.dim() - 1:
         raise Unsupported('rows are in the last dimension')
@@ -73,7 +73,7 @@ def matmul(
         out = out.squeeze(-1)
         record.tracker.set(out, rows, axis)
         return out
-    out = func(x, record.alias(weight))
+    out = record.compute(func, 'matmul', (x, record.alias(weight)), {})
     rows, axis = record.rows_of(x)
     if axis == x.dim() - 1:
         raise Unsupported('rows are in the last dimension')

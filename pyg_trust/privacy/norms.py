@@ -234,7 +234,7 @@ def estimate(
             epsilon,
             low,
             high,
-            engine._noise.uniform(len(norms) + 2),
+            engine._noise.random_bytes,
             data_loader.terms,
         )
     if insist:

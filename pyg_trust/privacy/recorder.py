@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pyg_trust.privacy import rowwise
 from pyg_trust.privacy.calls import Unsupported, Watch
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.rows import (
@@ -73,15 +75,28 @@ class Use:
 
 
 class Recorder(Watch):
-    """Writes down how a forward pass uses parameters, and who uses them."""
+    """Writes down how a forward pass uses parameters, and who uses them.
+
+    Args:
+        params (dict[str, Tensor]): the parameters, by name.
+        tracker (RowTracker): knows whose the rows of inputs are.
+        constants (iterable of Tensor): frozen parameters and buffers.
+            (default: :obj:`()`)
+        rowwise (bool): whether a row's bits are to be those of the row alone
+            (``privacy/rowwise.py``). (default: :obj:`False`)
+    """
 
     def __init__(
         self,
         params: dict[str, Tensor],
         tracker: RowTracker,
         constants: Iterable[Tensor] = (),
+        rowwise: bool = False,
     ) -> None:
         super().__init__()
+        self.rowwise = rowwise
+        #: Functions that may round a row otherwise in another batch.
+        self.foreign: set[str] = set()
         self.tracker = tracker
         self.params = list(params.values())
         self.names = {id(p): name for name, p in params.items()}
@@ -122,12 +137,31 @@ class Recorder(Watch):
             ]
             if weights:
                 return self._use(func, name, args, kwargs, weights)
-        out = func(*args, **kwargs)
+        out = self.compute(func, name, args, kwargs)
         try:
             self.tracker.follow(name, args, kwargs, out)
         except Conflict as error:
             self.problem = f"in '{name}', {error}"
         return out
+
+    def compute(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A function's result, row by row where that is asked for."""
+        if not self.rowwise:
+            return func(*args, **kwargs)
+        out, known = rowwise.call(func, name, args, kwargs)
+        if not known:
+            self.foreign.add(name)
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
+        """``F.linear``, row by row where that is asked for."""
+        return self.compute(F.linear, 'linear', (x, weight, bias), {})
 
     def _use(
         self,
@@ -151,6 +185,7 @@ class Recorder(Watch):
             if name in LAYER_RULES:
                 if LAYER_RULES.is_own(name):
                     self.own.add(name)
+                    self.foreign.add(name)
                 return LAYER_RULES[name](self, func, *args, **kwargs)
             raise Unsupported(
                 f"'{name}' is not known to use a parameter row by row"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
+from pyg_trust.kernel import clip
 from pyg_trust.kernel.sentences import (
     LEDGER,
     NO_LEDGER,
@@ -87,6 +88,14 @@ class PrivacyReport(Report):
         epsilon_renyi (float, optional): a bound of :math:`\epsilon` by Rényi
             DP, which is another computation; None if there is none.
         checked (tuple[str, ...]): how the training was checked.
+        arithmetic (str): :obj:`'exact'` if noise, sums and what each unit
+            adds hold to the last bit, :obj:`'sums'` if noise and sums do,
+            :obj:`'float'` if a source of bits or an accountant is somebody
+            else's, and of old reports.
+        rho (float): by how much more than the account counts the noise is,
+            for what rounding to its grid adds.
+        grid_exponent (int): the noise's grid is its standard deviation times
+            two to this.
     """
 
     epsilon: float
@@ -118,6 +127,9 @@ class PrivacyReport(Report):
     pure_epsilon: float = 0.0
     epsilon_renyi: float | None = None
     checked: tuple[str, ...] = ()
+    arithmetic: str = 'float'
+    rho: float = 0.0
+    grid_exponent: int = -32
 
     def guarantee(self) -> Guarantee:
         """The differential privacy of the released weights."""
@@ -158,6 +170,9 @@ class PrivacyReport(Report):
             'divergences of the steps',
         )
 
+    def _exactly(self) -> str:
+        return ', in exact arithmetic' if self.arithmetic == 'exact' else ''
+
     def __str__(self) -> str:
         table = super().__str__()
         return f'{SEEDED}\n{table}' if self.seeded else table
@@ -168,7 +183,8 @@ class PrivacyReport(Report):
         lines = [
             *([SEEDED + '.'] if self.seeded else []),
             f'The weights after each of {self.steps} steps, all together, are '
-            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private: '
+            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private'
+            f'{self._exactly()}: '
             'whoever sees them can hardly tell one from any other of a '
             f'{protected_unit(self.relation)}.',
             f'Neighbours are data that differ by "{self.relation}". '
@@ -225,6 +241,17 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
             'relation and its proof are of whoever wrote it'
         )
+    why = step.exactness.reasons()
+    if why:
+        notes.append(
+            'in exact arithmetic are the noise and the sums, and not the '
+            f'gradients that are summed: {"; ".join(why)}'
+        )
+    else:
+        notes.append(
+            'in exact arithmetic a gradient is what the kernels of this '
+            'machine compute of it, by a way that does not depend on values'
+        )
     if engine._group.size > 1:
         notes.append(
             f'{engine._group.size} processes trained together; they and the '
@@ -247,6 +274,12 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         noise_multiplier=engine.noise_multiplier,
         lam=engine.noise_multiplier / moves,
         noise_std=engine._gradient_multiplier * engine.max_grad_norm,
+        arithmetic=_arithmetic(engine, why),
+        rho=clip.noise_grid(
+            engine._gradient_multiplier,
+            engine.max_grad_norm,
+            sum(p.numel() for p in step.parameters),
+        )[1],
         clipping=engine.clipping,
         processes=engine._group.size,
         seeded=engine.seeded,
@@ -271,6 +304,13 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         epsilon_renyi=_renyi(engine.accountant, delta),
         checked=_checks(engine),
     )
+
+
+def _arithmetic(engine: Any, why: tuple[str, ...]) -> str:
+    own = ACCOUNTANTS.is_own(engine.accountant.mechanism())
+    if own or NOISES.is_own(engine._noise_kind):
+        return 'float'
+    return 'sums' if why else 'exact'
 
 
 def _renyi(accountant: Any, delta: float) -> float | None:
@@ -353,8 +393,7 @@ def assumptions(
     else:
         lines.append(
             "noise and batches are of the operating system's cryptographic "
-            'generator, in floating point: a defence against known attacks, '
-            'not a proof'
+            'generator; noise is exactly rounded, on a public grid'
         )
     lines.append(LEDGER if has_ledger else NO_LEDGER)
     return (*lines, *leaks)

@@ -28,6 +28,7 @@ from torch_geometric.data import Data
 from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
 from pyg_trust.privacy.draws import random_state, set_random_state
+from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
@@ -100,6 +101,7 @@ class PrivateStep:
         self.by_unit = False
         self.decoys = Decoys()
         self.counts = False
+        self.exactness = Exactness(gradients)
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -346,6 +348,7 @@ class PrivateStep:
         out = self._out
         assert out is not None
         owner = self._rows(out)
+        self.exactness.check()
         if self.loss_reduction == 'mean':
             shown = self._rehearsal
             grad = grad * (count if shown is None else shown.size)
@@ -374,6 +377,7 @@ class PrivateStep:
             self.numbers_changed += numbers != self._numbers
         self._numbers = numbers
         self.ignored |= rehearsal.watch.ignored
+        self.exactness.loss |= rehearsal.watch.names
         rehearsal.reveal()
         return grad
 

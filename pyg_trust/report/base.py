@@ -183,6 +183,7 @@ _ELSEWHERE = (
     'checked',
     'data',
     'origin',
+    'proof',
     'provenance',
     'weights',
 )

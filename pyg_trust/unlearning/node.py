@@ -624,7 +624,8 @@ class NodeClassifier(Saving, EditedInPlace):
             stale_rows=0,
             num_train=data.num_train,
             gradient_change=start.norm.measured,
-            residual=gradient.norm.measured,
+            # 0 beside a fit by the same program, which has it too.
+            residual=gradient.norm.measured * (spent > 0),
             feature_error=data.feature_error,
             bound=bound,
             budget=limit,

@@ -16,6 +16,7 @@ from pyg_trust.functional.shifts import (
     shift_epsilon,
 )
 from pyg_trust.kernel import release
+from pyg_trust.kernel.sentences import OBJECTIVE
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
@@ -306,7 +307,7 @@ class Releasing:
         return shift_epsilon(math.sqrt(squares), self.delta)
 
     def _assumptions(self) -> tuple[str, ...]:
-        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else ()
+        made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE
         if self.encoder is not None:
             made += ('the encoder never saw the data, as the user declared',)
         return made

@@ -38,7 +38,7 @@ class NodeUnlearnReport(Report):
         num_train (int): how many training nodes remain.
         gradient_change (float): the residual before the first step.
         residual (float): the residual :math:`\lVert \nabla L(W, D')
-            \rVert_F`, as measured.
+            \rVert_F`, as measured; 0 where the bound is.
         feature_error (float): what the error of features adds to it at most;
             0 where they are exact.
         bound (float): of the residual at exact features, with all that
@@ -133,12 +133,17 @@ class NodeUnlearnReport(Report):
         )
 
     def _checked(self) -> tuple[str, ...]:
+        measured = (
+            'the gradient residual before the noise was measured on the '
+            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
+            f', which counts as {self.bound:.3g} of {self.budget:.3g}'
+        )
+        if self.bound == 0:
+            measured = 'the weights were retrained from what remains alone'
         lines = [
             f'{self.rows_touched} rows of features were computed again from '
             'the graph that remains',
-            'the gradient residual before the noise was measured on the '
-            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
-            f', which counts as {self.bound:.3g} of {self.budget:.3g}',
+            measured,
         ]
         found = self.verification
         if found is not None:

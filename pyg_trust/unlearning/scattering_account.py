@@ -160,7 +160,8 @@ def describe(
         graphs_embedded=len(change.touched),
         num_graphs=len(model.train.graphs),
         empty_classes=model.train.empty_classes,
-        residual=measured,
+        # 0 beside a fit by the same program, which has it too.
+        residual=measured * (spent > 0),
         bound=spent,
         budget=classifier.budget,
         distance_bound=beta / mu,

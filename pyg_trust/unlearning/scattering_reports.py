@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from pyg_trust.kernel.sentences import OBJECTIVE
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated, with_verification
@@ -214,5 +215,8 @@ ASSUMPTIONS = {
         'the noise is exact, as integers on the grid of the release, whose '
         'rounding is paid for',
     ),
-    'objective': ('the transform takes nothing from other graphs',),
+    'objective': (
+        *OBJECTIVE,
+        'the transform takes nothing from other graphs',
+    ),
 }

@@ -15,7 +15,6 @@ from torch_geometric.nn import GCNConv
 from pyg_trust.functional import (
     fdp_epsilon,
     max_steps,
-    private_quantile,
     wor_epsilon,
 )
 from pyg_trust.ledger import BudgetExceededError
@@ -745,37 +744,6 @@ def test_percentile_otherwise(private):
     for name, bad in (('percentile', 100.0), ('bounds', (2.0, 1.0))):
         with pytest.raises(ValueError, match=f"'{name}'"):
             engine.estimate_max_grad_norm(**asked, public=True, **{name: bad})
-
-
-def test_private_quantile_is_private():
-    # The exact law of the exponential mechanism, by its densities.
-    one = np.array([0.02, 0.3, 0.5, 2.0, 7.0])
-    edges = np.geomspace(0.01, 10, 400)
-    generator = np.random.default_rng(0)
-
-    def law(values, epsilon):
-        grid = np.sqrt(edges[1:] * edges[:-1])
-        rank = (values[:, None] < grid).sum(0)
-        log = -epsilon / 2 * np.abs(rank - 0.5 * values.size)
-        mass = np.exp(log) * np.diff(np.log(edges))
-        return mass / mass.sum()
-
-    draws = [
-        private_quantile(one, 0.5, 1.5, 0.01, 10.0, generator.random(7))
-        for _ in range(6000)
-    ]
-    # Bins that hold no value of the data are exact.
-    found = np.histogram(draws, edges)[0]
-    expected = 6000 * law(one, 1.5)
-    bins = np.add.reduceat(found, np.arange(0, 399, 21))
-    want = np.add.reduceat(expected, np.arange(0, 399, 21))
-    statistic = ((bins - want) ** 2 / want).sum()
-    assert chi2(len(bins) - 1).sf(statistic) > 1e-3
-    for other in (0.01, 0.4, 9.0):
-        two = one.copy()
-        two[1] = other
-        ratio = np.log(law(one, 1.5) / law(two, 1.5))
-        assert np.abs(ratio).max() <= 1.5 + 1e-9
 
 
 def test_features_that_were_propagated_are_refused():

@@ -628,9 +628,9 @@ def test_verify_finds_what_is_left_over():
     check = model.verify()
     assert not check.ok
     assert not check.bound_holds
-    # A release that never heard of it, or has half of the noise, or none.
-    half = good.W + (good.released - good.W) / 2
-    for released in (clean.released, half, good.W):
+    # A release that never heard of it, or has little of the noise, or none.
+    little = good.W + (good.released - good.W) / 5
+    for released in (clean.released, little, good.W):
         model._model = good._replace(released=released)
         check = model.verify()
         assert not check.ok
@@ -756,7 +756,7 @@ def test_reports_are_plain():
     said = report.guarantee()
     assert said.remaining['gradient residual'] == model.ledger.remaining
     assert said.data == report.data == model.ledger.entries[-1].data
-    assert 'the noise b is secret' in said.assumptions
+    assert any('the noise b stays secret' in x for x in said.assumptions)
 
 
 # Real data ##################################################################

@@ -1,0 +1,197 @@
+// Linear maps of rows whose bits are those of each row alone.
+//
+// y[r][j] = fma(x[r][K-1], w[j][K-1], ... fma(x[r][0], w[j][0], 0)): one chain
+// for each number, over k ascending, each step rounded once. It does not
+// depend on how many rows or columns there are beside it, on the instruction
+// set or on the threads: blocks are made over rows and columns alone, and the
+// last columns go through the same chains beside columns of zeros. Matrix
+// products of BLAS promise nothing of the kind: they round the same row
+// otherwise in a batch of another size.
+#include "dispatch.h"
+#include "kernels.h"
+#include "parallel.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+#include <cstdint>
+
+#ifdef PYG_TRUST_X86
+#include <immintrin.h>
+#endif
+
+namespace pyg_trust {
+namespace {
+
+// So many columns of the weights lie side by side, the last ones padded.
+template <typename scalar_t>
+constexpr int64_t kPanel = 128 / sizeof(scalar_t);
+
+// Rows that a thread takes at a time: they and a panel stay in its cache.
+constexpr int64_t kTask = 96;
+
+namespace plain {
+inline float load(const float* from) {
+  return *from;
+}
+inline double load(const double* from) {
+  return *from;
+}
+template <typename scalar_t>
+inline scalar_t set1(scalar_t value) {
+  return value;
+}
+template <typename scalar_t>
+inline scalar_t fma(scalar_t a, scalar_t b, scalar_t c) {
+  return std::fma(a, b, c);
+}
+template <typename scalar_t>
+inline void store(scalar_t* to, scalar_t value) {
+  *to = value;
+}
+}  // namespace plain
+#define PYG_TRUST_SET plain
+#define PYG_TRUST_BYTES sizeof(scalar_t)
+#define PYG_TRUST_ROWS 4
+#include "row_linear.h"
+#undef PYG_TRUST_SET
+#undef PYG_TRUST_BYTES
+#undef PYG_TRUST_ROWS
+
+#ifdef PYG_TRUST_X86
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+inline __m256 set1(float value) {
+  return _mm256_set1_ps(value);
+}
+inline __m256d set1(double value) {
+  return _mm256_set1_pd(value);
+}
+inline __m256 load(const float* from) {
+  return _mm256_loadu_ps(from);
+}
+inline __m256d load(const double* from) {
+  return _mm256_loadu_pd(from);
+}
+inline __m256 fma(__m256 a, __m256 b, __m256 c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+inline __m256d fma(__m256d a, __m256d b, __m256d c) {
+  return _mm256_fmadd_pd(a, b, c);
+}
+inline void store(float* to, __m256 value) {
+  _mm256_storeu_ps(to, value);
+}
+inline void store(double* to, __m256d value) {
+  _mm256_storeu_pd(to, value);
+}
+}  // namespace avx2
+#define PYG_TRUST_SET avx2
+#define PYG_TRUST_BYTES 32
+#define PYG_TRUST_ROWS 6
+#include "row_linear.h"
+#undef PYG_TRUST_SET
+#undef PYG_TRUST_BYTES
+#undef PYG_TRUST_ROWS
+#ifdef __clang__
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx2,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx2,fma")
+#endif
+namespace avx512 {
+inline __m512 set1(float value) {
+  return _mm512_set1_ps(value);
+}
+inline __m512d set1(double value) {
+  return _mm512_set1_pd(value);
+}
+inline __m512 load(const float* from) {
+  return _mm512_loadu_ps(from);
+}
+inline __m512d load(const double* from) {
+  return _mm512_loadu_pd(from);
+}
+inline __m512 fma(__m512 a, __m512 b, __m512 c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+inline __m512d fma(__m512d a, __m512d b, __m512d c) {
+  return _mm512_fmadd_pd(a, b, c);
+}
+inline void store(float* to, __m512 value) {
+  _mm512_storeu_ps(to, value);
+}
+inline void store(double* to, __m512d value) {
+  _mm512_storeu_pd(to, value);
+}
+}  // namespace avx512
+#define PYG_TRUST_SET avx512
+#define PYG_TRUST_BYTES 64
+#define PYG_TRUST_ROWS 12
+#include "row_linear.h"
+#undef PYG_TRUST_SET
+#undef PYG_TRUST_BYTES
+#undef PYG_TRUST_ROWS
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+template <typename scalar_t>
+void run(const scalar_t* x,
+         const scalar_t* panels,
+         int64_t depth,
+         int64_t columns,
+         scalar_t* y,
+         int64_t rows) {
+#ifdef PYG_TRUST_X86
+  static const bool fused = __builtin_cpu_supports("fma");
+  if (kernels().level == 2 && fused)
+    return avx512::row_linear(x, panels, depth, columns, y, rows);
+  if (kernels().level == 1 && fused)
+    return avx2::row_linear(x, panels, depth, columns, y, rows);
+#endif
+  plain::row_linear(x, panels, depth, columns, y, rows);
+}
+
+torch::stable::Tensor row_linear(const torch::stable::Tensor& x,
+                                 const torch::stable::Tensor& panels,
+                                 int64_t columns) {
+  const int64_t rows = x.size(0), depth = x.size(1);
+  torch::stable::Tensor out = torch::stable::new_empty(x, {rows, columns});
+  with_real(x, [&](auto number) {
+    using scalar_t = decltype(number);
+    const scalar_t* in = x.const_data_ptr<scalar_t>();
+    const scalar_t* weights = panels.const_data_ptr<scalar_t>();
+    scalar_t* y = out.mutable_data_ptr<scalar_t>();
+    const int64_t work = rows * depth * (columns + 15) / 16;
+    parallel_tasks((rows + kTask - 1) / kTask, work, [&] {
+      return [=](int64_t task) {
+        const int64_t first = task * kTask;
+        const int64_t count = rows - first < kTask ? rows - first : kTask;
+        run(in + first * depth, weights, depth, columns, y + first * columns,
+            count);
+      };
+    });
+  });
+  return out;
+}
+
+}  // namespace
+}  // namespace pyg_trust
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
+  m.impl("row_linear", TORCH_BOX(&pyg_trust::row_linear));
+}

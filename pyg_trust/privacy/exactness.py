@@ -1,0 +1,94 @@
+"""Whether what a unit adds is a function of that unit, to the last bit."""
+
+from pyg_trust.loader import DisjointWalkLoader, StepLoader
+from pyg_trust.privacy.gradients import SubgraphGradients
+
+# Of a loss, what gives a row the same bits in every batch.
+_LOCAL = frozenset(
+    (
+        *('_log_softmax', '_log_softmax_backward_data', 'nll_loss_forward'),
+        *('nll_loss_backward', 'add', 'sub', 'mul', 'div', 'neg', 'sum'),
+        *('expand', 'view', 'reshape', '_unsafe_view', 'slice', 'select'),
+        *('slice_backward', 'select_backward', 'squeeze', 'unsqueeze', 't'),
+        *('detach', 'clone', 'copy', 'ones_like', 'zeros_like', 'new_zeros'),
+        *('new_ones', 'abs', 'relu', 'threshold_backward', 'where', 'gather'),
+        *('zeros', 'alias', '_to_copy', 'lift_fresh', 'empty_like', 'fill'),
+        *('index', 'index_select', 'new_empty', 'empty', 'sgn', 'scatter'),
+    )
+)
+
+
+class Exactness:
+    """What was seen that may round a unit otherwise beside other units.
+
+    Args:
+        gradients (SubgraphGradients): of the model.
+    """
+
+    def __init__(self, gradients: SubgraphGradients) -> None:
+        self.gradients = gradients
+        self.insists = False
+        #: What losses computed of rows.
+        self.loss: set[str] = set()
+        # Whether losses divide by a number that differs between neighbours.
+        self._mean = self._trusted = False
+
+    def prepare(
+        self, loader: StepLoader, mean: bool, trusted: bool, insists: bool
+    ) -> None:
+        """Take note of how units are drawn.
+
+        Args:
+            loader (StepLoader): draws them.
+            mean (bool): whether losses are means.
+            trusted (bool): whether the loss is left unchecked.
+            insists (bool): whether to refuse what is not exact.
+        """
+        # Where a unit is replaced by one of another size, or comes or goes,
+        # so do the shapes of a batch.
+        self.gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
+        self._trusted = trusted
+        self._mean = mean and trusted and loader.form == 'withdraw'
+        self.insists = insists
+
+    def reasons(self) -> tuple[str, ...]:
+        """Why a unit may add something else beside other units; or none."""
+        gradients, why = self.gradients, []
+        trained = gradients.parameters().values()
+        if any(p.device.type != 'cpu' for p in trained):
+            why.append('a GPU chooses its kernels by the whole batch')
+        if gradients.together:
+            why.append("units are computed together (method 'vjp')")
+        if not gradients.rowwise:
+            return tuple(why)
+        if gradients.chosen != 'bookkeeping':
+            why.append(
+                f'the method {gradients.chosen!r} calls the model on all units'
+            )
+        foreign = sorted(gradients.foreign) + sorted(self.loss - _LOCAL)
+        if foreign:
+            why.append(
+                f'{", ".join(map(repr, foreign))} may round a row otherwise '
+                'in a batch of another size'
+            )
+        if self._trusted:
+            why.append('the loss is not followed (trust_loss=True)')
+        if self._mean:
+            why.append(
+                'a mean divides by how many units were drawn, which differs '
+                "between neighbours (loss_reduction='sum' does not)"
+            )
+        return tuple(why)
+
+    def check(self) -> None:
+        """Refuse what is not exact, if that was asked for.
+
+        Raises:
+            ValueError: with all reasons.
+        """
+        why = self.reasons() if self.insists else ()
+        if why:
+            raise ValueError(
+                "'exact' needs sums to which a unit adds the same whoever "
+                f'else is there ({"; ".join(why)})'
+            )

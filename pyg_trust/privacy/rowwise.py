@@ -1,0 +1,205 @@
+r"""Forward passes in which a row's bits are those of the row alone.
+
+A product of BLAS rounds the same row otherwise in a batch of another size, and
+functions that are not rounded correctly have one code for whole vectors and
+another for what is left at the end of a tensor. A pre-activation near zero is
+then positive in one batch and not in the other, and a whole clipped gradient
+comes or goes, of somebody who is no neighbour. Where units come and go
+(:class:`~pyg_trust.loader.GraphLoader`, :class:`~pyg_trust.loader.EgoLoader`)
+products go through :func:`pyg_trust.ops.row_linear`, such functions through
+tensors that are filled up to whole vectors, for each thread, forward and
+backward, and functions that are not known here are named.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_trust import ops
+from pyg_trust.privacy.rows import names, tensors_of
+
+# Rounded correctly, or no arithmetic at all: the same in every place.
+_CORRECT = names(
+    """
+    abs add sub mul div true_divide subtract multiply divide neg negative
+    __add__ __sub__ __mul__ __truediv__ __radd__ __rsub__ __rmul__ __rdiv__
+    __rtruediv__ __neg__ __abs__ __iadd__ __isub__ __imul__ __itruediv__
+    ceil floor round trunc clamp clamp_max clamp_min clip relu relu6 hardtanh
+    leaky_relu threshold prelu maximum minimum max min amax amin fmax fmin
+    sqrt square reciprocal sign sgn copysign where masked_fill nan_to_num
+    dropout alpha_dropout feature_alpha_dropout dropout1d
+    clone contiguous detach to type type_as float double cpu copy fill zero
+    view reshape view_as reshape_as flatten unflatten expand expand_as
+    broadcast_to broadcast_tensors repeat tile repeat_interleave permute
+    transpose t T mT swapaxes movedim squeeze unsqueeze select narrow chunk
+    split tensor_split unbind __getitem__ __setitem__ index_select gather
+    cat concat concatenate stack hstack vstack flip roll pad masked_select
+    take_along_dim index_put index_copy index_fill scatter diagonal
+    zeros_like ones_like full_like empty_like new_zeros new_ones new_full
+    new_empty new_tensor rand_like randn_like requires_grad_ as_tensor tensor
+    sort topk argsort unique item tolist diff embedding
+    """
+)
+# Sums over a row's own numbers, or in the order of a unit's own edges.
+_ORDERED = names(
+    """
+    sum mean prod norm vector_norm linalg_vector_norm normalize softmax
+    log_softmax logsumexp layer_norm cumsum scatter_add scatter_reduce
+    index_add index_reduce segment_reduce
+    """
+)
+# Whole vectors and what is left have codes of their own.
+_PADDED = names(
+    """
+    exp exp2 expm1 log log10 log1p log2 sin cos tan asin acos atan sinh cosh
+    tanh erf erfc sigmoid gelu silu elu celu selu mish softplus logsigmoid
+    log_sigmoid logit pow __pow__ __rpow__ rsqrt xlogy addcdiv addcmul lerp
+    hardswish hardsigmoid softsign tanhshrink softshrink hardshrink atan2
+    """
+)
+_PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
+#: The functions that are known to give a row the same bits in every batch.
+BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS
+_VECTORS = 64
+# torch gives a thread at least so many elements.
+_GRAIN = 2**15
+
+
+def call(
+    func: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, bool]:
+    """Call a function so that each row's bits depend on the row alone.
+
+    Args:
+        func (callable): a function of torch.
+        name (str): its name.
+        args (tuple): its arguments.
+        kwargs (dict): its named arguments.
+
+    Returns:
+        tuple[Any, bool]: the result, and whether it is such a function.
+    """
+    given = [t for t in tensors_of(args, kwargs) if t.is_floating_point()]
+    inplace = name.endswith('_') and not name.endswith('__')
+    base = name[:-1] if inplace else name
+    known = base in BIT_LOCAL
+    if base in ('add', 'sub') and kwargs.get('alpha', 1) not in (1, -1):
+        known = False
+    if not given or (known and base not in _PADDED | _PRODUCTS):
+        return func(*args, **kwargs), True
+    if base in _PRODUCTS and known and not inplace:
+        found = _product(base, args, kwargs)
+        if found is not None:
+            return found, True
+    elif base in _PADDED and known:
+        return _padded(func, inplace, args, kwargs), True
+    out = func(*args, **kwargs)
+    made = tensors_of((out,) if isinstance(out, Tensor) else (), {})
+    if isinstance(out, tuple | list):
+        made = tensors_of(tuple(out), {})
+    return out, not any(t.is_floating_point() for t in made)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``F.linear`` row by row.
+
+    Args:
+        x (Tensor): ``[*, K]``.
+        weight (Tensor): ``[num_columns, K]`` or ``[K]``.
+        bias (Tensor, optional): is added. (default: :obj:`None`)
+    """
+    wide = weight if weight.dim() == 2 else weight.unsqueeze(0)
+    out = ops.row_linear(x.reshape(-1, x.size(-1)), wide)
+    out = out.view(*x.shape[:-1], wide.size(0))
+    out = out if weight.dim() == 2 else out.squeeze(-1)
+    return out if bias is None else out + bias
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor | None:
+    """Compute ``x @ weight`` row by row, of a vector, a matrix or a batch.
+
+    Args:
+        x (Tensor): ``[*, K]``.
+        weight (Tensor): ``[K]``, ``[K, num_columns]`` or a batch of these.
+
+    Returns:
+        Tensor, optional: None where another dimension is summed over.
+    """
+    if _is_plain(x) and _is_plain(weight) and x.dtype == weight.dtype:
+        if x.dim() >= 2 and weight.dim() in (1, 2):
+            return linear(x, weight.t() if weight.dim() == 2 else weight)
+        if weight.dim() == 3 and x.dim() in (2, 3):
+            parts = x if x.dim() == 3 else x.unsqueeze(0)
+            count = max(len(parts), len(weight))
+            parts = parts.expand(count, *parts.shape[1:])
+            every = weight.expand(count, *weight.shape[1:])
+            return torch.stack(
+                [linear(p, w.t()) for p, w in zip(parts, every, strict=True)]
+            )
+    return None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == 'cpu'
+        and tensor.dtype in (torch.float32, torch.float64)
+    )
+
+
+def _product(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    # Of rows that are on the left. What is on the right is the same for all:
+    # rows of others there would be summed over.
+    if name == 'linear':
+        x, weight, *rest = (*args, *kwargs.values())
+        if kwargs.keys() - {'bias', 'weight'} or not _is_plain(x):
+            return None
+        return linear(x, weight, *rest)
+    if kwargs:
+        return None
+    if name == 'addmm':
+        found = product(args[1], args[2]) if len(args) == 3 else None
+        return None if found is None else args[0] + found
+    return product(args[0], args[1]) if len(args) == 2 else None
+
+
+def _padded(
+    func: Callable[..., Any],
+    inplace: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Tensor:
+    # In whole vectors, in each thread.
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    size = shape.numel()
+    room = _room(size)
+
+    def fill(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        flat = value.expand(shape).reshape(-1)
+        return torch.cat([flat, flat.new_ones(room - size)])
+
+    filled = [fill(a) for a in args]
+    out = func(*filled, **{k: fill(v) for k, v in kwargs.items()})
+    out = out[:size].view(shape)
+    return args[0].copy_(out) if inplace else out
+
+
+def _room(size: int) -> int:
+    # A multiple of whole vectors for each of the threads that share it.
+    room = -(-max(size, 1) // _VECTORS) * _VECTORS
+    while True:
+        threads = min(torch.get_num_threads(), -(-room // _GRAIN))
+        whole = _VECTORS * max(1, threads)
+        if room % whole == 0:
+            return room
+        room = -(-room // whole) * whole

@@ -1,0 +1,201 @@
+"""What a unit adds is exact, and no longer than the clipping norm.
+
+Against whole numbers and fractions of Python, which round nothing.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_trust.kernel import clip
+from pyg_trust.privacy.bounds import add_truncated, lengths, scales
+
+C = 0.75
+
+
+def exact_length(matrix):
+    """The norm of a matrix of whole numbers, in units of C."""
+    total = sum(int(v) ** 2 for v in np.asarray(matrix).reshape(-1))
+    return math.isqrt(total) * 2.0**-43
+
+
+def unit(rng, rows, out, width, size=0.0, cancels=False):
+    gamma = rng.standard_normal((rows, out)).astype('f4')
+    a = rng.standard_normal((rows, width)).astype('f4')
+    a *= np.float32(10.0 ** rng.uniform(-size, size))
+    if cancels and rows > 1:
+        gamma[-1], a[-1] = gamma[0], -a[0] * np.float32(1 + 1e-6)
+    return gamma.astype(float), a.astype(float)
+
+
+def sizes(gamma, a):
+    """The numbers of one unit, by the formulas of the proof, in floats."""
+    tops = np.abs(a).max(1)
+    scale = clip.scales(tops)
+    length = np.linalg.norm(gamma, axis=1) * (1 + 1e-12)
+    others = np.linalg.norm(a, axis=1) * (1 + 1e-12)
+    out, width = gamma.shape[1], a.shape[1]
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    n = np.linalg.norm(gamma.T @ a) + 1e-13 * (length * others).sum()
+    tau = math.sqrt(width) / 2 * (length * scale).sum()
+    kappa = (
+        0.51 * math.sqrt(out) * others * inverse + math.sqrt(out * width) / 3
+    ).sum()
+    weight = (np.abs(gamma).max(1) * scale).max()
+    return (np.array([v]) for v in (n, tau, kappa, weight))
+
+
+def test_units_are_no_longer_than_the_norm_and_near_their_gradients():
+    rng = np.random.default_rng(0)
+    longest = 0.0
+    for trial in range(300):
+        rows, out, width = rng.integers(1, 7, 3)
+        gamma, a = unit(rng, rows, out, width, 3.0, trial % 3 == 0)
+        n, tau, kappa, weight = sizes(gamma, a)
+        c = clip.factors(n, tau, kappa, weight, C)
+        assert c[0] > 0
+        alpha, inner = clip.rows(gamma, a, np.repeat(c, rows), C)
+        assert np.abs(alpha).max() <= 2**22
+        assert np.abs(inner).max() <= 2**22
+        added = clip.block_sum(alpha, inner)
+        longest = max(longest, exact_length(added))
+        assert exact_length(added) <= 1
+        # Exactly the sum of whole numbers.
+        wanted = [
+            [
+                sum(int(p) * int(q) for p, q in zip(one, other, strict=True))
+                for other in inner.T
+            ]
+            for one in alpha.T
+        ]
+        assert added.tolist() == wanted
+        # And as near as was proved.
+        off = np.linalg.norm(
+            added * clip.grid(C) - c * (gamma.T @ a).astype(float)
+        )
+        most = c * tau + clip.grid(C) * kappa
+        assert off <= most + 1e-12 * c * n
+    # A bound that clips everything to nothing would pass as well.
+    assert longest > 1 - 1e-3
+
+
+def test_the_torch_code_has_the_same_scales():
+    tops = np.array(
+        [0, 1e-45, 1e-30, 0.5, 1 - 2**-24, 1, 1.5, 2**127, 1e300, 1e-320],
+        dtype=float,
+    )
+    scale, inverse = scales(torch.from_numpy(tops))
+    wanted = clip.scales(tops)
+    assert scale.tolist() == wanted.tolist()
+    live = wanted > 0
+    assert ((scale * inverse).numpy()[live] == 1).all()
+    assert inverse[0] == 0
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_lengths_are_upper_bounds_whatever_the_numbers(dtype):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(40, 300, generator=generator, dtype=dtype)
+    powers = torch.linspace(-45, 18, 40, dtype=torch.float64)
+    rows *= (10**powers).to(dtype).view(-1, 1)
+    rows[3] = 0
+    rows[4, 1:] = 0
+    found, top = lengths(rows)
+    for row, length, most in zip(rows, found, top, strict=True):
+        square = sum(Fraction(float(v)) ** 2 for v in row)
+        assert Fraction(float(length)) ** 2 >= square
+        assert float(most) == float(row.double().abs().max())
+        assert float(length) <= 1.001 * math.sqrt(square) + 1e-17
+    bad = torch.tensor([[math.nan, 1.0], [math.inf, 1.0]], dtype=dtype)
+    assert not bool(lengths(bad)[0].isfinite().any())
+
+
+def test_blocks_are_exact_where_float64_would_round():
+    # The largest numbers that the cap lets through, all of one sign.
+    rows = 3 * clip.BLOCK + 7
+    alpha = np.full((rows, 2), 2.0**22)
+    inner = np.full((rows, 3), 2.0**22)
+    alpha[:, 1] -= np.arange(rows) % 2
+    total = clip.block_sum(alpha, inner)
+    assert total[0].tolist() == [rows * 2**44] * 3
+    assert total[1].tolist() == [rows * 2**44 - rows // 2 * 2**22] * 3
+
+
+def test_factors_leave_out_what_is_not_finite_or_does_not_fit():
+    inf, nan = math.inf, math.nan
+    n = np.array([0.5, inf, nan, 0.5, 0.5, 0.5, 0.0, 0.5])
+    tau = np.array([0.0, 0, 0, inf, 0, 0, 0, 0])
+    kappa = np.array([0.0, 0, 0, 0, nan, 2.0**44, 0, 0])
+    weight = np.array([0.0, 0, 0, 0, 0, 0, 0, inf])
+    c = clip.factors(n, tau, kappa, weight, 1.0)
+    assert c[[1, 2, 3, 4, 5, 7]].tolist() == [0] * 6
+    assert 1 - 1e-9 < c[0] < 1
+    assert 1 - 1e-9 < c[6] < 1
+    # Large rows that cancel are capped.
+    c = clip.factors(
+        np.array([0.5]), np.zeros(1), np.zeros(1), np.array([4.0]), 1.0
+    )
+    assert c[0] * 4.0 <= 2.0**22 * clip.grid(1.0)
+
+
+def test_truncated_gradients_get_no_longer():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        g = rng.standard_normal(30).astype('f4').astype(float)
+        n = np.array([np.linalg.norm(g) * (1 + 1e-12)])
+        none = np.zeros(1)
+        c = clip.factors(n, none, none, none, C)
+        found = clip.truncated(g, float(c[0]), C)
+        assert exact_length(found) <= 1
+        total = torch.zeros(30, dtype=torch.int64)
+        add_truncated(total, torch.from_numpy(g)[None], torch.from_numpy(c), C)
+        assert total.tolist() == found.tolist()
+
+
+@pytest.mark.parametrize('z', [0.3, 1.0, 7.3])
+@pytest.mark.parametrize('count', [1, 1000, 10**6])
+def test_the_noise_pays_for_rounding_to_its_grid(z, count):
+    step, rho = clip.noise_grid(z, C, count)
+    sigma = Fraction(step) * 2**32
+    # Neighbours are C apart, and sqrt(d) steps more on each side.
+    far = Fraction(C) + 2 * Fraction(step) * Fraction(math.sqrt(count))
+    assert sigma / far >= Fraction(z)
+    assert sigma / Fraction(C) / Fraction(z) < 1 + 2 * Fraction(rho) + 1e-14
+    most = int(2**18 * min(z, 1)) * 2**43 - 1
+    total = np.array([most, -most, 12345, 0], dtype=np.int64)
+    found = clip.on_noise_grid(total, C, step)
+    for k, t in zip(found.tolist(), total.tolist(), strict=True):
+        wanted = Fraction(t) * Fraction(clip.grid(C)) / Fraction(step)
+        assert abs(Fraction(k) - wanted) < 1
+
+
+@pytest.mark.parametrize('fault', ['none', 'kappa', 'cap', 'mean'])
+def test_each_part_of_the_proof_is_needed(fault, monkeypatch):
+    # Without it some unit is too long, or a product is no exact number.
+    if fault == 'mean':
+        real = clip.scales
+        monkeypatch.setattr(clip, 'scales', lambda tops: real(tops / 64))
+    rng = np.random.default_rng(2)
+    longest, largest = 0, 0.0
+    for _ in range(300):
+        gamma, a = unit(rng, 1, 2, 3)
+        if fault == 'cap':
+            gamma = np.concatenate([gamma, -gamma])
+            a = np.concatenate([a, a * (1 + 1e-6)]) * 1e5
+        n, tau, kappa, weight = sizes(gamma, a)
+        if fault == 'kappa':
+            tau, kappa = 0 * tau, 0 * kappa
+        if fault == 'cap':
+            weight = 0 * weight
+        c = clip.factors(n, tau, kappa, weight, C)
+        alpha, inner = clip.rows(gamma, a, np.repeat(c, len(a)), C)
+        largest = max(largest, np.abs(alpha).max(), np.abs(inner).max())
+        total = sum(
+            int(v) ** 2 for v in clip.block_sum(alpha, inner).reshape(-1)
+        )
+        longest = max(longest, total - 2**86)
+    assert (longest > 0) == (fault == 'kappa')
+    assert (largest > 2**22) == (fault in ('cap', 'mean'))

@@ -1,0 +1,322 @@
+"""Certificates from a vector: brute force, oracles, and broken vectors."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_trust.functional import Perturbations, worst_case_margins
+from pyg_trust.functional.horizon import Horizon
+from pyg_trust.kernel import pagerank as kernel
+from tests.exhaustive import admissible, csr, random_problem
+
+SHARED = Path(__file__).parents[2].parent / 'shared' / 'oracles'
+NONE = np.zeros((2, 0), np.int64)
+
+
+def graphs_of(made):
+    """The graphs of the fast code in the kernel's form."""
+    return kernel.Graphs(
+        made.graph.rowptr.numpy(),
+        made.graph.col.numpy(),
+        made.removable.numpy(),
+        made.budget.numpy(),
+        made.pairs.numpy(),
+        made.all_pairs,
+    )
+
+
+def problem(seed, additions):
+    """A small graph, fragile pairs, and all admissible graphs."""
+    adj, logits = random_problem(seed, 5, directed=True)
+    generator = torch.Generator().manual_seed(seed)
+    fragile = torch.rand(5, 5, generator=generator) < 0.5
+    if not additions:
+        fragile &= adj
+    fragile.fill_diagonal_(False)
+    budget = torch.randint(0, 3, (5,), generator=generator)
+    made = Perturbations(
+        csr(adj),
+        fragile[adj],
+        budget,
+        (fragile & ~adj).nonzero().t().contiguous(),
+    )
+    return made, logits, admissible(adj, fragile, budget)
+
+
+def scores(adj, r, model):
+    """The scores in a batch of graphs, by dense matrices."""
+    adj = adj.double()
+    degree = adj.sum(-1)
+    signal = r.expand(degree.shape)
+    if model.normalization == 'sym':
+        signal = signal / degree.clamp(min=1).sqrt()
+    step = (1 - model.alpha) * adj / degree.clamp(min=1)[..., None]
+    if model.K is None:
+        eye = torch.eye(adj.size(-1), dtype=torch.float64)
+        return torch.linalg.solve(eye - step, model.alpha * signal[..., None])[
+            ..., 0
+        ]
+    z = signal
+    for _ in range(model.K):
+        z = (step @ z[..., None])[..., 0] + model.alpha * signal
+    return z
+
+
+MODELS = [
+    kernel.Model(0.15),
+    kernel.Model(0.5, None, 'sym'),
+    kernel.Model(0.2, 3),
+    kernel.Model(0.2, 2, 'sym'),
+]
+
+
+@pytest.mark.parametrize('model', MODELS)
+@pytest.mark.parametrize('additions', [False, True])
+@pytest.mark.parametrize('seed', range(4))
+def test_no_graph_is_above_the_bound(seed, additions, model):
+    made, logits, every = problem(seed, additions)
+    graphs = graphs_of(made)
+    kernel.check(graphs)
+    r = logits[:, 1] - logits[:, 0]
+    worst = scores(every, r, model).amax(0)
+    found = Horizon(*model).maximize(made, r[None])
+    exact = model.alpha * found.value[0].numpy()
+    for witness in (exact, exact - 1e-3, 0 * exact, -exact, exact * 1e3):
+        bound, p = kernel.bound(graphs, model, r.numpy(), 0 * exact, witness)
+        top = np.array([float(Fraction(v) / Fraction(2) ** p) for v in bound])
+        assert (top >= worst.numpy() - 1e-13).all()
+        if witness is exact:
+            # The fast code's own bound is not below the kernel's, nor far.
+            assert np.abs(top - exact).max() < 1e-11
+            if model.K is None:
+                assert np.abs(top - worst.numpy()).max() < 1e-9
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_additions_among_all_pairs_are_listed_pairs(seed):
+    adj, logits = random_problem(seed, 6, directed=True, loops=True)
+    fragile = ~torch.eye(6, dtype=torch.bool)
+    budget = torch.tensor([0, 1, 2, 3, 1, 2])
+    edge = csr(adj)
+    removable = (fragile & adj)[adj]
+    pairs = (fragile & ~adj).nonzero().t().contiguous()
+    listed = graphs_of(Perturbations(edge, removable, budget, pairs))
+    every = graphs_of(Perturbations(edge, removable, budget, all_pairs=True))
+    z = logits[:, 2].numpy()
+    for model in MODELS:
+        one = kernel.bound(listed, model, z, 0 * z, z)
+        two = kernel.bound(every, model, z, 0 * z, z)
+        assert one == two
+    assert np.array_equal(kernel.sizes(listed), kernel.sizes(every))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason='oracles are not here')
+def test_six_graphs_by_brute_force():
+    for case in json.loads(
+        (SHARED / 'exact_arithmetic' / 'pagerank.json').read_text()
+    ):
+        graphs = kernel.Graphs(
+            np.array(case['rowptr']),
+            np.array(case['col']),
+            np.array(case['removable']),
+            np.array(case['budget']),
+            NONE,
+            False,
+        )
+        kernel.check(graphs)
+        alpha, r = case['alpha'], np.array(case['reward'])
+        worst = alpha * np.array(case['worst'])
+        bound, p = kernel.bound(graphs, kernel.Model(alpha), r, 0 * r, worst)
+        top = np.ldexp(np.array(bound, dtype=float), -p)
+        assert (top >= worst).all()
+        assert np.abs(top - worst).max() < 1e-10
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason='oracles are not here')
+@pytest.mark.slow
+def test_citeseer_is_proved_again():
+    with np.load(SHARED / 'certificates' / 'local_citeseer.npz') as file:
+        case = {name: file[name] for name in file.files}
+    graphs = kernel.Graphs(
+        case['adj_indptr'].astype(np.int64),
+        case['adj_indices'].astype(np.int64),
+        fragile_mask(case),
+        case['budget_s6'].astype(np.int64),
+        NONE,
+        False,
+    )
+    want = case['margins_all_rem_s6']
+    k = want.shape[0]
+    classes = np.array(
+        [(c, d) for c in range(k) for d in range(k) if c != d]
+    ).T
+    logits = case['logits'].astype(np.float64)
+    exact = -want[classes[0], classes[1]]
+    model = kernel.Model(1 - 0.85)
+    found = kernel.margins(
+        graphs, model, 'exact arithmetic', logits, classes, exact
+    )
+    lost = exact + np.array(found, dtype=float)
+    assert np.abs(lost).max() < 1e-9
+    targets = np.arange(len(logits))
+    robust = kernel.robust(found, classes, k, targets, case['pred'], 1e-9)
+    best = want[case['pred'], :, targets].min(1)
+    assert (np.array(robust) == (best > 1e-9)).all()
+
+
+def fragile_mask(case):
+    n = len(case['adj_indptr']) - 1
+    row = np.repeat(np.arange(n), np.diff(case['adj_indptr']))
+    edge = row * n + case['adj_indices']
+    pairs = case['fragile_rem'].astype(np.int64).T
+    return np.isin(edge, pairs[0] * n + pairs[1])
+
+
+def test_the_global_bound_is_above_every_graph_of_its_budget():
+    made, logits, _ = problem(1, True)
+    graphs = graphs_of(made)
+    dense = torch.zeros(5, 5, dtype=torch.bool)
+    dense[made.graph.row, made.graph.col] = True
+    fragile = torch.zeros_like(dense)
+    fragile[made.graph.row[made.removable], made.graph.col[made.removable]] = (
+        True
+    )
+    fragile[made.pairs[0], made.pairs[1]] = True
+    every = admissible(dense, fragile, made.budget, 1)
+    model = kernel.Model(0.15)
+    r = logits[:, 1] - logits[:, 0]
+    worst = scores(every, r, model).amax(0)
+    eye = torch.eye(5, dtype=torch.float64)
+    reached = [
+        kernel.reach(
+            graphs,
+            0.15,
+            i,
+            0.15
+            * Horizon(0.15).maximize(made, eye[i : i + 1]).value[0].numpy(),
+        )
+        for i in range(5)
+    ]
+    local = 0.15 * Horizon(0.15).maximize(made, r[None]).value[0].numpy()
+    for u in range(5):
+        most = {i: reached[i][u] for i in range(5)}
+        for i in range(5):
+            visits = scores(every, eye[i], model)[:, u].max()
+            assert float(most[i]) >= float(visits) - 1e-13
+        for price in (0.0, 0.05, 0.3, 5.0):
+            found = kernel.bound_within(
+                *(graphs, model, r.numpy(), 0 * local, local),
+                *(u, price, most, 1),
+            )
+            assert float(found) >= float(worst[u]) - 1e-13
+    assert float(found) > 4
+
+
+@pytest.fixture
+def case():
+    made, logits, _ = problem(2, False)
+    first, second = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    found = worst_case_margins(logits, made, 0.15)
+    witness = -found.margins[first, second].numpy()
+    classes = torch.stack([first, second]).numpy()
+    return graphs_of(made), logits.numpy(), classes, witness
+
+
+def low(case, **changes):
+    graphs, logits, classes, witness = case
+    model = kernel.Model(0.15)
+    found = kernel.margins(
+        *(changes.get('graphs', graphs), model, 'exact arithmetic'),
+        *(logits, classes, changes.get('witness', witness)),
+    )
+    return np.array([[float(x) for x in row] for row in found])
+
+
+def test_a_worse_vector_proves_less(case):
+    exact = low(case)
+    for node in range(5):
+        worse = case[3].copy()
+        worse[:, node] -= 1e-6
+        found = low(case, witness=worse)
+        assert (found <= exact + 1e-12).all()
+        assert found.min() > exact.min() - 1e-4
+
+
+def test_a_unit_less_is_paid_for(case):
+    # One node lower by one unit of 2^-p, and only as much is proved.
+    graphs, logits, _, witness = case
+    model, plus, minus = kernel.Model(0.15), logits[:, 1], logits[:, 0]
+    bound, p = kernel.bound(graphs, model, plus, minus, witness[0])
+    for node in range(5):
+        less = witness[0].copy()
+        less[node] -= 2.0**-p
+        found, q = kernel.bound(graphs, model, plus, minus, less)
+        assert q == p
+        assert sum(found) >= sum(bound) - 5
+
+
+def test_a_stronger_attacker_is_proved_less(case):
+    graphs = case[0]
+    exact = low(case)
+    more = graphs._replace(
+        removable=graphs.removable | True, budget=graphs.budget + 5
+    )
+    assert low(case, graphs=more).min() < exact.min() - 1e-3
+
+
+@pytest.mark.parametrize(
+    'spoil',
+    [
+        lambda g, w: (g, w[:, :4]),
+        lambda g, w: (g, w[:2]),
+        lambda g, w: (g, np.where(w == w.max(), np.nan, w)),
+        lambda g, w: (g, np.where(w == w.max(), np.inf, w)),
+        lambda g, w: (g._replace(rowptr=g.rowptr[:-1]), w),
+        lambda g, w: (g._replace(col=g.col[::-1].copy()), w),
+        lambda g, w: (g._replace(col=np.append(g.col[:-1], 9)), w),
+        lambda g, w: (g._replace(removable=g.removable[:-1]), w),
+        lambda g, w: (g._replace(removable=g.removable.astype(int)), w),
+        lambda g, w: (g._replace(budget=g.budget - 3), w),
+        lambda g, w: (
+            g._replace(pairs=np.stack([g.col[:1] * 0, g.col[:1]])),
+            w,
+        ),
+    ],
+)
+def test_what_is_no_witness_is_refused(case, spoil):
+    graphs, witness = spoil(case[0], case[3])
+    with pytest.raises(ValueError, match='witness'):
+        low(case, graphs=graphs, witness=witness)
+
+
+def test_the_slack_is_that_of_the_model():
+    from pyg_trust.certificates.deployed import Deployed
+
+    logits = torch.randn(7, 3, dtype=torch.float64)
+    for kind in (torch.float32, torch.float64):
+        for K, alpha in ((None, 0.15), (10, 0.1), (2, 0.9)):
+            made = Deployed(logits, alpha, K, dtype=kind)
+            name = str(kind).removeprefix('torch.')
+            for top, wanted in zip(
+                logits.abs().amax(0).tolist(), made.error(11), strict=True
+            ):
+                found = kernel.slack(name, kernel.Model(alpha, K), 11, top)
+                assert float(wanted) * (1 - 1e-12) <= float(found)
+                assert float(found) < 2 * float(wanted)
+
+
+def test_products_are_rounded_up():
+    rng = np.random.default_rng(0)
+    x = rng.integers(-(2**46), 2**46, 2000)
+    for factor in (Fraction(0.85), Fraction(1, 3), Fraction(0), Fraction(1)):
+        found = kernel.scaled(x, *kernel.limbs(factor))
+        for value, made in zip(x.tolist(), found.tolist(), strict=True):
+            assert 0 <= made - value * factor <= 5
+    down, above = kernel.roots(400)
+    for s in range(1, 401):
+        assert int(down[s]) ** 2 * s <= 2**104 <= int(above[s]) ** 2 * s
+        assert above[s] - down[s] <= 1

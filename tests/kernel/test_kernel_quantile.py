@@ -1,0 +1,93 @@
+"""The private quantile, by its exact law."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from pyg_trust.kernel import quantile
+
+
+def law(values, epsilon, k=1, share=0.5, answers=None):
+    if answers is None:
+        answers = quantile.candidates(0.01, 10.0)
+    made = quantile.weights(np.array(values), share, epsilon, answers, k)
+    return [Fraction(w, sum(made)) for w in made]
+
+
+def exactly_below(ratio, epsilon):
+    # log of a rational number is below a float: by a series from below.
+    term, total = Fraction(1), Fraction(1)
+    for i in range(1, 60):
+        term = term * Fraction(epsilon) / i
+        total += term
+    return ratio <= total
+
+
+@pytest.mark.parametrize('epsilon', [1e-6, 1.5, 30.0])
+@pytest.mark.parametrize('k', [1, 2])
+def test_no_replacement_moves_a_probability_by_more(epsilon, k):
+    values = [0.02, 0.3, 0.5, 2.0, 7.0]
+    before = law(values, epsilon, k)
+    others = [0.0, 0.4, math.inf]
+    largest = Fraction(0)
+    for rows in itertools.combinations(range(5), k):
+        for new in itertools.product(others, repeat=k):
+            changed = list(values)
+            for row, value in zip(rows, new, strict=True):
+                changed[row] = value
+            after = law(changed, epsilon, k)
+            for p, q in zip(before, after, strict=True):
+                largest = max(largest, p / q, q / p)
+    assert exactly_below(largest, epsilon)
+    # And it uses what it may.
+    assert math.log(largest) > 0.5 * epsilon
+
+
+def test_a_unit_more_of_sensitivity_would_be_found():
+    # Four values replaced under k = 1 are more than epsilon apart.
+    one = law([1.0] * 5, 2.0, share=0.01)
+    two = law([5.0] * 4 + [1.0], 2.0, share=0.01)
+    ratio = max(q / p for p, q in zip(one, two, strict=True))
+    assert not exactly_below(ratio, 2.0)
+
+
+def test_a_draw_is_exactly_in_proportion():
+    # All bytes, once each: those that are taken are even.
+    made = [3, 0, 5, 1, 8]
+    found = [0] * 5
+    for first in range(256):
+        given = [bytes([first])]
+
+        def source(count, given=given):
+            if not given:
+                raise StopIteration
+            assert count == 1
+            return given.pop()
+
+        try:
+            found[quantile.pick(made, source)] += 1
+        except StopIteration:
+            continue
+    assert found == [8 * w for w in made]
+
+
+def test_the_answer_is_near_the_quantile():
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.uniform(math.log(0.1), math.log(5), 5001))
+    for share in (0.1, 0.5, 0.9):
+        found = quantile.quantile(
+            values, share, 1.0, 0.01, 100.0, 1, rng.bytes
+        )
+        assert abs((values < found).mean() - share) < 0.02
+
+
+def test_the_ends_are_answers_and_the_integers_stay_short():
+    assert quantile.candidates(0.5, 3.0)[[0, -1]].tolist() == [0.5, 3.0]
+    many = np.full(10**6, 2.0)
+    made = quantile.weights(many, 0.5, 1.0, np.array([1.0, 2.0, 3.0]), 1)
+    assert max(made).bit_length() <= 33 * 128
+    # Weights fall by e^-64, and no farther.
+    assert 63.9 < math.log(Fraction(max(made), 1) / min(made)) + 64 < 64.1
