@@ -265,11 +265,11 @@ class Deployed:
             before,
         )
         _check_scores(made, scores.cpu().double(), graph)
-        for found, when in (
+        for again, when in (
             (moved[0], 'when it was called with another graph'),
             (learnt, 'when gradients were enabled'),
         ):
-            if not torch.equal(found, logits):
+            if not torch.equal(again, logits):
                 raise ValueError(
                     "'model' needs the same logits at every call (got others "
                     f'{when})'

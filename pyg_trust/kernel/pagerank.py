@@ -101,7 +101,7 @@ def check(graphs: Graphs) -> int:
     edge, pair = rows(graphs) * n + col, pairs[0] * n + pairs[1]
     sound = (
         removable.dtype == bool
-        and bool((budget >= 0).all())
+        and bool(((budget >= 0) & (budget < 2**31)).all())
         and all(((x >= 0) & (x < n)).all() for x in (col, *pairs))
         and bool((np.diff(edge) > 0).all())
         and len(np.unique(pair)) == len(pair)
@@ -447,6 +447,7 @@ def margins(
     if (
         logits.ndim != 2
         or len(logits) != n
+        or logits.shape[1] < 2
         or (logits.shape[1] <= classes).any()
         or (classes < 0).any()
         or (witness is not None and witness.shape != (classes.shape[1], n))
