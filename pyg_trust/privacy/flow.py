@@ -42,7 +42,7 @@ import copy
 import weakref
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -136,6 +136,8 @@ class _Memory:
         self.is_label = False
         # What can be handed to the model alone, by name.
         self.hidden: str | None = None
+        # What the model kept of its call, by name.
+        self.kept: str | None = None
 
 
 class _Why:
@@ -339,6 +341,21 @@ _RANDOM = (
     '_standard_gamma',
     '_sample_dirichlet',
 )
+# How many rows they make depends on what they are given, without a tag.
+_SIZED = (
+    '_pack_padded_sequence',
+    '_padded_dense_to_jagged_forward',
+    '_nested_tensor_from_mask',
+)
+# What they tell is of shapes alone.
+_SHAPES = (
+    'is_same_size',
+    '_has_same_storage_numel',
+    '_scaled_dot_product_flash_attention',
+    '_scaled_dot_product_cudnn_attention',
+    '_scaled_dot_product_fused_attention_overrideable',
+    '_efficient_attention_forward',
+)
 # Labels stay labels.
 _KEPT = (
     'index',
@@ -490,7 +507,7 @@ def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
     return grad._value
 
 
-def _refuse(what: str) -> None:
+def _refuse(what: str) -> NoReturn:
     raise ValueError(
         'the loss needs to be computed in a way that rows of the batch can be '
         f'followed, but {what}{_HINT}'
@@ -533,6 +550,8 @@ def _check_stays(
 ) -> None:
     name = base_name(func)
     for t in given:
+        if t._memory.kept is not None:
+            _refuse_kept(t._memory.kept)
         if t._memory.hidden is not None and name not in ('detach', 'alias'):
             _refuse(
                 f"'{t._memory.hidden}' has a row for each node or edge, and "
@@ -554,7 +573,8 @@ def _check_stays(
         )
     if _is_harmless(func):
         return
-    if torch.Tag.dynamic_output_shape not in func.tags:
+    tagged = torch.Tag.dynamic_output_shape in func.tags
+    if not tagged and name not in _SIZED:
         what = {'_local_scalar_dense': 'item, float, int or bool'}
         _refuse(
             f"'{what.get(name, name)}' takes their values out of torch before "
@@ -568,6 +588,25 @@ def _check_stays(
         ]
         if not any(isinstance(t, Followed) for t in masks):
             return
+    _refuse_shape(name)
+
+
+def check_shape(func: Any, shown: torch.Size, found: torch.Size) -> None:
+    """Checks that an operation returns what it did on made-up rows.
+
+    Args:
+        func (OpOverload): the operation.
+        shown (torch.Size): the shape on rows that were made up.
+        found (torch.Size): the shape on those of the batch.
+
+    Raises:
+        ValueError: if the shapes differ, so that one depends on values.
+    """
+    if shown != found:
+        _refuse_shape(base_name(func))
+
+
+def _refuse_shape(name: str) -> NoReturn:
     _refuse(
         f"'{name}' makes a number of rows that depends on their values "
         '(multiply by a mask or use torch.where, or take a mask that is in '
@@ -579,8 +618,11 @@ def _check_stays(
 def _is_harmless(func: Any) -> bool:
     # Neither what it returns nor its shape is told to Python.
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    is_told = any(tag in func.tags for tag in tags)
-    return not is_told and base_name(func) != 'is_nonzero'
+    name = base_name(func)
+    if name in _SIZED or any(tag in func.tags for tag in tags):
+        return False
+    returned = [str(value.type) for value in func._schema.returns]
+    return name in _SHAPES or all('Tensor' in kind for kind in returned)
 
 
 @cache
@@ -616,10 +658,14 @@ def _check_kept(
         elif _has_memory(value):
             name = watch.kept.get(('at', value.untyped_storage()._cdata))
         if name is not None:
-            _refuse(
-                f"it reads '{name}', which the model kept of its call: return "
-                'it as a part of the output, whose rows can be followed'
-            )
+            _refuse_kept(name)
+
+
+def _refuse_kept(name: str) -> NoReturn:
+    _refuse(
+        f"it reads '{name}', which the model kept of its call: return it as a "
+        'part of the output, whose rows can be followed'
+    )
 
 
 def _has_memory(value: Any) -> bool:

@@ -4,15 +4,21 @@ A loss is the user's own code, and can read what a model, a hook or a function
 kept of the forward pass: an attribute, a list, a global, a number. Such a
 value may be made of all rows of a batch, and nothing tells where it came from.
 So there is none: the model is called with rows that are made up, and the loss
-is computed of its outputs. Numbers that it takes from anywhere are then
-numbers of no private row.
+is computed of its outputs and of features that are made up as well. Labels
+that are integers are the batch's, as those that are ignored are counted. What
+it takes from this call, values, shapes or errors, is then of no private row.
+That it reads the data by its batch alone is an assumption, and in the report.
 
 No number of a followed tensor can be read before its gradient has come
 (:mod:`pyg_trust.privacy.flow`), so that the operations of a loss and of its
 backward pass are the same whatever the outputs are. They are written down,
 and when the gradient is asked for, the model is called with the rows of the
 batch, and the operations are done again on these outputs: the gradient is the
-one that the loss would have had, to the bit.
+one that the loss would have had, to the bit. An operation that returns another
+shape then is refused, and so is a model whose settings are others than when it
+was called. What the model kept of its call, as an attribute or in a list or a
+dictionary that is one, raises an error when the loss computes with it, as it
+would be of rows that are made up. In other places it is a wrong constant.
 
 **Whole graphs.** Where a unit is a graph, how many nodes and edges it has is
 private. The loss then sees graphs that are made up, of a public number of
@@ -37,6 +43,7 @@ from pyg_trust.privacy.flow import (
     Slot,
     Step,
     Watch,
+    check_shape,
     follow,
     follow_batch,
     gradient,
@@ -47,6 +54,8 @@ from pyg_trust.privacy.validation import BatchCall, in_training
 _SEED = 0
 # The nodes of a graph that is made up: a ring.
 _NODES = 8
+# What torch keeps in each module.
+_OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Decoys:
@@ -225,13 +234,19 @@ class Rehearsal:
         self.by_unit = by_unit
         self._out: Followed | None = None
         self._seen: list[str] = []
+        self._marked: list[tuple[Any, Any, Tensor, Followed]] = []
         if by_unit:
             self._made = decoys.graphs(self.batch, count)
             self.shown = self._hidden(batch, decoys)
             self.size = int(self.shown.batch_size)
         else:
             self._made = decoys.batch(self.batch, owner, count)
-            self.shown = follow_batch(batch, owner, count, self.watch)
+            # How many labels are ignored is public; nothing else is private
+            # and there while the loss is computed, not even for a shape.
+            shown = copy.copy(self._made)
+            if _has_labels(batch):
+                shown.y = batch.y
+            self.shown = follow_batch(shown, owner, count, self.watch)
             self.size = count
         self._roots = {
             value._slot: (name, _whose(value), value._memory.is_label)
@@ -271,10 +286,13 @@ class Rehearsal:
             module (torch.nn.Module): the model.
             call (BatchCall): how it is called.
         """
-        before = {id(value) for _, value in _kept(module)}
+        self.restore()
+        # Kept here, so that nothing new is found under the id of an old one.
+        old = [value for *_, value in _kept(module)]
+        before = set(map(id, old))
         with torch.enable_grad():
             out = call(module, self._made)
-        for name, value in _kept(module):
+        for name, place, key, value in _kept(module):
             if id(value) in before:
                 continue
             if isinstance(value, Tensor):
@@ -282,11 +300,22 @@ class Rehearsal:
                     continue
                 storage = value.untyped_storage()
                 self.watch.kept['at', storage._cdata] = name
-                self.watch.kept['of', name] = value  # type: ignore[assignment]
+                marked = Followed(value.detach(), None, self.watch)
+                marked._memory.kept = name
+                place[key] = marked
+                self._marked.append((place, key, value, marked))
             else:
                 self.watch.kept[value] = name
         self._out = follow(out.detach(), self._rows(out), self.watch)
         return self._out
+
+    def restore(self) -> None:
+        """Gives the model back what it kept, and the loss may not read."""
+        for place, key, value, marked in self._marked:
+            held = place.values() if isinstance(place, dict) else place
+            if any(found is marked for found in held):
+                place[key] = value
+        self._marked.clear()
 
     def _rows(self, out: Tensor) -> Tensor:
         if not self.by_unit and out.size(0) == self.owner.numel():
@@ -367,15 +396,22 @@ class Rehearsal:
                 pairs = zip(
                     tree_leaves(step.out), tree_leaves(made), strict=True
                 )
-                now.update(pair for pair in pairs if pair[0] is not None)
+                for slot, value in pairs:
+                    if isinstance(slot, Slot):
+                        check_shape(step.func, slot.shape, value.shape)
+                        now[slot] = value
             found = gradient(now.get(grad._slot, grad), rows, watch)
         if self.watch.live:
             # What was handed out can be read from here on.
             self.watch.live = False
+            if not self.by_unit:
+                for slot in self._roots:
+                    find(slot)
             for slot, value in now.items():
                 handed = slot.get()
-                if handed is not None and slot not in self._roots:
-                    handed._value = value._value
+                if handed is None or (self.by_unit and slot in self._roots):
+                    continue
+                handed._value = value._value
         return found
 
     def reveal(self) -> None:
@@ -416,6 +452,11 @@ class Rehearsal:
                         values.append(hash(value))
             found.add((str(step.func), *values))
         return frozenset(found)
+
+
+def _has_labels(batch: Data) -> bool:
+    labels = batch.get('y')
+    return isinstance(labels, Tensor) and not labels.is_floating_point()
 
 
 def _whose(value: Followed) -> Tensor:
@@ -466,11 +507,38 @@ def _cuda(tensor: Tensor) -> list[torch.device]:
     return [tensor.device] if tensor.is_cuda else []
 
 
-def _kept(module: nn.Module) -> list[tuple[str, Any]]:
-    # Tensors and numbers that layers have as attributes.
+def _kept(module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
+    # Tensors and numbers that layers have as attributes, or in lists there,
+    # each with its place.
     found = []
     for prefix, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if type(value) in (Tensor, float):
-                found.append((f'{prefix}.{name}' if prefix else name, value))
+        own = vars(layer)
+        for key, held in own.items():
+            if key in _OWN_OF_MODULES:
+                continue
+            inside: Any = ()
+            if type(held) is dict:
+                inside = held.items()
+            elif type(held) is list:
+                inside = enumerate(held)
+            name = f'{prefix}.{key}' if prefix else key
+            if type(held) in (Tensor, float):
+                found.append((name, own, key, held))
+            for key, value in inside:
+                if type(value) is Tensor:
+                    found.append((name, held, key, value))
     return found
+
+
+def settings(module: nn.Module) -> dict[str, str]:
+    """What layers are set to: modes, numbers and words.
+
+    Args:
+        module (torch.nn.Module): the model.
+    """
+    return {
+        f'{prefix}.{name}' if prefix else name: repr(value)
+        for prefix, layer in module.named_modules()
+        for name, value in vars(layer).items()
+        if type(value) in (bool, int, float, str)
+    }

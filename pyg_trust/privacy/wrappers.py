@@ -33,7 +33,7 @@ from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
-from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
+from pyg_trust.privacy.rehearsal import Decoys, Rehearsal, settings
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -116,6 +116,8 @@ class PrivateStep:
         self._blank: Tensor | None = None
         self._written: list[tuple[Tensor, int] | None]
         self._written = [None] * len(parameters)
+        self._rehearsal: Rehearsal | None = None
+        self._settings: dict[str, str] = {}
         self.reset()
 
     @editing
@@ -174,9 +176,11 @@ class PrivateStep:
         return notes
 
     def _drop_tape(self) -> None:
+        if self._rehearsal is not None:
+            self._rehearsal.restore()
         self._batch: Data | None = None
         self._plain: Data | None = None
-        self._rehearsal: Rehearsal | None = None
+        self._rehearsal = None
         self._call: BatchCall | None = None
         self._tape: Tape | str | None = None
         self._out: Tensor | None = None
@@ -253,6 +257,7 @@ class PrivateStep:
             before = buffer_versions(self.module)
             shown = self._rehearsal.call(self.module, call)
             self._check_buffers(before)
+            self._settings = settings(self.module)
             self._tape, self._stage = _LATER, 'called'
             return _Intercept.apply(shown, anchor, self, self._rehearsal)
         if self._count == 0:
@@ -364,6 +369,14 @@ class PrivateStep:
     def _perform(self, rehearsal: Rehearsal, grad: Tensor) -> Tensor:
         # The gradient by the outputs on the batch.
         assert self._call is not None
+        rehearsal.restore()
+        now_set = settings(self.module)
+        for name in {**self._settings, **now_set}:
+            if self._settings.get(name) != now_set.get(name):
+                raise ValueError(
+                    "'module' needs to stay as it is from its call to "
+                    f"loss.backward(), which runs it (got another '{name}')"
+                )
         if self._count:
             device = self._owner.device
             now = random_state(device)

@@ -15,7 +15,7 @@ from torch_geometric.nn import GCNConv
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import source
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import PrivacyEngine, flow
 
 
 class GCN(nn.Module):
@@ -161,9 +161,34 @@ def ignored_in_place(out, batch):
     return F.cross_entropy(out, label)
 
 
+def positive(batch):
+    # One or two, by the features of a row.
+    return (batch.x[:1, 0] > 0).long() + 1
+
+
+def lengths_of_words(out, batch):
+    word = torch.zeros_like(batch.x)[:1, :2, None]
+    packed = nn.utils.rnn.pack_padded_sequence(word, positive(batch), True)
+    return out.sum() * len(packed.data)
+
+
+def jagged(out, batch):
+    ends = torch.cat([0 * positive(batch), positive(batch)])
+    make = torch.ops.aten._padded_dense_to_jagged_forward
+    return out.sum() * len(make(batch.x[:1, :, None], [ends]))
+
+
+def order_of_a_row(out, batch):
+    ends, col = torch.tensor([0, 1, 1]), 5 * (positive(batch) - 1).int()
+    return out.sum() * torch.ops.pyg_trust.check_rows(ends, col)
+
+
 @pytest.mark.parametrize(
     'loss',
     [
+        lengths_of_words,
+        jagged,
+        order_of_a_row,
         over_names,
         over_a_view_of_names,
         filled,
@@ -190,6 +215,30 @@ def test_losses_that_couple_by_the_back_door(private, loss):
         step(setup, loss)
     assert setup.engine.steps == 0
     assert all(map(torch.equal, before, setup.net.parameters()))
+
+
+def test_shapes_without_a_tag_are_those_of_made_up_rows(private, monkeypatch):
+    # Whatever is not known to torch by a tag, nor to us by its name.
+    monkeypatch.setattr(flow, '_SIZED', ())
+    flow._is_harmless.cache_clear()
+    seen = set()
+    for sign in (-1.0, 1.0):
+        setup = private()
+        setup.data.x[:, 0] = sign
+        for batch in setup.loader:
+            out = setup.model(batch.x, batch.edge_index)[: batch.batch_size]
+            word = torch.zeros_like(batch.x)[:1, :2, None]
+            lengths = positive(batch)
+            packed = nn.utils.rnn.pack_padded_sequence(word, lengths, True)
+            seen.add(len(packed.data))
+            if sign < 0:
+                (out.sum() * len(packed.data)).backward()
+            else:
+                with pytest.raises(ValueError, match='number of rows'):
+                    (out.sum() * len(packed.data)).backward()
+            break
+    flow._is_harmless.cache_clear()
+    assert len(seen) == 1
 
 
 def test_labels_of_the_batch_may_still_be_ignored(private):

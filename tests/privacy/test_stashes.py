@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
 
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
@@ -255,6 +256,66 @@ def test_who_reads_an_attribute_is_told(way):
     # It would be of rows that are made up, which nobody means.
     with pytest.raises(ValueError, match=r"reads '(value|lin\.value)'"):
         clipped_sum(way, 1.0)
+
+
+class Box(nn.Module):
+    """Keeps weights for the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.drop = GCNConv(5, 3), nn.Dropout(0.5)
+        self.scale, self.box, self.row = 1.0, {}, [0.0]
+
+    def forward(self, x, edge_index):
+        out = self.conv(self.drop(x), edge_index) * self.scale
+        self.weight = out.detach().sigmoid()
+        self.box['weight'] = self.row[0] = self.weight + 0
+        return out
+
+
+READ = {
+    'attribute': lambda net: net.weight,
+    'word': lambda net: net.box['weight'],
+    'list': lambda net: net.row[0],
+}
+
+
+@pytest.mark.parametrize('way', READ)
+def test_what_is_made_of_a_kept_tensor_is_refused_too(private, way):
+    # It was of rows that are made up: the gradient would be another one.
+    setup = private(net=Box())
+    batch = next(iter(setup.loader))
+    out = setup.model(batch.x, batch.edge_index)
+    with pytest.raises(ValueError, match=r"reads '(weight|box|row)'"):
+        (out * (READ[way](setup.net) + 1)).sum().backward()
+    for _ in range(2):
+        batch = next(iter(setup.loader))
+        setup.loss(batch).backward()
+        setup.optimizer.step()
+        assert type(READ[way](setup.net)) is torch.Tensor
+        assert float(READ[way](setup.net).sum()) > 0
+
+
+@pytest.mark.parametrize('name', ['scale', 'drop.training'])
+def test_a_model_stays_as_it_is_up_to_its_gradient(private, name):
+    setup = private(net=Box())
+    batch = next(iter(setup.loader))
+    loss = setup.loss(batch)
+    if name == 'scale':
+        setup.net.scale = 5.0
+    else:
+        setup.net.drop.eval()
+    with pytest.raises(ValueError, match=f"got another '{name}'"):
+        loss.backward()
+
+
+def test_numbers_of_nodes_may_be_read_one_by_one(private):
+    setup = private()
+    batch = next(iter(setup.loader))
+    first = int(batch.n_id[0]) + batch.n_id[0].item()
+    (setup.loss(batch) * (first + 1)).backward()
+    setup.optimizer.step()
+    assert setup.engine.steps == 1
 
 
 @pytest.mark.parametrize('way', ['list', 'list of numbers', 'global'])
