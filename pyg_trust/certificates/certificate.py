@@ -145,6 +145,8 @@ class Certificate(SpeaksOf, Report):
             kept &= row != arrays['col']
         budget = self.local_budget.numpy()
         least = arrays['budget'] < budget
+        absent, addable = pagerank.additions(arrays)
+        adds = self.scenario in ('additions', 'both')
         return (
             float(arrays['alpha']) == self.alpha
             and int(arrays['K']) == (-1 if self.K is None else self.K)
@@ -154,6 +156,7 @@ class Certificate(SpeaksOf, Report):
             and len(budget) == len(arrays['budget'])
             and (self.self_loops or not least.any())
             and int(kept.sum()) <= self.fixed_edges
+            and not (adds and addable < absent)
         )
 
     @property

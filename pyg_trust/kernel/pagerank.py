@@ -574,3 +574,17 @@ def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
         *(found, classes, logits.shape[1], targets, reference),
         float(arrays['tolerance']),
     )
+
+
+def additions(arrays: dict[str, np.ndarray]) -> tuple[int, int]:
+    """How many edges between distinct nodes are absent, and may be added.
+
+    Args:
+        arrays (dict): as :func:`prove` has accepted them.
+    """
+    n = len(arrays['budget'])
+    row = np.repeat(np.arange(n), np.diff(arrays['rowptr']))
+    absent = n * (n - 1) - int((row != arrays['col']).sum())
+    if bool(arrays['all_pairs']):
+        return absent, absent
+    return absent, int((arrays['pairs'][0] != arrays['pairs'][1]).sum())

@@ -253,6 +253,7 @@ def test_a_witness_of_one_class_is_none():
         {'tolerance': 0.5},
         {'local_budget': torch.full((40,), 7)},
         {'fixed_edges': 0},
+        {'scenario': 'both'},
     ],
 )
 def test_a_report_that_promises_more_than_its_witness_fails(lie):
