@@ -12,10 +12,11 @@ certificate holds a fingerprint of all that ``identity`` can see.
 (the persistent ones and others), hooks, and the attributes in ``__dict__``:
 plain values, tensors, arrays, containers and objects of such, functions with
 their code, defaults, closures and the plain values and functions among their
-globals. Of classes: the name, and the code and plain values of those that are
-no part of torch, PyG or this package (of which it takes public attributes,
-those that torch's layers and explainers compute with, and methods that an
-attribute hides: others are caches).
+globals; autocast and the default dtype of the process. Of classes: the name,
+and the code and plain values of those that are no part of torch, PyG or this
+package (of which it takes public attributes, those that torch's layers and
+explainers compute with, and methods that an attribute hides: others are
+caches).
 
 **What it does not cover.** Attributes of objects that are written in C, files,
 networks, clocks and environment variables that the code reads, attributes of
@@ -36,6 +37,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as process
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
@@ -89,6 +93,28 @@ def check_process() -> None:
                 f'{name}): they can change what every model returns, here or '
                 'where it is deployed; remove them first'
             )
+    # A device by default says where, not what.
+    for mode in (
+        *_get_current_function_mode_stack(),
+        *_get_current_dispatch_mode_stack(),
+    ):
+        if type(mode) is not DeviceContext:
+            raise ValueError(
+                "'model' needs to run outside of modes of torch (got "
+                f'{type(mode).__name__}): they can change what every model '
+                'returns, here or where it is deployed; leave it first'
+            )
+
+
+def _settings() -> list[str]:
+    # Of the process: they make other numbers of the same code.
+    usual = torch.get_default_dtype()
+    made = [] if usual == torch.float32 else [f'by default {usual}']
+    for kind in ('cpu', 'cuda', 'xpu', 'mps'):
+        known = torch.amp.is_autocast_available(kind)
+        if known and torch.is_autocast_enabled(kind):
+            made.append(f'autocast {kind} {torch.get_autocast_dtype(kind)}')
+    return made
 
 
 def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
@@ -111,7 +137,7 @@ def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
     for number, call in enumerate(calls):
         if call is not None:
             walk.take(f'call {number}', call)
-    return fingerprint(*walk.parts)
+    return fingerprint(*walk.parts, *_settings())
 
 
 def fingerprint_any(value: Any) -> str:

@@ -504,6 +504,20 @@ def test_an_exact_certificate_is_proved_from_its_witness(tmp_path):
     assert coded(tmp_path, whole, witness) == 2
 
 
+@pytest.mark.parametrize('undirected', [False, True])
+@pytest.mark.parametrize('scenario', ['additions', 'both'])
+def test_additions_are_in_the_witness(tmp_path, scenario, undirected):
+    budget = torch.ones(12, dtype=torch.int64)
+    budget[3:5] = 0
+    threat = ThreatModel(
+        cycle(12), scenario, local_budget=budget, undirected=undirected
+    )
+    report = certify(torch.rand(12, 3).double(), threat)
+    report.proof.save(tmp_path / 'w.npz')
+    whole = json.loads(TrustReport.of(report).to_json())
+    assert coded(tmp_path, whole, tmp_path / 'w.npz') == 0
+
+
 @pytest.mark.parametrize(
     ('lie', 'code'),
     [
@@ -511,6 +525,8 @@ def test_an_exact_certificate_is_proved_from_its_witness(tmp_path):
         ({'max_local_budget': 2}, 1),
         ({'alpha': 0.9}, 1),
         ({'fixed_edges': 0}, 1),
+        ({'scenario': 'both'}, 1),
+        ({'scenario': 'additions'}, 1),
         ({'witness_digest': 'none: it was lost'}, 1),
     ],
 )

@@ -128,10 +128,36 @@ class Certificate(SpeaksOf, Report):
             np.array_equal(arrays['targets'], self.targets.numpy())
             and np.array_equal(arrays['reference'], self.reference.numpy())
             and self.num_robust == int(self.robust.sum())
+            and self._is_of(arrays)
         )
         if not same:
             return 'FAILS'
         return 'holds' if bool(found[self.robust].all()) else 'not proved'
+
+    def _is_of(self, arrays: dict[str, np.ndarray]) -> bool:
+        # Whether the fields promise what the witness is about. Self-loops
+        # that the model adds are no flips of its rows.
+        row = np.repeat(
+            np.arange(len(arrays['budget'])), np.diff(arrays['rowptr'])
+        )
+        kept = ~arrays['removable']
+        if self.self_loops:
+            kept &= row != arrays['col']
+        budget = self.local_budget.numpy()
+        least = arrays['budget'] < budget
+        absent, addable = pagerank.additions(arrays)
+        adds = self.scenario in ('additions', 'both')
+        return (
+            float(arrays['alpha']) == self.alpha
+            and int(arrays['K']) == (-1 if self.K is None else self.K)
+            and str(arrays['normalization']) == self.normalization
+            and str(arrays['dtype']) == self.dtype
+            and float(arrays['tolerance']) == self.tolerance
+            and len(budget) == len(arrays['budget'])
+            and (self.self_loops or not least.any())
+            and int(kept.sum()) <= self.fixed_edges
+            and not (adds and addable < absent)
+        )
 
     @property
     def margins(self) -> Tensor:

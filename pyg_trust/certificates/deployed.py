@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch_geometric.data import Data
 
 from pyg_trust import rng
@@ -244,9 +245,13 @@ class Deployed:
                 other = _drawn(graph, model.normalization == 'sym')
                 edges = torch.stack([other.row, other.col]).to(logits.device)
                 moved = _run(model, data, edges)
+                # And where somebody deploys it without 'no_grad'.
+                with torch.enable_grad():
+                    learnt = _logits(model, data)
         finally:
             for module, mode in modes:
                 module.training = mode
+        _check_plain(logits, moved[0], learnt)
         check_logits(logits, graph)
         made = cls(
             logits.cpu().double(),
@@ -260,11 +265,15 @@ class Deployed:
             before,
         )
         _check_scores(made, scores.cpu().double(), graph)
-        if not torch.equal(moved[0], logits):
-            raise ValueError(
-                "'model' needs the same logits at every call (got others "
-                'when it was called with another graph)'
-            )
+        for again, when in (
+            (moved[0], 'when it was called with another graph'),
+            (learnt, 'when gradients were enabled'),
+        ):
+            if not torch.equal(again, logits):
+                raise ValueError(
+                    "'model' needs the same logits at every call (got others "
+                    f'{when})'
+                )
         _check_scores(made, moved[1].cpu().double(), other)
         if identity(model) != before:
             raise ValueError(
@@ -290,15 +299,34 @@ def _run(
     model: PageRankDiffusion, data: Data, graph: Any
 ) -> tuple[Tensor, Tensor]:
     # The logits and the scores of all nodes.
+    logits = _logits(model, data)
+    if isinstance(model, LabelPropagation):
+        return logits, model(data.y, graph, data.get('train_mask'))
+    return logits, model(data.x, graph)
+
+
+def _logits(model: PageRankDiffusion, data: Data) -> Tensor:
     if isinstance(model, LabelPropagation):
         if data.get('y') is None:
             raise ValueError("'data' needs to have labels, 'y'")
-        mask = data.get('train_mask')
-        return model.logits(data.y, mask), model(data.y, graph, mask)
+        return model.logits(data.y, data.get('train_mask'))
     if data.get('x') is None:
         raise ValueError("'data' needs to have features, 'x'")
     assert isinstance(model, PPNP)
-    return model.logits(data.x), model(data.x, graph)
+    return model.logits(data.x)
+
+
+def _check_plain(*made: Tensor) -> None:
+    # A tensor of another class, or with attributes, can act by itself in the
+    # diffusion, and in what is compared here.
+    for logits in made:
+        if type(logits) not in (Tensor, Parameter) or vars(logits):
+            raise TypeError(
+                "'model' needs logits that are plain tensors, without "
+                f'attributes (got {type(logits).__name__}'
+                f'{", with attributes" if vars(logits) else ""}): '
+                'return logits.as_subclass(torch.Tensor)'
+            )
 
 
 def _check_scores(made: Deployed, scores: Tensor, graph: CSRGraph) -> None:

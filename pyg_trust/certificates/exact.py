@@ -165,7 +165,8 @@ def certify_pagerank(
         )
     nodes = torch.arange(threat.num_nodes)
     if targets is not None:
-        nodes = check_nodes('targets', targets, threat.num_nodes).cpu()
+        # Not the caller's, whose tensor may change after the report.
+        nodes = check_nodes('targets', targets, threat.num_nodes).cpu().clone()
     if not 0 <= check_number('tolerance', tolerance) < math.inf:
         raise ValueError(
             f"'tolerance' needs to be non-negative (got {tolerance})"

@@ -216,7 +216,7 @@ def certify_smoothed(
     size = len(graphs) if task == 'graphs' else int(graphs[0].num_nodes)
     index = torch.arange(size)
     if targets is not None:
-        index = check_nodes('targets', targets, size)
+        index = check_nodes('targets', targets, size).clone()
         if index.numel() == 0 or index.unique().numel() < index.numel():
             raise ValueError(
                 "'targets' needs to hold different ones, at least one "

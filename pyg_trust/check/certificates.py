@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel.pagerank import digest, prove
+from ..kernel.pagerank import additions, digest, prove
 from ..kernel.votes import bounds, level, radius, regions, stays
 from .answers import (
     FAILS,
@@ -362,6 +362,13 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
                 FAILS,
                 f'witness: {name} is {found!r}, {values[name]!r} is claimed',
             )
+    absent, addable = additions(arrays)
+    if values['scenario'] in ('additions', 'both') and addable < absent:
+        yield (
+            FAILS,
+            f'witness: {addable} of {absent} absent edges can be added, '
+            f'{values["scenario"]!r} is claimed',
+        )
     robust = count('num_robust', values['num_robust'])
     yield (
         HOLDS if robust <= proved else UNPROVED,

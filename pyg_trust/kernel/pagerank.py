@@ -101,7 +101,7 @@ def check(graphs: Graphs) -> int:
     edge, pair = rows(graphs) * n + col, pairs[0] * n + pairs[1]
     sound = (
         removable.dtype == bool
-        and bool((budget >= 0).all())
+        and bool(((budget >= 0) & (budget < 2**31)).all())
         and all(((x >= 0) & (x < n)).all() for x in (col, *pairs))
         and bool((np.diff(edge) > 0).all())
         and len(np.unique(pair)) == len(pair)
@@ -447,6 +447,7 @@ def margins(
     if (
         logits.ndim != 2
         or len(logits) != n
+        or logits.shape[1] < 2
         or (logits.shape[1] <= classes).any()
         or (classes < 0).any()
         or (witness is not None and witness.shape != (classes.shape[1], n))
@@ -573,3 +574,17 @@ def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
         *(found, classes, logits.shape[1], targets, reference),
         float(arrays['tolerance']),
     )
+
+
+def additions(arrays: dict[str, np.ndarray]) -> tuple[int, int]:
+    """How many edges between distinct nodes are absent, and may be added.
+
+    Args:
+        arrays (dict): as :func:`prove` has accepted them.
+    """
+    n = len(arrays['budget'])
+    row = np.repeat(np.arange(n), np.diff(arrays['rowptr']))
+    absent = n * (n - 1) - int((row != arrays['col']).sum())
+    if bool(arrays['all_pairs']):
+        return absent, absent
+    return absent, int((arrays['pairs'][0] != arrays['pairs'][1]).sum())

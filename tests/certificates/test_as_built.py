@@ -10,6 +10,8 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch.nn import Linear, Module
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
@@ -364,6 +366,131 @@ def test_an_encoder_that_looks_at_its_caller_is_noticed():
             return x.flip(1) if few else x
 
     refuses(PPNP(Peeks()), 'scores of node|same logits')
+
+
+class Sly(torch.Tensor):
+    """A tensor that turns the messages of a graph with one edge less."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.index_select and made.size(0) == 11:
+            return -100 * made
+        return made
+
+
+class MakesSly(Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Linear(3, 2)
+
+    def forward(self, x):
+        return self.inner(x).as_subclass(Sly)
+
+
+class Attaches(MakesSly):
+    def forward(self, x):
+        h = self.inner(x)
+        plain = h.index_select
+
+        def index_select(dim, index):
+            made = plain(dim, index)
+            return -100 * made if made.size(0) == 11 else made
+
+        h.index_select = index_select
+        return h
+
+
+@pytest.mark.parametrize('way', ['data', 'logits', 'attribute'])
+def test_logits_that_act_in_the_diffusion_are_refused(way):
+    # On cd9bfce: three nodes of six are robust, and change with an edge.
+    data, encoder = ring(), Linear(3, 2)
+    if way == 'data':
+        data.x = data.x.as_subclass(Sly)
+    else:
+        encoder = MakesSly() if way == 'logits' else Attaches()
+    refuses(PPNP(encoder, K=3), 'plain tensors', data)
+
+
+def test_logits_that_mind_gradients_are_refused():
+    # Whoever deploys it without 'no_grad' has another model.
+    class Minds(Module):
+        def forward(self, x):
+            return x.flip(1) if torch.is_grad_enabled() else x
+
+    refuses(PPNP(Minds()), 'when gradients were enabled')
+
+
+class Casts(Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Linear(3, 2)
+
+    def forward(self, x):
+        return self.inner(x).float()
+
+
+def test_autocast_makes_another_model():
+    data, model = ring(), PPNP(Casts()).eval()
+    threat = ThreatModel(data, local_budget=1)
+    with torch.autocast('cpu', torch.bfloat16):
+        short = certify(model, data, threat)
+        assert short.speaks_of(model)
+    plain = certify(model, data, threat)
+    assert not torch.equal(short.lower, plain.lower)
+    assert plain.speaks_of(model)
+    assert not short.speaks_of(model)
+
+
+def test_the_default_dtype_makes_another_model():
+    # Labels are diffused in it, with the roundoff that the report accounts
+    # for.
+    data, model = ring(), LabelPropagation(num_classes=2, K=3)
+    threat = ThreatModel(data, local_budget=1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        report = certify(model, data, threat)
+        assert report.dtype == 'float64'
+        assert report.speaks_of(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not report.speaks_of(model)
+    assert certify(model, data, threat).dtype == 'float32'
+
+
+class Flips(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made.flip(1) if func is torch.nn.functional.linear else made
+
+
+class Watches(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('mode', [Flips, Watches])
+def test_modes_of_the_process_are_refused(mode):
+    # On cd9bfce: certified are the flipped logits, deployed others.
+    data, model = ring(), made(PPNP)
+    threat = ThreatModel(data, local_budget=1)
+    report = certify(model, data, threat)
+    with mode(), pytest.raises(ValueError, match=mode.__name__):
+        certify(model, data, threat)
+    with mode(), pytest.raises(ValueError, match=mode.__name__):
+        report.speaks_of(model)
+    with torch.device('cpu'):
+        assert report.speaks_of(model)
+
+
+def test_a_report_keeps_its_targets():
+    # On cd9bfce: the report named whatever the caller's tensor held later.
+    data, targets = ring(), torch.tensor([2, 4])
+    report = certify(
+        made(PPNP), data, ThreatModel(data, local_budget=1), targets=targets
+    )
+    targets.fill_(0)
+    assert report.targets.tolist() == [2, 4]
 
 
 def test_what_is_the_users_own_stays():

@@ -1,10 +1,13 @@
 """What the kernel proves again from the witness of a certificate."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import Linear
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
 from pyg_trust.certificates import ThreatModel, Witness, certify
 from pyg_trust.check import check_report
@@ -205,3 +208,54 @@ def test_the_checker_proves_a_model_with_added_self_loops(tmp_path):
     found = check_report(tmp_path / 'trust.json', witness=tmp_path / 'w.npz')
     assert not [one for one in found if one.status == 'FAILS']
     assert [one for one in found if 'proved to stay' in one.text]
+
+
+def test_a_budget_that_overflows_proves_nothing():
+    # On ba488b9: no edge was added, and all eight nodes were proved.
+    nodes = torch.arange(8)
+    edge_index = to_undirected(torch.stack([nodes, (nodes + 1) % 8]))
+    logits = torch.tensor([[1.0, 0.0]]).repeat(8, 1).double()
+    logits[0, 1] = 2.5
+    report = certify(
+        logits,
+        ThreatModel(edge_index, 'additions', local_budget=0, num_nodes=8),
+    )
+    assert report.verify() == 'holds'
+    for budget in (1, 2**31 - 1):
+        changed = {'budget': np.full(8, budget), 'all_pairs': np.array(True)}
+        found = Witness({**report.proof.arrays, **changed}).prove()
+        assert not any(found)
+    changed['budget'] = np.full(8, 2**63 - 1)
+    with pytest.raises(ValueError, match='witness'):
+        Witness({**report.proof.arrays, **changed}).prove()
+
+
+def test_a_witness_of_one_class_is_none():
+    # On ba488b9: what has no other class was proved to stay.
+    report = certificate()
+    arrays = {
+        **report.proof.arrays,
+        'logits': report.proof.arrays['logits'][:, :1],
+        'classes': np.zeros((2, 0), dtype=np.int64),
+        'scores': np.zeros((0, 40)),
+    }
+    with pytest.raises(ValueError, match='witness'):
+        Witness(arrays).prove()
+
+
+@pytest.mark.parametrize(
+    'lie',
+    [
+        {'alpha': 0.9},
+        {'K': 2},
+        {'normalization': 'sym'},
+        {'dtype': 'float32'},
+        {'tolerance': 0.5},
+        {'local_budget': torch.full((40,), 7)},
+        {'fixed_edges': 0},
+        {'scenario': 'both'},
+    ],
+)
+def test_a_report_that_promises_more_than_its_witness_fails(lie):
+    # On ba488b9: it was said to hold.
+    assert dataclasses.replace(certificate(), **lie).verify() == 'FAILS'
