@@ -10,14 +10,19 @@ import json
 import random
 import time
 
+import numpy as np
 import pytest
 import torch
-from auditing import privacy
+from auditing import privacy, reworded
 from guarantees import MADE
 from procedures import classifier, cycle, dataset
 
 from pyg_trust.__main__ import main
+from pyg_trust.check import check_report
+from pyg_trust.check.prints import left_over
+from pyg_trust.check.tensors import Tensor
 from pyg_trust.functional import poisson_epsilon
+from pyg_trust.kernel.accounting import judge, judge_mu
 from pyg_trust.kernel.claims import digest
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import TrustReport
@@ -349,3 +354,186 @@ def test_infinite_budgets_are_texts_and_stay(tmp_path):
     whole = as_json(privacy(target_epsilon=None))
     assert whole['guarantees'][0]['budget']['epsilon'] == 'inf'
     assert checked(tmp_path, whole) == 0
+
+
+# Fields of another promise ###################################################
+
+NO_COST = {
+    'mechanism': None,
+    'epsilon': 0.0,
+    'mu': 0.0,
+    'mu_encoder': 0.0,
+    'mu_aggregation': 0.0,
+    'mu_head': 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ('fields', 'wanted'),
+    [
+        # Steps at the price of releases without cost.
+        (NO_COST, OPEN),
+        # A unit that is there or not costs less than one that is replaced,
+        # of which the sentence speaks.
+        (
+            {
+                'mechanism': 'pld_poisson',
+                'relation': 'add-or-remove-one-record',
+                'epsilon': 0.5
+                * poisson_epsilon([(4.0, 0.05, 6)], 1e-5, 'replace'),
+                'lam': 4.0,
+            },
+            FAILED,
+        ),
+        # It tells of a ledger and names none.
+        ({'ledger_head': ''}, OPEN),
+        ({'sampling': 'poisson'}, FAILED),
+        (
+            {
+                'sample_rates': [[1.0, 6]],
+                'account': [[1e3, 1.0, 6]],
+                'noise_multiplier': 1e6,
+                'lam': 5e5,
+            },
+            FAILED,
+        ),
+    ],
+)
+def test_training_is_not_weighed_as_something_else(tmp_path, fields, wanted):
+    whole = reworded(as_json(privacy(**fields)))
+    assert checked(tmp_path, whole) == wanted
+
+
+def test_sums_are_not_weighed_as_steps(certificates, tmp_path):
+    whole = certificates('AggregationReport')
+    each = whole['guarantees'][0]
+    values = {**privacy().values, **each['values'], 'seeded': False}
+    values.update(mu=5.0, mu_aggregation=5.0)
+    each['values'] = json.loads(json.dumps(values))
+    assert checked(tmp_path, reworded(whole)) == FAILED
+
+
+def test_a_ledger_of_another_procedure_checks_nothing(tmp_path, certificates):
+    whole = as_json(privacy(ledger_head='0' * 64))
+    state = certificates('NodeUnlearnReport')
+    whole['guarantees'] += state['guarantees']
+    whole = reworded(whole)
+    path = tmp_path / 'trust.json'
+    whole['digest'] = digest(whole)
+    path.write_text(json.dumps(whole))
+    (tmp_path / 'ledger').write_text(of_ledger())
+    found = [
+        str(each)
+        for each in check_report(path, ledger=tmp_path / 'ledger')
+        if '1. private training: ledger' in str(each)
+    ]
+    assert len(found) == 1
+    assert found[0].startswith('not checked')
+
+
+def of_ledger():
+    model = NodeClassifier(lam=0.1, levels=2).fit(cycle(40))
+    model.remove(RemovalRequest(nodes=[20]))
+    return json.dumps(model.ledger.state_dict())
+
+
+# Votes that nobody cast ######################################################
+
+
+@pytest.mark.parametrize('which', ['VoteCertificate', 'PoisonCertificate'])
+@pytest.mark.parametrize('row', ['no runner-up', 'less than none'])
+def test_votes_that_nobody_cast_fail(certificates, tmp_path, which, row):
+    whole = certificates(which)
+    values = whole['guarantees'][0]['values']
+    votes = values.get('views', values.get('num_shards'))
+    top, second = (1, -1) if row == 'no runner-up' else (votes, 1)
+    rest = votes - top - max(second, 0)
+    values['tallies'] = [[values['targets'], top, second, -1, rest]]
+    values['certified'] = {'0': values['targets']}
+    assert checked(tmp_path, reworded(whole)) == FAILED
+
+
+def test_answers_at_changes_of_which_nothing_stays_fail(
+    certificates, tmp_path
+):
+    whole = certificates('SmoothedCertificate')
+    values = whole['guarantees'][0]['values']
+    values['answered']['edges_added_9_deleted_9'] = 12
+    assert checked(tmp_path, reworded(whole)) == FAILED
+
+
+@pytest.mark.parametrize(
+    'fields', [{'scenario': 'any edge'}, {'scenario': 'both '}]
+)
+def test_a_scenario_of_another_name_fails(certificates, tmp_path, fields):
+    whole = certificates('Certificate')
+    whole['guarantees'][0]['values'].update(fields)
+    assert checked(tmp_path, reworded(whole)) == FAILED
+
+
+# Names #######################################################################
+
+
+@pytest.mark.parametrize(
+    'part',
+    [{'nodes': ['3']}, {'node': [3]}, {'nodes': [3.5]}, {'edges': [['0', 1]]}],
+)
+def test_a_name_that_no_graph_can_have_is_not_called_gone(part):
+    edges = Tensor('torch.int64', np.array([[0, 1], [1, 0]]))
+    with pytest.raises(ValueError, match="'request'"):
+        list(left_over({'edge_index': edges, 'num_nodes': 5}, part, ''))
+
+
+def test_a_number_of_nodes_takes_no_memory():
+    edges = Tensor('torch.int64', np.array([[0, 1], [1, 0]]))
+    graph = {'edge_index': edges, 'num_nodes': 10**15}
+    assert list(left_over(graph, {'nodes': [7]}, '')) == ['node 7']
+
+
+# Time ########################################################################
+
+
+@pytest.mark.parametrize(
+    ('law', 'lines', 'epsilon'),
+    [
+        ('replace', [(1e-3, 0.1, 5)], 1.0),
+        ('replace', [(0.3 + 0.01 * i, 0.9, 1) for i in range(8)], 200.0),
+    ],
+)
+def test_steps_that_take_long_are_not_proved_soon(law, lines, epsilon):
+    start = time.process_time()
+    assert judge(law, lines, epsilon, 1e-5) == 'not proved'
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.slow
+def test_a_billion_billion_steps_are_not_proved_soon():
+    start = time.process_time()
+    assert judge('wor', [(1, 0.5, 10**18)], 1.0, 0.5) == 'not proved'
+    assert time.process_time() - start < 60
+
+
+@pytest.mark.parametrize('epsilon', [1e6, 1e300])
+def test_a_huge_epsilon_is_not_proved_soon(epsilon):
+    assert judge_mu(1, epsilon, 1e-5) == 'not proved'
+
+
+@pytest.mark.parametrize('name', ['samples', 'changes'])
+def test_votes_that_take_long_are_not_proved_soon(
+    certificates, tmp_path, name
+):
+    whole = certificates('SmoothedCertificate')
+    values = whole['guarantees'][0]['values']
+    values['seeded'] = False
+    if name == 'samples':
+        values['num_samples'] = 10**8
+        for row in values['tallies']:
+            row[1:4] = [6 * 10**7, 4 * 10**7, 0]
+    else:
+        values['certified'] = {'edges_added_999_deleted_999': 0}
+        values['answered'] = {}
+        for row in values['tallies']:
+            row[4:] = [1000] * len(row[4:])
+    start = time.process_time()
+    assert checked(tmp_path, reworded(whole)) in (FAILED, OPEN)
+    assert time.process_time() - start < 10

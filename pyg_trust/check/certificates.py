@@ -24,6 +24,9 @@ from .answers import (
     count,
 )
 
+_SCENARIOS = ('removals', 'additions', 'both', 'explicit')
+# Seconds of sums over votes, and of patterns of flipped bits.
+_SUMS, _PATTERNS = 10**12, 2 * 10**6
 _BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
 
 
@@ -123,7 +126,13 @@ def _smoothed_counts(
 ) -> Said:
     tolerance = amount('tolerance', values['tolerance'])
     alpha = float(values['alpha'])
+    for name in set(values['answered']) - set(values['certified']):
+        yield FAILS, f'{name}: they are answered, and nothing is certified'
     known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
+    pairs, patterns = {(row[1], row[2]) for row in rows}, 0
+    if len(pairs) * samples**2 > _SUMS:
+        yield UNPROVED, f'how many stay: {samples} votes are too many to sum'
+        return
     for _, top, runner_up, *_ in rows:
         if (top, runner_up) not in known:
             known[top, runner_up] = bounds(
@@ -143,6 +152,12 @@ def _smoothed_counts(
             groups.setdefault(_changes(values, row, kind, budget), []).append(
                 row
             )
+        for changes in groups:
+            flipped = [n for change in changes for n in change[:2]]
+            patterns += math.prod(n + 1 for n in flipped) * (1 + sum(flipped))
+        if patterns > _PATTERNS:
+            yield UNPROVED, f'{name}: there are too many patterns of changes'
+            return
         for changes, part in groups.items():
             made = regions(changes)
             stay = {
@@ -259,6 +274,9 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
         yield FAILS, f'there are votes of {counted} targets, not of {total}'
     for _, top, earlier, later, rest in rows:
         voted = top + max(earlier, 0) + max(later, 0) + rest
+        if min(top, rest) < 0 or (rest and max(earlier, later) <= 0):
+            yield FAILS, f'no votes make {top, earlier, later, rest}'
+            return
         if voted != views:
             yield FAILS, f'{voted} votes were counted, {views} are claimed'
             return
@@ -308,6 +326,8 @@ def _exact(each: Stated) -> Said:
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
+    if values['scenario'] not in _SCENARIOS:
+        yield FAILS, f'{values["scenario"]!r} is no scenario'
     digest = str(values.get('witness_digest', 'none'))
     if len(digest) != 64:
         yield (
@@ -353,6 +373,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         'alpha': float(arrays['alpha']),
         'K': None if steps < 0 else steps,
         'normalization': str(arrays['normalization']),
+        'dtype': str(arrays['dtype']),
         'max_local_budget': int(arrays['budget'].max(initial=0)),
         'fixed_edges': int((arrays['removable'] == 0).sum()),
     }
@@ -362,6 +383,10 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
                 FAILS,
                 f'witness: {name} is {found!r}, {values[name]!r} is claimed',
             )
+    if len(set(arrays['targets'].tolist())) < total:
+        yield FAILS, 'witness: a target is there twice'
+    if count('num_broken', values['num_broken']) > total - proved:
+        yield FAILS, f'witness: {proved} of {total} can not be broken'
     absent, addable = additions(arrays)
     if values['scenario'] in ('additions', 'both') and addable < absent:
         yield (
@@ -375,7 +400,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         f'witness: {proved} of {total} are proved to stay, {robust} are '
         'claimed',
     )
-    if values['model_digest']:
+    if values['model_digest'] or each.model:
         yield (
             UNKNOWN,
             'witness: that its logits and edges are those of model and data: '

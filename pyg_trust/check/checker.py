@@ -40,7 +40,7 @@ from .answers import (
     same,
 )
 from .certificates import check_certificate, check_witness, read_witness
-from .epsilon import LAWS, check_epsilon, proved, together
+from .epsilon import LAWS, SUMS, check_epsilon, proved, together
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
 
@@ -137,11 +137,15 @@ def _named(each: Stated) -> dict[str, bool]:
     values = each.values
     removed = each.kind == 'removal' and 'request' in values
     return {
-        'ledger': bool(values.get('ledger_head')),
+        'ledger': values.get('ledger_head') is not None,
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
-        'witness': len(str(values.get('witness_digest', ''))) == 64,
+        'witness': _is_digest(values.get('witness_digest')),
     }
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64
 
 
 def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
@@ -269,7 +273,9 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
         return
     header = lines.bodies[0] if lines.bodies else {}
     releases = header.get('mechanism') == 'gaussian'
-    if each.kind != 'privacy' or ('mu' in each.values) != releases:
+    if each.kind != 'privacy' or (each.procedure == SUMS) != releases:
+        if each.values.get('ledger_head') is not None:
+            yield UNKNOWN, 'ledger: the file is of another procedure'
         return
     yield removals.unbroken(lines)
     yield from _check_header(each, header)
@@ -314,7 +320,7 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
     for z, q in steps:
         pair = number('spent', z, above=0.0), number('spent', q, above=0.0)
         counts[pair] = counts.get(pair, 0) + 1
-    wanted = values.get('steps', values.get('releases'))
+    wanted = values.get('releases' if each.procedure == SUMS else 'steps')
     yield (
         HOLDS if len(steps) == wanted else FAILS,
         f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
@@ -324,10 +330,10 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
         amount('epsilon', body.get('epsilon', 0.0)) for body in bodies
     )
     lines = [(z, q, n) for (z, q), n in counts.items()]
-    mechanism, status = values.get('mechanism'), UNPROVED
-    if mechanism in LAWS:
+    status = UNPROVED
+    if each.procedure != SUMS and values.get('mechanism') in LAWS:
         status = proved(each, lines, claimed, delta)
-    elif mechanism is None:
+    elif each.procedure == SUMS:
         # A release counts as a step at rate 1 with noise of 2 / mu.
         spent = together(2 / z for z, _, n in lines for _ in range(n))
         status = judge_mu(spent, claimed, delta)
@@ -373,7 +379,9 @@ def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
 
 def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
     fields = each.values.get('data_fields')
-    if each.data and isinstance(fields, list):
+    if each.data and fields:
+        if not isinstance(fields, list):
+            raise ValueError("'data_fields' needs to be a list")
         alike = fingerprint_data(list(graphs.values()), fields) == each.data
         yield (
             HOLDS if alike else FAILS,

@@ -27,6 +27,9 @@ MOST = 8
 # The distribution of losses that an accountant bounds.
 LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
 _EGOS = 'rdp_fdp'
+SUMS = 'private aggregation'
+# The one relation whose sentence speaks of somebody who is there or not.
+_AWAY = 'add-or-remove-one-graph'
 
 
 def check_epsilon(each: Stated) -> Said:
@@ -39,7 +42,7 @@ def check_epsilon(each: Stated) -> Said:
         iterator: a status and a text for everything that was looked at.
     """
     mechanism = each.values.get('mechanism')
-    if mechanism is None and 'mu' in each.values:
+    if each.procedure == SUMS:
         yield from _of_releases(each)
         return
     if mechanism not in (*LAWS, _EGOS):
@@ -53,7 +56,7 @@ def check_epsilon(each: Stated) -> Said:
     claimed = number('epsilon', each.values['epsilon'])
     delta = number('delta', each.values['delta'], above=0.0)
     pure = amount('pure_epsilon', each.values['pure_epsilon'])
-    searched = 'mean_runs' in each.values
+    searched = each.procedure != 'private training'
     status = UNPROVED
     if mechanism != _EGOS:
         status = proved(each, lines, claimed - pure, delta)
@@ -109,8 +112,7 @@ def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
     """
     law = LAWS[each.values['mechanism']]
     if law == 'coins':
-        relation = str(each.values.get('relation'))
-        away = relation.startswith('add-or-remove')
+        away = each.values.get('relation') == _AWAY
         law = 'withdraw' if away else 'replace'
     few = _fewer(lines)
     status = _judged(law, tuple(_exact(each, few, law)), claimed, delta)
@@ -172,11 +174,15 @@ def _steps(each: Stated, lines: Lines) -> Said:
         yield FAILS, 'the rates are not those of the recorded steps'
     size = count('batch_size', values['batch_size'], 1)
     drawn = values['mechanism'] != 'pld_poisson'
+    if drawn and 'poisson' in str(values['sampling']).casefold():
+        yield FAILS, f'sampling: {values["mechanism"]} is not for coins'
     if drawn and not all(_is_share(size, q) for _, q, _ in lines):
         yield FAILS, f'a rate is not that of {size} units out of some'
     # A release beside the training is at rate 1, with noise of its own.
     noise = number('noise_multiplier', values['noise_multiplier'])
     other = [z for z, q, _ in lines if q < 1 and not same(z, noise)]
+    if not other and not any(same(z, noise) for z, *_ in lines):
+        other = [z for z, *_ in lines]
     if other:
         yield (
             FAILS,
@@ -184,7 +190,7 @@ def _steps(each: Stated, lines: Lines) -> Said:
         )
     if 'lam' in values:
         rows = count('units_per_row', values.get('units_per_row', 1), 1)
-        away = str(values.get('relation')).startswith('add-or-remove')
+        away = values.get('relation') == _AWAY
         made = noise / (rows * (1 if away else 2))
         if not same(values['lam'], made):
             yield (

@@ -12,6 +12,8 @@ import numpy as np
 
 from .tensors import Sparse, Tensor
 
+# What a request removes of a graph, by kind.
+_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 
@@ -118,8 +120,15 @@ def left_over(
         where (str): is put behind every finding.
     """
     names = graph.get('n_id')
-    ids = range(num_nodes(graph)) if names is None else names.array.tolist()
-    there = {v: row for row, v in enumerate(ids)}
+    ids = [*part.get('nodes', ()), *part.get('features', ())]
+    for pair in (*part.get('edges', ()), *part.get('directed_edges', ())):
+        ids += pair
+    if any(type(v) is not int for v in ids) or set(part) - _PARTS:
+        raise ValueError(f"'request' needs to hold names (got {part!r})")
+    if names is None:
+        there = {v: v for v in ids if v in range(num_nodes(graph))}
+    else:
+        there = {v: row for row, v in enumerate(names.array.tolist())}
     for v in part.get('nodes', ()):
         if v in there:
             yield f'node {v}{where}'

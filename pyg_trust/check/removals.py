@@ -166,6 +166,8 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
         budget (float): what each may spend.
     """
     if each.kind != 'removal' or 'request' not in each.values:
+        if each.values.get('ledger_head') is not None:
+            yield UNKNOWN, 'ledger: the file is of another procedure'
         return
     request, budget = requests(each.values), amount('budget', budget)
     yield unbroken(chain)

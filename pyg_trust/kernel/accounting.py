@@ -90,7 +90,10 @@ B = P + 160  # bits of what it is a function of
 UNIT = 10**36  # one, of a mass
 WIDTH = 84  # digits of a sum of products of masses
 GRIDS = (8, 10, 12, 14)  # h = 2^-8, ...
-MOST = 50_000  # points of a grid: finer ones take minutes
+MOST = 50_000  # points of all grids: finer ones take minutes
+WORK = 1_000_000  # points of all convolutions, likewise
+LARGEST = 10_000  # epsilon: e^epsilon has so many bits, and half again
+LEAST = Fraction(1, 32)  # noise on coins, of which e^(1 / z^2) has as many
 
 
 def up(a: int, b: int) -> int:
@@ -384,8 +387,12 @@ def composed(
 ) -> Masses:
     """The masses of all steps together, by repeated squaring."""
     total: Masses = [UNIT], 0, 0
+    work = 0
     for base, count in steps:
         while count:
+            work += len(total[0]) + len(base[0])
+            if work > WORK:
+                raise OverflowError('the convolutions take minutes')
             if count & 1:
                 total = convolved(total, base, cut, rounding)
             count >>= 1
@@ -448,6 +455,8 @@ def judge_mu(mu2: Fraction, epsilon: float, delta: float) -> str:
         return FAILS
     if mu2 == 0:
         return HOLDS
+    if claim > LARGEST:
+        return NOT_PROVED
     p = P + goal.denominator.bit_length()
     lo, hi = gaussian_delta(Fraction(mu2), claim, p)
     if Fraction(hi, 1 << p) <= goal:
@@ -480,6 +489,8 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
         moved = 1 if law == 'withdraw' else 2
         mu2 = sum((n * (moved / z) ** 2 for z, _, n in exact), Fraction(0))
         return judge_mu(mu2, epsilon, delta)
+    if law == 'replace' and any(z < LEAST for z, *_ in exact):
+        return NOT_PROVED
     for h in GRIDS:
         laws = ('withdraw', 'exchanged') if law == 'withdraw' else (law,)
         found = [_settle(one, exact, claim, goal, h) for one in laws]
@@ -499,14 +510,18 @@ def _settle(
 ) -> str:
     many = sum(n for _, _, n in lines)
     cut = int(delta * ONE) // (many << 36)
-    if any(
-        last - first > MOST
-        for first, last in (ends(law, q, z, h, cut) for z, q, _ in lines)
-    ):
-        return NOT_PROVED
+    size = 0
+    for z, q, _ in lines:
+        first, last = ends(law, q, z, h, cut)
+        size += last - first
+        if size > MOST:
+            return NOT_PROVED
     for masses, rounding in ((above, 1), (below, 0)):
         steps = [(masses(law, q, z, h, cut), n) for z, q, n in lines]
-        total = composed(steps, int(delta * UNIT) >> 40, rounding)
+        try:
+            total = composed(steps, int(delta * UNIT) >> 40, rounding)
+        except OverflowError:
+            return NOT_PROVED
         found = delta_of(total, epsilon, h, rounding)
         if rounding and found <= delta:
             return HOLDS
