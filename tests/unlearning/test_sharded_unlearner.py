@@ -854,6 +854,24 @@ def test_removals_that_can_not_be():
     assert same(before, snapshot(unlearner))
 
 
+def test_the_only_node_of_the_largest_label_does_not_leave_it_behind():
+    # It is not trained on, but the number of outputs would tell its label.
+    data = make_data()
+    data.y = data.y.clamp(max=1)
+    node = int(data.test_mask.nonzero()[0])
+    data.y[node] = 2
+    unlearner = make().fit(data)
+    before = snapshot(unlearner)
+    request = RemovalRequest(nodes=[node])
+    for call in (unlearner.plan, unlearner.remove, unlearner.enqueue):
+        with pytest.raises(ValueError, match="'num_classes' to allow"):
+            call(request)
+        assert same(before, snapshot(unlearner))
+    told = make(num_classes=CLASSES).fit(data)
+    told.remove(request)
+    assert told.verify().ok
+
+
 def changed(**values):
     data = make_data()
     for name, value in values.items():
