@@ -172,7 +172,8 @@ def test_no_line_tells_how_far_the_weights_were_from_those_of_what_remains():
         line = model.ledger.entries[-1]
         lines.add((line.action, line.spent))
         assert report.bound / report.budget * budget <= line.spent
-    assert len(steps) > 1 and len(residuals) > 2
+    assert len(steps) > 1
+    assert len(residuals) > 2
     assert len(lines) == 1
 
 
