@@ -872,6 +872,31 @@ def test_the_only_node_of_the_largest_label_does_not_leave_it_behind():
     assert told.verify().ok
 
 
+@pytest.mark.parametrize('kind', ['tensor', 'list'])
+def test_a_file_does_not_tell_which_shard_a_removed_node_was_given(
+    tmp_path, kind
+):
+    def given(guess):
+        shard = torch.arange(TRAIN) % SHARDS
+        shard[7] = guess
+        if kind == 'tensor':
+            return shard
+        return [(shard == s).nonzero().view(-1) for s in range(SHARDS)]
+
+    data, kept = make_data(), []
+    for guess in (0, 1):
+        unlearner = make(partition=given(guess)).fit(data)
+        unlearner.remove(RemovalRequest(nodes=[7]))
+        unlearner.save(tmp_path / str(guess))
+        kept.append(unlearner.state_dict()['partition'])
+    assert kept[0] == kept[1]
+    again = make(partition=given(1)).load(tmp_path / '1')
+    assert same(snapshot(again), snapshot(unlearner))
+    assert again.verify().ok
+    with pytest.raises(ValueError, match="state's partition is another"):
+        make().load(tmp_path / '1')
+
+
 def changed(**values):
     data = make_data()
     for name, value in values.items():
