@@ -119,7 +119,12 @@ def unit_rows(x: Tensor) -> Any:
     bad = ~np.isfinite(made).all(1)
     largest = np.abs(values).max(1, initial=0.0)
     unit = values / np.where(largest > 0, largest, 1.0)[:, None]
-    unit /= np.maximum(np.sqrt(np.square(unit).sum(1)), 1.0)[:, None]
+    # In the order of the columns, as above: which of the two ways it is may
+    # hang on one row, and is to change no bit of another.
+    squares = np.zeros(made.shape[0])
+    for column in unit.T:
+        squares += column * column
+    unit /= np.maximum(np.sqrt(squares), 1.0)[:, None]
     unit[bad] = 0.0
     return unit * (1 - MARGIN)
 

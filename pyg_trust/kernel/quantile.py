@@ -69,7 +69,7 @@ def weights(
     step = epsilon / (2 * sensitivity)
     # Up: by more than the exponential of a float is off.
     ratio = math.exp(-step) * (1 + 2.0**-48)
-    a = min(math.ceil(ratio * 2**_BITS), 2**_BITS)
+    a = max(1, min(math.ceil(ratio * 2**_BITS), 2**_BITS))
     most = min(n, math.ceil(64 / step))
     rank = round(share * n)
     below = np.searchsorted(np.sort(values), answers, side='left')

@@ -215,8 +215,13 @@ def strangers(
         items (set): of the graph that remains.
         division (Division): of its training nodes.
     """
-    wrong = {
-        where: set(had) ^ seen(items, division, *where)
-        for where, had in trained.items()
-    }
+    at_home: dict[tuple[int, int] | None, set[Item]] = {}
+    for item in items:
+        at_home.setdefault(home(item, division), set()).add(item)
+    wrong = {}
+    for (shard, stage), had in trained.items():
+        stages = (at_home.get((shard, t), set()) for t in range(stage + 1))
+        wrong[shard, stage] = set(had).symmetric_difference(
+            set().union(*stages)
+        )
     return {where: items for where, items in wrong.items() if items}

@@ -609,9 +609,10 @@ class NodeClassifier(Saving, EditedInPlace):
             secure=model.secure and self._seed is None,
             transcript=model.transcript + spent**2,
         )
-        # The residual was measured, or bounded, in full.
+        # The residual was measured, or bounded, in full. After how many steps
+        # is nothing for a line that stays: it tells what was removed.
         ledger.record(
-            action if action in ('refine', 'retrain') else 'measured',
+            'retrain' if action == 'retrain' else 'measured',
             spent,
             request,
             new.sealed,

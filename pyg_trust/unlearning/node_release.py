@@ -254,7 +254,8 @@ class Releasing:
         # What steps aim at: most releases spend a small part of the budget,
         # their grid included.
         share = 1 - self._grid(data) / (PART * self.budget)
-        return PART * max(share, 0.5) * self._limit(data)
+        # By what rounding may add, below what the account has for them.
+        return PART * max(share, 0.5) * (1 - 2.0**-40) * self._limit(data)
 
     def _grid(self, data: NodeState) -> float:
         # What the grid of a release adds, in units of the budget.
@@ -271,12 +272,18 @@ class Releasing:
         return size + self.budget * self.release_std
 
     def _spent(self, data: NodeState, bound: float) -> float:
-        # In units of the budget. Rounded up, so that the ledger says little
-        # of the data, and the same for all releases that meet the goal.
-        spent = bound * self.budget / self._limit(data) + self._grid(data)
+        # In units of the budget. The same for all releases that meet the goal,
+        # and rounded up for others, so that the ledger says little of the
+        # data: where in between a residual lies tests guesses of them.
+        limit, grid = self._limit(data), self._grid(data)
+        spent = bound * self.budget / limit + grid
         if spent > self.budget:
             return spent
-        return min(max(PART * self.budget, coarse(spent)), self.budget)
+        goal = self._goal(data) * self.budget / limit + grid
+        least = PART * self.budget
+        # Of a coarse grid it is more than that, by public numbers.
+        least = least if goal <= least else coarse(goal)
+        return min(least if spent <= goal else coarse(spent), self.budget)
 
     def _bound(self, model: Model) -> float:
         # The residual that the ledger allows.

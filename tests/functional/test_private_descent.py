@@ -149,6 +149,30 @@ def test_rows_have_norm_one(layout):
     assert np.linalg.norm(made, axis=1).max() <= 1
 
 
+def test_a_row_of_another_changes_no_bit_of_a_row():
+    # A row beside full ones is kept dense, by itself sparse. Its first entry
+    # was chosen so that the order of four squares moves an integer.
+    x = torch.zeros(1, 60, dtype=torch.float64)
+    for place, value in (
+        (13, '0x1.337d11dd20f28p-3'),
+        (18, '0x1.9de5182c1f1c4p-1'),
+        (51, '0x1.4300bca7f0748p-2'),
+        (15, '0x1.c7157cab6ccf6p-1'),
+    ):
+        x[0, place] = float.fromhex(value)
+    alone = unit_rows(x)
+    beside = unit_rows(torch.cat([x, torch.ones(9, 60).double()]))
+    assert scipy.sparse.issparse(alone)
+    assert isinstance(beside, np.ndarray)
+    assert (alone.toarray() == beside[:1]).all()
+    whole = whole_rows(4 * beside)[:1]
+    assert (whole_rows(4 * alone).toarray() == whole).all()
+    many = torch.randn(50, 200, dtype=torch.float64)
+    many = torch.nn.functional.dropout(many, 0.95)
+    full = torch.cat([many, torch.ones(50, 200).double()])
+    assert (unit_rows(many).toarray() == unit_rows(full)[:50]).all()
+
+
 def test_noise_is_drawn_once_a_step_and_has_its_deviation():
     counted = Counted()
     x = np.eye(4)

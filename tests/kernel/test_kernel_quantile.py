@@ -91,3 +91,14 @@ def test_the_ends_are_answers_and_the_integers_stay_short():
     assert max(made).bit_length() <= 33 * 128
     # Weights fall by e^-64, and no farther.
     assert 63.9 < math.log(Fraction(max(made), 1) / min(made)) + 64 < 64.1
+
+
+@pytest.mark.parametrize('epsilon', [700.0, 1e4, 1e300])
+def test_an_epsilon_whose_exponential_is_0_leaves_every_answer(epsilon):
+    # All candidates are far from the quantile: the draw has to end.
+    values = np.array([1.0, 1.0, 5.0, 5.0, 5.0, 5.0])
+    answers = np.array([1.0, 2.0, 9.0])
+    made = quantile.weights(values, 0.5, epsilon, answers, 1)
+    assert min(made) > 0
+    source = np.random.default_rng(0).bytes
+    assert 0 <= quantile.pick(made, source) < 3

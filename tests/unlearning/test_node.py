@@ -954,7 +954,10 @@ def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
             assert same(seen(model), before)
             continue
         report = model.remove(request)
-        assert report.action == model.ledger.entries[-1].action == how
+        assert report.action == how
+        # How far steps had to go tells what was removed: no line says it.
+        kind = 'retrain' if how == 'retrain' else 'measured'
+        assert model.ledger.entries[-1].action == kind
         assert model.verify().ok
 
 

@@ -158,6 +158,25 @@ def test_a_guess_is_not_nearer_than_another(tmp_path, name):
     assert min(near) > 1e-5
 
 
+def test_no_line_tells_how_far_the_weights_were_from_those_of_what_remains():
+    # Of guesses of what node 7 held, some leave a residual just below the
+    # goal and some far below it, after no step or after many.
+    steps, residuals, lines = set(), set(), set()
+    for guess in (0.0, 1e-9, 0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 9.0, 20.0, 50.0):
+        model = NodeClassifier(lam=0.05, release_std=1e-2)
+        model.fit(community(guess))
+        budget = model.budget
+        report = model.remove(RemovalRequest(nodes=[7]))
+        steps.add(report.iterations)
+        residuals.add(math.ceil(math.log2(report.bound / report.budget)))
+        line = model.ledger.entries[-1]
+        lines.add((line.action, line.spent))
+        assert report.bound / report.budget * budget <= line.spent
+    assert len(steps) > 1
+    assert len(residuals) > 2
+    assert len(lines) == 1
+
+
 def test_files_do_not_tell_the_order_of_removals(tmp_path):
     requests = [
         {'nodes': [7]},

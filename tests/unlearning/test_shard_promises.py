@@ -363,3 +363,25 @@ def test_a_hash_partition_takes_fewer_nodes_than_shards():
     assert len(unlearner.report().empty) >= 1
     assert unlearner.verify().ok
     assert isinstance(unlearner.data, Data)
+
+
+def test_a_division_that_looks_at_more_than_names_is_found(monkeypatch):
+    # The kernel divides the names again: a node in another shard is noticed
+    # though weights, keys and digests all agree with one another.
+    from pyg_trust.unlearning.shards import building
+
+    honest = building.hash_partition
+
+    def crowded(names, num_shards, **options):
+        return (honest(names, num_shards, **options) + 1) % num_shards
+
+    data = graph()
+    unlearner = make().fit(data)
+    assert unlearner.verify(shards=[]).ok
+    monkeypatch.setattr(building, 'hash_partition', crowded)
+    unlearner = make().fit(data)
+    found = unlearner.verify(shards=[])
+    assert not found.ok
+    assert not found.differing
+    assert found.keys_match
+    assert any('that it should not' in line for line in found.leftovers)

@@ -854,6 +854,49 @@ def test_removals_that_can_not_be():
     assert same(before, snapshot(unlearner))
 
 
+def test_the_only_node_of_the_largest_label_does_not_leave_it_behind():
+    # It is not trained on, but the number of outputs would tell its label.
+    data = make_data()
+    data.y = data.y.clamp(max=1)
+    node = int(data.test_mask.nonzero()[0])
+    data.y[node] = 2
+    unlearner = make().fit(data)
+    before = snapshot(unlearner)
+    request = RemovalRequest(nodes=[node])
+    for call in (unlearner.plan, unlearner.remove, unlearner.enqueue):
+        with pytest.raises(ValueError, match="'num_classes' to allow"):
+            call(request)
+        assert same(before, snapshot(unlearner))
+    told = make(num_classes=CLASSES).fit(data)
+    told.remove(request)
+    assert told.verify().ok
+
+
+@pytest.mark.parametrize('kind', ['tensor', 'list'])
+def test_a_file_does_not_tell_which_shard_a_removed_node_was_given(
+    tmp_path, kind
+):
+    def given(guess):
+        shard = torch.arange(TRAIN) % SHARDS
+        shard[7] = guess
+        if kind == 'tensor':
+            return shard
+        return [(shard == s).nonzero().view(-1) for s in range(SHARDS)]
+
+    data, kept = make_data(), []
+    for guess in (0, 1):
+        unlearner = make(partition=given(guess)).fit(data)
+        unlearner.remove(RemovalRequest(nodes=[7]))
+        unlearner.save(tmp_path / str(guess))
+        kept.append(unlearner.state_dict()['partition'])
+    assert kept[0] == kept[1]
+    again = make(partition=given(1)).load(tmp_path / '1')
+    assert same(snapshot(again), snapshot(unlearner))
+    assert again.verify().ok
+    with pytest.raises(ValueError, match="state's partition is another"):
+        make().load(tmp_path / '1')
+
+
 def changed(**values):
     data = make_data()
     for name, value in values.items():

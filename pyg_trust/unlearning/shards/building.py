@@ -25,6 +25,7 @@ from pyg_trust.functional.partition import (
     partition_from_lists,
     shard_sizes,
 )
+from pyg_trust.kernel import shards as kernel
 from pyg_trust.ledger import (
     RemovalLedger,
 )
@@ -355,6 +356,35 @@ class Building(Stateful):
             parts[shard] = part
         return parts
 
+    def _strangers(self, state: State) -> tuple[str, ...]:
+        # What a stage is trained on, beside what the kernel says it may see.
+        data, given = state.data, self._shards(state.partition)
+        training = data.shard >= 0
+        names = data.n_id[training].tolist()
+        shares = [share for share, _ in self.recipe.slices] or [1.0]
+        key = given.seed if isinstance(given, Shards) and given.exact else 0
+        division = kernel.divided(
+            names, self.num_shards, key, shares, self._slice_seed
+        )
+        if not (isinstance(given, Shards) and given.exact):
+            shard = data.shard[training].tolist()
+            division = division._replace(
+                shard=dict(zip(names, shard, strict=True))
+            )
+        trained = {
+            (shard, stage): _items(seen)
+            for shard, part in self._parts(
+                data, range(self.num_shards)
+            ).items()
+            for stage, seen in enumerate(self._seen(part))
+        }
+        found = kernel.strangers(trained, _items(data), division)
+        return tuple(
+            f'stage {stage} of shard {shard}, which sees {len(items)} items '
+            'that it should not, or does not see them'
+            for (shard, stage), items in found.items()
+        )
+
     def _shard_seed(self, shard: int) -> int:
         return rng.derive(self._seed, _SHARD, shard)
 
@@ -504,3 +534,11 @@ class Building(Stateful):
                 seed=rng.derive(self._seed, _AGGREGATOR),
                 progress_bar=progress_bar,
             ).eval()
+
+
+def _items(data: Data) -> frozenset[kernel.Item]:
+    # Features that were removed are zeros: items that are there for all.
+    ends = data.n_id[data.edge_index]
+    return kernel.items_of(
+        data.n_id.tolist(), zip(*ends.tolist(), strict=True)
+    )

@@ -64,6 +64,33 @@ def plain_partition(partition: Any) -> dict[str, Any]:
     return {'name': 'a list', 'shards': [v.tolist() for v in partition]}
 
 
+def fits_partition(plain: dict[str, Any], partition: Any) -> bool:
+    """Whether a saved partition is this one, as far as the state says it.
+
+    Args:
+        plain (dict): of :func:`kept_partition`.
+        partition (Any): as it was given.
+    """
+    whole = plain_partition(partition)
+    return plain in (whole, kept_partition(partition, True))
+
+
+def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
+    """A partition as a state keeps it: without entries of what was removed.
+
+    Where every node of a fit goes may say of a removed one what it held. The
+    shards of those that remain are in the graph.
+
+    Args:
+        partition (Any): as it was given.
+        has_removals (bool): whether anything was removed.
+    """
+    plain = plain_partition(partition)
+    if has_removals and not isinstance(partition, Shards):
+        return {'name': plain['name']}
+    return plain
+
+
 def described(partition: Any) -> str:
     """A partition in words, for reports."""
     if isinstance(partition, Shards):

@@ -299,6 +299,13 @@ class Removing(Building):
                 'without a training node, so that a fresh start would not '
                 "know of it: give 'num_classes' to allow that"
             )
+        if self.num_classes is None and left.y.max() < data.y.max():
+            # Of nodes that are not trained on as well: outputs are as many.
+            raise ValueError(
+                'the request would leave no node of the largest label '
+                f'{int(data.y.max())}, so that a fresh start would have fewer '
+                "classes: give 'num_classes' to allow that"
+            )
         return left, touched_shards(data, part)
 
     def _first(

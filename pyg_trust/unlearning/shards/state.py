@@ -27,11 +27,12 @@ from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
 from pyg_trust.unlearning.shards.packing import (
     _told,
+    fits_partition,
     from_files,
     from_plain_data,
     in_force,
+    kept_partition,
     plain_data,
-    plain_partition,
     plain_settings,
     to_files,
 )
@@ -337,7 +338,9 @@ class Stateful:
             'config': self._config(),
             'seed': state.seed,
             'seeded': state.seeded,
-            'partition': plain_partition(state.partition),
+            'partition': kept_partition(
+                state.partition, state.ledger.has_removals
+            ),
             'num_classes': state.num_classes,
             'fresh': state.fresh,
             'lineage': list(state.lineage.names),
@@ -376,9 +379,9 @@ class Stateful:
                 'the state was saved with other arguments (got '
                 f'{packed["config"]}, need {self._config()})'
             )
-        if packed['partition'] != plain_partition(self._given) and (
+        if not fits_partition(packed['partition'], self._given) and (
             self._state is None
-            or packed['partition'] != plain_partition(self._state.partition)
+            or not fits_partition(packed['partition'], self._state.partition)
         ):
             raise ValueError(
                 "the state's partition is another one (got "
@@ -431,7 +434,7 @@ class Stateful:
         check_instance('fresh', fresh, bool)
         check_instance('seeded', packed['seeded'], bool)
         if (
-            packed['partition'] != plain_partition(given)
+            not fits_partition(packed['partition'], given)
             and self._state is not None
         ):
             given = self._state.partition

@@ -634,7 +634,7 @@ class ShardedUnlearner(Removing):
         same_aggregator = equal_tensors(
             aggregator.state_dict(), state.aggregator.state_dict()
         )
-        leftovers = self._leftovers(state)
+        leftovers = (*self._leftovers(state), *self._strangers(state))
         return ShardVerifyReport(
             ok=not differing
             and keys
