@@ -1,12 +1,11 @@
 """The answers of a check, and the fields that it reads."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..kernel.claims import digest, read_json, visible
+from ..kernel.claims import count, digest, number, read_json, visible
 
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
@@ -125,57 +124,6 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
             f"'path' needs to be a trust report in JSON: {path} is none "
             f'({type(error).__name__}: {error})'
         ) from None
-
-
-def count(name: str, value: Any, least: int = 0) -> int:
-    """Read a whole number.
-
-    Args:
-        name (str): of the field, for the message.
-        value (Any): of the report.
-        least (int): that it may be. (default: :obj:`0`)
-    """
-    if type(value) is not int or value < least:
-        raise ValueError(f'{name!r} needs to be a count (got {value!r})')
-    return value
-
-
-def number(name: str, value: Any, *, above: float = -math.inf) -> float:
-    """Read a finite number.
-
-    Args:
-        name (str): of the field, for the message.
-        value (Any): of the report.
-        above (float): what it needs to exceed. (default: no bound)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f'{name!r} needs to be a number (got {value!r})')
-    made = float(value)
-    if not math.isfinite(made) or made <= above:
-        raise ValueError(f'{name!r} needs to exceed {above:g} (got {value!r})')
-    return made
-
-
-def amount(name: str, value: Any) -> float:
-    """Read a number that is not negative.
-
-    Args:
-        name (str): of the field, for the message.
-        value (Any): of the report.
-    """
-    if number(name, value) < 0:
-        raise ValueError(f'{name!r} needs to be at least 0 (got {value!r})')
-    return float(value)
-
-
-def same(one: Any, two: Any) -> bool:
-    """Compare two numbers up to the rounding of a sum of doubles.
-
-    Args:
-        one (float): of a field.
-        two (float): of another.
-    """
-    return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-300)
 
 
 def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,18 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..kernel.claims import amount, count
 from ..kernel.pagerank import additions, digest, prove
-from ..kernel.votes import bounds, level, radius, regions, stays
-from .answers import (
-    FAILS,
-    HOLDS,
-    UNKNOWN,
-    UNPROVED,
-    Said,
-    Stated,
-    amount,
-    count,
-)
+from ..kernel.votes import bounds, level, radius, regions, stays, table
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
 _SCENARIOS = ('removals', 'additions', 'both', 'explicit')
 # Seconds of sums over votes, and of patterns of flipped bits.
@@ -74,7 +66,7 @@ def _smoothed(each: Stated) -> Said:
         return
     noise = values['flips']
     yield from _noise(values)
-    rows = _rows(values['tallies'], 4 + 2 * len(noise))
+    rows = table(values['tallies'], 4 + 2 * len(noise))
     counted = sum(row[0] for row in rows) + values['num_abstained']
     samples = count('num_samples', values['num_samples'], 1)
     wrong = [row for row in rows if sum(row[1:4]) != samples]
@@ -266,7 +258,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
     if values.get('tallies') is None:
         yield UNPROVED, 'how many stay: the report has no votes'
         return
-    rows = _rows(values['tallies'], 5, -1)
+    rows = table(values['tallies'], 5, -1)
     total = count('targets', values['targets'], 1)
     counted = sum(row[0] for row in rows)
     # What is left out stays for no change.
@@ -295,23 +287,6 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
             f'{claimed} stay if {k} say anything else, {again} by the '
             'recorded votes',
         )
-
-
-def _rows(tallies: Any, width: int, least: int = 0) -> list[list[int]]:
-    # Whole numbers, the first of which says how many targets are alike.
-    if not isinstance(tallies, list):
-        raise ValueError("'tallies' needs to be a list of rows")
-    for row in tallies:
-        if (
-            not isinstance(row, list)
-            or len(row) != width
-            or any(type(n) is not int or n < least for n in row)
-            or row[0] < 1
-        ):
-            raise ValueError(
-                f"'tallies' needs to hold rows of {width} counts (got {row})"
-            )
-    return tallies
 
 
 # Exactly #####################################################################

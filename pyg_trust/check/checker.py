@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ..kernel import chain
 from ..kernel.accounting import judge_mu
-from ..kernel.claims import PROMISES, claim, read_json
+from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
 from ..kernel.sentences import SEEDED, words
 from . import removals
 from .answers import (
@@ -33,11 +33,8 @@ from .answers import (
     Finding,
     Said,
     Stated,
-    amount,
-    number,
     read_report,
     requests,
-    same,
 )
 from .certificates import check_certificate, check_witness, read_witness
 from .epsilon import LAWS, SUMS, check_epsilon, proved, together

@@ -6,19 +6,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from ..kernel.accounting import judge, judge_mu
-from .answers import (
-    FAILS,
-    HOLDS,
-    UNKNOWN,
-    UNPROVED,
-    Said,
-    Stated,
-    amount,
-    count,
-    number,
-    same,
-)
+from ..kernel.accounting import fewer, judge, judge_mu
+from ..kernel.claims import amount, count, number, same
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
 Lines = list[tuple[float, float, int]]
 
@@ -114,7 +104,7 @@ def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
     if law == 'coins':
         away = each.values.get('relation') == _AWAY
         law = 'withdraw' if away else 'replace'
-    few = _fewer(lines)
+    few = fewer(lines, MOST)
     status = _judged(law, tuple(_exact(each, few, law)), claimed, delta)
     # Merged, they are more than what was spent: nothing is refuted.
     return status if few == lines or status == HOLDS else UNPROVED
@@ -138,27 +128,6 @@ def _exact(
                 rate = share
         made.append((Fraction(z), rate, n))
     return made
-
-
-def _fewer(lines: Lines) -> Lines:
-    # Steps that are almost alike count as those with the least noise and the
-    # largest rate of their cell, so that epsilon is no less.
-    width, merged = 1e-5, lines
-    while len(merged) > MOST:
-        cells: dict[Any, Lines] = {}
-        for z, q, n in lines:
-            cell = (math.log(z) // width, math.log(q) // width)
-            cells.setdefault(cell, []).append((z, q, n))
-        merged = [
-            (
-                min(z for z, _, _ in part),
-                max(q for _, q, _ in part),
-                sum(n for *_, n in part),
-            )
-            for part in cells.values()
-        ]
-        width *= 2
-    return merged
 
 
 def _steps(each: Stated, lines: Lines) -> Said:

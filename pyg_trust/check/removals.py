@@ -11,19 +11,8 @@ from typing import Any
 
 from ..kernel.accounting import judge_mu
 from ..kernel.chain import Chain
-from .answers import (
-    FAILS,
-    HOLDS,
-    UNKNOWN,
-    UNPROVED,
-    Said,
-    Stated,
-    amount,
-    count,
-    number,
-    requests,
-    same,
-)
+from ..kernel.claims import amount, count, number, same
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated, requests
 from .epsilon import together
 
 NODES = 'certified removal from a node classifier'

@@ -528,3 +528,28 @@ def _settle(
         if not rounding and found > delta:
             return FAILS
     return NOT_PROVED
+
+
+def fewer(
+    lines: list[tuple[float, float, int]], most: int
+) -> list[tuple[float, float, int]]:
+    """Merge steps that are almost alike: the least noise, the largest rate.
+
+    Epsilon is no less.
+    """
+    width, merged = 1e-5, lines
+    while len(merged) > most:
+        cells: dict[tuple[float, float], list] = {}
+        for z, q, n in lines:
+            cell = (math.log(z) // width, math.log(q) // width)
+            cells.setdefault(cell, []).append((z, q, n))
+        merged = [
+            (
+                min(z for z, _, _ in part),
+                max(q for _, q, _ in part),
+                sum(n for *_, n in part),
+            )
+            for part in cells.values()
+        ]
+        width *= 2
+    return merged

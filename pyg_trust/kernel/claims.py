@@ -355,3 +355,54 @@ def _no_number(text: str) -> Any:
 def _number(text: str) -> float:
     made = float(text)
     return made if math.isfinite(made) else _no_number(text)
+
+
+def count(name: str, value: Any, least: int = 0) -> int:
+    """Read a whole number.
+
+    Args:
+        name (str): of the field, for the message.
+        value (Any): of the report.
+        least (int): that it may be. (default: :obj:`0`)
+    """
+    if type(value) is not int or value < least:
+        raise ValueError(f'{name!r} needs to be a count (got {value!r})')
+    return value
+
+
+def number(name: str, value: Any, *, above: float = -math.inf) -> float:
+    """Read a finite number.
+
+    Args:
+        name (str): of the field, for the message.
+        value (Any): of the report.
+        above (float): what it needs to exceed. (default: no bound)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f'{name!r} needs to be a number (got {value!r})')
+    made = float(value)
+    if not math.isfinite(made) or made <= above:
+        raise ValueError(f'{name!r} needs to exceed {above:g} (got {value!r})')
+    return made
+
+
+def amount(name: str, value: Any) -> float:
+    """Read a number that is not negative.
+
+    Args:
+        name (str): of the field, for the message.
+        value (Any): of the report.
+    """
+    if number(name, value) < 0:
+        raise ValueError(f'{name!r} needs to be at least 0 (got {value!r})')
+    return float(value)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Compare two numbers up to the rounding of a sum of doubles.
+
+    Args:
+        one (float): of a field.
+        two (float): of another.
+    """
+    return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-300)

@@ -260,3 +260,20 @@ def radius(top: int, earlier: int, later: int, total: int, ties: str) -> int:
         gap = top - later - (ties != 'first')
         most = min(most, gap // 2)
     return max(most, -1)
+
+
+def table(tallies: object, width: int, least: int = 0) -> list[list[int]]:
+    """Read rows of counts, the first of how many targets are alike."""
+    if not isinstance(tallies, list):
+        raise ValueError("'tallies' needs to be a list of rows")
+    for row in tallies:
+        if (
+            not isinstance(row, list)
+            or len(row) != width
+            or any(type(n) is not int or n < least for n in row)
+            or row[0] < 1
+        ):
+            raise ValueError(
+                f"'tallies' needs to hold rows of {width} counts (got {row})"
+            )
+    return tallies
