@@ -228,6 +228,8 @@ def _power(exponent: Tensor) -> Tensor:
 
 def gram(grads: Tensor, inners: Tensor) -> Tensor:
     """Squared norms: [n, s, rows] and [n, s, cols] to [n], float64."""
+    # Each begins where a vector does, as below.
+    grads, inners = (pad(v, (0, -v.size(2) % 16)) for v in (grads, inners))
     return (_products(grads).double() * _products(inners)).sum((1, 2))
 
 

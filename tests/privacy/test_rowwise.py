@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from pyg_trust import ops
-from pyg_trust.privacy import rowwise
+from pyg_trust.privacy import bounds, rowwise
 from pyg_trust.privacy.bounds import between, gram, lengths
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.recorder import Recorder
@@ -238,3 +238,24 @@ def test_row_linear_has_gradients():
 def test_row_linear_refuses(x, w, message):
     with pytest.raises((TypeError, ValueError), match=message):
         ops.row_linear(x, w)
+
+
+def test_norms_hang_on_no_place_in_the_memory_of_a_batch():
+    # Units before others move where their rows begin: by 3 rows of 33
+    # numbers, which is no whole vector.
+    torch.manual_seed(0)
+    grads, inners = torch.randn(200, 33), torch.randn(200, 37)
+    for size in (7, 8, 9, 11):
+        alone = bounds.gram(
+            grads[: 4 * size].clone().view(4, size, 33),
+            inners[: 4 * size].clone().view(4, size, 37),
+        )
+        for first in (1, 2, 3, 5):
+            shifted = [
+                torch.cat([v[:first], v[: 4 * size]])[first:]
+                for v in (grads, inners)
+            ]
+            found = bounds.gram(
+                shifted[0].view(4, size, 33), shifted[1].view(4, size, 37)
+            )
+            assert torch.equal(alone, found)
