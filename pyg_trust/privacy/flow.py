@@ -233,6 +233,9 @@ class Followed(Tensor):
             func = Tensor.detach
         elif func is _SET_DATA:
             _refuse('its data are replaced')
+        elif func in _NUMBERS:
+            # Torch warns of the number of a tensor that has a gradient.
+            args = (args[0].detach(),)
         elif func in (F.cross_entropy, F.nll_loss):
             found = _without_ignored(func, args, kwargs)
             if found is not None:
@@ -378,6 +381,11 @@ _ESCAPES: frozenset[Any] = frozenset(
         Tensor.data_ptr,
         Tensor.__cuda_array_interface__.__get__,
     ]
+)
+
+
+_NUMBERS: frozenset[Any] = frozenset(
+    [Tensor.__float__, Tensor.__int__, Tensor.__complex__]
 )
 
 
