@@ -379,7 +379,7 @@ NO_COST = {
             {
                 'mechanism': 'pld_poisson',
                 'relation': 'add-or-remove-one-record',
-                'epsilon': 0.5
+                'epsilon': 0.7
                 * poisson_epsilon([(4.0, 0.05, 6)], 1e-5, 'replace'),
                 'lam': 4.0,
             },
