@@ -447,9 +447,9 @@ def test_facebook(shared):
         edge_index=to_undirected(remove_self_loops(edges)[0], num_nodes=n),
     )
     for relation, form, epsilon, least in (
-        ('node', None, 4.0, 0.875),
-        ('node', None, 8.0, 0.900),
-        ('node', None, 16.0, 0.920),
+        ('node', 'withdraw', 4.0, 0.875),
+        ('node', 'withdraw', 8.0, 0.900),
+        ('node', 'withdraw', 16.0, 0.920),
         ('feature', 'replace', 8.0, 0.920),
     ):
         model = PrivateNodeClassifier(relation, epsilon, 1e-5, form=form)

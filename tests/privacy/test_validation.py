@@ -486,8 +486,8 @@ def test_batches_that_are_no_subgraphs(private, transform):
     ('edges', 'match'),
     [
         (lambda b: torch.tensor([[0], [1]]), 'joins two'),
-        (lambda b: torch.tensor([[0], [10**6]]), 'number of nodes'),
-        (lambda b: torch.tensor([[-1], [0]]), 'number of nodes'),
+        (lambda b: torch.tensor([[0], [10**6]]), 'name its nodes'),
+        (lambda b: torch.tensor([[-1], [0]]), 'name its nodes'),
     ],
 )
 def test_edges_that_do_not_match(private, edges, match):
