@@ -379,6 +379,11 @@ entry(
     **BUDGETS,
 )
 entry(
+    'certificates.SmoothedCertificate.answered',
+    lambda: (smoothed(), {}),
+    **BUDGETS,
+)
+entry(
     'certificates.SmoothedCertificate.certified_ratio',
     lambda: (smoothed(), {}),
     **BUDGETS,

@@ -1042,6 +1042,7 @@ entry(
     ledger=values(3, 1.5, ['a']),
     model=values(3, 1.5, ['a']),
     data=values(3, 1.5, ['a']),
+    witness=values(3, 1.5, ['a']),
 )
 entry(
     'report.fingerprint_model',

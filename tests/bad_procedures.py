@@ -540,6 +540,11 @@ for name, extra in (('SeededNoise', {'seed': 0}), ('SecureNoise', {})):
 entry('noise.SecureNoise', lambda: {}, source=FUNCTION)
 for made in (noise.SecureNoise, noise.SeededNoise):
     entry(
+        f'noise.{made.__name__}.random_bytes',
+        lambda made=made: (made(), {'count': 5}),
+        count=integer(0, None),
+    )
+    entry(
         f'noise.{made.__name__}.choose',
         lambda made=made: (made(), {'count': 5, 'size': 2}),
         count=COUNT,

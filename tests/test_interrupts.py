@@ -287,7 +287,7 @@ def test_an_interrupted_engine_leaves_no_lock(tmp_path):
 
 def test_training_is_paid_for_and_goes_on(tmp_path):
     objects = Private(tmp_path).make()
-    noises, real = itertools.count(1), objects.engine._noise.normal
+    noises, real = itertools.count(1), objects.engine._noise.cells
     drawn = 0
 
     def normal(shape):
@@ -295,7 +295,7 @@ def test_training_is_paid_for_and_goes_on(tmp_path):
         drawn = next(noises)
         return real(shape)
 
-    objects.engine._noise.normal = normal
+    objects.engine._noise.cells = normal
     with Interrupt(0) as all_of_it:
         objects.train()
     assert objects.engine.steps == 3

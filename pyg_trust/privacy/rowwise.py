@@ -45,9 +45,9 @@ _CORRECT = names(
 # Sums over a row's own numbers, or in the order of a unit's own edges.
 _ORDERED = names(
     """
-    sum mean prod norm vector_norm linalg_vector_norm normalize softmax
-    log_softmax logsumexp layer_norm cumsum scatter_add scatter_reduce
-    index_add index_reduce segment_reduce
+    sum mean prod norm vector_norm linalg_vector_norm normalize log_softmax
+    logsumexp layer_norm cumsum scatter_add scatter_reduce index_add
+    index_reduce segment_reduce
     """
 )
 # Whole vectors and what is left have codes of their own.
@@ -61,7 +61,7 @@ _PADDED = names(
 )
 _PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
 #: The functions that are known to give a row the same bits in every batch.
-BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS
+BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS | {'softmax'}
 _VECTORS = 64
 # torch gives a thread at least so many elements.
 _GRAIN = 2**15
@@ -90,7 +90,8 @@ def call(
     known = base in BIT_LOCAL
     if base in ('add', 'sub') and kwargs.get('alpha', 1) not in (1, -1):
         known = False
-    if not given or (known and base not in _PADDED | _PRODUCTS):
+    plain = known and base not in _PADDED | _PRODUCTS | {'softmax'}
+    if not given or plain:
         return func(*args, **kwargs), True
     if base in _PRODUCTS and known and not inplace:
         found = _product(base, args, kwargs)
@@ -98,6 +99,8 @@ def call(
             return found, True
     elif base in _PADDED and known:
         return _padded(func, inplace, args, kwargs), True
+    elif base == 'softmax':
+        return _softmax(*args, **kwargs), True
     out = func(*args, **kwargs)
     made = tensors_of((out,) if isinstance(out, Tensor) else (), {})
     if isinstance(out, tuple | list):
@@ -192,6 +195,20 @@ def _padded(
     out = func(*filled, **{k: fill(v) for k, v in kwargs.items()})
     out = out[:size].view(shape)
     return args[0].copy_(out) if inplace else out
+
+
+def _softmax(
+    input: Tensor,
+    dim: int,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    # Several threads share rows otherwise in a batch of another size, and
+    # torch's own exponentials are then other ones.
+    x = input if dtype is None else input.to(dtype)
+    shifted = x - x.detach().amax(dim, keepdim=True)
+    power = _padded(torch.exp, False, (shifted,), {})
+    return power / power.sum(dim, keepdim=True)
 
 
 def _room(size: int) -> int:

@@ -48,7 +48,7 @@ def train(point, when):
     released = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     start = engine.steps
     due = lambda: engine.steps - start >= when
-    record, normal = engine._ledger.record, engine._noise.normal
+    record, cells = engine._ledger.record, engine._noise.cells
     write, step = os.write, optimizer.optimizer.step
 
     def before_record(*line):
@@ -61,7 +61,7 @@ def train(point, when):
 
     def in_noise(shape):
         engine.steps - start > when and die()
-        return normal(shape)
+        return cells(shape)
 
     def torn(file, content):
         if file == engine._ledger._file and due():
@@ -78,7 +78,7 @@ def train(point, when):
     elif point == 'after':
         engine._ledger.record = after_record
     elif point == 'noise':
-        engine._noise.normal = in_noise
+        engine._noise.cells = in_noise
     elif point == 'torn':
         ledger_module.os = type('os', (), {**vars(os), 'write': torn})
     elif point == 'step':
