@@ -518,3 +518,12 @@ def test_what_is_the_users_own_stays():
     # Methods of the classes stay what they are under another name.
     model.__class__ = type('Same', (PPNP,), {'diffuse': PPNP.diffuse})
     certify(model, data, threat)
+
+
+def test_a_process_that_compiles_still_certifies(monkeypatch):
+    # What torch.compile does to Module, once a process.
+    kept = Module.__setstate__
+    monkeypatch.setattr(Module, '__setstate__', the_same(kept))
+    data = ring()
+    report = certify(made(PPNP), data, ThreatModel(data, local_budget=1))
+    assert len(report.status) == 6
