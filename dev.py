@@ -129,12 +129,9 @@ class Environment:
         """Installs torch from the index that has it for CPUs, if it can."""
         say(f'installing {TORCH} from {TORCH_CPU_INDEX}')
         options = ['--index-url', TORCH_CPU_INDEX, '--progress-bar', 'off']
-        done = subprocess.run(
-            [
-                *(self.python, '-m', 'pip', 'install', TORCH, *options),
-                *('--retries', '1', '--timeout', '20'),
-            ]
-        )
+        command: list[str | Path] = [self.python, '-m', 'pip', 'install']
+        command += [TORCH, *options, '--retries', '1', '--timeout', '20']
+        done = subprocess.run(command)
         if done.returncode != 0:
             say(f'{TORCH_CPU_INDEX} does not give it')
         return done.returncode == 0

@@ -3,7 +3,7 @@ r"""Noise and secret choices: where the randomness of privacy comes from.
 Noise that protects somebody has to be unknown to everybody else. It comes from
 the operating system's generator (:class:`SecureNoise`) unless the user asks
 for a repeatable run with an explicit seed (:class:`SeededNoise`), and then
-every report says so first (:data:`SEEDED`): whoever knows or guesses the seed
+every report says so first (``SEEDED``): whoever knows or guesses the seed
 draws the same noise and subtracts it. No default generator of torch or numpy
 plays a part, so that ``seed_everything`` can't fix a secret.
 
@@ -190,7 +190,7 @@ def source(
 
     Args:
         seed (int, optional): makes a run repeatable, and not private; its
-            report has to begin with :data:`SEEDED`. (default: :obj:`None`)
+            report has to begin with ``SEEDED``. (default: :obj:`None`)
         kind (str): an entry of :obj:`NOISES`, for secret noise; a report has
             to name one that is not of this package.
             (default: :obj:`'system'`)

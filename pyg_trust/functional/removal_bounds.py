@@ -69,7 +69,8 @@ def tight_bound(
         Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
         P (Tensor): the step, ``[d, C]``.
         loss (str): the loss. (default: :obj:`'logistic'`)
-        K (Tensor, optional): :func:`gram`, if known. (default: :obj:`None`)
+        K (Tensor, optional): ``newton.gram(Z)``, if known.
+            (default: :obj:`None`)
     """
     _check_step(Z, P, loss, K)
     if GAMMA_2[loss] == 0:

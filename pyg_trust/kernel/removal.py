@@ -45,7 +45,7 @@ values, in any order, with or without fused additions).
    \rVert \lVert W \rVert + E \lVert W \rVert`, :math:`d` columns.
 3. *Slopes.* :math:`G = \partial \ell / \partial a` has the Lipschitz constant
    :math:`c`, and is computed from exponentials: a row is off by at most
-   :math:`e_f` (:data:`SLOPE`), if those of numpy are within 4 units of the
+   :math:`e_f` (``SLOPE``), if those of numpy are within 4 units of the
    last place. That is an assumption; :func:`slopes_off` measures it.
 4. *Gradient.* With :math:`\Delta = \sqrt{n}\, e_f + c\, \lVert \hat M - Z W
    \rVert`, which bounds :math:`\lVert \hat G - G \rVert`, and :math:`R = \hat

@@ -142,7 +142,7 @@ class PrivacyEngine(Spending):
     system (:class:`~pyg_trust.noise.SecureNoise`); nothing that seeds torch or
     numpy decides them. With an explicit ``seed`` a run can be repeated, by
     anyone who knows or guesses the seed, and is *not* private: its report
-    begins with :data:`pyg_trust.noise.SEEDED`.
+    begins with ``pyg_trust.noise.SEEDED``.
 
     Args:
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or

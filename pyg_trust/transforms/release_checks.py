@@ -103,7 +103,7 @@ def warn_of_other_releases(
         features (str): a digest of the features.
         account (ReleaseAccount): what the release is on, already.
         delta (float): :math:`\delta`.
-        stacklevel (int): as of :func:`warnings.warn`.
+        stacklevel (int): as of ``warnings.warn``.
     """
     secret = []
     if relation.name != 'feature':
