@@ -38,7 +38,7 @@ BASES = {
             'release': None,
         },
     ),
-    'exact certificate': (1000, {'pagerank': None}),
+    'exact certificate': (1000, {'proofs': None}),
     'smoothed, divided and shard votes': (650, {'votes': None}),
     'certified removal': (
         1050,

@@ -1,6 +1,7 @@
 """Witnesses: the vectors from which a certificate is proved again."""
 
 import io
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,21 @@ class Witness:
         made = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
         return made, made.digest
 
-    def prove(self) -> list[int]:
+    def prove(self, most: float = math.inf) -> list[int]:
         """Prove again which targets are robust (1) or broken (-1).
 
         Nothing is solved, and nothing of what found the certificate is used
         (:mod:`pyg_trust.kernel.proofs`). A 0 is neither.
+
+        Args:
+            most (float): how many numbers may be looked at, about.
+                (default: ``math.inf``)
+
+        Raises:
+            ValueError: if it is no witness.
+            OverflowError: if it is more work than that.
         """
-        return proofs.prove(self.arrays)
+        return proofs.prove(self.arrays, most)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it to a new file, ``.npz`` without pickle.

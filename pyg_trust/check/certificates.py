@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernel import collective
 from ..kernel.claims import amount, count
 from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, digest, prove
 from ..kernel.votes import bounds, level, radius, regions, stays, table
@@ -340,6 +341,16 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         return
     if digest(arrays) != values['witness_digest']:
         yield FAILS, 'witness: it is that of another certificate'
+        return
+    if each.procedure.startswith('collective'):
+        most = collective.prove(arrays)
+        yield (
+            HOLDS if most <= amount('bound', values['bound']) else UNPROVED,
+            f'witness: at most {float(most):.6g} break together, '
+            f'{values["bound"]:.6g} is claimed',
+        )
+        for text in collective.differences(arrays, values):
+            yield FAILS, f'witness: {text}'
         return
     try:
         status, total = prove(arrays, MOST), len(arrays['targets'])

@@ -555,7 +555,7 @@ def slack(kind: str, model: Model, degree: int, top: float) -> Fraction:
         kept = 1 - rate + part
         few = min(model.K, 64)
         total = sum((kept**k for k in range(few)), Fraction(0))
-        if model.K > few:
+        if few < model.K:
             if kept >= 1:
                 raise OverflowError('roundoff grows with every step')
             total += kept**few / (1 - kept)

@@ -1,10 +1,13 @@
 """What the kernel proves again from the witness of a certificate."""
 
 import dataclasses
+import json
+import time
 
 import numpy as np
 import pytest
 import torch
+from auditing import forged
 from procedures import cycle
 from torch.nn import Linear
 from torch_geometric.data import Data
@@ -346,6 +349,56 @@ def test_the_checker_proves_a_model_with_added_self_loops(tmp_path):
     found = check_report(tmp_path / 'trust.json', witness=tmp_path / 'w.npz')
     assert not [one for one in found if one.status == 'FAILS']
     assert [one for one in found if 'proved to stay' in one.text]
+
+
+@pytest.mark.parametrize('undirected', [False, True])
+def test_self_loops_that_come_back_are_no_false_alarm(tmp_path, undirected):
+    # On cd9bfce: "max_local_budget is 0, 1 is claimed".
+    torch.manual_seed(1)
+    nodes = torch.arange(40)
+    data = people()
+    data.edge_index = torch.cat(
+        [data.edge_index, torch.stack([nodes, nodes])], 1
+    )
+    model = PPNP(Linear(5, 3), alpha=0.3, add_self_loops=True).eval()
+    threat = ThreatModel(
+        *(data, torch.stack([nodes, nodes])),
+        local_budget=1,
+        undirected=undirected,
+    )
+    report = certify(model, data, threat)
+    assert report.num_robust == 40
+    assert report.verify() == 'holds'
+    TrustReport.of(report).save(tmp_path / 'trust.json')
+    report.proof.save(tmp_path / 'w.npz')
+    found = check_report(tmp_path / 'trust.json', witness=tmp_path / 'w.npz')
+    assert not [one for one in found if one.status == 'FAILS']
+    assert [one for one in found if 'proved to stay' in one.text]
+
+
+def test_a_huge_proof_is_not_begun(tmp_path):
+    report = certified(2, steps=3, global_budget=2)
+    for name, value in (('K', 10**9), ('K', 2**62), ('alpha', 1e-300)):
+        made = spoiled(report, **{name: lambda x, v=value: np.array(v)})
+        start = time.process_time()
+        if name == 'K':
+            with pytest.raises(OverflowError, match='minutes'):
+                made.prove(most=2**31)
+        assert report.verify(made) == 'FAILS'
+        assert time.process_time() - start < 5
+    # Both files agree, and the checker gives up at once.
+    values = json.loads(TrustReport.of(report).to_json())
+    made = spoiled(report, K=lambda x: np.array(10**9))
+    values['guarantees'][0]['values'].update(
+        K=10**9, witness_digest=made.digest
+    )
+    (tmp_path / 'trust.json').write_text(forged(values))
+    made.save(tmp_path / 'w.npz')
+    start = time.process_time()
+    found = check_report(tmp_path / 'trust.json', witness=tmp_path / 'w.npz')
+    assert time.process_time() - start < 5
+    said = [one for one in found if 'minutes' in one.text]
+    assert [one.status for one in said] == ['not proved']
 
 
 def test_a_budget_that_overflows_proves_nothing():
