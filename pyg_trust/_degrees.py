@@ -21,6 +21,8 @@ _LINE = 8
 _MEMBERS, _KINDS, _FREE = 5, 3, 40
 # Rows tried first, columns at a time, rounding.
 _TRIED, _BLOCK, _OFF = 64, 64, 1e-5
+# Rows that are read at a time.
+_ROWS = 4096
 # Propagated columns: entries that are not zero, closeness of projections, and
 # the share of columns that no chance makes.
 _FILLED, _NEAR, _SHARE = 8, 1e-5, 0.2
@@ -136,15 +138,16 @@ def tells_neighbours(
             made = torch.zeros_like(probe)
             made.index_add_(0, source, weight[:, None] * probe[target])
             seen.append(made)
-    own, *moved = _projected(x, torch.cat(seen, 1)).split(4, 1)
-    squares = _projected(_squared(x), torch.ones_like(probe[:, :1]))[:, 0]
-    few = _projected(_squared(x, False), torch.ones_like(probe[:, :1]))[:, 0]
+    onto, ones = torch.cat(seen, 1), torch.ones_like(probe[:, 0])
+    own, *moved = _projected(x, onto).split(4, 1)
+    squares = _projected(x, ones, torch.square)
+    few = _projected(x, ones, Tensor.bool)
     size = squares.sqrt() * _NEAR
     usable = (few >= _FILLED) & squares.isfinite() & (squares > 0)
     found = torch.zeros_like(usable)
     sources = [(own, moved)]
     for other in others:
-        before, *after = _projected(other, torch.cat(seen, 1)).split(4, 1)
+        before, *after = _projected(other, onto).split(4, 1)
         sources.append((before, after))
     for before, after in sources:
         for made in after:
@@ -156,22 +159,23 @@ def tells_neighbours(
     return bool((found & usable).sum() > _SHARE * max(1, int(usable.sum())))
 
 
-def _squared(x: Tensor, values: bool = True) -> Tensor:
-    # Squares of entries, or ones where they are.
+def _projected(
+    x: Tensor,
+    onto: Tensor,
+    rule: Callable[[Tensor], Tensor] = Tensor.double,
+) -> Tensor:
+    # Of what a rule makes of entries, some rows at a time: zero stays zero.
     if x.layout == torch.strided:
-        return x.double().square() if values else (x != 0).double()
-    coo = x.to_sparse_coo().coalesce()
-    kept = coo.values().double().square() if values else coo.values() != 0
-    return torch.sparse_coo_tensor(
-        coo.indices(), kept.double(), coo.shape, check_invariants=False
-    )
-
-
-def _projected(x: Tensor, onto: Tensor) -> Tensor:
-    if x.layout == torch.strided:
-        parts = zip(x.split(4096), onto.split(4096), strict=True)
+        parts = zip(x.split(_ROWS), onto.split(_ROWS), strict=True)
         return sum(
-            (a.double().t() @ b for a, b in parts),
-            onto.new_zeros(x.size(1), onto.size(1)),
+            (rule(a.double()).double().t() @ b for a, b in parts),
+            onto.new_zeros(x.size(1), *onto.shape[1:]),
         )
-    return torch.sparse.mm(x.to_sparse_coo().double().t(), onto)
+    coo = x.to_sparse_coo().coalesce()
+    made = torch.sparse_coo_tensor(
+        coo.indices(),
+        rule(coo.values().double()).double(),
+        coo.shape,
+        check_invariants=False,
+    )
+    return made.t() @ onto
