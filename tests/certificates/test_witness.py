@@ -91,6 +91,16 @@ def test_a_file_brings_it_back(tmp_path):
             Witness.load(tmp_path / name)
 
 
+def test_witnesses_are_equal_by_what_they_hold():
+    one, two = certificate().proof, certificate().proof
+    assert one == two
+    assert one is not two
+    assert one != certificate(1).proof
+    assert one != one.digest
+    two.arrays['scores'][0, 0] += 1
+    assert one != two
+
+
 def test_nothing_in_a_file_is_executed(tmp_path):
     arrays = dict(certificate().proof.arrays)
     arrays['dtype'] = np.array([{'a': 1}], dtype=object)
