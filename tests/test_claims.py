@@ -28,7 +28,7 @@ PROCEDURES = {
     'UnlearnReport',
     'ShardRemovalReport',
     'PoisonCertificate',
-    'AuditReport',
+    'RemovalAudit',
 }
 
 
