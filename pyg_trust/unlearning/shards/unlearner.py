@@ -50,6 +50,7 @@ from pyg_trust.unlearning.shards.graph import (
 )
 from pyg_trust.unlearning.shards.inference import ViewRunner
 from pyg_trust.unlearning.shards.packing import (
+    Forgotten,
     described,
 )
 from pyg_trust.unlearning.shards.poisoning import (
@@ -379,6 +380,11 @@ class ShardedUnlearner(Removing):
                 self.max_requests,
             ],
         )
+        if isinstance(self._given, Forgotten):
+            raise ValueError(
+                f"'partition' was {self._given.name}, and is forgotten since "
+                'something was removed: fit a new unlearner'
+            )
         before = self._state
         anew = before is None or before.ledger.has_removals
         if before is not None and before.queue:
@@ -625,6 +631,7 @@ class ShardedUnlearner(Removing):
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
+        keys = keys and state.is_sealed
         outputs = self._outputs(
             state.data, state.checkpoints, state.num_classes, progress_bar
         )
