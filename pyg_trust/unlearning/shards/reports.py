@@ -242,7 +242,7 @@ class ShardVerifyReport(Report):
         differing (tuple[int, ...]): those of them whose weights are not
             *equal* to the present ones.
         keys_match (bool): whether every checkpoint is keyed by the data that
-            its shard has now, and the ledger's last line stands for all.
+            its shard has now.
         outputs_equal (bool): whether the cached outputs are those of the
             models on the present graph.
         aggregator_equal (bool): whether the aggregator is the one that is

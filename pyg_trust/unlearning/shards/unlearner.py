@@ -631,7 +631,6 @@ class ShardedUnlearner(Removing):
             and torch.equal(part.n_id, state.checkpoints[shard].n_id)
             for shard, part in parts.items()
         )
-        keys = keys and state.is_sealed
         outputs = self._outputs(
             state.data, state.checkpoints, state.num_classes, progress_bar
         )
@@ -642,6 +641,8 @@ class ShardedUnlearner(Removing):
             aggregator.state_dict(), state.aggregator.state_dict()
         )
         leftovers = (*self._leftovers(state), *self._strangers(state))
+        if not state.is_sealed:
+            leftovers += ('the state is not that of the ledger',)
         return ShardVerifyReport(
             ok=not differing
             and keys
