@@ -59,10 +59,10 @@ values, in any order, with or without fused additions).
 What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
 root: every norm and every result is raised by :math:`2^{-500}`.
 
-**Whose data.** A line of a ledger holds :func:`sealed`: a hash of what remains,
-block by block with salts of its own, and of the released weights. So arrays
-that make that hash are the data of that line, or a collision of SHA-256 is
-known. That :math:`W` is what the noise was added to is not proved:
+**Whose data.** A line of a ledger holds :func:`sealed`: a hash of what
+remains, block by block with salts of its own, and of the released weights. So
+arrays that make that hash are the data of that line, or a collision of SHA-256
+is known. That :math:`W` is what the noise was added to is not proved:
 :func:`plausible` compares it with what was released, which finds out weights
 that are many deviations away.
 """
@@ -413,16 +413,12 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
     rowptr, labels, head = arrays['rowptr'], arrays['labels'], arrays['head']
     sender = np.repeat(np.arange(len(labels)), np.diff(rowptr))
     rows = np.flatnonzero(labels >= 0)
-    found = features(
-        np.stack([sender, arrays['col'].astype(np.int64)]),
-        arrays['x'],
-        rows,
-        tuple(arrays['weights'].tolist()),
-        *(float(arrays[name]) for name in ('a', 'b')),
-        *(bool(arrays[name]) for name in ('self_loops', 'along')),
-    )
+    entries = np.stack([sender, arrays['col'].astype(np.int64)])
+    weights = tuple(arrays['weights'].tolist())
+    a, b, lam, std = (float(arrays[k]) for k in ('a', 'b', 'lam', 'std'))
+    loops, along = bool(arrays['self_loops']), bool(arrays['along'])
+    found = features(entries, arrays['x'], rows, weights, a, b, loops, along)
     Y = targets(labels[rows], len(arrays['classes']), str(head))
-    lam, std = float(arrays['lam']), float(arrays['std'])
     beta = residual(found, Y, arrays['W'], lam, str(head))
     return Proof(
         len(rows), beta, shift(beta, len(rows), lam, arrays['W'], std)

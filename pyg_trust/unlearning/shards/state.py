@@ -140,8 +140,13 @@ class State(NamedTuple):
             'aggregator': self.aggregator.state_dict(),
             'shards': {
                 str(shard): {
-                    str(r): stage.weights
-                    for r, stage in enumerate((*made.stages, made))
+                    str(r): weights
+                    for r, weights in enumerate(
+                        [
+                            *(stage.weights for stage in made.stages),
+                            made.weights,
+                        ]
+                    )
                 }
                 for shard, made in enumerate(self.checkpoints)
             },
