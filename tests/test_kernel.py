@@ -3,8 +3,8 @@
 The trusted base of a promise is counted by static reachability of names: from
 the functions that prove it, every top-level definition whose name occurs in
 one that is reached. Lines count that are neither blank, nor a comment, nor in
-a docstring; ``claims.py``, ``fields.py``, ``sentences.py`` and ``chain.py`` are
-left out.
+a docstring; ``claims.py``, ``fields.py``, ``sentences.py`` and ``chain.py``
+are left out.
 """
 
 import ast
