@@ -12,6 +12,7 @@ from torch_geometric.nn import GCN
 
 from pyg_trust import rng
 from pyg_trust.audit import (
+    AuditReport,
     ShardedSubject,
     audit_removal,
     empirical_epsilon,
@@ -262,6 +263,7 @@ OTHERS = {
     'VerifyReport': lambda: classifier().fit(dataset()).verify(),
     'MembershipReport': _membership,
     'AuditRow': lambda: audited(None)[0].rows[0],
+    'AuditReport': lambda: AuditReport((), 0.95, {}),
     'PrivacyAudit': lambda: empirical_epsilon(
         torch.arange(200.0), torch.arange(150.0, 350.0), 1e-3, claim=1.0
     ),
