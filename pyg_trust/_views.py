@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -156,7 +158,9 @@ class Views:
         """
         return self._cached(
             'spectral_radius',
-            lambda: layouts.spectral_radius(self),  # type: ignore[arg-type]
+            lambda: layouts.spectral_radius(
+                self.to_scipy(), self.is_undirected
+            ),
         )
 
     # What is derived from it ################################################
@@ -407,6 +411,18 @@ class Views:
             return power.to(dtype)
 
         return self._cached(('degree_power', exponent, dtype, loops), build)
+
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """The adjacency matrix in float64, for scipy's algorithms."""
+        value = (
+            np.ones(self.num_edges)
+            if self.weight is None
+            else self.weight.detach().cpu().double().numpy()
+        )
+        return scipy.sparse.csr_array(
+            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
+            shape=(self.num_nodes, self.num_nodes),
+        )
 
     # Private ################################################################
 

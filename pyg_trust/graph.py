@@ -8,8 +8,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -533,18 +531,6 @@ class CSRGraph(Views):
             size,
             is_coalesced=not self.has_duplicates,
             check_invariants=False,
-        )
-
-    def to_scipy(self) -> scipy.sparse.csr_array:
-        """The adjacency matrix in float64, for scipy's algorithms."""
-        value = (
-            np.ones(self.num_edges)
-            if self.weight is None
-            else self.weight.detach().cpu().double().numpy()
-        )
-        return scipy.sparse.csr_array(
-            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
-            shape=(self.num_nodes, self.num_nodes),
         )
 
     def to_sparse_tensor(self) -> Any:

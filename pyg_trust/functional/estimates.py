@@ -22,12 +22,12 @@ from pyg_trust._checks import (
     check_rate,
 )
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import (
-    _check_eps,
-    _check_finite,
-    _check_signal,
-    _prepare,
-    propagate,
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation_checks import (
+    check_eps,
+    check_finite_signal,
+    check_signal,
+    prepare_graph,
 )
 from pyg_trust.graph import CSRGraph
 
@@ -58,10 +58,10 @@ def variance_bound(
             :func:`~pyg_trust.functional.propagate`, and if no bound is known
             for the measure on this graph.
     """
-    prepared = _prepare(graph, measure)
-    eps = _check_eps(eps)
-    _check_signal(x, prepared)
-    _check_finite(x)
+    prepared = prepare_graph(graph, measure)
+    eps = check_eps(eps)
+    check_signal(x, prepared)
+    check_finite_signal(x)
     x = x.to_dense() if x.layout == torch.sparse_csr else x
     x = x.detach().double().abs()
     spread = tuple(i * w for i, w in enumerate(measure.weights))
@@ -170,10 +170,10 @@ def propagate_median(
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
     """
-    _check_signal(x, _prepare(graph, measure))
-    _check_finite(x)
+    check_signal(x, prepare_graph(graph, measure))
+    check_finite_signal(x)
     check_instance('plan', plan, Plan)
-    _check_eps(plan.eps)
+    check_eps(plan.eps)
     if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
         raise ValueError(
             f"'plan' needs odd 'repetitions' (got {plan.repetitions})"

@@ -38,7 +38,10 @@ from pyg_trust.functional._ranges import (
     known_norms,
 )
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import _check_finite, _check_overflow
+from pyg_trust.functional.propagation_checks import (
+    check_finite_signal,
+    check_overflow,
+)
 
 
 class HaloGraph(NamedTuple):
@@ -123,7 +126,7 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     own = graph.rowptr.numel() - 1
     _check_rows(graph)
     check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
-    _check_finite(x)
+    check_finite_signal(x)
     check_shrink(measure, x.dtype)
 
     def norms() -> list[float]:
@@ -277,7 +280,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
         if weights[level] != 0:
             u = _number(weights[level], x) * x + u
         y = u if level == 0 else u * send[:, None]
-    _check_overflow(y, measure)
+    check_overflow(y, measure)
     return y
 
 

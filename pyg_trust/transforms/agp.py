@@ -24,13 +24,13 @@ from pyg_trust.functional.measures import (
     needs_graph,
 )
 from pyg_trust.functional.out_of_core import propagate_to
-from pyg_trust.functional.propagation import (
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation_checks import (
     How,
-    _check_finite,
-    _check_graph,
-    _check_how,
-    _check_signal,
-    propagate,
+    check_finite_signal,
+    check_graph,
+    check_how,
+    check_signal,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import (
@@ -288,11 +288,11 @@ class AGP(MeasureTransform):
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
-        _check_graph(graph, measure)
-        _check_signal(x, graph)
+        check_graph(graph, measure)
+        check_signal(x, graph)
         how = How(half=self.half, tol=self.level_tol)
-        _check_how(how, x, graph, measure)
-        _check_finite(x)
+        check_how(how, x, graph, measure)
+        check_finite_signal(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         values: dict[str, Any] = {

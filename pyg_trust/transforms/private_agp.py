@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from pyg_trust.account import (
     NoCopies,
     PaidNoise,
     ReleaseAccount,
+    TrainingAccount,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -60,9 +61,6 @@ from pyg_trust.transforms.release_checks import (
     release_graph,
     warn_of_other_releases,
 )
-
-if TYPE_CHECKING:
-    from pyg_trust.privacy.engine import PrivacyEngine
 
 #: The propagation of ``'feature'``: one and two hops, symmetric.
 TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
@@ -185,7 +183,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         epsilon: float | None = None,
         delta: float | None = None,
         mu: float | None = None,
-        engine: 'PrivacyEngine | None' = None,
+        engine: TrainingAccount | None = None,
         form: str | None = None,
         directed: bool = False,
         max_degree: int | None = None,
