@@ -4,8 +4,8 @@ from torch import Tensor
 
 from pyg_trust.functional.heads import GAMMA_1, slopes
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import spectral_norm
 from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.rows import spectral_norm
 from pyg_trust.graph import CSRGraph
 
 
