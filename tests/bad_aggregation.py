@@ -376,7 +376,7 @@ entry(
     claim_mu=MAYBE,
     num_canaries=integer(20),
     directed=values(3, None, 'a'),
-    form=choice(),
+    form=choice(none=True),
     list_size=COUNT,
     confidence=UNIT,
 )

@@ -124,7 +124,7 @@ def answering_probability(
 
     Example:
         >>> round(answering_probability(1000, 100, 0.01, 0.01), 3)
-        0.617
+        0.619
     """
     check_integer('num_samples', num_samples, 1)
     check_integer('num_selection', num_selection, 1)

@@ -1,6 +1,6 @@
 r"""Shifted Gaussian noise: what a residual costs in privacy.
 
-The objective :math:`L_b` is that of :mod:`.newton`.
+The objective :math:`L_b` is that of :func:`.minimize`.
 
 **The certificate** (``noise='output'``). Minimise with :math:`b = 0`, keep the
 result secret, and release it with *fresh* Gaussian noise, :math:`W + s\, \Xi`,

@@ -35,9 +35,10 @@ from pyg_trust._checks import (
     check_integer,
     check_positive,
 )
-from pyg_trust.functional.private_propagation import FORMS, RELATIONS
+from pyg_trust.functional.private_propagation import RELATIONS
 from pyg_trust.privacy.auditing import check_coins, split_scores
 from pyg_trust.report import Report, provenance
+from pyg_trust.transforms.aggregation_report import make_relation
 
 # Rows are longer than messages may be: a release has to normalise them.
 _LENGTH = 3.0
@@ -151,7 +152,7 @@ def audit_aggregation(
     num_canaries: int = 10_000,
     *,
     directed: bool = False,
-    form: str = 'withdraw',
+    form: str | None = None,
     list_size: int = 1,
     confidence: float = 0.95,
     seed: int | None = None,
@@ -183,8 +184,12 @@ def audit_aggregation(
             (default: :obj:`10_000`)
         directed (bool): of ``'edge'``: whether edges are arcs.
             (default: :obj:`False`)
-        form (str): of nodes, :obj:`'withdraw'` or :obj:`'replace'`.
-            (default: :obj:`'withdraw'`)
+        form (str, optional): of nodes, which pair is planted:
+            :obj:`'withdraw'` or :obj:`'replace'`. A record against a blank
+            tells half of what a record against its opposite does; so ask for
+            what is claimed. By default that of a
+            :class:`~pyg_trust.transforms.PrivateAGP` of the relation.
+            (default: :obj:`None`)
         list_size (int): of ``'node'`` and ``'node_incident'``.
             (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
@@ -200,10 +205,11 @@ def audit_aggregation(
     """
     check_callable('release', release)
     check_choice('relation', relation, RELATIONS)
-    check_choice('form', form, FORMS)
     check_integer('num_canaries', num_canaries, 20)
     check_integer('list_size', list_size, 1)
     check_instance('directed', directed, bool)
+    most = list_size if relation == 'node_incident' else None
+    form = make_relation(relation, form, directed, most).form
     if claim_mu is not None:
         check_positive('claim_mu', claim_mu)
     check_fraction('confidence', confidence)
