@@ -1,4 +1,4 @@
-"""Computations on a graph's rows: the layout for pushes, its spectrum."""
+"""Layouts of a graph's rows for pushes, and its spectrum."""
 
 import numpy as np
 import scipy.sparse
@@ -13,7 +13,7 @@ from pyg_trust.sparse import pick_rows
 def push_graph(
     rowptr: Tensor, col: Tensor, degree: Tensor, nodes: Tensor | None
 ) -> PushGraph:
-    """The layout of all rows, or of some alone, without a scale."""
+    """Return the layout of all rows, or of some alone, without a scale."""
     n, device = rowptr.numel() - 1, rowptr.device
     if nodes is None:
         row = building.row_of_entries(rowptr)

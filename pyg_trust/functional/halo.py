@@ -1,4 +1,4 @@
-r"""Exact propagation of a graph that no process holds whole.
+r"""Exact propagation of a graph whose rows are spread over processes.
 
 Every process has some consecutive nodes: their rows of the graph and of the
 features. To compute its rows of a level it needs, from the others, the rows of
@@ -45,7 +45,7 @@ from pyg_trust.functional.propagation_checks import (
 
 
 class HaloGraph(NamedTuple):
-    """The rows of consecutive nodes of an undirected graph.
+    """Rows of consecutive nodes of an undirected graph.
 
     Args:
         rowptr (Tensor): int64, ``[num_own + 1]``.
@@ -198,7 +198,7 @@ def _check_whole(graph: HaloGraph, measure: Measure) -> None:
 
 
 def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
-    r"""This process's rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+    r"""Compute own rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
     To be called by all processes of torch.distributed together. Beside graph,
     features and result, a process holds two vectors of its own rows and its

@@ -1,4 +1,4 @@
-r"""Linear heads of node classifiers, and removal from them, measured.
+r"""Linear heads of classifiers: objective, measured residual, Hessian.
 
 With the rows :math:`z_i` of the training nodes, :math:`n` of them *now*,
 
@@ -34,7 +34,7 @@ have one output for two classes and one per class for more, :math:`y_c = \pm
 
 by :math:`\langle \nabla L(W) - \nabla L(W^*), W - W^* \rangle \ge \lambda n'
 \lVert W - W^* \rVert^2` and :math:`\nabla L(W^*) = 0`. The residual is
-*measured* (:meth:`Objective.gradient`), with all that rounding can hide; the
+*measured* (``Objective.gradient``), with all that rounding can hide; the
 way to :math:`W` plays no part.
 
 **The step.** :math:`H p = -\nabla L(W, D')`, the *full* present gradient. The
@@ -42,7 +42,7 @@ papers solve for the change of the gradient (Guo et al. 2020, Chien et al.
 2022, Yi and Wei 2025) and carry what was left for ever, so that their bounds
 add up until they have to retrain; here what was left is corrected with the
 next step and nothing adds up. Since any :math:`p` may be used, :math:`H` is
-the factored Hessian of an earlier time (:class:`Factor`).
+the factored Hessian of an earlier time (``Factor``).
 """
 
 import math
@@ -74,7 +74,7 @@ UNIT = torch.finfo(torch.float64).eps / 2
 
 
 def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
-    """The targets of the outputs: float64, ``[n, num_outputs]``.
+    """Encode classes as targets of the outputs: ``[n, num_outputs]``.
 
     Args:
         y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
@@ -92,7 +92,7 @@ def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
 
 
 def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
-    """The derivative of the loss in the margins, 0 for rows of targets 0.
+    """Differentiate the loss in the margins; 0 for rows of targets 0.
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
@@ -108,7 +108,7 @@ def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
 
 
 def curvatures(margin: Tensor, Y: Tensor, head: str) -> Tensor:
-    """The second derivative of the loss of every output by itself.
+    """Differentiate the loss twice, for every output by itself.
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
@@ -122,7 +122,7 @@ def curvatures(margin: Tensor, Y: Tensor, head: str) -> Tensor:
 
 
 def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
-    """The derivative of :func:`slopes` along a change of the margins.
+    """Differentiate :func:`slopes` along a change of the margins.
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
@@ -158,7 +158,7 @@ def hidden(
     size: float | None = None,
     weight: float | None = None,
 ) -> float:
-    r"""A bound of the rounding error of :math:`Z^\top G(ZW)` plus a drift.
+    r"""Bound the rounding error of :math:`Z^\top G(ZW)` plus a drift.
 
     An inner product of :math:`m` numbers is off by at most :math:`m u |a|^\top
     |b|` with the unit roundoff :math:`u` (to first order; the constants leave
@@ -201,7 +201,7 @@ def hidden_by(
     head: str,
     drift: float,
 ) -> float:
-    """Is :func:`hidden`, from norms.
+    """Bound the same rounding error as :func:`hidden`, from norms.
 
     Args:
         z (float): of the rows.
@@ -261,11 +261,11 @@ class Factor(NamedTuple):
 
     @property
     def separate(self) -> bool:
-        """Whether every output is a problem of its own."""
+        """Whether the outputs are independent problems."""
         return self.kind in ('classes', 'shared', 'rows')
 
     def solve(self, right: Tensor) -> Tensor:
-        """Solves for every output: ``[d, num_outputs]``.
+        """Solve for every output: ``[d, num_outputs]``.
 
         Args:
             right (Tensor): as the result.
@@ -295,7 +295,7 @@ class Factor(NamedTuple):
         return across + along / self.mu
 
     def kept(self) -> 'Factor':
-        """The same for many solves: with inverses, where they are small."""
+        """Return a factor for many solves: with inverses, where small."""
         if self.kind != 'classes' or self.lower.size(-1) > INVERSE_LIMIT:
             return self
         inverse = torch.cholesky_inverse(self.lower)
@@ -306,7 +306,7 @@ class Factor(NamedTuple):
 def factor_curved(
     Z: Tensor, curvature: Tensor, mu: float, K: Tensor | None = None
 ) -> Factor:
-    r"""Factors :math:`Z^\top \operatorname{diag}(s_c) Z + \mu I` by output.
+    r"""Factor :math:`Z^\top \operatorname{diag}(s_c) Z + \mu I` by output.
 
     Args:
         Z (Tensor): ``[n, d]``, dense or sparse CSR.
@@ -336,7 +336,7 @@ def hessian_solve(
     right: Tensor,
     K: Tensor | None = None,
 ) -> Tensor:
-    r"""Solves :math:`H_c p_c = r_c` for every class.
+    r"""Solve :math:`H_c p_c = r_c` for every class.
 
     Here :math:`H_c = Z^\top \operatorname{diag}(s_c) Z + \mu I`. With fewer
     rows than columns by Woodbury's identity,
@@ -391,20 +391,20 @@ class Gradient(NamedTuple):
 
 
 class Problem(Protocol):
-    """The interface of the problems that :func:`refine` minimises."""
+    """Interface of the problems that :func:`.newton.refine` minimises."""
 
     def gradient(self, W: Tensor) -> Gradient:
-        """The gradient, with a bound of its error."""
+        """Return the gradient, with a bound of its error."""
 
     def factor(self, W: Tensor) -> Factor:
-        """A factored Hessian, or something like it."""
+        """Return a factored Hessian or preconditioner."""
 
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """A step from a gradient."""
+        """Return a step from a gradient."""
 
 
 class Objective(NamedTuple):
-    r""":math:`L(\cdot, D)` of the rows that there are.
+    r"""Objective :math:`L(\cdot, D)` of the present rows.
 
     Args:
         Z (Tensor): float64, ``[n, d]``, dense or (without ``'softmax'``)
@@ -430,7 +430,7 @@ class Objective(NamedTuple):
     K: Tensor | None = None
 
     def gradient(self, W: Tensor) -> Gradient:
-        r""":math:`\nabla L(W, D)`: one pass over the rows.
+        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -442,7 +442,7 @@ class Objective(NamedTuple):
         return self._measured(W, value, _sizes(value), squares.tolist())
 
     def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
-        r"""The same where few columns of the weights have moved.
+        r"""Update a gradient after few columns of the weights moved.
 
         For outputs that are problems of their own: the gradient of the others
         is what it was, and counts in the norm as it did.
@@ -497,7 +497,7 @@ class Objective(NamedTuple):
         return Gradient(value, norm, tuple(sizes), tuple(slopes))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
-        """The Hessian at :obj:`W` times a matrix.
+        """Multiply the Hessian at :obj:`W` by a matrix.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -507,7 +507,7 @@ class Objective(NamedTuple):
         return transposed_times(self.Z, change) + self.mu * P
 
     def factor(self, W: Tensor) -> Factor:
-        """Factors the Hessian at :obj:`W`, or what majorises it.
+        """Factor the Hessian at :obj:`W`, or a majoriser of it.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -540,7 +540,7 @@ class Objective(NamedTuple):
         return Factor(kind, torch.linalg.cholesky(hessian), self.mu)
 
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """A Newton step, with the Hessian of :obj:`factor`.
+        """Return a Newton step, with the Hessian of :obj:`factor`.
 
         Where that is a majoriser alone, which contracts slowly, by conjugate
         gradients with the true Hessian.

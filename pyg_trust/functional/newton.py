@@ -60,7 +60,7 @@ def refine(
     start: Gradient | None = None,
     factor: Factor | None = None,
 ) -> Refined:
-    r"""Steps until the residual, rounding included, is at most :obj:`tol`.
+    r"""Step until the residual, rounding included, is at most :obj:`tol`.
 
     With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
     steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4), for

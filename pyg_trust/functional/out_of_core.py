@@ -50,7 +50,7 @@ _MOMENT = 32
 
 
 class MemoryPlan(NamedTuple):
-    """Where the bytes of an exact propagation go.
+    """Memory of an exact propagation, by use.
 
     Args:
         graph (int): rows of the graph, and the diagonals of the operator.
@@ -84,7 +84,7 @@ def plan_memory(
     directed: bool = False,
     mapped: bool = False,
 ) -> MemoryPlan:
-    r"""How many columns go through a graph together, and what that takes.
+    r"""Choose how many columns go through a graph together.
 
     With :math:`n` nodes, :math:`m` stored entries and :math:`s` bytes a
     number,
@@ -213,7 +213,7 @@ def propagate_to(
     over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""Computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
+    r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
     The same bits as :func:`.propagate`, with only a block of columns in
     memory (:func:`plan_memory`). The graph may be mapped

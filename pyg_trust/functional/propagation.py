@@ -118,7 +118,7 @@ def propagate(
     tol: float = 0.0,
     rows: Tensor | None = None,
 ) -> Tensor:
-    r"""Computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+    r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
     Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
     AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
@@ -267,7 +267,7 @@ def _eager(
 
 
 class Entries(NamedTuple):
-    """Where the values of a sparse signal are, as in a sparse CSR tensor.
+    """Positions of the values of a sparse signal, as in a sparse CSR tensor.
 
     Args:
         ptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -675,7 +675,7 @@ def _growth(
 
 
 def half_scale(largest: Tensor) -> Tensor:
-    """The power of two that brings each number into [2^13, 2^14]."""
+    """Return the power of two that brings each number into [2^13, 2^14]."""
     exponent = torch.frexp(largest).exponent.clamp(-112, 126)
     known = largest.isfinite() & (largest > 0)
     return torch.where(

@@ -30,7 +30,7 @@ def query(
     threshold: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    r"""Computes :math:`z` for many nodes, or other sparse signals.
+    r"""Compute :math:`z` for many nodes, or other sparse signals.
 
     Each query touches what it pushes, about :math:`1/\varepsilon` edges, not
     the whole graph: its work vectors are kept from call to call (16 bytes per
@@ -166,7 +166,7 @@ def _sparse_signals(
 
 
 def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
-    r"""Bounds the error of a pruned query, for a signal of L1 norm one.
+    r"""Bound the error of a pruned query, for a signal of L1 norm one.
 
     .. math::
         |\hat{z}(v) - z(v)| \le \varepsilon\, W \sum_{i<L}

@@ -1,6 +1,6 @@
 r"""Bounds of the residual that a step of removal adds.
 
-The objective :math:`L_b` is that of :func:`.minimize`.
+The objective :math:`L_b` is that of :func:`~pyg_trust.functional.minimize`.
 
 **The update** (`Pan et al. 2023 <https://arxiv.org/abs/2211.03216>`_,
 Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1} \Delta`, :math:`H =
@@ -53,7 +53,7 @@ PAPER_GAMMA_2 = {'logistic': 0.25, 'squared': 0.0}
 def tight_bound(
     Z: Tensor, P: Tensor, loss: str = 'logistic', K: Tensor | None = None
 ) -> float:
-    r"""Bounds the residual that a step adds, without any bound on embeddings.
+    r"""Bound the residual that a step adds, without any bound on embeddings.
 
     .. math::
         \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'P) \circ (Z'P)
@@ -89,7 +89,7 @@ def paper_bound(
     K: Tensor | None = None,
     radius: float | None = None,
 ) -> float:
-    r"""Theorem 4.7 of the paper with an :math:`F` that is valid.
+    r"""Bound it by Theorem 4.7 of the paper with an :math:`F` that is valid.
 
     .. math::
         \sqrt{\sum_c \left( \tfrac14 F \lVert Z' \rVert_2 \lVert p_c \rVert
@@ -122,7 +122,7 @@ def paper_bound(
 def node_removal_bound(
     n: int, lam: float, radius: float, num_graphs: int = 1
 ) -> float:
-    r"""Theorem 4.4 and Corollary 4.6, corrected: a worst case, known before.
+    r"""Bound it a priori by Theorem 4.4 and Corollary 4.6, corrected.
 
     .. math::
         \frac{4 \gamma_2 m^2 C_1^2 F^3}{\lambda^2 n}, \quad C_1 = F,
@@ -158,7 +158,7 @@ def feature_removal_bound(
     noise_norm: float,
     num_graphs: int = 1,
 ) -> float:
-    r"""Theorem 4.3 and Corollary 4.5, corrected: a worst case, known before.
+    r"""Bound it a priori by Theorem 4.3 and Corollary 4.5, corrected.
 
     .. math::
         \frac{\gamma_2 m^2 F^3}{\lambda^2 n} \min\left\{ 4 F^2,\;

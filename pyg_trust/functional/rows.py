@@ -11,7 +11,7 @@ from pyg_trust.graph import sparse_rows
 
 
 def gram(Z: Tensor) -> Tensor:
-    r""":math:`Z Z^\top`, dense.
+    r"""Compute :math:`Z Z^\top`, dense.
 
     Args:
         Z (Tensor): ``[n, d]``, dense or sparse CSR.
@@ -48,7 +48,7 @@ def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
 
 
 def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
-    r""":math:`Z^\top U`.
+    r"""Compute :math:`Z^\top U`.
 
     Args:
         Z (Tensor): ``[n, d]``, dense or sparse CSR.
