@@ -17,7 +17,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.certificates.bounds import Problem
+from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
@@ -26,6 +26,7 @@ from pyg_trust.certificates.certificate import (
 )
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
+from pyg_trust.certificates.problem import Problem
 from pyg_trust.certificates.proofs import witness_of
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.distributed import check_same
@@ -185,7 +186,7 @@ def certify_pagerank(
             'reference', reference, deployed.logits.size(1), 'the classes'
         )
         held = reference.cpu()
-    problem = Problem(
+    problem = Solver(
         *(deployed, threat, nodes, held[nodes]),
         tolerance,
         over_ranks,

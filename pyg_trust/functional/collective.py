@@ -1,4 +1,4 @@
-r"""Certificates of many nodes at once: what one budget can break together.
+r"""Collective certificates: the damage of one budget to many nodes at once.
 
 `"Collective Robustness Certificates"
 <https://openreview.net/forum?id=ULQdiUTHe3y>`_ (Schuchardt, Bojchevski,
@@ -17,7 +17,7 @@ from pyg_trust.kernel.collective import Matrix, program, value
 
 
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
-    """Whose features reach a node in so many rounds of messages.
+    """Mark the nodes whose features reach each target in K rounds.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``.
@@ -41,7 +41,7 @@ def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
 
 
 def edge_field(field: Matrix, edges: Tensor) -> Matrix:
-    """Which edges have at least one end in a node's field.
+    """Mark the edges with at least one end in a target's receptive field.
 
     For layers whose messages are weighted by the *source's* degree (GCN, SGC,
     APPNP) the field is that of all rounds: the deletion of an edge between
@@ -70,7 +70,7 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
 
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest budgets at which each target is not certified.
+    """Return the smallest budgets at which each target is not certified.
 
     Args:
         certified (numpy.ndarray): bool, ``[num_targets, R_1 + 1, ...]``, by
@@ -110,7 +110,7 @@ def broken_bound(
     exact: bool = False,
     time_limit: float = 60.0,
 ) -> float:
-    r"""An upper bound of how many targets one budget can break at once.
+    r"""Bound from above how many targets one budget can break at once.
 
     The program is that of :mod:`pyg_trust.kernel.collective`. The points of a
     node share what it sees, where the published relaxation counts it once for
