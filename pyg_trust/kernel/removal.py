@@ -8,8 +8,9 @@ rows that are trained on, and
     L(W) = \sum_r \ell(W^\top z_r, y_r) + \frac{\lambda n}{2} \lVert W
     \rVert_F^2, \qquad W^* = \arg\min L .
 
-For *any* :math:`W`, :func:`residual` returns a :math:`\beta \ge \lVert \nabla
-L(W) \rVert_F`, and :func:`shift` a :math:`m \ge \lVert W' - W^* \rVert_F / s`,
+For *any* :math:`W`, :func:`residual` returns an interval with :math:`\lVert
+\nabla L(W) \rVert_F` in it, :math:`\beta` its end, and :func:`shift` a
+:math:`m \ge \lVert W' - W^* \rVert_F / s`,
 where :math:`W' = g \operatorname{rint}(W / g)`, :math:`g = 2^{-32} s`, is what
 a release adds noise of the standard deviation :math:`s` to. So the release is
 that of exact retraining, shifted by at most :math:`m` standard deviations.
@@ -55,6 +56,9 @@ values, in any order, with or without fused additions).
        \beta = \lVert R \rVert + (\gamma_n \lVert \hat Z \rVert + E) \lVert
        \hat G \rVert + (\lVert \hat Z \rVert + E) \Delta + \gamma_4 (\mu \lVert
        W \rVert + \lVert R \rVert) .
+
+   What is added to :math:`\lVert R \rVert` may as well be missing in it: the
+   start of the interval.
 
 What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
 root: every norm and every result is raised by :math:`2^{-500}`.
@@ -109,17 +113,29 @@ ARRAYS: dict[str, tuple[str, int]] = {
 BLOCK, SALTS = 64, 1024
 
 
+class Interval(NamedTuple):
+    """Numbers that an unknown one is between.
+
+    Args:
+        least (float): from below.
+        most (float): from above.
+    """
+
+    least: float
+    most: float
+
+
 class Proof(NamedTuple):
     r"""The findings of :func:`prove`.
 
     Args:
         num_train (int): :math:`n`.
-        residual (float): :math:`\beta`, at least the norm of the gradient.
+        residual (Interval): of the norm of the gradient.
         shift (float): :math:`m`, of the release over its noise.
     """
 
     num_train: int
-    residual: float
+    residual: Interval
     shift: float
 
 
@@ -281,8 +297,8 @@ def residual(
     W: np.ndarray,
     lam: float,
     head: str,
-) -> float:
-    r"""Return :math:`\beta \ge \lVert \nabla L(W) \rVert_F`: step 4.
+) -> Interval:
+    r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4.
 
     Args:
         found (Features): of the :math:`n` training rows.
@@ -313,9 +329,12 @@ def residual(
     slopes_wrong = slope + LIPSCHITZ[head] * margins_off + 2 * UNIT * g
     hidden = (gamma(n) * z + error) * g + (z + error) * slopes_wrong
     hidden += gamma(4) * (mu * w + r)
-    # The roundings of these twenty operations.
+    # The roundings of these twenty operations, and of r from below.
     beta = (r + hidden) * (1 + 2.0**-47) + TINY
-    return beta if math.isfinite(beta) else math.inf
+    if not math.isfinite(beta):
+        return Interval(0.0, math.inf)
+    least = r * (1 - 3 * gamma(R.size + 4) - 2.0**-47) - hidden - 2 * TINY
+    return Interval(max(0.0, least - hidden * 2.0**-47), beta)
 
 
 def shift(beta: float, n: int, lam: float, W: np.ndarray, std: float) -> float:
@@ -393,6 +412,16 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
         raise ValueError('its numbers are out of range')
 
 
+def setting(arrays: Mapping[str, np.ndarray]) -> str:
+    """Digest what a proof is about, but for data and weights.
+
+    Args:
+        arrays (dict): of :data:`ARRAYS`.
+    """
+    names = ('weights', 'a', 'b', 'self_loops', 'along', 'lam', 'std')
+    return fingerprint(str(arrays['head']), *(arrays[n] for n in names))
+
+
 def work(arrays: Mapping[str, np.ndarray]) -> int:
     """Count the products of a proof, about.
 
@@ -420,9 +449,8 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
     found = features(entries, arrays['x'], rows, weights, a, b, loops, along)
     Y = targets(labels[rows], len(arrays['classes']), str(head))
     beta = residual(found, Y, arrays['W'], lam, str(head))
-    return Proof(
-        len(rows), beta, shift(beta, len(rows), lam, arrays['W'], std)
-    )
+    m = shift(beta.most, len(rows), lam, arrays['W'], std)
+    return Proof(len(rows), beta, m)
 
 
 def sealed(arrays: Mapping[str, np.ndarray]) -> str:
