@@ -16,6 +16,7 @@ layouts below are those of files that exist.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,19 @@ from .claims import read_json
 
 #: What is hashed of a line of a removal, in this order.
 REMOVAL = ('action', 'spent', 'request', 'data')
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A dense tensor.
+
+    Args:
+        dtype (str): as torch names it, ``'torch.float32'``.
+        array (ndarray): the values; bits of types that numpy lacks.
+    """
+
+    dtype: str
+    array: np.ndarray
 
 
 class Chain(NamedTuple):
@@ -122,16 +136,15 @@ def fingerprint(*parts: Any) -> str:
     """Digest arrays, texts and numbers.
 
     Args:
-        *parts (Any): in this order. An array may come as the ``array`` of an
-            object that has the name of its type as ``dtype``.
+        *parts (Any): in this order.
     """
     digest = hashlib.sha256()
     for part in parts:
-        array = getattr(part, 'array', part)
-        if isinstance(array, np.ndarray):
-            dtype = f'torch.{array.dtype}' if array is part else part.dtype
-            header: Any = ('tensor', dtype, array.shape)
-            content = array.tobytes()
+        if isinstance(part, np.ndarray):
+            part = Tensor(f'torch.{part.dtype}', part)
+        if isinstance(part, Tensor):
+            header: Any = ('tensor', part.dtype, part.array.shape)
+            content = part.array.tobytes()
         elif part is None or isinstance(part, str | int | float):
             header, content = type(part).__name__, repr(part).encode()
         else:

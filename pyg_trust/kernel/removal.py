@@ -74,15 +74,16 @@ that are many deviations away.
 import hashlib
 import hmac
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
 from scipy import special
 from scipy.sparse import csr_array
 
-from .chain import fingerprint
+from .accounting import FAILS, HOLDS, NOT_PROVED
+from .chain import Tensor, fingerprint
 
 UNIT = 2.0**-53
 TINY = 2.0**-500
@@ -109,6 +110,9 @@ ARRAYS: dict[str, tuple[str, int]] = {
     **{'labels': ('int64', 1), 'salts': ('uint8', 2)},
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
+RESIDUAL = 'that the residual is within its bound'
+# Products that a check computes at most; and how seldom noise is farther.
+MOST_WORK, LEAST_CHANCE = 10**12, 1e-9
 # So many neighbouring nodes have one salt, and so many salts one hash.
 BLOCK, SALTS = 64, 1024
 
@@ -498,3 +502,80 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
     half, square = off.size / 2, float((off**2).sum()) / 2
     tails = special.gammainc(half, square), special.gammaincc(half, square)
     return min(1.0, 2 * float(min(tails)))
+
+
+def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return what remains as a graph with names, and the proof.
+
+    Args:
+        arrays (dict): of a file.
+
+    Raises:
+        ValueError: as :func:`checked`.
+    """
+    checked(arrays)
+    alive, col, labels = (arrays[k] for k in ('alive', 'col', 'labels'))
+    sender = np.repeat(np.arange(len(alive)), np.diff(arrays['rowptr']))
+    # Without the self-loops that were added.
+    kept = (sender != col) | arrays['own_loop'][sender]
+    place = np.cumsum(alive) - 1
+    return {
+        'n_id': Tensor('torch.int64', np.flatnonzero(alive)),
+        'x': Tensor('torch.float64', arrays['x'][alive]),
+        'edge_index': Tensor(
+            'torch.int64', place[np.stack([sender, col])[:, kept]]
+        ),
+        'trained': set(np.flatnonzero(labels >= 0).tolist()),
+        'proof': arrays,
+    }
+
+
+def compare(
+    arrays: Mapping[str, np.ndarray], claimed: Mapping[str, Any], paid: float
+) -> Iterator[tuple[str, str]]:
+    """Compare a claim with what is proved.
+
+    Args:
+        arrays (dict): of :func:`checked`.
+        claimed (dict): of the report: ``'data'``, ``'model'``, ``'setting'``,
+            ``'num_train'`` and ``'bound'``.
+        paid (float): the shift that is paid for.
+
+    Returns:
+        iterator: a status and a text for everything that was looked at.
+    """
+    for name, what, found in (
+        ('data', 'graph and release', sealed(arrays)),
+        ('model', 'weights', fingerprint('weight', arrays['released'])),
+        ('setting', 'setting', setting(arrays)),
+    ):
+        status, same = FAILS, found == claimed.get(name)
+        if same or not claimed.get(name):
+            status = HOLDS if same else NOT_PROVED
+        yield (
+            status,
+            f'data: {what}, {"" if same else "not "}as the report has it',
+        )
+    chance = plausible(arrays)
+    yield (
+        HOLDS if chance >= LEAST_CHANCE else FAILS,
+        'data: the noise between the weights and those that were released is '
+        f'as large as it should be (p {chance:.2g})',
+    )
+    bound = claimed['bound']
+    if work(arrays) > MOST_WORK or bound == 0:
+        yield NOT_PROVED, f'{RESIDUAL}: it takes too long, or has no bound'
+        return
+    n, beta, m = prove(arrays)
+    status = NOT_PROVED
+    if beta.least > bound or n != claimed['num_train']:
+        status = FAILS
+    elif beta.most <= bound and m <= paid:
+        status = HOLDS
+    yield (
+        status,
+        f'{RESIDUAL}: at most {beta.most:.6g}, {bound:.6g} is claimed, of {n} '
+        f'training nodes; the release is shifted by at most {m:.6g}, '
+        f'{paid:.6g} is paid for, if these are the weights that the noise was '
+        'added to',
+    )
