@@ -1,4 +1,4 @@
-"""Columns that tell degrees, and so edges, without noise.
+"""Find feature columns that reveal degrees, and so edges.
 
 A column may be the degrees themselves, on a line with them (scaled, shifted,
 standardised), or have one value for each degree (logarithms, one-hot
@@ -24,7 +24,7 @@ _TRIED, _BLOCK, _OFF = 64, 64, 1e-5
 
 
 def tells_degrees(x: Tensor, ends: Tensor) -> bool:
-    """Whether a column of features tells how many edges nodes have.
+    """Return whether a column of features reveals the degrees of nodes.
 
     Args:
         x (Tensor): ``[num_nodes, num_columns]``, dense or sparse.

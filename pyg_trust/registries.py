@@ -1,4 +1,4 @@
-"""All that can be extended by a name, on one page.
+"""List every registry, all extension points on one page.
 
 Each is a mapping of names to functions or classes, and takes more of them:
 

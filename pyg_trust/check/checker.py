@@ -30,6 +30,7 @@ from ..kernel.claims import (
     read_json,
     same,
 )
+from ..kernel.fields import contradictions
 from ..kernel.removal import RESIDUAL, remaining
 from ..kernel.sentences import SEEDED, words
 from . import removals
@@ -42,6 +43,7 @@ from .answers import (
     Finding,
     Said,
     Stated,
+    arguments,
     read_report,
     requests,
 )
@@ -241,6 +243,9 @@ def _check_fields(each: Stated) -> Said:
         yield FAILS, f'the noise comes from a seed: nothing is {what}'
     if each.procedure not in PROMISES:
         return
+    about = each.procedure, each.values, arguments(each), each.history
+    for text in contradictions(*about):
+        yield FAILS, text
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)
 
 

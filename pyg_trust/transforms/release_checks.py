@@ -21,7 +21,7 @@ _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
 
 
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
-    """The graph of private data, if a release of it can be accounted for.
+    """Return the graph of private data, if a release can be accounted for.
 
     Args:
         data (Data): the graph.
