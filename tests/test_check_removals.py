@@ -17,7 +17,7 @@ from forgetting import forgotten
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.check.__main__ import main
 from pyg_trust.kernel import removal
-from pyg_trust.kernel.claims import read_arrays
+from pyg_trust.kernel.arrays import read_arrays
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import NodeClassifier

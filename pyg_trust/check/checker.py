@@ -21,15 +21,8 @@ from typing import Any, TypeVar
 
 from ..kernel import chain
 from ..kernel.accounting import judge_mu
-from ..kernel.claims import (
-    PROMISES,
-    amount,
-    claim,
-    number,
-    read_arrays,
-    read_json,
-    same,
-)
+from ..kernel.arrays import read_arrays
+from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
 from ..kernel.fields import contradictions
 from ..kernel.removal import RESIDUAL, remaining
 from ..kernel.sentences import SEEDED, words

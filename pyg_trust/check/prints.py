@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel.chain import fingerprint
+from ..kernel.arrays import fingerprint
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.

@@ -16,28 +16,12 @@ layouts below are those of files that exist.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from .claims import read_json
 
 #: What is hashed of a line of a removal, in this order.
 REMOVAL = ('action', 'spent', 'request', 'data')
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A dense tensor.
-
-    Args:
-        dtype (str): as torch names it, ``'torch.float32'``.
-        array (ndarray): the values; bits of types that numpy lacks.
-    """
-
-    dtype: str
-    array: np.ndarray
 
 
 class Chain(NamedTuple):
@@ -130,25 +114,3 @@ def _chained(pairs: Iterable[tuple[Any, str]], parts: Any) -> Chain:
         made.links.append(found)
         before = found
     return made
-
-
-def fingerprint(*parts: Any) -> str:
-    """Digest arrays, texts and numbers.
-
-    Args:
-        *parts (Any): in this order.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, np.ndarray):
-            part = Tensor(f'torch.{part.dtype}', part)
-        if isinstance(part, Tensor):
-            header: Any = ('tensor', part.dtype, part.array.shape)
-            content = part.array.tobytes()
-        elif part is None or isinstance(part, str | int | float):
-            header, content = type(part).__name__, repr(part).encode()
-        else:
-            raise ValueError(f'{type(part).__name__} has no fingerprint')
-        digest.update(repr((header, len(content))).encode())
-        digest.update(content)
-    return digest.hexdigest()

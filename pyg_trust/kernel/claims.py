@@ -14,16 +14,11 @@ its digest, too.
 """
 
 import hashlib
-import io
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 # What every claim has beside the fields of its promise.
 _COMMON = {
@@ -344,51 +339,6 @@ def read_json(text: str) -> Any:
         parse_constant=_no_number,
         parse_float=_number,
     )
-
-
-def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz``, none of which is larger than its file.
-
-    Args:
-        path (str or Path): of the file.
-
-    Raises:
-        ValueError: if it is none, is compressed or damaged, or holds objects.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            if any(entry.compress_type for entry in entries):
-                raise ValueError('an array is compressed')
-            made = {
-                entry.filename.removesuffix('.npy'): _array(
-                    archive.read(entry)
-                )
-                for entry in entries
-            }
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        # Of a header whatever Python's parser may raise.
-        raise ValueError(f'no arrays of numpy, or damaged ({error})') from None
-    if len(made) < len(entries):
-        raise ValueError('two arrays have one name')
-    return made
-
-
-def _array(content: bytes) -> np.ndarray:
-    # As np.save writes it, of the size that it says.
-    stream = io.BytesIO(content)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError('an array is of another version')
-    shape, turned, dtype = np.lib.format.read_array_header_1_0(stream)
-    size, start = math.prod(shape) * dtype.itemsize, stream.tell()
-    if dtype.hasobject or min(shape, default=0) < 0:
-        raise ValueError('an array holds objects, or less than nothing')
-    if start + size != len(content):
-        raise ValueError('an array is of another size than it says')
-    flat = np.frombuffer(content, dtype, offset=start)
-    return flat.reshape(shape, order='F' if turned else 'C')
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

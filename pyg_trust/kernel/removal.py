@@ -79,11 +79,11 @@ from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
-from scipy import special
+import scipy
 from scipy.sparse import csr_array
 
 from .accounting import FAILS, HOLDS, NOT_PROVED
-from .chain import Tensor, fingerprint
+from .arrays import Tensor, fingerprint
 
 UNIT = 2.0**-53
 TINY = 2.0**-500
@@ -500,7 +500,8 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
     """
     off = (arrays['released'] - arrays['W']) / float(arrays['std'])
     half, square = off.size / 2, float((off**2).sum()) / 2
-    tails = special.gammainc(half, square), special.gammaincc(half, square)
+    law = scipy.special
+    tails = law.gammainc(half, square), law.gammaincc(half, square)
     return min(1.0, 2 * float(min(tails)))
 
 

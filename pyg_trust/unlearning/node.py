@@ -487,8 +487,7 @@ class NodeClassifier(Saving, EditedInPlace):
             fresh.margins(model.weight, every)
         )
         bound, chance = self._bound(model), self._noise_p_value(model)
-        # Weights that were solved again may end where rounding is all that is
-        # left, as those of the release did, and not at the same bit.
+        # Solved again they may end where rounding is left, at another bit.
         holds = upper <= bound or measured <= upper - measured
         if bound == 0:
             # It was retrained: the same again.
@@ -620,9 +619,7 @@ class NodeClassifier(Saving, EditedInPlace):
             secure=model.secure and self._seed is None,
         )
         self._check_shift(data, W, bound, spent)
-        # The residual was measured, or bounded, in full. By how many steps, or
-        # from zero, is nothing for a line that stays: it tells what was
-        # removed.
+        # How it was done tells what was removed: no line says it.
         ledger.record('measured', spent, request, new.sealed)
         if self.noise == 'output' and spent > 0:
             # As it is paid for: another number says more of the data.
