@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import REAL, check_dtype, check_integer
 
-# To who has a graph of several kinds of nodes.
+# Hint for graphs with several kinds of nodes.
 MAKE_HOMOGENEOUS = (
     ': HeteroData.to_homogeneous() makes one, and so does a Data of one kind '
     'of nodes and their edges'
@@ -110,7 +110,7 @@ def check_data(data: Any, advice: str = '') -> None:
 def sort_edges(
     row: Tensor, col: Tensor, num_nodes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Stable, so that of duplicates the first one comes first.
+    # Stable, so that duplicates keep their order.
     key, perm = (row * num_nodes + col).sort(stable=True)
     return key // num_nodes, key % num_nodes, perm
 

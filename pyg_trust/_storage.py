@@ -28,7 +28,7 @@ HEADER = 'graph.json'
 FORMAT = 1
 # Bytes that are read, checked or written at a time.
 _PIECE = 1 << 24
-# What files are called that a header names: nothing of another folder.
+# File names that a header may contain: none in another folder.
 _FILE = r'[\w-]+\.npy'
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
@@ -140,7 +140,7 @@ class ArrayWriter:
     def close(self) -> dict[str, Any]:
         """Move the file to its place; return its description for a header."""
         self._file.seek(0)
-        # numpy leaves room for the digits of a size that grows.
+        # numpy's header has spare room for a longer size.
         self._write_header()
         if self._file.tell() != self._start:  # pragma: no cover
             raise RuntimeError('numpy has changed how long a header is')
@@ -227,7 +227,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
     """
     check_instance('array', array, np.ndarray)
     with warnings.catch_warnings():
-        # torch knows no tensors that can't be written to.
+        # torch has no read-only tensors.
         warnings.filterwarnings('ignore', 'The given NumPy array is not')
         return torch.from_numpy(array)
 
@@ -306,7 +306,7 @@ def _check_header(header: dict[str, Any]) -> None:
     for name in facts:
         if header.get(name) is not None:
             check_instance(name, header[name], bool)
-    # What was written before there was a sum has none.
+    # Older headers have no checksum.
     if header.get('crc32', _header_sum(header)) != _header_sum(header):
         raise ValueError('its checksum is another')
 
@@ -401,11 +401,11 @@ def load_rows(
 
 
 def _fault(tensors: dict[str, Tensor], verify: bool) -> str | None:
-    # The first that is not what a graph has: by whoever wrote sizes and
-    # checksums that are right.
+    # Return the first array that no valid graph has, though its size and
+    # checksum are right.
     rowptr, col = tensors['rowptr'], tensors['col']
     n, m = rowptr.numel() - 1, col.numel()
-    # In memory already.
+    # Always, as these arrays are in memory.
     if rowptr[0] != 0 or rowptr[-1] != m or (rowptr.diff() < 0).any():
         return 'rowptr'
     order = tensors.get('order')

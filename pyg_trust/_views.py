@@ -56,7 +56,7 @@ class Views:
         perm: Tensor | None = None,
         **known: bool,
     ) -> Self:
-        # Of rows that were made or checked already, with int32 columns.
+        # Make a graph of rows that were checked already, with int32 columns.
         made = cls.__new__(cls)
         made._set(rowptr, col, weight, perm)
         made._cache.update(known)

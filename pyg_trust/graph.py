@@ -645,7 +645,7 @@ class LastGraph:
 
 
 def _versions(graph: Tensor) -> tuple[int, ...]:
-    # An EdgeIndex wraps a tensor, which counts by itself.
+    # An EdgeIndex wraps a tensor with a version counter of its own.
     if isinstance(graph, EdgeIndex):
         return graph._version, graph.as_tensor()._version
     return (graph._version,)

@@ -119,7 +119,7 @@ def _mix_each(word: Tensor) -> Tensor:
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    # To the right, with zeros from the left.
+    # Logical shift to the right.
     return (word >> bits) & (2 ** (64 - bits) - 1)
 
 
@@ -139,7 +139,7 @@ def forked(seed: int) -> Iterator[None]:
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
-        # Without another device torch keeps the call for one, and its stack.
+        # Without this, torch queues the call, and its stack, for a device.
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         torch.set_rng_state(generator(seed).get_state())

@@ -23,8 +23,7 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 
-# As in csrc/push.h: what a visited node costs where an entry of an exact level
-# costs one.
+# As in csrc/push.h: the cost of a visited node, in entries of an exact level.
 VISIT_COST = 16
 
 
@@ -54,7 +53,7 @@ def exact_blocks(
     if not (measure.self_loops or graph.is_undirected):
         return none
     spaced = ops.cost_nodes(n)
-    # How many nodes each of them stands for; made on the device, not moved.
+    # The number of nodes that each one represents, computed on the device.
     step = int(spaced[1] - spaced[0]) if n > 1 else 1
     nodes = torch.arange(int(spaced[0]), n, step, device=x.device)
     ptr, col = graph.receivers(not measure.along)

@@ -107,7 +107,7 @@ def power_norms(
         if not found[-1] < float('inf'):
             found[-1] = float('inf')
         if found[-1] == float('inf') or (len(found) == 2 and found[1] <= 1):
-            # No power is larger, or no number is.
+            # Later powers are no larger, or infinite as well.
             return found + found[-1:] * (levels + 1 - len(found))
     return found
 

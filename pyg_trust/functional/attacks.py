@@ -133,7 +133,7 @@ def permutation_test(
     check_instance('one_sided', one_sided, bool)
     check_integer('draws', draws, 1)
     generator = rng.generator(seed)
-    # Around their mean, so that sums round alike whatever their order.
+    # Centred, so that sums round alike in any order.
     scores = torch.cat([one.double(), other.double()])
     scores = scores - scores.mean()
     m, n = one.numel(), other.numel()
@@ -143,7 +143,7 @@ def permutation_test(
         return gap if one_sided else gap.abs()
 
     seen = statistic(scores)
-    # What differs by rounding alone is a tie, and counts.
+    # A difference by rounding alone is a tie, and counts.
     slack = 1e-12 * float(scores.abs().max())
     count = 0
     for _ in range(draws):

@@ -87,7 +87,7 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         closed = np.logical_and.accumulate(closed, axis=axis)
     smallest = ~closed
     for axis in range(1, closed.ndim):
-        # Certified with one less of this kind, or there is no less.
+        # Certified with one change less of this kind, or without any.
         before = np.ones_like(closed)
         rest = [slice(None)] * closed.ndim
         less = rest.copy()
@@ -186,7 +186,7 @@ def broken_bound(
     kinds = range(len(reach))
     near = np.ones(owner.size)
     if additions is not None:
-        # Who needs an added edge sees it: no point without.
+        # A point that needs an added edge is reached by that edge alone.
         near[points[:, -1] > 0] = 0.0
     program.add('y', near, gain=1.0)
     for kind in kinds:

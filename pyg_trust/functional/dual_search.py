@@ -16,7 +16,7 @@ from pyg_trust.graph import sparse_rows
 _DOWN = 1 - 1e-15
 
 
-# Steps of golden section: each takes a third off what is left.
+# Steps of golden section: each shortens the interval by a third.
 _GOLDEN = 8
 
 
@@ -89,7 +89,7 @@ class Mirror(NamedTuple):
             after = (degree + sign)[row]
             gain = follow * sign * (value[:, col] - mean[:, row])
             gain = gain / after.clamp(min=1)
-            # The last edge takes all with it, the first one is alone.
+            # The last edge empties the row; the first one fills it alone.
             alone = after < 1 if sign < 0 else after <= 1
             last = -mean[:, row] if sign < 0 else value[:, col]
             gain = torch.where(alone, follow * last, gain)
@@ -101,7 +101,7 @@ class Mirror(NamedTuple):
             worth = (gain * upper[:, row]).clamp(min=0)
             both = worth + worth[:, place]
             part = torch.where(both > 0, worth / both, 0.5)
-            # Where the other direction can't flip, this one pays all.
+            # Where the other direction can't flip, this one pays everything.
             made.append(part.masked_fill(place < 0, 1))
         return EdgeShares(*made)
 
@@ -183,14 +183,14 @@ class DualSearch:
             gap = (self.bound - self.predicted()) / scale
             left = gap > tol
             if sign_only:
-                # What is predicted is about as exact as the last values.
+                # The prediction is about as exact as the last values.
                 below = self.predicted() < precision * scale
                 left &= (self.bound >= 0) & below
             live = left.nonzero().view(-1)
             if live.numel() == 0:
                 return
             trial = self.crossing()
-            # A hundred times more precise than what is left to gain.
+            # A hundred times more precise than the possible gain.
             precision = precision.minimum(gap / 100).clamp(min=tol / 10)
 
     def solve(

@@ -16,7 +16,7 @@ from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import OpenRows
 
-# Up to so many edges are looked for one by one.
+# Up to this number, edges are looked up one by one.
 FEW = 16
 
 
@@ -87,7 +87,7 @@ class _Rows:
             return nodes, nodes
         start, length, col = self.view
         if nodes.numel() == 1:
-            # What most edits name, in fewer steps.
+            # The most frequent case, in fewer steps.
             first, size = int(start[nodes]), int(length[nodes])
             return nodes.expand(size), col[first : first + size].long()
         count = length[nodes]
@@ -101,7 +101,7 @@ class _Rows:
         return bool(at < row.size and row[at] == v)
 
     def make_room(self, row: Tensor) -> None:
-        # For one more entry for each time that a row is named.
+        # Room for one more entry per occurrence of a row.
         nodes, more = row.unique(return_counts=True)
         start, length, col = self.view
         need = length[nodes] + more
@@ -390,7 +390,7 @@ class DynamicGraph:
     def _edit(
         self, nodes: Tensor, edges: Tensor, insert: bool, journal: Journal
     ) -> Tensor:
-        # All entries of some nodes, which leave, and edges.
+        # All entries of removed nodes, and removed edges.
         row, entry, changed = ops.entries_at(
             self.out.view, self.into.view, nodes, edges, self.undirected
         )
@@ -417,7 +417,7 @@ class DynamicGraph:
         def edit(insert: bool) -> int:
             return ops.edit_rows(rows.view, row, entry, insert)
 
-        # Where nothing was done, the way back finds nothing to do.
+        # If nothing was done, undoing does nothing.
         journal.note(lambda: edit(not insert))
         at = edit(insert)
         if at >= 0:  # pragma: no cover

@@ -240,7 +240,7 @@ def budget_attacks(
             tried = _most_effective(
                 policy,
                 value,
-                # The mean of V over each row, but for its costs.
+                # The mean of V over each row, without its costs.
                 (value - search.signal) / (1 - alpha),
                 pagerank,
                 global_budget,

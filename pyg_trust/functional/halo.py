@@ -62,7 +62,7 @@ class HaloGraph(NamedTuple):
 
 
 class _Exchange:
-    # Who sends which rows to whom, agreed upon once.
+    # The rows that each process sends to each other one, exchanged once.
     def __init__(self, graph: HaloGraph, measure: Measure) -> None:
         self.rank, self.size = rank_and_size()
         own = graph.rowptr.numel() - 1
@@ -89,7 +89,7 @@ class _Exchange:
             graph.rowptr.diff(),
             local.to(torch.int32),
         )
-        # Nodes without rows here: those of the halo.
+        # The halo: nodes whose rows another process has.
         zeros = torch.zeros(self.halo.numel(), dtype=torch.int64)
         self.rows = ops.OpenRows(
             torch.cat([self.rows.start, zeros]),
@@ -130,8 +130,8 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     check_shrink(measure, x.dtype)
 
     def norms() -> list[float]:
-        # No process has the graph that would say by how much powers grow. At
-        # their radius, those of a Katz measure do not.
+        # No process has the whole graph, from which the growth of powers
+        # follows. At its own radius, the powers of a Katz measure do not grow.
         levels = measure.levels + 1
         radius = measure.spectral_radius or math.inf
         if measure.shrink * radius <= 1 + 1e-9:
@@ -174,9 +174,9 @@ def _mixed(value: Tensor, key: int) -> Tensor:
 
 
 def _check_whole(graph: HaloGraph, measure: Measure) -> None:
-    # Entries (u, v) and (v, u) are as many, for whatever pair: the sums of
-    # their keyed hashes are then the same, and otherwise for one key in 2^64
-    # or so. No process sees the entries of another.
+    # If every pair has as many entries (u, v) as (v, u), the sums of their
+    # keyed hashes are equal, and otherwise for about one key in 2^64. No
+    # process sees the entries of another.
     keys = from_first(lambda: [secrets.randbits(62) for _ in range(2)])
     row = graph.start + row_of_entries(graph.rowptr)
     out = _mixed(_mixed(row, keys[0]) ^ graph.col, keys[1]).sum()

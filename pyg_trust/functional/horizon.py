@@ -143,7 +143,7 @@ class Horizon:
         policy = perturbations.clean_policy(signal.size(0))
         error = 4 * _UNIT * value.abs().amax(1)
         for _ in range(self.K):
-            # One step: V + (T V - V), and how far roundoff may be off.
+            # One step: V + (T V - V), with a bound of its roundoff.
             made = policy_iteration(
                 perturbations,
                 reward,

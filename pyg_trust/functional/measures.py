@@ -449,7 +449,7 @@ def _check_levels(levels: int) -> int:
 
 
 def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
-    # Before anything of that size is made.
+    # Refuse before anything of that size is allocated.
     if needed > MAX_LEVELS:
         raise ValueError(
             f"'{name}' = {value:g} needs about {needed:.3g} levels for tol = "
@@ -480,7 +480,7 @@ def _geometric(
 
 
 def _terms(tol: float, log: float) -> float:
-    # How often a factor of this logarithm makes it so small.
+    # The number of factors of this logarithm that reach the tolerance.
     try:
         return math.log(tol) / log
     except (OverflowError, ZeroDivisionError):

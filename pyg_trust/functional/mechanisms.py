@@ -48,9 +48,9 @@ from pyg_trust.kernel.quantile import quantile
 
 MIN_LAM = 0.05
 CLIPPINGS = ('flat', 'automatic')
-# What keeps small gradients apart from large ones (gamma of AUTO-S).
+# The stabiliser gamma of AUTO-S: smaller gradients stay smaller.
 _STABILISER = 0.01
-# How many squares are added up in float32, one after another.
+# The number of squares that are summed in float32, one after another.
 _BLOCK = 256
 Orders = Sequence[float] | np.ndarray
 _check_int = partial(check_integer, numpy=True)

@@ -96,8 +96,8 @@ def _steps(
     strict: bool = True,
     bar: tqdm | None = None,
 ) -> tuple[Tensor, Gradient, Factor | None, int]:
-    # Without `strict` the measured residual alone has to reach tol; the loop
-    # then goes on below what rounding can hide, while steps shorten it.
+    # Without `strict` the measured residual alone has to reach tol, and steps
+    # continue below the rounding error while they shorten it.
     anew = factor is None
     gradient = problem.gradient(W) if start is None else start
     slow = iteration = 0
@@ -145,8 +145,8 @@ def _steps(
         if t < 2**-30:
             if fresh:
                 break
-            # Corrections or a factor that are of no use any more. Newton's own
-            # step shortens the gradient, as long as rounding lets it.
+            # The corrections or the factor are outdated; a Newton step
+            # shortens the gradient, as long as rounding lets it.
             slow = 2
             past.clear()
             iteration += 1
@@ -162,8 +162,8 @@ def _steps(
 
 
 class _Past:
-    # Pairs of a step and the change of the gradient, the oldest first, in
-    # front of room for more.
+    # Pairs of a step and the change of the gradient, the oldest first; the
+    # tensor has spare room at its end.
 
     def __init__(self, W: Tensor) -> None:
         self.pairs = W.new_empty((8, 2, *W.shape))
@@ -208,9 +208,8 @@ def _corrected(
 
 
 def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
-    # The columns with the least residuals, half of what is allowed together,
-    # and the others, whose steps alone are worth a pass over the rows. Before
-    # the first pass nothing is known of the columns to build on.
+    # Split columns: those with the least residuals, together at most half of
+    # the tolerance, and the others, for which a pass over the rows pays.
     sizes = gradient.sizes
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     count, together = 0, 0.0
@@ -225,7 +224,7 @@ def _summed(product: Tensor, separate: bool) -> Tensor:
 
 
 def _weights(product: Tensor, separate: bool) -> Tensor:
-    # 0, and so without a correction, where the curvature is not positive.
+    # 0, which means no correction, where the curvature is not positive.
     curvature = _summed(product, separate)
     least = torch.finfo(product.dtype).tiny
     return (curvature > least) / curvature.clamp(min=least)

@@ -270,7 +270,7 @@ def random_partition(
     check_shards(num_nodes, num_shards)
     generator = rng.generator(seed)
     order = torch.randperm(num_nodes, generator=generator)
-    # Which shards are the larger ones is random too.
+    # The choice of the larger shards is random too.
     names = torch.randperm(num_shards, generator=generator)
     return names[order % num_shards]
 

@@ -71,7 +71,7 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     sizes = shard_sizes(shard, num_shards)
     for poor in (sizes < low).nonzero().view(-1).tolist():
         loss = score[nodes, shard] - score[:, poor]
-        # What every other shard can spare, its cheapest nodes first.
+        # The nodes that other shards can spare, the cheapest first.
         spare = (sizes - low).clamp(min=0)[shard]
         spare[shard == poor] = 0
         open_ = (_rank_within(shard, loss, num_shards) < spare).nonzero()
@@ -133,7 +133,7 @@ def metis_partition(
     row, col = edge_index
     ptr = pointer(row.bincount(minlength=num_nodes))
     cluster = _metis(ptr.cpu(), col.cpu(), num_shards).to(row.device)
-    # Staying outweighs any number of neighbours elsewhere.
+    # A bonus for staying, above the score of any number of neighbours.
     score = _neighbours(edge_index, cluster, num_nodes, num_shards)
     score = score / (score.sum(1, keepdim=True) + 1)
     score[torch.arange(num_nodes, device=row.device), cluster] += 1
@@ -247,7 +247,7 @@ def _move(
     sizes: list[int],
     limits: tuple[int, int],
 ) -> list[int]:
-    # One round of BLPA: the moves in order, and those that they make room for.
+    # One round of BLPA: moves in order, and then moves into the freed places.
     low, high = limits
     waiting: list[deque[int]] = [deque() for _ in sizes]
     for node in order:
@@ -445,7 +445,7 @@ def partition_quality(
 def _neighbours(
     edge_index: Tensor, shard: Tensor, num_nodes: int, num_shards: int
 ) -> Tensor:
-    # How many neighbours each node has in each shard.
+    # The number of neighbours of each node in each shard.
     row, col = edge_index
     key = row * num_shards + shard[col]
     count = key.bincount(minlength=num_nodes * num_shards)

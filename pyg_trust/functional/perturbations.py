@@ -75,12 +75,12 @@ class Perturbations:
         else:
             additions = torch.zeros_like(graph.degree)
         self.budget = budget.minimum(removals + additions)
-        # At most so many flips of either kind can be of use in a row.
+        # The most flips of either kind that can help in a row.
         lost = self.budget.minimum(removals)
         won = self.budget.minimum(additions)
         self.smallest, self.largest = graph.degree - lost, graph.degree + won
         ratio = self.largest / self.smallest.clamp(min=1).double()
-        # With prices of single edges, and without.
+        # Cached with prices of single edges, and without.
         self._rounding_priced = 64 * _UNIT * float(ratio.max().clamp(min=1))
         ratio[(lost == 0) | (won == 0)] = 1
         self._rounding = 64 * _UNIT * float(ratio.max())
@@ -213,7 +213,7 @@ class Policy:
                 f"'flips' needs to be in [0, {n}), the nodes "
                 f'(got {int(pairs.min())} to {int(pairs.max())})'
             )
-        # Columns are ascending, so a stable sort by each key in turn will do.
+        # Columns are ascending, so a stable sort by each key in turn suffices.
         key, order = (pairs[0] * n + pairs[1]).sort(stable=True)
         column, again = column[order].sort(stable=True)
         key = key[again]
@@ -227,7 +227,7 @@ class Policy:
 
     @cached_property
     def _place(self) -> Tensor:
-        # Of each flip in a dense [num_columns, num_nodes] array.
+        # The position of each flip in a dense [num_columns, num_nodes] array.
         column = torch.arange(self.num_columns).repeat_interleave(
             self.flipped.ptr.diff()
         )

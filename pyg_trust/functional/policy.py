@@ -178,7 +178,7 @@ def policy_iteration(
         perturbations._threat,
         reward,
         reward if start is None else start,
-        # What roundoff hides is no reason to go on.
+        # Stop when improvements are within roundoff.
         torch.maximum(tol * bound, 4 * 64 * _UNIT * bound),
         2 * rounding,
         follow,
@@ -352,7 +352,7 @@ class _RobustMargins(torch.autograd.Function):
     ) -> Tensor:
         ctx.arguments = worst, alpha
         ctx.dtype = logits.dtype
-        # A copy: autograd marks what is returned here.
+        # A copy, as autograd marks the returned tensor.
         return worst.margins.to(logits.dtype, copy=True)
 
     @staticmethod

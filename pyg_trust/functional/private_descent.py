@@ -119,8 +119,8 @@ def unit_rows(x: Tensor) -> Any:
     bad = ~np.isfinite(made).all(1)
     largest = np.abs(values).max(1, initial=0.0)
     unit = values / np.where(largest > 0, largest, 1.0)[:, None]
-    # In the order of the columns, as above: which of the two ways it is may
-    # hang on one row, and is to change no bit of another.
+    # In the order of the columns, as above: one row may decide which of the
+    # two ways is taken, and must not change a bit of another row.
     squares = np.zeros(made.shape[0])
     for column in unit.T:
         squares += column * column
@@ -193,7 +193,7 @@ def linear_sums(
     norms = np.sqrt(1 + squares) * np.sqrt(np.square(error).sum(1))
     factors = clip_factors(torch.from_numpy(norms), C).numpy()
     factors = factors * (1 - MARGIN) / unit
-    # Nothing times infinity is not nothing.
+    # 0 * infinity would be NaN.
     error = np.where(factors[:, None] > 0, error, 0.0)
     alpha = truncated(error * factors[:, None], std)
     check_sum(rows.shape[0] * C, std, 'noise_multiplier')
@@ -210,7 +210,7 @@ def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
         rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
         weight (ndarray): float64, ``[num_columns + 1, num_classes]``; finite.
     """
-    # So coarse that products of integers are below 2^53 together.
+    # Coarse enough that sums of integer products stay below 2^53.
     largest = max(float(np.abs(weight).max(initial=0.0)), 2.0**-900)
     room = 2.0**52 / (weight.shape[0] * 2.0 ** (_BITS + _MORE))
     unit = 2.0 ** math.floor(math.log2(room / largest))
@@ -328,7 +328,7 @@ def clipped_sums(
     for rows, labels in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
         found = [g.double() for g in each(values, rows, labels).values()]
         flat = torch.cat([g.flatten(1) for g in found], 1)
-        # By the largest entry first: the square of 1e200 is none.
+        # Scaled by the largest entry first, as the square of 1e200 overflows.
         largest = flat.abs().amax(1).clamp(min=1e-300)
         norms = largest * (flat / largest[:, None]).square().sum(1).sqrt()
         factors = clip_factors(norms, max_grad_norm) * (1 - MARGIN)

@@ -192,7 +192,7 @@ class MessageBlocks:
                 f"'degree_channel' needs to be in [0, 1) (got {c})"
             )
         self._x, self._c = x.detach(), c
-        # Places for all first: what is kept lies in no gap of what is not.
+        # Allocate the results first, so that they fill no gap of temporaries.
         shape = (x.size(0), 1)
         length = torch.zeros(shape, dtype=torch.float64)
         self._scale = torch.ones_like(length)
@@ -203,7 +203,7 @@ class MessageBlocks:
             rows = self._x[part].cpu().to(torch.float64, copy=True)
             self._broken[part] = ~rows.isfinite().all(1, keepdim=True)
             rows.masked_fill_(self._broken[part], 0.0)
-            # By the largest entry first: the square of 1e200 is none.
+            # Scaled by the largest entry, as the square of 1e200 overflows.
             largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-300)
             self._scale[part] = largest
             length[part] = rows.div_(largest).square_().sum(1, keepdim=True)

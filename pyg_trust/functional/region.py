@@ -39,7 +39,7 @@ from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.search import greedy_attacks
 from pyg_trust.graph import CSRGraph
 
-# Prices of nearly nothing say nothing: upper bounds are no smaller.
+# The least upper bound: smaller ones make prices meaningless.
 _LEAST = 1e-12
 
 
@@ -130,7 +130,7 @@ def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     total: dict[int, float] = {}
     rowptr, col = graph.rowptr, graph.col
     for _ in range(10):
-        # The largest ones only: hubs would lead everywhere.
+        # Only the largest residues: hubs would lead everywhere.
         top = sorted(reach.items(), key=lambda item: -item[1])[: 2 * size]
         reach = {}
         for node, mass in top:
@@ -262,7 +262,7 @@ def local_attack(
         swaps=1 if global_budget <= 10 else 0,
     )[0]
     known = torch.cat([region.inside, region.border])
-    # Stand-ins are nobody.
+    # Stand-ins are no nodes of the graph.
     flips = flips[:, (flips < known.numel()).all(0)]
     return known[flips]
 

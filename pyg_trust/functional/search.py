@@ -313,11 +313,11 @@ class _Greedy:
         for _ in range(budget):
             before, tried = tried, self.add(tried, gain)
             if torch.equal(tried, before):
-                break  # nothing gains any more
+                break  # no swap improves any attack
             gain = self.keep(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):
-                # The k-th flip of each column goes.
+                # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
                 without = self.chosen & ~gone

@@ -155,7 +155,7 @@ def certified_mean(
     predicted = p.sum(0).argmax(1)
     chosen = p.gather(2, predicted.expand(views, num)[..., None])
     margin = chosen - p
-    # Row k: what is left after the k largest have fallen to -1.
+    # Row k: the sum after the k largest have fallen to -1.
     fall = margin.sort(0, descending=True).values + 1
     left = margin.sum(0) - torch.cat([fall[:1] * 0, fall.cumsum(0)])
     left.scatter_(

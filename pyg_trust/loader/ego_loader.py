@@ -160,7 +160,7 @@ class EgoLoader(StepLoader):
             roots = self.node_sampler.roots
             found = index.numel()
             if int(index.min()) >= 0 and int(index.max()) < roots.numel():
-                # It says which roots: make it again and compare.
+                # It names its roots: sample them again and compare.
                 want = self.node_sampler.sample_roots(index)
                 good = (
                     found <= (count or self.subgraphs_per_batch)

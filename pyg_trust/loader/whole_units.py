@@ -87,7 +87,7 @@ class WholeUnitLoader(StepLoader):
         return batch.batch, found
 
     def _count(self, batch: Data, step: int, most: int) -> int | None:
-        # How many units a batch has, None if they are not whole.
+        # The number of units in a batch, None if they are not whole.
         node, owner = batch.get('n_id'), batch.get('batch')
         known = self._units(step)
         if (
@@ -113,7 +113,7 @@ class WholeUnitLoader(StepLoader):
             return None
         found = int(owner.max()) + 1
         units = known[node]
-        # One number of the partition for each of the batch, and back.
+        # A one-to-one map between units of the batch and of the partition.
         of = units.new_full((found,), -1)
         of[owner] = units
         size = owner.bincount(minlength=found)

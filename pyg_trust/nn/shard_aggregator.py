@@ -36,7 +36,7 @@ AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
     'aggregator'
 )
 FUSIONS = ('plain', 'align', 'logits')
-# Initial weights, the order of the nodes, and what a step draws.
+# Random streams: initial weights, the order of the nodes, the draws of a step.
 _INIT, _ORDER, _STEP = 0, 1, 2
 
 
@@ -104,7 +104,7 @@ class ShardAggregator(torch.nn.Module):
                 a method needs something that is not there.
         """
         examples = _check(outputs, y, index, edge_index, shard, num_classes)
-        # On the side, so that whatever interrupts it changes nothing.
+        # On a copy, so that an interruption changes nothing.
         learner = copy.deepcopy(self)
         with torch.enable_grad():
             learner._learn(examples, rng.resolve(seed), progress_bar)
@@ -374,7 +374,7 @@ class AttentiveAggregator(ShardAggregator):
                 optimizer.step()
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        # What is fused, and the scores of the sub-models.
+        # Return the values to fuse, and the scores of the sub-models.
         if self.weight is None:
             raise ValueError('the aggregator needs to be fitted first')
         shape = (self.weight.size(0), 'num_nodes', self.weight.size(1))
@@ -391,7 +391,7 @@ class AttentiveAggregator(ShardAggregator):
         score: Tensor,
         draws: torch.Generator,
     ) -> Tensor:
-        # Each sub-model stays by the toss of a coin, and one in any case.
+        # Keep each sub-model with probability 1/2, and at least one.
         mask = torch.rand(score.shape, generator=draws) < 0.5
         num, shards = score.shape
         one = torch.randint(shards, (num, 1), generator=draws)
@@ -445,7 +445,7 @@ class AttentiveAggregator(ShardAggregator):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
         weight = state_dict.get(f'{prefix}weight')
-        # What does not fit is for the base class to refuse.
+        # The base class refuses shapes that do not fit.
         if weight is not None and weight.dim() == 3:
             self.hidden_channels = weight.size(2)
             head = state_dict.get(f'{prefix}head.weight')
@@ -457,7 +457,7 @@ class AttentiveAggregator(ShardAggregator):
 
 
 class _CutEdges:
-    # The training edges between shards, and who is no neighbour of whom.
+    # The training edges between shards, and samples of non-neighbours.
     def __init__(self, edge_index: Tensor, shard: Tensor) -> None:
         row, col = edge_index
         n = shard.numel()
@@ -475,7 +475,7 @@ class _CutEdges:
     def draw(
         self, nodes: Tensor, draws: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # The places of the nodes that have both, neighbours, strangers.
+        # The nodes that have both; their neighbours; their non-neighbours.
         def random(count: Tensor) -> Tensor:
             share = torch.rand(
                 count.numel(), generator=draws, dtype=torch.float64
@@ -487,7 +487,7 @@ class _CutEdges:
         picked = self.ptr[nodes] + random(degree)
         pool = torch.full_like(nodes, self.training.numel())
         stranger = self.training[random(pool)]
-        # Where almost everybody is a neighbour, a node is left out.
+        # A node with almost only neighbours is left out.
         for _ in range(10):
             known = self._known(nodes, stranger)
             if not bool(known.any()):
@@ -574,7 +574,7 @@ def make_aggregator(
     return made
 
 
-# Those of this package, whose subclasses are others.
+# The exact classes of this package; a subclass is the user's own.
 _KNOWN = (
     ShardAggregator,
     MeanAggregator,

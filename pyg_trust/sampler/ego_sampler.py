@@ -84,7 +84,7 @@ class EgoSampler(RootSampler):
         check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes
         rowptr, col = self.graph.receivers(self.along)
-        # A copy of a node is named by its root's place in the batch and it.
+        # The key of a copy: its root's position in the batch, and the node.
         first = torch.arange(count) * n + self.roots[index]
         found = front = first
         for _ in range(self.num_hops):

@@ -326,7 +326,7 @@ class AggregationReport(Report):
         )
 
     def _checks(self) -> tuple[str, ...]:
-        # What stops a release where it does not hold, and so was found.
+        # The assumptions that a release refuses to break, and so were checked.
         where = 'account' if self.ledger_head is None else 'ledger'
         looked = 'no edge has a weight'
         if self.relation != 'feature':
@@ -433,7 +433,7 @@ def make_report(
             (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
             for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
         )
-    # All that the account has, in steps of one record by way of a blank.
+    # The whole account, in two steps per changed record: to a blank and back.
     replaced = None
     if relation.form == 'withdraw':
         replaced = gaussian_epsilon(2 * fields['mu'], delta)

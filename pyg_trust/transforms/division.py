@@ -100,7 +100,7 @@ class Division(BaseTransform):
             _keep_edges(made, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
-            # Not a product: an infinity would show in all views.
+            # Not a product, which would carry an infinity to all views.
             keep = held[:, None].to(data.x.device)
             made.x = torch.where(keep, data.x, 0)
         if self.by == 'entries':
@@ -134,7 +134,7 @@ class Division(BaseTransform):
         return group.to(data.edge_index.device)
 
     def _entries(self, data: Data, number: int) -> Tensor:
-        # An entry that is 0 looks the same in its own view and elsewhere.
+        # A stored 0 is the same as no entry, in every view.
         node, column = data.x.nonzero().cpu().t()
         key = rng.derive(self.seed, _ENTRIES)
         word = rng.derive_each(key, names_of(data).cpu()[node]) ^ column
@@ -187,7 +187,7 @@ def check_apart(
         ValueError: if the model does not.
     """
     others = group[group != number]
-    # The group itself comes last.
+    # The group itself is checked last.
     for heard in (*others[:1].tolist(), number):
         dense = incoming_view(data, group == heard)
         view = _with(dense, data.x if sparse is None else sparse)
@@ -203,7 +203,7 @@ def _check_silent(
     silent: Tensor,
     alone: bool,
 ) -> None:
-    # Who is silent changes, in either half and either way, and one alone.
+    # Try silent nodes of either half, both ways, and a single one.
     index = silent.nonzero().view(-1)
     if not index.numel():
         return
@@ -236,8 +236,8 @@ def _check_silent(
 def _check_listeners(
     call: Callable[[Data], Tensor], view: Data, clean: Tensor, heard: Tensor
 ) -> None:
-    # The group, and for each of its nodes one of those who listen to it:
-    # without all others, what these hear is the same.
+    # The group, and for each of its nodes one receiver: without all other
+    # nodes, these receivers get the same messages.
     n = heard.numel()
     source, target = view.edge_index
     outer = ~heard[target]
@@ -248,7 +248,7 @@ def _check_listeners(
         first = torch.full_like(heard, -1, dtype=torch.int64)
         first[source] = target
         keep[first[first >= 0]] = True
-        # Most of its listeners are gone, whoever they listen to besides.
+        # Remove most of its receivers, with any other senders.
         outside = source.bincount(minlength=n)
         most = ((outside > 0) * (2 * outside + (inner > 0))).argmax()
         keep[target[source == most]] = False
@@ -319,7 +319,7 @@ def _opened(x: Tensor, rows: Tensor) -> Tensor:
 def _moved(
     x: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    # Features with other values in some rows.
+    # Return features with other values in some rows.
     if x.layout != torch.sparse_csr:
         made = x.clone()
         made[chosen] = change(made[chosen])

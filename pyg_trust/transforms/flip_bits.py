@@ -242,7 +242,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
             if name == 'edge_index' or value is None:
                 continue
             if name in ('edge_weight', 'edge_attr', 'adj_t') or (
-                # What has a row for each edge, and none for each node.
+                # Attributes with a row per edge, and not per node.
                 name.startswith('edge_')
                 and isinstance(value, Tensor)
                 and value.dim() > 0
@@ -265,7 +265,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
 
 
 def _graph(data: Data, noise: BitFlips) -> CSRGraph:
-    # Refuses duplicates.
+    # The conversion refuses duplicates.
     graph = CSRGraph.from_edge_index(data.edge_index.cpu(), data.num_nodes)
     if not noise.directed and not graph.is_undirected:
         raise ValueError(

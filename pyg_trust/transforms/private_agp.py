@@ -334,7 +334,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         ]
 
     def _rows(self, data: Data, level: int) -> list[Tensor]:
-        # Kept ones, which nobody may write into.
+        # Return the kept rows; callers must not write into them.
         if os.getpid() != self._owner:
             raise RuntimeError(
                 'the transform belongs to another process, whose account '
@@ -363,7 +363,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             if key in self._kept:
                 return self._kept[key]
             check_alone()
-            # Two threads that came first would have an account each.
+            # Without the lock two first threads would open an account each.
             account = self._open(graph.num_nodes)
             rows = self._release(graph, x, account)
             self._kept[key] = [row.to(x.dtype) for row in rows]
@@ -470,7 +470,7 @@ class PrivateAGP(NoCopies, BaseTransform):
                 total.add_(row, alpha=weight)
             rows = [total]
         parts = [x, *rows] if self.cat else rows
-        # Written into its place, part by part: the rows are not held twice.
+        # Written in place, part by part, so that rows are not held twice.
         out = x.new_empty(x.size(0), sum(part.size(1) for part in parts))
         at = 0
         for part in parts:

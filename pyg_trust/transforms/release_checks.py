@@ -35,7 +35,7 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
     try:
         graph = CSRGraph.from_data(data)
     except ValueError as error:
-        # Which edge, or node, is private.
+        # Remove numbers from the message, which name private edges and nodes.
         raise ValueError(
             re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
         ) from None
@@ -173,7 +173,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
 
 
 def _has_degrees(data: Data, x: Tensor) -> bool:
-    # Edges are in either of PyG's forms, or in none.
+    # Edges in either of PyG's forms, if any.
     ends = data.get('edge_index')
     if ends is None and data.get('adj_t') is not None:
         ends = CSRGraph.from_data(data).to_edge_index()[0]

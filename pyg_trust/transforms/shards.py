@@ -15,7 +15,7 @@ from pyg_trust.functional import partition
 from pyg_trust.functional.partition import PARTITIONS
 from pyg_trust.nn.partitioner import partition_embedding
 
-# What a graph can give to a partition, by the names of arguments.
+# Data of a graph that partitions read, by the names of arguments.
 _INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
 
 
@@ -145,7 +145,7 @@ class Shards(BaseTransform):
     def _inputs(
         self, data: Data, index: Tensor, names: list[str]
     ) -> tuple[Any, ...]:
-        # What the function of the method takes before the number of shards.
+        # The method's arguments before the number of shards.
         partition.check_shards(index.numel(), self.num_shards)
         made: dict[str, Any] = {'num_nodes': index.numel()}
         takes = set(names)
@@ -177,7 +177,7 @@ class Shards(BaseTransform):
 
 
 def _arguments(method: str) -> tuple[list[str], list[str]]:
-    # What a partition takes before the number of shards, and by keyword.
+    # A method's arguments before the number of shards, and by keyword.
     function = PARTITIONS.find('method', method)
     taken = inspect.signature(function).parameters.values()
     named = [p.name for p in taken if p.kind is p.KEYWORD_ONLY]
