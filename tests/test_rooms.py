@@ -78,7 +78,7 @@ FLOORS = {
     **dict.fromkeys(('privacy', 'unlearning', 'certificates'), 3),
     # What is asked from outside, about all of it.
     **dict.fromkeys(
-        (*('check', 'registries', 'testing', 'utils', '__main__'),),
+        (*('audit', 'check', 'registries', 'testing', 'utils', '__main__'),),
         4,
     ),
 }
