@@ -167,7 +167,7 @@ def read_array(
 
     Args:
         folder (Path): of the header.
-        entry (dict): what :meth:`ArrayWriter.close` returned.
+        entry (dict): a result of :meth:`ArrayWriter.close`.
         mmap (bool): whether the file is mapped, not read.
         verify (bool): whether its checksum is compared.
 
@@ -242,8 +242,8 @@ def write_header(
 
     Args:
         folder (Path): of the arrays.
-        header (dict): what else it says.
-        arrays (dict): by name, what :meth:`ArrayWriter.close` returned.
+        header (dict): its other fields.
+        arrays (dict): by name, results of :meth:`ArrayWriter.close`.
     """
     check_instance('folder', folder, Path)
     check_instance('header', header, dict)
@@ -337,8 +337,8 @@ def save_rows(
     Args:
         folder (Path): made if it is not there.
         tensors (dict): by name, one-dimensional.
-        written (dict): by name, what :meth:`ArrayWriter.close` returned.
-        header (dict): what else the header says.
+        written (dict): by name, results of :meth:`ArrayWriter.close`.
+        header (dict): the header's other fields.
     """
     check_instance('folder', folder, Path)
     folder.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ class Views:
         made._cache.update(known)
         return made
 
-    # What it is #############################################################
+    # Properties #############################################################
 
     @property
     def num_nodes(self) -> int:
@@ -163,7 +163,7 @@ class Views:
             ),
         )
 
-    # What is derived from it ################################################
+    # Derived graphs and layouts #############################################
 
     def transpose(self) -> Self:
         """Return the graph with every edge reversed; itself if undirected."""

@@ -92,7 +92,7 @@ def check_same(
     the same arguments could mean other bits there.
 
     Args:
-        arguments (dict): what every process needs to have alike, by name.
+        arguments (dict): the values that have to be equal, by name.
             Tensors, graphs, models and functions are compared by what they
             hold: tensors, attributes and code.
         failed (Exception, optional): why this process can't take part. It is

@@ -33,9 +33,9 @@ DUPLICATES = ('raise', 'merge', 'keep')
 class CSRGraph(Views):
     r"""Immutable graph in compressed sparse rows.
 
-    What is derived from it (transpose, layouts for the kernels) is built once,
-    when first asked for, and kept on the object; build the graph once and pass
-    it wherever an ``edge_index`` is taken.
+    Derived data (transpose, layouts for the kernels) are built once, on first
+    use, and kept on the object; build the graph once and pass it in place of
+    an ``edge_index``.
 
     Memory: 4 bytes per edge and 8 per node. A directed graph whose signals
     travel along the edges keeps its transpose too; randomized pushes keep a
@@ -557,8 +557,8 @@ class CSRGraph(Views):
     def to(self, device: torch.device | str) -> 'CSRGraph':
         """Return the graph on another device; itself if already there.
 
-        What was derived from it, and an order that :meth:`reorder` found for
-        the caches of the CPU, stay behind.
+        Derived data, and an order that :meth:`reorder` made for the caches of
+        the CPU, stay behind.
         """
         try:
             device = torch.device(device)
@@ -626,8 +626,8 @@ class LastGraph:
 
         Args:
             made (CSRGraph): the graph.
-            graph (Any): what it was made of; only an ``edge_index`` is known
-                again.
+            graph (Any): the source of the graph; only an ``edge_index`` is
+                cached.
             num_nodes (int): its number of nodes.
         """
         check_instance('made', made, CSRGraph)

@@ -81,7 +81,7 @@ def derive(seed: int, *items: int) -> int:
 
     Args:
         seed (int): the seed of the whole.
-        *items (int): what the part is, non-negative integers.
+        *items (int): the path of the part, non-negative integers.
 
     Example:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
@@ -172,7 +172,7 @@ def stream(seed: int, *items: int) -> np.random.Generator:
 
     Args:
         seed (int): the seed, from :func:`resolve`.
-        *items (int): what the stream is for, non-negative integers.
+        *items (int): the purpose of the stream, non-negative integers.
 
     Example:
         >>> stream(0).random() == stream(2**32).random()

@@ -4,7 +4,7 @@ AGP as it stands in ``csrc/push.h`` decides level by level, from the residues
 that it finds there, and keeps all levels to be able to. Mostly no such
 decision is open: a visited node costs more than an entry of an exact level, so
 that on a graph of few edges a node, a level on which most nodes have a residue
-is exact whatever the residues are. On an undirected graph, or with
+is exact for any residues. On an undirected graph, or with
 self-loops, nodes that have one have one again (two levels on at the latest, if
 nothing cancels), so that all levels that follow are exact too, and so is the
 one before that pushes so much that most nodes are reached. A block of columns
@@ -40,7 +40,7 @@ def exact_blocks(
     Args:
         graph (CSRGraph): the graph, with self-loops if the measure has them.
         x (Tensor): the signals, ``[num_nodes, num_columns]``.
-        measure (Measure): what is estimated.
+        measure (Measure): the measure to estimate.
         eps (float): the quantum, relative to the L1 norm of a column.
         ratio (Tensor): as in :func:`pyg_trust.ops.push`.
         above (float): a level is exact if pushing it is expected to cost more

@@ -156,7 +156,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     r"""Correct several p values by Holm's method, keeping their order.
 
     Rejecting where the result is at most :math:`a` rejects a true hypothesis
-    with probability at most :math:`a`, whatever the dependence (`Holm 1979
+    with probability at most :math:`a`, under any dependence (`Holm 1979
     <https://www.jstor.org/stable/4615733>`_).
 
     Args:

@@ -238,7 +238,7 @@ def dual_bound(
             as :func:`pagerank_bounds` makes them, of the same :obj:`cost`.
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        cost (str): what a flip is charged by. (default: :obj:`'pagerank'`)
+        cost (str): the price of a flip. (default: :obj:`'pagerank'`)
         sign_only (bool): stop as soon as the bound is negative, or it is
             clear that the relaxation's optimum is not.
             (default: :obj:`False`)

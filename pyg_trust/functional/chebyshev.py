@@ -35,7 +35,7 @@ The sum is evaluated by Clenshaw's recursion (``csrc/horner.h``), not by powers
 of :math:`P`, whose weights would grow like :math:`2^k` and cancel. Its levels
 :math:`u_j = \sum_{i \ge j} c_i U_{i-j}(P) x` are larger than :math:`z` where
 the series is slow: they have up to :math:`\sum_{i \ge j} (i - j + 1) |c_i|`
-times the norm of :math:`x`, as :math:`|U_i| \le i + 1`. What rounding adds to
+times the norm of :math:`x`, as :math:`|U_i| \le i + 1`. The rounding error of
 :math:`u_j` enters :math:`z` by :math:`T_j(P)`, whose norm is at most one, so
 that a relative rounding of :math:`\delta` a level adds up to at most
 

@@ -131,7 +131,7 @@ def broken_bound(
     .. math::
         \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top \lambda)_j)
 
-    is a bound whatever :math:`\lambda \ge 0` is.
+    is a bound for any :math:`\lambda \ge 0`.
 
     **Added edges** (:obj:`additions`). With noise that only deletes, all
     that :math:`v` can see lies within its rounds of messages, unless one of
@@ -328,7 +328,7 @@ def weak_bound(
         multipliers (numpy.ndarray): of the rows.
         matrix (scipy.sparse.csr_array): of the constraints.
         right (numpy.ndarray): their right-hand sides.
-        gain (numpy.ndarray): what is maximized.
+        gain (numpy.ndarray): the objective, which is maximised.
         upper (numpy.ndarray): bounds of the variables.
     """
     held = np.where(np.isfinite(multipliers), multipliers, 0.0)

@@ -1,6 +1,6 @@
 """Personalized PageRank of a signal: one sparse linear system.
 
-:func:`diffuse` solves in float64 whatever comes in, refuses to return a
+:func:`diffuse` solves any input in float64, refuses to return a
 residual above a bound, and rounds once, so that a certificate
 (:mod:`pyg_trust.certificates`) can say how far it is from exact arithmetic:
 :func:`diffusion_error`.
@@ -260,7 +260,7 @@ def solve(
     r"""Solve :math:`x = r + a \tilde P x` to residual ``tol`` per column.
 
     BiCGSTAB on all columns at once, then plain iteration, whose residual
-    falls by :math:`a` per step whatever the graph, until roundoff stops it.
+    falls by :math:`a` per step on any graph, until roundoff stops it.
     """
     x = _bicgstab(step, reward, follow, x, tol)
     best, stale = math.inf, 0

@@ -1,7 +1,7 @@
 """Mutable graph with undo.
 
 Rows have room behind their end, so that an edit costs the rows that it
-touches. Names never change: what is removed leaves an empty row behind.
+touches. Names never change: a removed node leaves an empty row behind.
 """
 
 import math
@@ -44,7 +44,7 @@ class Journal:
         """Log the old content of rows that are about to be written.
 
         Args:
-            tensor (Tensor): what is written.
+            tensor (Tensor): the tensor to write to.
             index (Tensor): int64: its rows.
         """
         old = tensor.index_select(0, index)

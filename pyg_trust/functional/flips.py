@@ -192,7 +192,7 @@ def budget_attacks(
     :math:`\frac{\pi_i}{d_i} |V_j - m_i|`, where :math:`m_i` is the mean of
     :math:`V` over :math:`S_i`. Then takes the best policy for the
     values in that graph, cuts it down, and so on; the best graph counts. A
-    heuristic; whoever uses an attack evaluates it.
+    heuristic: evaluate the attacks before use.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local

@@ -211,7 +211,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
             self-loops if the measure has them.
         x (Tensor): its rows of the features, float32 or float64, ``[num_own,
             num_columns]``.
-        measure (Measure): what to compute.
+        measure (Measure): the measure to compute.
 
     Returns:
         Tensor: its rows of :math:`z`, as :obj:`x`.

@@ -69,7 +69,7 @@ def clip_factors(
         \end{cases}, \quad
         c_i = 0 \text{ where the norm is not finite,}
 
-    so that no gradient adds more than :math:`C`, whatever the features are,
+    so that no gradient adds more than :math:`C` for any features,
     and replacing one moves the sum by at most :math:`2C`. 'automatic' is
     AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every
     gradient has about the norm :math:`C`, which is then a factor of the
@@ -467,10 +467,10 @@ def private_quantile(
         values (sequence of float): the private values; those outside of the
             interval, or no numbers, count as its nearer (or upper) end.
         share (float): :math:`p`, in :math:`(0, 1)`.
-        epsilon (float): what it may spend.
+        epsilon (float): the privacy budget.
         low (float): the least answer, positive.
         high (float): the greatest.
-        source (callable): maps a number to so many secret random bytes.
+        source (callable): returns a given number of secret random bytes.
         sensitivity (int): :math:`k`. (default: :obj:`1`)
 
     Returns:

@@ -2,8 +2,8 @@ r"""Newton's method for the objectives of :mod:`.heads`.
 
 One loop serves all classifiers that data is removed from: with a Hessian for
 every step (:func:`minimize`), or with one of an earlier time that is corrected
-on the way (:func:`refine`). What it returns is only believed by its residual,
-which is measured.
+on the way (:func:`refine`). The result is only trusted by its residual, which
+is measured.
 
 The privacy of a release follows from the residual in :mod:`.shifts`; the
 residual after an update is bounded in :mod:`.removal_bounds`.
@@ -70,7 +70,7 @@ def refine(
     (Newton's method). Ends early where rounding is all that is left.
 
     Args:
-        problem (Problem): what to minimise.
+        problem (Problem): the problem to minimise.
         W (Tensor): where to start.
         tol (float): the residual to reach.
         max_iter (int): the most steps.
@@ -284,8 +284,8 @@ def minimize(
             (default: :obj:`None`)
         K (Tensor, optional): :math:`Z Z^\top`, if known.
             (default: :obj:`None`)
-        tol (float): the residual to reach; or, if it is larger, what rounding
-            can hide. (default: :obj:`1e-10`)
+        tol (float): the residual to reach; or the bound of rounding errors,
+            if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 

@@ -1,7 +1,7 @@
 r"""Exact propagation from disk to disk, a block of columns at a time.
 
 A column of :math:`z = \sum_i w_i P^i x` depends on that column of :math:`x`
-alone, and has the same bits whatever stands beside it
+alone, and has the same bits beside any other column
 (:func:`pyg_trust.ops.propagate`). So columns can be computed block after
 block, in any order, by whichever process, with the bits of
 :func:`.propagate`.
@@ -109,7 +109,7 @@ def plan_memory(
         num_nodes (int): :math:`n`.
         num_edges (int): :math:`m`; an undirected edge counts twice.
         num_columns (int): of the features.
-        memory (int or str, optional): what there is, such as ``'8GB'``; by
+        memory (int or str, optional): the limit, such as ``'8GB'``; by
             default nine tenths of what is free. (default: :obj:`None`)
         half (bool): whether levels are float16. (default: :obj:`False`)
         itemsize (int): :math:`s`: 4 for float32, 8 for float64.
@@ -244,7 +244,7 @@ def propagate_to(
             path to a ``.npy`` file, a mapped or plain array or tensor, or a
             sparse CSR matrix of torch or scipy, whose blocks are made dense
             as they are needed.
-        measure (Measure): what to compute.
+        measure (Measure): the measure to compute.
         half (bool): as in :func:`.propagate`. (default: :obj:`False`)
         tol (float): as in :func:`.propagate`. (default: :obj:`0.0`)
         columns (int or str): how many columns go together, or
@@ -263,7 +263,7 @@ def propagate_to(
 
     Raises:
         TypeError, ValueError: as :func:`.propagate`, or if nothing fits in
-            the memory. What was finished stays.
+            the memory. Finished blocks stay.
         ValueError: on all processes, if they disagree.
         RuntimeError: on the others, if one process fails.
     """

@@ -5,7 +5,7 @@ A partition is an int64 tensor ``shard`` of ``[num_nodes]``: the shard, in
 training nodes are given. Graphs are those of the training nodes alone, whose
 nodes are numbered in that order.
 
-What a partition has seen decides what sharded unlearning can promise. The
+The data that a partition reads decide the promise of sharded unlearning. The
 shard of a node by :func:`hash_partition` is a function of a key and of the
 node's own name: to remove a node leaves the partition that would have been
 drawn without it. :func:`random_partition` has seen how many training nodes

@@ -36,7 +36,7 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     smallest size takes the nodes that lose least by moving, from shards above
     it.
 
-    What is computed is the one stable matching of nodes and places, by
+    The result is the unique stable matching of nodes and places, by
     deferred acceptance: in each round every node asks at the best shard that
     has not refused it, and each shard keeps the best that ask. As both sides
     rank by the same scores, it is the greedy assignment. Memory: :math:`O(N
@@ -361,7 +361,7 @@ def partition_losses(
         L_{\text{sem}} = - \frac1S \sum_i H(q_i)
 
     (equations 5, 6, 7). The paper minimises *plus* the entropy, which drives
-    every shard to a single class; what its text is after, and its ablation,
+    every shard to a single class; the aim of its text, and its ablation,
     is a high entropy, hence the minus. Shards without edge ends cut nothing.
     Time and memory: :math:`O(|E| S)`.
 

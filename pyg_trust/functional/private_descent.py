@@ -12,8 +12,8 @@ gradients depend on all sums before. No draw of a batch has to stay secret and
 no accountant of subsampling is needed. The number of training rows is public:
 sums are divided by it, and a row that was withdrawn adds nothing.
 
-Rows are worked on one by one: what a model makes of a row can't depend on any
-other, whatever its layers are.
+Rows are processed one by one: a model's output for a row can't depend on any
+other row, with any layers.
 
 **To the last bit.** A sum is one of integers on the grid of the release,
 :math:`g = z C 2^{-32}` (:mod:`pyg_trust.kernel.release`), and clipped norms
@@ -75,7 +75,7 @@ def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
         z = \sqrt{T} / \mu \quad\text{or, to replace,}\quad 2 \sqrt{T} / \mu
 
     Args:
-        mu (float): what all steps spend together.
+        mu (float): the :math:`\mu` of all steps together.
         steps (int): :math:`T`.
         form (str): :obj:`'withdraw'` or :obj:`'replace'`.
             (default: :obj:`'withdraw'`)

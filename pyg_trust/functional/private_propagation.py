@@ -6,7 +6,7 @@ A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
 message of :math:`u` enters the row of :math:`w`, for an edge from
 ``edge_index[0] = u`` to ``edge_index[1] = w``. Everything that reads
 :math:`S` and not the graph (weights, heads, any number of predictions) is
-post-processing. Sums come first, then noise; whoever wants a mean normalises
+post-processing. Sums come first, then noise; for a mean, normalise
 afterwards. Dividing by a degree *before* the noise takes the signal of a row
 of degree :math:`d` from :math:`d` to 1 and leaves the sensitivity where it
 was.
@@ -148,7 +148,7 @@ from pyg_trust.kernel.release import (
     truncated,
 )
 
-#: Who may be protected.
+#: The neighbouring relations.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 FORMS = ('withdraw', 'replace')
 BETWEEN = ('normalize', 'clip')
@@ -158,8 +158,8 @@ MARGIN = 1e-6
 MAX_COLUMNS = 200_000
 _BLOCK, _LEAST_BLOCK = 256, 16
 _DENSE = 0.1
-# Messages are made some columns at a time, of about so many numbers, and their
-# lengths taken of fewer: no release holds all messages beside its sums.
+# Numbers in a block of messages, and in a block whose norms are computed: no
+# release holds all messages beside its sums.
 _NUMBERS = 2**20
 _LEAST_COLUMNS = 2
 
@@ -175,7 +175,7 @@ class Noise(Protocol):
 class MessageBlocks:
     """Messages of rows, computed some columns at a time.
 
-    :func:`messages` says what they are. What is kept is three numbers a row.
+    :func:`messages` defines them. This keeps three numbers per row.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
@@ -443,7 +443,7 @@ def private_propagate(
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
         degree_channel (float): as of :func:`messages`, in every hop.
             (default: :obj:`0.0`)
-        dtype (torch.dtype): what noisy sums are rounded to; the next hop
+        dtype (torch.dtype): the dtype to round noisy sums to; the next hop
             reads rounded ones. (default: ``torch.float64``)
 
     Returns:
@@ -566,8 +566,8 @@ def column_norms(
 ) -> Tensor:
     r"""Compute the norms :math:`\|\Pi e_v\|` of columns, exactly.
 
-    By propagating unit vectors, :math:`O(N m L)` at most; what is sparse
-    stays sparse. The sensitivity of a linear propagation without scaling is
+    By propagating unit vectors, :math:`O(N m L)` at most; sparse results stay
+    sparse. The sensitivity of a linear propagation without scaling is
     the largest of them. A bound without looking is :math:`\sum_i |w_i|`: for
     :math:`a = b = 1/2` by the spectral norm, for :math:`b = 1` as columns
     then sum to one.

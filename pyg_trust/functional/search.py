@@ -1,6 +1,6 @@
 """Exhaustive search and greedy attacks over admissible graphs.
 
-What is found is evaluated in its own graph, so that it proves what it shows.
+Every attack is evaluated in its own graph, so that its margin is exact.
 A flip is a directed edge, or an undirected one with both its directions.
 """
 
@@ -176,8 +176,8 @@ def greedy_attacks(
     The gain of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
     times what it adds to the step at :math:`i`; an undirected flip gains what
     both its directions do. Then each flip in turn is given up for the best
-    one in its place, where that is better. A heuristic; whoever uses an
-    attack evaluates it. With all pairs addable only removals are tried in
+    one in its place, where that is better. A heuristic: evaluate the attacks
+    before use. With all pairs addable only removals are tried in
     graphs of more than 1,500 nodes.
 
     Args:

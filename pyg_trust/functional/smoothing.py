@@ -314,7 +314,7 @@ def min_probability(regions: FlipRegions) -> float:
     r"""Return the :math:`p` with :math:`\rho(p) = 1/2`, infinite if none.
 
     A class whose probability is above that is the likeliest one at
-    :math:`\tilde x`, too, whatever the classifier.
+    :math:`\tilde x`, too, for any classifier.
 
     Args:
         regions (FlipRegions): as in :func:`worst_case_probability`.
@@ -332,7 +332,7 @@ def min_probability_table(
 ) -> Tensor:
     """Compute :func:`min_probability` at every radius of a box.
 
-    One table serves all nodes: who is certified at which radius is then a
+    One table serves all nodes: the certified nodes at a radius then take a
     comparison.
 
     Args:

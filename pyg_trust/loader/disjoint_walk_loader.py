@@ -100,7 +100,7 @@ class DisjointWalkLoader(WholeUnitLoader):
     :obj:`input_nodes` do not; see
     :func:`pyg_trust.functional.disjoint_walks`. Privacy needs the choice of
     batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
-    them from the operating system, whatever the seed here; keep ``n_id`` and
+    them from the operating system, with any seed here; keep ``n_id`` and
     ``input_id`` of its batches to yourself. Batches of the loader alone are
     those of the seed.
 

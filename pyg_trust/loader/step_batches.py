@@ -130,7 +130,7 @@ class StepLoader(NodeLoader):
     r"""Base of loaders for private training.
 
     Every step draws some of :math:`M` units (subgraphs) by a
-    :class:`StepBatches`. What a private engine asks of a loader is here.
+    :class:`StepBatches`. This is the interface that a private engine uses.
 
     Args:
         data (Data): the graph.
@@ -142,7 +142,7 @@ class StepLoader(NodeLoader):
 
     OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
 
-    #: What a unit is.
+    #: The name of a unit.
     unit: str
     #: Which data are neighbours.
     relation: str = 'replace-one-feature-row'
@@ -287,7 +287,7 @@ class StepLoader(NodeLoader):
         """Return a batch before the loader's ``transform``.
 
         Args:
-            index (list[int]): what the batch sampler has drawn.
+            index (list[int]): the drawn units.
         """
         plain = copy.copy(self)
         plain.__dict__['transform'] = None

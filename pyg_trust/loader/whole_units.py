@@ -52,8 +52,8 @@ class WholeUnitLoader(StepLoader):
     ) -> tuple[Tensor, int]:
         """Refuse a batch that does not hold whole units of a step.
 
-        Whatever a ``transform`` did to it: its nodes have to be those of
-        distinct units, each with all of its nodes and once.
+        After any ``transform``, its nodes have to be those of distinct units,
+        each with all of its nodes and once.
 
         Args:
             batch (Data): a batch, or a part of one.

@@ -327,7 +327,7 @@ class LabelPropagation(PageRankDiffusion):
                 by default all. (default: :obj:`None`)
             edge_weight (Tensor, optional): with an ``edge_index``; as it
                 is, with :obj:`num_layers`. (default: :obj:`None`)
-            post_step (callable, optional): what follows each layer, instead
+            post_step (callable, optional): called after each layer, instead
                 of cutting to [0, 1]; with :obj:`num_layers`.
                 (default: :obj:`None`)
         """

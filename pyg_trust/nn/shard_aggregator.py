@@ -1,7 +1,7 @@
 """Aggregators: combine the sub-models of all shards into one prediction.
 
 All have one form: ``fit`` from scratch on the outputs of the sub-models, then
-call. What learns has seen labels and outputs of all shards, so it has to be
+call. A trained one has seen labels and outputs of all shards, so it has to be
 fitted again after every removal. Much of what it gains comes from those
 labels: compare it with a plain model that is trained on them alone.
 """
@@ -31,7 +31,7 @@ from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
 from pyg_trust.functional.ragged import pointer
 
-#: What makes a :class:`ShardAggregator`, by name, of the arguments given.
+#: Factories of :class:`ShardAggregator`, by name.
 AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
     'aggregator'
 )
@@ -80,7 +80,7 @@ class ShardAggregator(torch.nn.Module):
         r"""Train from scratch; the same seed gives the same aggregator.
 
         Args:
-            outputs (Tensor): what the sub-models say, ``[num_shards,
+            outputs (Tensor): the sub-models' outputs, ``[num_shards,
                 num_nodes, channels]``: logits.
             y (Tensor): the classes, int64, ``[num_nodes]``; only those of
                 :obj:`index` are read.
@@ -431,7 +431,7 @@ class AttentiveAggregator(ShardAggregator):
         """Return the logits of fused embeddings: ``[num_nodes, num_classes]``.
 
         Args:
-            fused (Tensor): what :meth:`fused` returns.
+            fused (Tensor): the result of :meth:`fused`.
         """
         width = 'channels' if self.head is None else self.head.in_features
         check_tensor('fused', fused, None, ('num_nodes', width))

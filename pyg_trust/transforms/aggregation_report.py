@@ -411,14 +411,14 @@ def make_report(
     r"""Derive the relation's fields and make the report.
 
     Args:
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
         delta (float): :math:`\delta`.
         mu_encoder (float): as of :class:`AggregationReport`.
             (default: :obj:`0.0`)
         mu_aggregation (float): the same. (default: :obj:`0.0`)
         mu_head (float): the same. (default: :obj:`0.0`)
-        mu_others (float): of :obj:`mu_aggregation`, what others than the
-            object of the report have spent. (default: :obj:`0.0`)
+        mu_others (float): of :obj:`mu_aggregation`, the part that other
+            objects than the report's have spent. (default: :obj:`0.0`)
         predictions (bool): the same. (default: :obj:`False`)
         num_nodes (int): the same.
         receivers (int, optional): the same; by default all nodes.

@@ -37,8 +37,8 @@ class Division(BaseTransform):
     ===============  =======================================================
     ``'edges'``      view :math:`i` has the undirected edges of group
                      :math:`i` (both directions together)
-    ``'nodes'``      the edges that leave nodes of group :math:`i`: whoever
-                     listens hears them alone, however many layers there are
+    ``'nodes'``      the edges that leave nodes of group :math:`i`: these are
+                     the only senders, in any number of layers
     ``'subgraphs'``  the subgraph that group :math:`i` induces
     ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
     ``'entries'``    the entries of ``x`` of group :math:`i`, by name of the
@@ -152,7 +152,7 @@ def incoming_view(data: Data, speaks: Tensor) -> Data:
 
     Args:
         data (Data): the graph; it is left as it was.
-        speaks (Tensor): who is heard: bool, ``[num_nodes]``.
+        speaks (Tensor): mask of the senders: bool, ``[num_nodes]``.
     """
     made = copy.copy(data)
     made.num_nodes = int(data.num_nodes)

@@ -29,8 +29,8 @@ class BitFlips:
     :math:`p_+`, one that is 1 becomes 0 with :math:`p_-`. Cells are the
     :math:`n (n - 1) / 2` pairs of nodes (or, :obj:`directed`, the :math:`n (n
     - 1)` ordered ones; self-loops are none and stay), and the :math:`n d`
-    entries of the features. What has no noise stays as it is, and nothing is
-    certified against its changes.
+    entries of the features. Parts without noise stay as they are, and changes
+    of them are not certified.
 
     Small :math:`p_+` suits sparse graphs, where every pair that is set costs
     an edge: with :math:`p_+ = 0` and :math:`p_-` above 1/2, one addition and

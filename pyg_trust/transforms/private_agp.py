@@ -117,7 +117,8 @@ class PrivateAGP(NoCopies, BaseTransform):
             the number of edges (a public power of ten) for ``'edge'``, of
             nodes otherwise. Needed, unless there is an :obj:`engine` with a
             budget. (default: :obj:`None`)
-        mu (float, optional): what one release spends. (default: :obj:`None`)
+        mu (float, optional): the :math:`\mu` of one release.
+            (default: :obj:`None`)
         engine (PrivacyEngine, optional): private training whose account the
             release goes on, for ``'feature'`` in the form ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)

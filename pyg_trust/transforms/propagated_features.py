@@ -32,7 +32,7 @@ class PropagatedFeatures(EditedInPlace):
 
     Edges, nodes and features come and go, and only the rows that this touches
     are computed again: those within :math:`L` hops. They have the bits of a
-    computation from scratch, whatever happened before
+    computation from scratch, after any history
     (:mod:`pyg_trust.functional.incremental`).
 
     .. code-block:: python
@@ -47,7 +47,7 @@ class PropagatedFeatures(EditedInPlace):
     few pushes where exact rows would be all rows. Those features depend on
     what was there before.
 
-    What is pickled is what there is, to the bit, and nothing of what was
+    A pickle holds the present data, to the bit, and no trace of what was
     before; it is computed anew where it is read.
 
     Names never change, and those of removed nodes are not used again. If an

@@ -25,7 +25,7 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
 
     Args:
         data (Data): the graph.
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
 
     Raises:
         TypeError, ValueError: on self-loops, duplicate or weighted edges, and
@@ -98,10 +98,10 @@ def warn_of_other_releases(
     r"""Warn where the same data were released before on another account.
 
     Args:
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
         graph (CSRGraph): the graph.
         features (str): a digest of the features.
-        account (ReleaseAccount): what the release is on, already.
+        account (ReleaseAccount): the account that has the release already.
         delta (float): :math:`\delta`.
         stacklevel (int): as of ``warnings.warn``.
     """
@@ -129,7 +129,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
     Args:
         data (Data): the graph.
         attr (str): the attribute.
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
     """
     check_instance('data', data, Data)
     check_instance('attr', attr, str)
