@@ -234,8 +234,8 @@ def transposed(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return rows of the reversed edges, and their old positions if asked."""
     if col.device.type == 'cpu':
-        made = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
-        return made[0], made[1], made[2] if with_perm else None
+        rows = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
+        return rows[0], rows[1], rows[2] if with_perm else None
     sources, perm = col.long().sort(stable=True)
     back = rowptr_of(sources, rowptr.numel() - 1)
     return back, row_of_entries(rowptr)[perm].int(), perm
@@ -256,8 +256,8 @@ def with_loops(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Add a loop at every other node; old positions are -1 for it."""
     if col.device.type == 'cpu':
-        made = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
-        return made[0], made[1], made[2] if with_perm else None
+        rows = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
+        return rows[0], rows[1], rows[2] if with_perm else None
     loops = (~own).nonzero().view(-1)
     row, other, perm = sort_edges(
         torch.cat([row_of_entries(rowptr), loops]),

@@ -153,20 +153,20 @@ def _block(room: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def _turned(rows: np.ndarray, room: np.ndarray) -> np.ndarray:
     # A Fortran-ordered array on the given memory.
     count, columns = rows.shape
-    made = room[: count * columns].reshape(columns, count).T
-    _turn(rows, made)
-    return made
+    turned = room[: count * columns].reshape(columns, count).T
+    _turn(rows, turned)
+    return turned
 
 
-def _turn(given: np.ndarray, made: np.ndarray) -> None:
+def _turn(given: np.ndarray, target: np.ndarray) -> None:
     # Copy to the other memory order. torch copies in tiles that stay in the
     # cache, but supports the native byte order alone.
-    if not (given.dtype.isnative and made.dtype == given.dtype):
-        made[...] = given
-    elif made.flags.f_contiguous:
-        torch.from_numpy(made.T).copy_(as_tensor(given).t())
+    if not (given.dtype.isnative and target.dtype == given.dtype):
+        target[...] = given
+    elif target.flags.f_contiguous:
+        torch.from_numpy(target.T).copy_(as_tensor(given).t())
     else:
-        torch.from_numpy(made).copy_(as_tensor(given))
+        torch.from_numpy(target).copy_(as_tensor(given))
 
 
 class ColumnFile:
@@ -203,16 +203,16 @@ class ColumnFile:
             raise FileNotFoundError(f"there is no '{self.part}'")
 
     def _header(self) -> bytes:
-        made = io.BytesIO()
+        buffer = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            made,
+            buffer,
             {
                 'descr': np.lib.format.dtype_to_descr(self.dtype),
                 'fortran_order': True,
                 'shape': self.shape,
             },
         )
-        return made.getvalue()
+        return buffer.getvalue()
 
     def _starts_well(self) -> bool:
         with self.part.open('rb') as file:
@@ -286,7 +286,7 @@ class ColumnFile:
 
     def done(self, verify: bool) -> list[tuple[int, int]]:
         """Return the finished blocks; blocks with a wrong checksum are not."""
-        found = []
+        blocks = []
         for first, end, path in self._markers('done'):
             try:
                 known = json.loads(path.read_text())
@@ -301,12 +301,12 @@ class ColumnFile:
             ):
                 good = False
             if good:
-                found.append((first, end))
+                blocks.append((first, end))
             else:
                 # The region does not hold features either.
                 self._mark('over', first, end)
                 path.unlink(missing_ok=True)
-        return found
+        return blocks
 
     def _at(self, column: int, row: int = 0) -> int:
         return self._start + (

@@ -80,10 +80,10 @@ def _equal(rows: Tensor, degree: Tensor) -> Tensor:
 
 def _on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
     spread = degree.double() - degree.double().mean()
-    made = rows - rows.mean(0)
-    slope = (spread @ made) / spread.square().sum()
-    off = (made - spread[:, None] * slope).abs().amax(0)
-    return (slope != 0) & (off <= _OFF * made.abs().amax(0))
+    centred = rows - rows.mean(0)
+    slope = (spread @ centred) / spread.square().sum()
+    off = (centred - spread[:, None] * slope).abs().amax(0)
+    return (slope != 0) & (off <= _OFF * centred.abs().amax(0))
 
 
 def _one_for_each(rows: Tensor, degree: Tensor) -> Tensor:

@@ -36,13 +36,13 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
     Args:
         items (Iterable): made by another thread.
     """
-    made: queue.Queue[tuple[str, Any]] = queue.Queue(1)
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(1)
     stop = threading.Event()
 
     def put(what: tuple[str, Any]) -> bool:
         while not stop.is_set():
             try:
-                made.put(what, timeout=0.1)
+                ready.put(what, timeout=0.1)
                 return True
             except queue.Full:
                 continue
@@ -61,7 +61,7 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
     worker.start()
     try:
         while True:
-            kind, value = made.get()
+            kind, value = ready.get()
             if kind == 'end':
                 return
             if kind == 'error':

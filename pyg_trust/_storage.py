@@ -41,11 +41,11 @@ def parse_memory(memory: int | str) -> int:
         memory (int or str): the amount.
     """
     if isinstance(memory, str):
-        found = re.fullmatch(
+        match = re.fullmatch(
             r'\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*', memory.upper()
         )
-        if found is not None and found.group(2) in _UNITS:
-            return int(float(found.group(1)) * _UNITS[found.group(2)])
+        if match is not None and match.group(2) in _UNITS:
+            return int(float(match.group(1)) * _UNITS[match.group(2)])
         raise ValueError(
             "'memory' needs to be a number of bytes or a text such as '8GB' "
             f'(got {memory!r})'
@@ -59,8 +59,8 @@ def available_memory() -> int:
         text = Path('/proc/meminfo').read_text()
     except OSError:  # pragma: no cover
         return 4 * 10**9
-    found = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
-    free = int(found.group(1)) * 1024 if found else 4 * 10**9
+    match = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
+    free = int(match.group(1)) * 1024 if match else 4 * 10**9
     for limit in ('memory.max', 'memory/memory.limit_in_bytes'):
         try:
             value = Path('/sys/fs/cgroup', limit).read_text().strip()

@@ -65,21 +65,21 @@ def exact_blocks(
         return none
     rows = x.detach()[nodes].abs() * sends.view(-1, 1)
     visited = [int((b > 0).any(1).sum()) for b in rows.split(width, 1)]
-    found = [number > enough for number in visited]
-    if all(found) or ratio.numel() == 1:
-        return found
+    exact = [number > enough for number in visited]
+    if all(exact) or ratio.numel() == 1:
+        return exact
     # At most as many nodes are reached as there are pushes: one along an entry
     # with probability |m| / (eps |x|_1), or for certain.
     send = graph.degree_power(-measure.b, x.dtype)[nodes].double()
     recv = graph.degree_power(-measure.a, x.dtype)
     scale = recv[col[ranges(start, count)].long()].double()
     for k, block in enumerate(rows.double().split(width, 1)):
-        if found[k]:
+        if exact[k]:
             continue
         size = (block / block.sum(0)).nan_to_num(0.0).amax(1)
         mass = size * send * (float(ratio[0]) / (eps * step))
         sent = (mass.repeat_interleave(count) * scale).clamp(max=1.0)
         # In whole 2^-8: such numbers add alike in every order.
         reached = float((sent * 256).round().sum()) / 256
-        found[k] = visited[k] + reached > enough
-    return found
+        exact[k] = visited[k] + reached > enough
+    return exact

@@ -371,7 +371,7 @@ def least_noise(
 ) -> float:
     """Search the least noise, up to a tolerance, within a budget."""
     high = 1.0
-    while (found := spent(high)) > epsilon:
+    while (loss := spent(high)) > epsilon:
         high *= 2
         if high > 1e6:
             raise ValueError(
@@ -382,14 +382,14 @@ def least_noise(
         low = max(high / 2, MIN_LAM)
         if (value := spent(low)) > epsilon:
             break
-        high, found = low, value
+        high, loss = low, value
     else:
         return high
-    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
+    while loss < (1 - tol) * epsilon and high - low > 1e-9 * high:
         middle = (low + high) / 2
         value = spent(middle)
         if value <= epsilon:
-            high, found = middle, value
+            high, loss = middle, value
         else:
             low = middle
     return high

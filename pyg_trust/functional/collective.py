@@ -66,9 +66,9 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
         ),
         shape=(field.shape[0], u.size),
     )
-    made = scipy.sparse.csr_array(field @ ends)
-    made.data[:] = 1
-    return made
+    reach = scipy.sparse.csr_array(field @ ends)
+    reach.data[:] = 1
+    return reach
 
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -94,8 +94,8 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rest[axis], less[axis] = slice(1, None), slice(None, -1)
         before[tuple(rest)] = closed[tuple(less)]
         smallest &= before
-    found = np.argwhere(smallest)
-    return found[:, 0], found[:, 1:]
+    points = np.argwhere(smallest)
+    return points[:, 0], points[:, 1:]
 
 
 def broken_bound(

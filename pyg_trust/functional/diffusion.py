@@ -125,16 +125,16 @@ class _Diffuse(torch.autograd.Function):
         tol: float,
     ) -> Tensor:
         ctx.arguments = graph, alpha, normalization, tol
-        made = _diffuse(x.double(), graph, alpha, normalization, tol)
-        return made.to(x.dtype)
+        out = _diffuse(x.double(), graph, alpha, normalization, tol)
+        return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         graph, alpha, normalization, tol = ctx.arguments
         if grads[0].dtype != torch.float64:
             tol = max(tol, 1e-6)
-        made = _diffuse(grads[0], graph, alpha, normalization, tol, back=True)
-        return made, None, None, None, None
+        grad = _diffuse(grads[0], graph, alpha, normalization, tol, back=True)
+        return grad, None, None, None, None
 
 
 def _diffuse(

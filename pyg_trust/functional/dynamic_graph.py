@@ -230,11 +230,11 @@ class DynamicGraph:
         )
         ends = counts.tolist()
         begins = [0, *ends[::2]]
-        found = [
+        groups = [
             nodes[begin:end]
             for begin, end in zip(begins, ends[::2], strict=False)
         ]
-        return found, ends[1::2]
+        return groups, ends[1::2]
 
     def has_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
         """Return whether all of a few edges exist, as in :meth:`has_edges`.
@@ -259,10 +259,10 @@ class DynamicGraph:
         source = row[inside].unique()
         entries = torch.stack(self.out.entries(source))
         key = entries[0] * n + entries[1]
-        found = torch.isin(row * n + col, key) & inside
+        exists = torch.isin(row * n + col, key) & inside
         loop = inside & (row == col)
-        found[loop] = self.own_loop[row[loop]]
-        return found
+        exists[loop] = self.own_loop[row[loop]]
+        return exists
 
     def remove(self, nodes: Tensor, edges: Tensor, journal: Journal) -> Tensor:
         """Remove nodes, with all their edges, and edges.

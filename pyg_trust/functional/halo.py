@@ -183,15 +183,15 @@ def _check_whole(graph: HaloGraph, measure: Measure) -> None:
     back = _mixed(_mixed(graph.col, keys[0]) ^ row, keys[1]).sum()
     loops = row[row == graph.col].unique().numel()
     bare = measure.self_loops and loops < graph.rowptr.numel() - 1
-    found = run_over_ranks(
+    sums = run_over_ranks(
         range(rank_and_size()[1]), lambda _: (int(out - back), bare)
     )
-    if sum(difference for difference, _ in found) % 2**64:
+    if sum(difference for difference, _ in sums) % 2**64:
         raise ValueError(
             "'graph' needs to be undirected: the parts of the processes list "
             'edges that the others do not list in return'
         )
-    if any(bare for _, bare in found):
+    if any(bare for _, bare in sums):
         raise ValueError(
             f"'graph' needs a self-loop at every node for 'measure' {measure}"
         )
@@ -250,10 +250,10 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
     degree = graph.rowptr.diff()
 
     def power(exponent: float) -> Tensor:
-        made = degree.double().pow(exponent)
+        scale = degree.double().pow(exponent)
         if exponent != 0:
-            made[degree == 0] = 0
-        return made.to(x.dtype)
+            scale[degree == 0] = 0
+        return scale.to(x.dtype)
 
     recv, send = power(-measure.a), power(-measure.b)
     weights: Sequence[float] = measure.weights

@@ -424,13 +424,13 @@ def make_measure(
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in given:
             raise ValueError(f"measure '{measure}' needs '{name}'")
-    made = function(**fixed, **given)
-    if not isinstance(made, Measure):
+    result = function(**fixed, **given)
+    if not isinstance(result, Measure):
         raise TypeError(
             f'{MEASURES.note(measure)}, needs to return a Measure '
-            f'(got {type(made).__name__})'
+            f'(got {type(result).__name__})'
         )
-    return made
+    return result
 
 
 def needs_graph(measure: Any) -> bool:

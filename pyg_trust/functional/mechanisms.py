@@ -332,7 +332,7 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
         ndarray: float64, ``[len(orders)]``.
     """
     a, q, mu = check_orders(orders), check_q(q), 1 / check_lam(lam)
-    found = []
+    divergences = []
     for order in a:
         # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
         top = order * mu + 14
@@ -351,8 +351,8 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
         log_sum = scipy.special.logsumexp(
             log_term, b=np.broadcast_to(weight, x.shape)
         )
-        found.append(np.logaddexp(0, log_sum + math.log(width / 2)))
-    return np.array(found) / (a - 1)
+        divergences.append(np.logaddexp(0, log_sum + math.log(width / 2)))
+    return np.array(divergences) / (a - 1)
 
 
 def fdp_terms(K: int, layers: int) -> int:
@@ -604,12 +604,12 @@ def _log_central(lam: float) -> np.ndarray:
     Gaussian, so its error is far below that of float64.
     """
     mu = 1 / lam
-    found = [0.0]
+    moments = [0.0]
     for power in range(2, _MAX_TERNARY + 1, 2):
         reach = math.sqrt(power) + 14
         x = np.arange(-reach, power * mu + reach, 0.05) + 1e-3
         z = mu * x - mu**2 / 2
         log_base = np.maximum(z, 0) + np.log(-np.expm1(-np.abs(z)))
         log_sum = scipy.special.logsumexp(power * log_base - x**2 / 2)
-        found.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
-    return np.array(found)
+        moments.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
+    return np.array(moments)

@@ -408,17 +408,17 @@ def _agreed(
         }
     distributed.check_same(same, failed)
     assert job is not None
-    found = distributed.run_over_ranks(
+    jobs = distributed.run_over_ranks(
         range(size), lambda _: (job.key, job.plan.columns)
     )
-    if any(key != job.key for key, _ in found):
+    if any(key != job.key for key, _ in jobs):
         # Copies of a file have other names.
         distributed.check_same({'x': on_disk.content(job.matrix)})
     # The process with the least memory sets the width of blocks.
-    fit = min(width for _, width in found)
+    fit = min(width for _, width in jobs)
     blocks = math.ceil(job.matrix.shape[1] / fit)
     plan = job.plan._replace(columns=fit, blocks=blocks)
-    return job._replace(key=found[0][0], plan=plan)
+    return job._replace(key=jobs[0][0], plan=plan)
 
 
 def _torch(dtype: np.dtype) -> torch.dtype:

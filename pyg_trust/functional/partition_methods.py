@@ -163,8 +163,8 @@ def _metis(ptr: Tensor, col: Tensor, num_parts: int) -> Tensor:
         ) from None
     options = pymetis.Options(seed=0)
     csr = pymetis.CSRAdjacency(ptr.tolist(), col.tolist())
-    found = pymetis.part_graph(num_parts, csr, options=options)
-    return torch.tensor(found[1], dtype=torch.int64)
+    result = pymetis.part_graph(num_parts, csr, options=options)
+    return torch.tensor(result[1], dtype=torch.int64)
 
 
 @PARTITIONS.builtin('blpa', sees='all edges between training nodes')

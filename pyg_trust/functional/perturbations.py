@@ -219,11 +219,11 @@ class Policy:
         key = key[again]
         if bool(((key.diff() == 0) & (column.diff() == 0)).any()):
             raise ValueError("'flips' needs to flip each edge once")
-        made = cls(
+        policy = cls(
             perturbations,
             ops.PolicyFlips(pointer(count), (key // n).int(), (key % n).int()),
         )
-        return made
+        return policy
 
     @cached_property
     def _place(self) -> Tensor:
@@ -305,7 +305,7 @@ class Policy:
         check_tensor('of_pairs', of_pairs, torch.float64, pairs)
         key = self.flipped.row.long() * n + self.flipped.col
         column = torch.arange(count).repeat_interleave(self.flipped.ptr.diff())
-        made = of_edges.new_zeros(count)
+        sums = of_edges.new_zeros(count)
         for keys, value in (
             (held.graph.row * n + held.graph.col, of_edges),
             (held.pairs[0] * n + held.pairs[1], of_pairs),
@@ -314,8 +314,8 @@ class Policy:
                 continue
             place = torch.searchsorted(keys, key).clamp(max=keys.numel() - 1)
             here = keys[place] == key
-            made.index_add_(0, column[here], value[column[here], place[here]])
-        return made
+            sums.index_add_(0, column[here], value[column[here], place[here]])
+        return sums
 
     def edges(self, column: int) -> Tensor:
         """Return the flipped edges of a column: int64, ``[2, num_flips]``."""

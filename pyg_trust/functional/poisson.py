@@ -106,13 +106,13 @@ def poisson_profile(
     epsilon = check_finite('epsilon', epsilon)
     q, z = check_q(q), check_multiplier(noise_multiplier)
     check_choice('form', form, FORMS)
-    found = 0.0
+    delta = 0.0
     for direction in _directions(form):
         x = _outcome(np.array([epsilon]), q, z, direction)[0]
         p, r = _shifts(direction)
         above = _tail(x, q, z, p), _tail(x, q, z, r)
-        found = max(found, above[0] - math.exp(epsilon) * above[1])
-    return float(min(1.0, max(0.0, -math.expm1(epsilon), found)))
+        delta = max(delta, above[0] - math.exp(epsilon) * above[1])
+    return float(min(1.0, max(0.0, -math.expm1(epsilon), delta)))
 
 
 def poisson_epsilon(
@@ -230,7 +230,7 @@ def rdp_poisson(
     z = check_multiplier(noise_multiplier)
     check_choice('form', form, FORMS)
     node, weight = np.polynomial.legendre.leggauss(16)
-    found = np.zeros(len(a))
+    divergences = np.zeros(len(a))
     for direction in _directions(form):
         p, r = _shifts(direction)
         for i, order in enumerate(a):
@@ -244,8 +244,8 @@ def rdp_poisson(
             total = scipy.special.logsumexp(
                 log_term, b=np.broadcast_to(weight, x.shape)
             )
-            found[i] = max(found[i], total + math.log(width / 2))
-    return np.maximum(found, 0) / (a - 1)
+            divergences[i] = max(divergences[i], total + math.log(width / 2))
+    return np.maximum(divergences, 0) / (a - 1)
 
 
 def check_multiplier(noise_multiplier: Any) -> float:

@@ -226,19 +226,19 @@ class MessageBlocks:
             start (int): the first column.
             stop (int): the one behind the last.
         """
-        made = self._x[:, start:stop].cpu()
-        made = made.to(
+        block = self._x[:, start:stop].cpu()
+        block = block.to(
             torch.float64, copy=True, memory_format=torch.contiguous_format
         )
-        made.masked_fill_(self._broken, 0.0)
-        made.div_(self._scale).div_(self._norm)
+        block.masked_fill_(self._broken, 0.0)
+        block.div_(self._scale).div_(self._norm)
         if self._clip is not None:
-            made.mul_(self._clip)
-        made.mul_(math.sqrt(1 - self._c * self._c))
+            block.mul_(self._clip)
+        block.mul_(math.sqrt(1 - self._c * self._c))
         if self._c and stop > self._x.size(1):
-            channel = made.new_full((made.size(0), 1), self._c)
-            made = torch.cat([made, channel], 1)
-        return made.mul_(1 - MARGIN)
+            channel = block.new_full((block.size(0), 1), self._c)
+            block = torch.cat([block, channel], 1)
+        return block.mul_(1 - MARGIN)
 
     def blocks(
         self, numbers: int = _NUMBERS
@@ -279,8 +279,8 @@ def messages(
         Tensor: float64, ``[num_nodes, num_columns]``, with a column more for
         a degree channel.
     """
-    made = MessageBlocks(x, between, degree_channel)
-    return made.columns(0, made.width)
+    blocks = MessageBlocks(x, between, degree_channel)
+    return blocks.columns(0, blocks.width)
 
 
 def class_messages(probabilities: Tensor) -> Tensor:
@@ -480,7 +480,7 @@ def private_propagate(
     n = graph.num_nodes
     for std in stds:
         check_sum(n, std, 'stds')
-    made: list[Tensor] = []
+    hops: list[Tensor] = []
     rows = x
     for std in stds:
         sent = MessageBlocks(rows, between, degree_channel)
@@ -498,8 +498,8 @@ def private_propagate(
             rows[:, start:stop] = torch.from_numpy(part)
         # Before the next hop, so that one hop alone is in float64.
         rows = rows.to(dtype)
-        made.append(rows)
-    return made
+        hops.append(rows)
+    return hops
 
 
 def rounding_share(
@@ -608,12 +608,12 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
     start, size = 0, _LEAST_BLOCK
     while start < n:
         stop = min(n, start + size)
-        made = _series(operator, measure, unit[:, start:stop])
-        own = made[start:stop].diagonal()
-        squares = (made * made).sum(0)
+        result = _series(operator, measure, unit[:, start:stop])
+        own = result[start:stop].diagonal()
+        squares = (result * result).sum(0)
         norms[start:stop] = np.sqrt(np.asarray(squares).ravel())
         diagonal[start:stop] = own
-        filled = made.nnz if scipy.sparse.issparse(made) else made.size
+        filled = result.nnz if scipy.sparse.issparse(result) else result.size
         if filled > _NUMBERS:
             size = max(_LEAST_BLOCK, size // 2)
         elif filled < _NUMBERS // 4:
@@ -677,10 +677,10 @@ def scaled_propagate(
     # Beside a block there are its last level and the sum of all.
     for start, stop, block in sent.blocks(_NUMBERS // 4):
         block.mul_(inverse[:, None])
-        made = torch.from_numpy(_series(operator, measure, block.numpy()))
+        result = torch.from_numpy(_series(operator, measure, block.numpy()))
         if not own:
-            made.sub_(block.mul_(diagonal[:, None]))
-        sums = rounded(made.numpy(), std)
+            result.sub_(block.mul_(diagonal[:, None]))
+        sums = rounded(result.numpy(), std)
         part = released(sums, cells[:, start:stop].numpy(), std)
         rows[:, start:stop] = torch.from_numpy(part)
     return rows
@@ -745,8 +745,8 @@ def _operator(graph: CSRGraph, measure: Measure) -> scipy.sparse.csr_array:
     inverse = torch.where(degree > 0, 1 / degree, 0.0)
 
     def power(exponent: float) -> np.ndarray:
-        made = torch.where(degree > 0, inverse**exponent, 0.0)
-        return (made if exponent else torch.ones_like(made)).numpy()
+        result = torch.where(degree > 0, inverse**exponent, 0.0)
+        return (result if exponent else torch.ones_like(result)).numpy()
 
     left = scipy.sparse.dia_array((power(measure.a)[None], [0]), shape=(n, n))
     right = scipy.sparse.dia_array((power(measure.b)[None], [0]), shape=(n, n))

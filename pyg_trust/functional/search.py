@@ -135,13 +135,13 @@ class Exhaustive:
         while some := list(itertools.islice(sets, size)):
             repeated = [flips for flips in some for _ in range(num_classes)]
             policy = Policy.from_flips(perturbations, repeated)
-            found = horizon.evaluate(policy, signal.repeat(len(some), 1))
+            optimum = horizon.evaluate(policy, signal.repeat(len(some), 1))
             scale = horizon.alpha
-            value = scale * found.value[:, targets]
+            value = scale * optimum.value[:, targets]
             value = value.view(len(some), num_classes, -1)
             low, high = (
                 scale * error.view(len(some), num_classes, 1)
-                for error in (found.low, found.high)
+                for error in (optimum.low, optimum.high)
             )
             # [num_graphs, num_targets, num_classes]
             least, most = (value + low), (value + high)
@@ -210,7 +210,7 @@ def greedy_attacks(
     if used.all_pairs and n > 1500:
         used = Perturbations(used.graph, used.removable, used.budget)
     pairs = candidates(used, undirected)
-    made: list[Tensor] = []
+    attacks: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // n
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
     for block in tqdm(blocks, disable=not progress_bar, desc='greedy'):
@@ -223,8 +223,8 @@ def greedy_attacks(
             undirected,
         )
         search.run(global_budget, swaps)
-        made += search.flips()
-    return made
+        attacks += search.flips()
+    return attacks
 
 
 class _Greedy:
@@ -295,9 +295,9 @@ class _Greedy:
         if gain.size(1) == 0:
             return chosen
         most, which = gain.max(1)
-        made = chosen.clone()
-        made[torch.arange(len(made)), which] |= most > 0
-        return made
+        longer = chosen.clone()
+        longer[torch.arange(len(longer)), which] |= most > 0
+        return longer
 
     def keep(self, tried: Tensor) -> Tensor:
         """Keep the improved attacks, and their gains."""

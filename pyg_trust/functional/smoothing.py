@@ -282,12 +282,12 @@ def worst_case_probability(
     # From the nearer end: where rho is steep, 1 - p is more precise than p.
     low, high = (clean, perturbed), (clean[::-1], perturbed[::-1])
     start, end = (high, low) if upper else (low, high)
-    made = np.where(
+    worst = np.where(
         values <= 0.5,
         _fill(values, *start, upper),
         1 - _fill(1 - values, *end, not upper),
     )
-    return torch.from_numpy(np.clip(made, 0.0, 1.0)).view(p.shape)
+    return torch.from_numpy(np.clip(worst, 0.0, 1.0)).view(p.shape)
 
 
 def _probabilities(name: str, p: Tensor) -> np.ndarray:

@@ -269,9 +269,9 @@ class StepLoader(NodeLoader):
             ValueError: if it holds others.
         """
         name, want = self._mark(step, index)
-        found = batch.get(name) if isinstance(batch, Data) else None
-        if not isinstance(found, Tensor) or not torch.equal(
-            found.cpu().sort().values, want.cpu().sort().values
+        actual = batch.get(name) if isinstance(batch, Data) else None
+        if not isinstance(actual, Tensor) or not torch.equal(
+            actual.cpu().sort().values, want.cpu().sort().values
         ):
             raise ValueError(
                 'a batch needs to hold the units that were drawn for it, '

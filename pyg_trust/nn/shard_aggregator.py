@@ -565,13 +565,13 @@ def make_aggregator(
                 f'not with a {type(name).__name__}'
             )
         return name
-    made = AGGREGATORS.find('name', name)(**kwargs)
-    if not isinstance(made, ShardAggregator):
+    aggregator = AGGREGATORS.find('name', name)(**kwargs)
+    if not isinstance(aggregator, ShardAggregator):
         raise TypeError(
             f'{AGGREGATORS.note(name)}, needs to return a ShardAggregator '
-            f'(got {type(made).__name__})'
+            f'(got {type(aggregator).__name__})'
         )
-    return made
+    return aggregator
 
 
 # The exact classes of this package; a subclass is the user's own.

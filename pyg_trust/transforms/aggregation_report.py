@@ -109,9 +109,9 @@ def make_relation(
         form = 'withdraw' if relation == 'node_incident' else 'replace'
     else:
         check_choice('form', form, FORMS)
-    made = Relation(relation, form, directed, max_degree)
-    assert made.sensitivity > 0  # checks all of it
-    return made
+    checked = Relation(relation, form, directed, max_degree)
+    assert checked.sensitivity > 0  # checks all of it
+    return checked
 
 
 @dataclass(frozen=True)

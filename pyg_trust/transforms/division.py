@@ -87,25 +87,25 @@ class Division(BaseTransform):
         """
         check_named(data)
         check_integer('number', number, 0, self.num_views - 1)
-        made = copy.copy(data)
+        view = copy.copy(data)
         n = int(data.num_nodes)
-        made.num_nodes = n
+        view.num_nodes = n
         if self.by == 'subgraphs':
-            return made.subgraph(self.node_groups(data) == number)
+            return view.subgraph(self.node_groups(data) == number)
         first, second = divmod(number, self.num_groups)
         edges = second if self.by != 'grid' else first
         if self.by == 'nodes':
-            return incoming_view(made, self.node_groups(data) == edges)
+            return incoming_view(view, self.node_groups(data) == edges)
         if self.by in ('edges', 'grid'):
-            _keep_edges(made, self.edge_groups(data) == edges)
+            _keep_edges(view, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
             # Not a product, which would carry an infinity to all views.
             keep = held[:, None].to(data.x.device)
-            made.x = torch.where(keep, data.x, 0)
+            view.x = torch.where(keep, data.x, 0)
         if self.by == 'entries':
-            made.x = self._entries(data, second)
-        return made
+            view.x = self._entries(data, second)
+        return view
 
     def node_groups(self, data: Data) -> Tensor:
         """Return the group of every node: int64, ``[num_nodes]``.
@@ -154,10 +154,10 @@ def incoming_view(data: Data, speaks: Tensor) -> Data:
         data (Data): the graph; it is left as it was.
         speaks (Tensor): mask of the senders: bool, ``[num_nodes]``.
     """
-    made = copy.copy(data)
-    made.num_nodes = int(data.num_nodes)
-    _keep_edges(made, speaks[data.edge_index[0]])
-    return made
+    view = copy.copy(data)
+    view.num_nodes = int(data.num_nodes)
+    _keep_edges(view, speaks[data.edge_index[0]])
+    return view
 
 
 def check_apart(
@@ -281,9 +281,9 @@ def _below(x: Tensor) -> Tensor:
 
 
 def _with(view: Data, x: Tensor) -> Data:
-    made = copy.copy(view)
-    made.x = x
-    return made
+    copied = copy.copy(view)
+    copied.x = x
+    return copied
 
 
 def _opened(x: Tensor, rows: Tensor) -> Tensor:
@@ -321,9 +321,9 @@ def _moved(
 ) -> Tensor:
     # Return features with other values in some rows.
     if x.layout != torch.sparse_csr:
-        made = x.clone()
-        made[chosen] = change(made[chosen])
-        return made
+        moved = x.clone()
+        moved[chosen] = change(moved[chosen])
+        return moved
     ptr, value = x.crow_indices(), x.values()
     moves = chosen.repeat_interleave(ptr.diff().long())
     return sparse_rows(

@@ -191,8 +191,8 @@ class FlipBits(BaseTransform):
         seed = rng.resolve(self.seed)
         if copies.edges is not None:
             data.num_nodes = copies.num_nodes
-            made = edge_index_of(*copies.draw_edges(seed, 0, 1))
-            data.edge_index = made.to(data.edge_index.device)
+            flipped = edge_index_of(*copies.draw_edges(seed, 0, 1))
+            data.edge_index = flipped.to(data.edge_index.device)
         if copies.features is not None:
             row, col = edge_index_of(*copies.draw_features(seed, 0, 1))
             x = torch.zeros_like(data.x)

@@ -571,10 +571,10 @@ def _check_weights(
             "'weights' needs to be a list of numbers "
             f'(got {type(weights).__name__})'
         )
-    made = tuple(check_finite('weights', weight) for weight in weights)
-    if len(made) != hops:
+    checked = tuple(check_finite('weights', weight) for weight in weights)
+    if len(checked) != hops:
         raise ValueError(
             f"'weights' needs to have {hops} numbers, one for each hop (got "
-            f'{len(made)})'
+            f'{len(checked)})'
         )
-    return made
+    return checked

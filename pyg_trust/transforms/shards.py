@@ -147,30 +147,30 @@ class Shards(BaseTransform):
     ) -> tuple[Any, ...]:
         # The method's arguments before the number of shards.
         partition.check_shards(index.numel(), self.num_shards)
-        made: dict[str, Any] = {'num_nodes': index.numel()}
+        inputs: dict[str, Any] = {'num_nodes': index.numel()}
         takes = set(names)
         if 'n_id' in takes:
             n_id = data.get('n_id')
-            made['n_id'] = index if n_id is None else n_id[index]
+            inputs['n_id'] = index if n_id is None else n_id[index]
         if 'embedding' in takes and self.embedding is not None:
-            made['embedding'] = _needed(data, self.embedding)[index]
+            inputs['embedding'] = _needed(data, self.embedding)[index]
             takes.remove('embedding')
         if takes & {'edge_index', 'embedding'}:
-            made['edge_index'] = partition.training_graph(
+            inputs['edge_index'] = partition.training_graph(
                 _needed(data, 'edge_index'), index, int(data.num_nodes)
             )
         for name in ('x', 'y'):
             if takes & {name, 'embedding'}:
-                made[name] = _needed(data, name)[index]
+                inputs[name] = _needed(data, name)[index]
         if 'embedding' in takes:
-            made['embedding'] = partition_embedding(
-                made['x'],
-                made['edge_index'],
-                made['y'],
+            inputs['embedding'] = partition_embedding(
+                inputs['x'],
+                inputs['edge_index'],
+                inputs['y'],
                 seed=rng.derive(self.seed, 0),
                 progress_bar=self.progress_bar,
             )
-        return tuple(made[name] for name in names)
+        return tuple(inputs[name] for name in names)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.num_shards}, {self.method!r})'
