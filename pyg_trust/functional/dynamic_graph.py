@@ -180,6 +180,14 @@ class DynamicGraph:
         """The number of directed edges, self-loops included."""
         return self._entries
 
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The degrees, and the neighbours of all nodes, row after row.
+
+        Without the room behind each row.
+        """
+        start, length, col = self.out.view
+        return length, col[ranges(start, length)]
+
     @property
     def receiving(self) -> OpenRows:
         """Rows by receiver: row :math:`v` lists the senders to :math:`v`."""
