@@ -64,9 +64,9 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
         ),
         shape=(field.shape[0], u.size),
     )
-    made = scipy.sparse.csr_array(field @ ends)
-    made.data[:] = 1
-    return made
+    reach = scipy.sparse.csr_array(field @ ends)
+    reach.data[:] = 1
+    return reach
 
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,15 +85,15 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         closed = np.logical_and.accumulate(closed, axis=axis)
     smallest = ~closed
     for axis in range(1, closed.ndim):
-        # Certified with one less of this kind, or there is no less.
+        # Certified with one change less of this kind, or without any.
         before = np.ones_like(closed)
         rest = [slice(None)] * closed.ndim
         less = rest.copy()
         rest[axis], less[axis] = slice(1, None), slice(None, -1)
         before[tuple(rest)] = closed[tuple(less)]
         smallest &= before
-    found = np.argwhere(smallest)
-    return found[:, 0], found[:, 1:]
+    points = np.argwhere(smallest)
+    return points[:, 0], points[:, 1:]
 
 
 def broken_bound(
