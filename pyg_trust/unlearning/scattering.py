@@ -36,6 +36,7 @@ from pyg_trust.functional.shifts import (
     largest_weights,
     removal_budget,
 )
+from pyg_trust.kernel import removal
 from pyg_trust.kernel.release import check_sum
 from pyg_trust.ledger import (
     BudgetExceededError,
@@ -51,8 +52,16 @@ from pyg_trust.noise import (
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.unlearning.node_release import noise_p_value, noised
-from pyg_trust.unlearning.scattering_account import describe, newton_step
+from pyg_trust.unlearning.node_release import (
+    check_paid,
+    noise_p_value,
+    noised,
+)
+from pyg_trust.unlearning.scattering_account import (
+    describe,
+    newton_step,
+    proved,
+)
 from pyg_trust.unlearning.scattering_reports import (
     UnlearnReport,
     VerifyReport,
@@ -328,6 +337,8 @@ class ScatteringClassifier:
                     f"{len(train.graphs)} graphs, or 'tol' to be smaller (got "
                     f'{self.release_std:g})'
                 )
+            if self.noise == 'output':
+                self._check_paid(model, upper, spent)
         model = self._released(model)
         if self._certified:
             model.ledger.record('fit', spent, data=model.sealed)
@@ -517,6 +528,7 @@ class ScatteringClassifier:
                     # Rounding hides more than the budget, and these weights
                     # are those that a fit has, whatever was there before.
                     spent = 0.0
+            self._check_paid(model, upper, spent)
         else:
             model, found = newton_step(self, old, model, change, request)
             action, iterations, measured, spent, increments = found
@@ -601,6 +613,7 @@ class ScatteringClassifier:
         holds = measured <= bound + 2 * (upper - measured)
         chance = self._noise_p_value(model)
         traces = self._leftovers()
+        found = proved(self, again, upper <= bound)
         sealed = model.is_sealed and not train.seals.differing(
             train.contents()
         )
@@ -624,6 +637,7 @@ class ScatteringClassifier:
             sealed=sealed,
             leftovers=traces,
             weights=fingerprint_model({'weight': model.released}),
+            **found,
         )
 
     # State ##################################################################
@@ -806,6 +820,12 @@ class ScatteringClassifier:
         mu = self.lam * train.Z.size(0)
         objective = Objective(train.Z, train.Y, mu, LOSSES[self.loss], model.B)
         return objective.gradient(model.W).norm
+
+    def _check_paid(self, model: Model, upper: float, spent: float) -> None:
+        # With noise on what is released.
+        given = len(model.train.graphs), self.lam, model.W.numpy()
+        shift = removal.shift(upper, *given, self.release_std)
+        check_paid(shift, spent, self.budget)
 
     def _shift(
         self, model: Model, upper: float, tol: float | None = None

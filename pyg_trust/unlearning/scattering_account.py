@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from pyg_trust.functional.heads import (
@@ -19,14 +20,16 @@ from pyg_trust.functional.removal_bounds import (
     tight_bound,
 )
 from pyg_trust.functional.rows import max_row_norm
-from pyg_trust.functional.shifts import compose_shifts, shift_epsilon
+from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.functional.wavelets import WAVELETS, frame_bound
+from pyg_trust.kernel import removal
 from pyg_trust.ledger import (
     coarse,
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning.node_checks import settled
 from pyg_trust.unlearning.node_report import SAME
 from pyg_trust.unlearning.scattering_reports import (
     ASSUMPTIONS,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 # What a bound adds to an account keeps so many bits: it is a function of what
 # was removed.
 BITS = 4
+# Numbers of embeddings that the kernel takes: half a gigabyte.
+MOST = 2**26
 
 
 def newton_step(
@@ -144,6 +149,36 @@ def increments(
     return bounds
 
 
+def proved(
+    classifier: 'ScatteringClassifier', again: Model, claimed: bool
+) -> dict[str, Any]:
+    """What the kernel proves of the last release: fields of a report.
+
+    Of embeddings as they are handed in: it makes none itself.
+
+    Args:
+        classifier (ScatteringClassifier): with its settings.
+        again (Model): with embeddings that were made anew.
+        claimed (bool): whether the residual was found to be within its bound.
+
+    Raises:
+        RuntimeError: as :func:`.settled`.
+    """
+    Z, spent = again.train.Z, again.ledger.spent
+    if classifier.noise == 'objective' or not spent or Z.numel() > MOST:
+        return {}
+    graphs = again.train.graphs.values()
+    y = np.array([int(graph.y) for graph in graphs])
+    labels = np.searchsorted(again.train.classes, y)
+    head, lam = LOSSES[classifier.loss], classifier.lam
+    Y = removal.targets(labels, len(again.train.classes), head)
+    rows, W = removal.Features(Z.to_dense().numpy(), 0.0), again.W.numpy()
+    beta = removal.residual(rows, Y, W, lam, head)
+    std, n = classifier.release_std, len(labels)
+    found = removal.Proof(n, beta, removal.shift(beta.most, n, lam, W, std))
+    return settled(found, spent * std * lam * n, spent, claimed)
+
+
 def describe(
     classifier: 'ScatteringClassifier',
     model: Model,
@@ -163,7 +198,7 @@ def describe(
     transcript, beta = math.inf, spent
     if output:
         epsilon = shift_epsilon(spent, classifier.delta)
-        together = compose_shifts(line.spent for line in lines)
+        together = removal.together([line.spent for line in lines])
         transcript = shift_epsilon(together, classifier.delta)
         beta = spent * classifier.release_std * mu
     return UnlearnReport(
