@@ -873,12 +873,11 @@ def test_verify_proves_a_release_by_the_kernel(loss, num_classes):
     far = model._model.W + 1e-4
     model._model = model._model._replace(W=far)
     assert not model.verify().ok
-    held = type(model)._residual
+    kind = type(model._settings)
+    held = kind.residual
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            type(model),
-            '_residual',
-            lambda self, m: type(held(self, m))(1e-13, 1e-13),
+            kind, 'residual', lambda self, m: type(held(self, m))(1e-13, 1e-13)
         )
         with pytest.raises(RuntimeError, match='the kernel finds'):
             model.verify()
@@ -888,7 +887,7 @@ def test_a_release_that_is_not_paid_for_is_refused(monkeypatch):
     graphs = random_graphs(20)
     model = make(graphs, noise='output', lam=1e-2)
     before = model.state_dict()
-    monkeypatch.setattr(type(model), '_shift', lambda *_: 1e-9)
+    monkeypatch.setattr(type(model._settings), 'shift', lambda *_: 1e-9)
     with pytest.raises(RuntimeError, match='would be paid for'):
         model.remove(RemovalRequest(nodes={0: [0]}))
     assert same(model.state_dict(), before)
