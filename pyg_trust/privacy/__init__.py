@@ -3,6 +3,8 @@
 from pyg_trust.privacy.accountant import (
     Accountant,
     FDPAccountant,
+    GroupAccountant,
+    GroupPoissonAccountant,
     PLDAccountant,
     PoissonAccountant,
     RDPAccountant,
@@ -46,6 +48,8 @@ __all__ = [
     'AuditReport',
     'ClippedSum',
     'FDPAccountant',
+    'GroupAccountant',
+    'GroupPoissonAccountant',
     'MuAuditReport',
     'PLDAccountant',
     'PoissonAccountant',

@@ -25,10 +25,13 @@ from pyg_trust._checks import (
 from pyg_trust._registry import Registry
 from pyg_trust.functional.accounting import (
     ORDERS,
-    calibrate_fdp,
+    check_group,
+    check_share,
+    group_wor_epsilon,
     last_that_fits,
     least_noise,
     rdp_epsilon,
+    rdp_group_wor,
     wor_epsilon,
 )
 from pyg_trust.functional.mechanisms import (
@@ -43,6 +46,7 @@ from pyg_trust.functional.mechanisms import (
 )
 from pyg_trust.functional.poisson import (
     FORMS,
+    check_multiplier,
     poisson_epsilon,
     rdp_poisson,
 )
@@ -52,6 +56,9 @@ SAMPLING = 'uniform-without-replacement'
 POISSON_SAMPLING = 'poisson'
 FDP = 'rdp_fdp'
 POISSON = 'pld_poisson'
+GROUP_WOR, GROUP = 'pld_group_wor', 'pld_group'
+#: Those of ego graphs, which take arguments.
+EGO_ACCOUNTS = (GROUP_WOR, GROUP, FDP)
 History = list[tuple[float, float, int]]
 
 
@@ -107,6 +114,8 @@ class Accountant(IAccountant):
     relation: str = RELATION
     #: How the units of a step are drawn.
     sampling: str = SAMPLING
+    #: How many units a record is in at most.
+    occurrences: int = 1
 
     def __init__(self) -> None:
         self.history = []
@@ -144,7 +153,7 @@ class Accountant(IAccountant):
             TypeError, ValueError: if a number is none or out of range; the
                 history is then as before.
         """
-        line = _checked((noise_multiplier, sample_rate, 1))
+        line = self._line((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
 
     def spend_pure(self, epsilon: float) -> None:
@@ -231,8 +240,7 @@ class Accountant(IAccountant):
         """
         if check_non_negative('epsilon', epsilon) <= self.pure_epsilon:
             return 0
-        self._check_rate(sample_rate)
-        noise, rate, _ = _checked((noise_multiplier, sample_rate, 1))
+        noise, rate, _ = self._line((noise_multiplier, sample_rate, 1))
 
         def fits(steps: int) -> bool:
             history = [*self.history, (noise, rate, steps)]
@@ -242,6 +250,13 @@ class Accountant(IAccountant):
 
     def _check_rate(self, sample_rate: float) -> None:
         check_q(sample_rate, 'sample_rate')
+
+    def _line(self, line: Any) -> tuple[float, float, int]:
+        # A checked line of the history.
+        noise, rate, steps = _checked(line)
+        check_multiplier(noise, self.occurrences)
+        self._check_rate(rate)
+        return noise, rate, steps
 
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
@@ -260,15 +275,17 @@ class Accountant(IAccountant):
         """
         rest = _rest(epsilon, self.pure_epsilon)
         rate = check_q(sample_rate, 'sample_rate')
+        self._check_rate(rate)
         check_delta(delta)
         check_integer('steps', steps, 1, numpy=True)
+        k = self.occurrences
 
         def spent(lam: float) -> float:
-            history = [(lam_to_opacus(lam), rate, steps)]
+            history = [(k * lam_to_opacus(lam), rate, steps)]
             return self._epsilon(history, delta) - self.pure_epsilon
 
         what = f'{self.mechanism()!r} with {delta=:g}'
-        return lam_to_opacus(least_noise(spent, rest, 0.01, what))
+        return k * lam_to_opacus(least_noise(spent, rest, 0.01, what))
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
@@ -319,7 +336,7 @@ class Accountant(IAccountant):
         try:
             # Merged as `step` does, whoever wrote it.
             loaded = _merged(
-                [_checked(line) for line in state_dict['history']]
+                [self._line(line) for line in state_dict['history']]
             )
         except TypeError as error:
             raise ValueError(
@@ -448,13 +465,112 @@ class PoissonAccountant(Accountant):
         return {**super()._constants(), 'form': self.form}
 
 
+@ACCOUNTANTS.builtin(GROUP_WOR)
+class GroupAccountant(Accountant):
+    r"""Counts steps where a record is in several units, such as ego graphs.
+
+    Each of at most :math:`k` roots sees a row; :math:`m` of :math:`N` roots
+    are drawn without replacement, and clipped each. By
+    :func:`pyg_trust.functional.group_wor_epsilon`, which hides how many of
+    the :math:`k` were drawn; :class:`FDPAccountant` tells it. For coins there
+    is :class:`GroupPoissonAccountant`. As everywhere,
+    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, here at least a
+    tenth of :math:`k`.
+
+    Args:
+        num_roots (int): :math:`N`, ``loader.num_subgraphs``.
+        occurrences (int): :math:`k`, ``loader.terms``.
+
+    Example:
+        >>> accountant = GroupAccountant(13482, 5)
+        >>> for _ in range(100):
+        ...     accountant.step(noise_multiplier=8.2, sample_rate=674 / 13482)
+        >>> 3.1 < accountant.get_epsilon(delta=1e-5) < 3.2
+        True
+    """
+
+    def __init__(self, num_roots: int, occurrences: int) -> None:
+        super().__init__()
+        self.num_roots, self.occurrences = check_group(num_roots, occurrences)
+
+    def _check_rate(self, sample_rate: float) -> None:
+        check_share(sample_rate, self.num_roots, 'sample_rate')
+
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """The epsilon of a history, as the class says.
+
+        Args:
+            history (list): as in :class:`Accountant`.
+            delta (float): in :math:`(0, 1)`.
+        """
+        halved = [(z / 2, q, n) for z, q, n in history]
+        return group_wor_epsilon(
+            halved, delta, self.num_roots, self.occurrences
+        )
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier / 2
+        return _group_rdp(*key, self.num_roots, self.occurrences)
+
+    def _constants(self) -> dict[str, Any]:
+        return {
+            **super()._constants(),
+            'num_roots': self.num_roots,
+            'occurrences': self.occurrences,
+        }
+
+
+@ACCOUNTANTS.builtin(GROUP)
+class GroupPoissonAccountant(GroupAccountant):
+    r"""Counts steps as :class:`GroupAccountant`, of roots drawn by coins.
+
+    By the pair of :mod:`pyg_trust.functional.poisson` for so many
+    occurrences, which is exact.
+
+    Args:
+        num_roots (int): :math:`N`, ``loader.num_subgraphs``.
+        occurrences (int): :math:`k`, ``loader.terms``.
+
+    Example:
+        >>> accountant = GroupPoissonAccountant(13482, 5)
+        >>> for _ in range(100):
+        ...     accountant.step(noise_multiplier=8.2, sample_rate=0.05)
+        >>> 2.4 < accountant.get_epsilon(delta=1e-5) < 2.5
+        True
+    """
+
+    sampling = POISSON_SAMPLING
+
+    def _check_rate(self, sample_rate: float) -> None:
+        check_q(sample_rate, 'sample_rate')
+
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """The epsilon of a history, as the class says.
+
+        Args:
+            history (list): as in :class:`Accountant`.
+            delta (float): in :math:`(0, 1)`.
+        """
+        return poisson_epsilon(history, delta, occurrences=self.occurrences)
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier
+        return _poisson_rdp(*key, 'replace', self.occurrences)
+
+
 @ACCOUNTANTS.builtin(FDP)
 class FDPAccountant(Accountant):
-    r"""Accounts for the baseline on bounded-degree graphs.
+    r"""Accounts for the baseline on bounded-degree graphs, as its paper does.
 
-    See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N` training
-    nodes are drawn, each with an ego graph of its own, and replacing a row
-    changes the gradients of up to ``terms`` of them. The noise multiplier is
+    :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same
+    steps. See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N`
+    training nodes are drawn, each with an ego graph of its own, and replacing
+    a row changes the gradients of up to ``terms`` of them. The noise
+    multiplier is
     :math:`2\, \mathrm{terms}\, \lambda`.
 
     Args:
@@ -467,25 +583,12 @@ class FDPAccountant(Accountant):
         super().__init__()
         self.num_nodes = num_nodes
         self.batch_size = batch_size
-        self.terms = terms
+        self.terms = self.occurrences = terms
         rdp_fdp(ORDERS, num_nodes, batch_size, terms, 1.0)
 
     def _lam(self, noise_multiplier: float) -> float:
         check_number('noise_multiplier', noise_multiplier)
         return lam_from_opacus(noise_multiplier / self.terms)
-
-    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Counts one step.
-
-        Args:
-            noise_multiplier (float): Opacus' noise over clipping norm.
-            sample_rate (float): ``batch_size / num_nodes``.
-        """
-        self._lam(noise_multiplier)
-        self._check_rate(sample_rate)
-        super().step(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate
-        )
 
     def _check_rate(self, sample_rate: float) -> None:
         rate = check_number('sample_rate', sample_rate)
@@ -519,28 +622,6 @@ class FDPAccountant(Accountant):
         rdp = sum(n * self._rdp(z) for z, _, n in history)
         return rdp_epsilon(ORDERS, np.asarray(rdp), delta)
 
-    def noise_multiplier_for(
-        self, epsilon: float, delta: float, *, sample_rate: float, steps: int
-    ) -> float:
-        """The noise multiplier of steps that stay within a budget.
-
-        Args:
-            epsilon (float): the budget.
-            delta (float): in :math:`(0, 1)`.
-            sample_rate (float): ``batch_size / num_nodes``.
-            steps (int): the number of steps.
-        """
-        self._check_rate(sample_rate)
-        lam = calibrate_fdp(
-            _rest(epsilon, self.pure_epsilon),
-            delta,
-            self.num_nodes,
-            self.batch_size,
-            self.terms,
-            steps,
-        )
-        return self.terms * lam_to_opacus(lam)
-
     def _constants(self) -> dict[str, Any]:
         return {
             **super()._constants(),
@@ -550,14 +631,18 @@ class FDPAccountant(Accountant):
         }
 
 
-def create_accountant(mechanism: str = 'pld_wor') -> Accountant:
+def create_accountant(
+    mechanism: str = 'pld_wor', **arguments: Any
+) -> Accountant:
     """Makes an accountant by its name.
 
     Args:
         mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'`,
             :obj:`'pld_poisson'` or one that was added to
-            :obj:`pyg_trust.registries.ACCOUNTANTS`.
-            (default: :obj:`'pld_wor'`)
+            :obj:`pyg_trust.registries.ACCOUNTANTS`; with arguments also
+            :obj:`'pld_group_wor'`, :obj:`'pld_group'` and
+            :obj:`'rdp_fdp'`. (default: :obj:`'pld_wor'`)
+        **arguments (Any): of its class.
 
     Example:
         >>> accountant = create_accountant('pld_wor')
@@ -566,10 +651,9 @@ def create_accountant(mechanism: str = 'pld_wor') -> Accountant:
         >>> 3.4 < accountant.get_epsilon(delta=1e-6) < 4.1
         True
     """
-    # That of FDP takes arguments.
-    known = [name for name in ACCOUNTANTS if name != FDP]
+    known = [n for n in ACCOUNTANTS if arguments or n not in EGO_ACCOUNTS]
     check_choice('mechanism', mechanism, known)
-    return ACCOUNTANTS[mechanism]()
+    return ACCOUNTANTS[mechanism](**arguments)
 
 
 def register_accountants() -> None:
@@ -594,9 +678,20 @@ def _least_rdp(
 
 @lru_cache(maxsize=256)
 def _poisson_rdp(
-    orders: tuple[float, ...], rate: float, multiplier: float, form: str
+    orders: tuple[float, ...],
+    rate: float,
+    multiplier: float,
+    form: str,
+    k: int = 1,
 ) -> np.ndarray:
-    return rdp_poisson(orders, rate, multiplier, form)
+    return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
+
+
+@lru_cache(maxsize=256)
+def _group_rdp(
+    orders: tuple[float, ...], rate: float, lam: float, n: int, k: int
+) -> np.ndarray:
+    return rdp_group_wor(orders, rate, lam, n, k)
 
 
 def _rest(epsilon: float, spent: float) -> float:
