@@ -43,6 +43,7 @@ class Words:
 
 # Of these no sentence speaks: names of people, tables that checks read, and
 # what is in the sentences already.
+SETTINGS = 'settings: '
 _UNSAID = (*('request', 'tallies', 'vouched', 'notes', 'limits', 'more'),)
 
 
@@ -84,7 +85,7 @@ def _settings(claim: Any) -> str:
         if len(text) > 66:
             text = 'SHA-256 ' + hashlib.sha256(text.encode()).hexdigest()[:16]
         found.append(f'{name} {text}')
-    return f'settings: {", ".join(found)}'
+    return SETTINGS + ', '.join(found)
 
 
 def _limit(target: float | None) -> float:
@@ -555,10 +556,11 @@ def _poisoned(c: Any) -> Words:
 
 @_of('Propagation')
 def _propagation(c: Any) -> Words:
-    promise = f'{c.written!r} is {c.measure} of {c.read!r}'
+    measure = c.measure.removeprefix('Measure(').removesuffix(')')
+    promise = f'{c.written!r} holds {c.read!r} propagated by {measure}'
     if c.standard_deviation is not None:
         promise += (
-            ', estimated without bias; no entry has a standard deviation '
+            ', right on average over seeds; no entry has a standard deviation '
             f'above {c.standard_deviation:.3g}'
         )
     else:

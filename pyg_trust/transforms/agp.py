@@ -9,12 +9,13 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import _marks, rng
+from pyg_trust import rng
 from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_non_negative,
 )
+from pyg_trust._marks import mark
 from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
@@ -249,9 +250,7 @@ class AGP(MeasureTransform):
             half=self.half,
             tol=self.level_tol,
         )
-        _marks.remember(x, data[self.out])
-        before = data.get('propagated', ())
-        data.propagated = tuple(dict.fromkeys((*before, self.out)))
+        mark(data, self.out)
         return data
 
     def _to_file(self, data: Data, file: Path) -> Data:
@@ -269,10 +268,7 @@ class AGP(MeasureTransform):
             progress_bar=self.progress_bar,
         )
         data[self.attr] = z
-        if isinstance(x, Tensor):
-            _marks.remember(x, z)
-        before = data.get('propagated', ())
-        data.propagated = tuple(dict.fromkeys((*before, self.attr)))
+        mark(data, self.attr)
         return data
 
     def guarantee(self, data: Data) -> Guarantee:

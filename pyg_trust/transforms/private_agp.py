@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import _marks, noise, rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_choice,
     check_finite,
@@ -23,6 +23,7 @@ from pyg_trust._checks import (
     check_ledger,
     check_positive,
 )
+from pyg_trust._marks import mark
 from pyg_trust.account import (
     NoCopies,
     PaidNoise,
@@ -478,9 +479,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             out[:, at : at + part.size(1)] = part
             at += part.size(1)
         data[self.attr] = out
-        before = data.get('propagated', ())
-        data.propagated = tuple(dict.fromkeys((*before, self.attr)))
-        _marks.remember(x, out)
+        mark(data, self.attr)
         return data
 
     def report(self, delta: float | None = None) -> AggregationReport:

@@ -609,14 +609,10 @@ class NodeClassifier(Saving, EditedInPlace):
             secure=model.secure and self._seed is None,
             transcript=model.transcript + spent**2,
         )
-        # The residual was measured, or bounded, in full. After how many steps
-        # is nothing for a line that stays: it tells what was removed.
-        ledger.record(
-            'retrain' if action == 'retrain' else 'measured',
-            spent,
-            request,
-            new.sealed,
-        )
+        # The residual was measured, or bounded, in full. By how many steps, or
+        # from zero, is nothing for a line that stays: it tells what was
+        # removed.
+        ledger.record('measured', spent, request, new.sealed)
         return new, NodeUnlearnReport(
             action=action,
             request=request,

@@ -544,7 +544,11 @@ class ScatteringClassifier:
                 spent = self._shift(model, upper)
         ledger = old.ledger.copy()
         model = self._released(model._replace(ledger=ledger))
-        ledger.record(action, spent, request.to_dict(), model.sealed)
+        # How the weights were found tells what was removed: no line says it,
+        # but that a bound was added to the one before.
+        added = action == 'step' and self.accounting != 'residual'
+        line = 'step' if added else 'measured'
+        ledger.record(line, spent, request.to_dict(), model.sealed)
         report = describe(
             self,
             model,

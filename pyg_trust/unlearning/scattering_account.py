@@ -38,6 +38,10 @@ from pyg_trust.unlearning.training_graphs import (
 if TYPE_CHECKING:
     from pyg_trust.unlearning.scattering import ScatteringClassifier
 
+# What a bound adds to an account keeps so many bits: it is a function of what
+# was removed.
+BITS = 4
+
 
 def newton_step(
     classifier: 'ScatteringClassifier',
@@ -67,12 +71,21 @@ def newton_step(
         added = increments(classifier, old, new, request, P)
         left = hessian_times(train.Z, curvature, mu, P) - right
         which = 'tight' if classifier.accounting == 'bound' else 'paper'
-        spent = old.ledger.spent + added[which]
         # The parts of the step round too, as gradients do.
-        spent += float(left.norm()) + 4 * (upper - measured)
+        more = added[which] + float(left.norm()) + 4 * (upper - measured)
+        spent = _sum(old.ledger.spent, coarse(more, BITS))
+        if spent > classifier.budget >= _sum(old.ledger.spent, more):
+            spent = classifier.budget
     # Within an account what is spent never falls.
     spent = max(spent, old.ledger.spent)
     return model, ('step', 1, measured, spent, added)
+
+
+def _sum(one: float, two: float) -> float:
+    # From above: with the larger first the difference is exact.
+    one, two = max(one, two), min(one, two)
+    total = one + two
+    return total if total - one >= two else math.nextafter(total, math.inf)
 
 
 def increments(
