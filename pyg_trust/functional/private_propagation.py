@@ -144,6 +144,7 @@ from pyg_trust.kernel.release import (
     grid,
     released,
     rounded,
+    sensitivity,
     truncated,
 )
 
@@ -384,13 +385,7 @@ def hop_sensitivity(
                 "'num_classes' is for the relations 'node' and 'feature' (got "
                 f'{relation!r})'
             )
-    if relation == 'edge':
-        return 1.0 if directed else math.sqrt(2)
-    moved = math.sqrt(1 if max_degree is None else max_degree)
-    if form == 'withdraw':
-        return moved
-    C = max(2, num_classes or 2)
-    return math.sqrt(2 * C / (C - 1)) * moved
+    return sensitivity(relation, directed, form, max_degree, num_classes)
 
 
 def energy_weights(graph: CSRGraph, max_degree: int = 1) -> Tensor:

@@ -252,8 +252,8 @@ def points(
         return [withdrawn(n, b, q, z) for n in nums]
     if law == 'exchanged':
         return [exchanged(withdrawn(-n, b, q, z), n, b) for n in nums]
-    one, z = (withdrawn, z / 2) if law == 'wor' else (replaced, z)
-    one = law if callable(law) else one
+    one = law if callable(law) else withdrawn if law == 'wor' else replaced
+    z = z / 2 if law == 'wor' else z
     side = {n: one(n, b, q, z) for n in {abs(n) for n in nums}}
     return [side[n] if n >= 0 else exchanged(side[-n], n, b) for n in nums]
 

@@ -74,7 +74,7 @@ from .accounting import (
 
 LEAST = Fraction(1, 1 << 112)  # weights that are added at the end
 MOST = 64  # weights of a law: more take minutes
-LARGEST = 4096  # units of a record
+LARGEST = 1024  # units of a record
 C = B + 128  # bits of g
 NEAR = 1 << C - 190  # half of the bracket of log u
 Weights = dict[int, Fraction]
@@ -90,7 +90,7 @@ def binomial(q: Fraction, k: int) -> tuple[Weights, Fraction]:
         for i in range(k + 1)
     }
     kept = {i: w for i, w in every.items() if w >= LEAST}
-    return kept, 1 - sum(kept.values())
+    return kept, 1 - sum(kept.values(), Fraction(0))
 
 
 @lru_cache(maxsize=64)
@@ -101,7 +101,7 @@ def hypergeometric(m: int, n: int, k: int) -> tuple[Weights, Fraction]:
         for i in range(max(0, m + k - n), min(m, k) + 1)
     }
     kept = {i: w for i, w in every.items() if w >= LEAST and i}
-    return kept, 1 - sum(kept.values()) - every.get(0, 0)
+    return kept, 1 - sum(kept.values(), every.get(0, Fraction(0)))
 
 
 @lru_cache(maxsize=64)
@@ -188,7 +188,7 @@ def coins(k: int) -> Law:
             s = fixed(i / z, B)
             above = plus(above, times(between(minus(at, s), p), w))
             below = plus(below, times(between(plus(at, s), p), w))
-        more = up(rest.numerator << p, rest.denominator)
+        more = fixed(rest, p)[1]
         below = below[0], below[1] + more
         took = product(gamma, below, p)
         above, below = coarser(above, p), coarser(below, p)
@@ -209,14 +209,14 @@ def without_replacement(n: int, k: int) -> Law:
 
     def law(num: int, b: int, q: Fraction, z: Fraction) -> Point:
         weights, rest = hypergeometric(int(q * n), n, k)
-        rate = sum(weights.values()) + rest
+        rate = sum(weights.values(), rest)
         value: Bracket = (0, 0)
         slope: Bracket = (0, 0)
         for i, w in weights.items():
             f, s = withdrawn(num, b, rate, z / (2 * i))
             value = plus(value, times(f, w / rate))
             slope = plus(slope, times(s, w / rate))
-        more = up(rest.numerator << P, rest.denominator * rate)
+        more = fixed(rest / rate, P)[1]
         return (value[0], value[1] + more), (slope[0], slope[1] + more)
 
     return law
