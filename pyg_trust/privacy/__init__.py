@@ -2,9 +2,6 @@
 
 from pyg_trust.privacy.accountant import (
     Accountant,
-    FDPAccountant,
-    GroupAccountant,
-    GroupPoissonAccountant,
     PLDAccountant,
     PoissonAccountant,
     RDPAccountant,
@@ -26,6 +23,11 @@ from pyg_trust.privacy.auditing import (
     empirical_epsilon,
 )
 from pyg_trust.privacy.bounds import ClippedSum
+from pyg_trust.privacy.ego_accounts import (
+    FDPAccountant,
+    GroupAccountant,
+    GroupPoissonAccountant,
+)
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
