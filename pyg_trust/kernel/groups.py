@@ -3,7 +3,7 @@ r"""Epsilon where a record is in several units of a step, proved in integers.
 A record is in at most :math:`k` of the units (ego graphs), of which
 :math:`\rho` are drawn in a step, :math:`w_i = P(\rho = i)`. Each clipped
 gradient is in a ball of radius 1, the noise has the deviation :math:`z`, the
-record is replaced. All else is that of :mod:`.accounting`: its grid, its
+record is replaced. All else is that of ``kernel.accounting``: its grid, its
 brackets, its masses.
 
 **Coins** (each unit at the rate :math:`q`, so :math:`w_i = \binom{k}{i} q^i
@@ -35,7 +35,7 @@ hypergeometric). With :math:`q_1 = 1 - w_0` and :math:`\gamma' = 1 + q_1
 symmetric (Balle, Barthe, Gaboardi 2018, Theorem 2, with the common part 'none
 is drawn': both conditional pairs move :math:`\rho` gradients by 2 each;
 ``functional.accounting`` has the proof). The right side is the average, with
-the weights :math:`w_i / q_1`, of (1) of :mod:`.accounting` at the rate
+the weights :math:`w_i / q_1`, of (1) of ``kernel.accounting`` at the rate
 :math:`q_1` and the noise :math:`z / 2i`. What is judged is this bound: it is
 attained for :math:`k = 1`.
 
