@@ -38,6 +38,9 @@ KNOWN = {
     'ACCOUNTANTS': (
         'pld_group pld_group_wor pld_poisson pld_wor rdp_fdp rdp_wor'
     ),
+    'ATTACKS': (
+        'bytes label_only membership neighbours pair poison twins worlds'
+    ),
     'AGGREGATORS': ('attentive contrastive lbaggr logits majority mean plain'),
     'CERTIFICATES': 'BitFlips ThreatModel',
     'LAYER_RULES': (

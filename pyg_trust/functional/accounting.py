@@ -1,4 +1,4 @@
-r"""Accounting of DP-SGD on node-disjoint subgraphs: what many steps tell.
+r"""Accounting of DP-SGD on node-disjoint subgraphs, composed over steps.
 
 The relation and the step are those of
 :mod:`pyg_trust.functional.mechanisms`: one row of the features is replaced.
@@ -120,7 +120,7 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     <https://arxiv.org/abs/2207.04380>`_): the mass of a cell goes to its two
     ends such that the masses under :math:`P` and :math:`Q` are kept, which
     interpolates the profile linearly in :math:`e^\epsilon`; a chord of a
-    convex function lies above it. What is above the grid counts as an
+    convex function lies above it. Mass above the grid counts as an
     infinite loss, and the lowest losses are rounded up. Hence a coarser grid
     gives a larger :math:`\epsilon`, never one too small. The masses are
     composed by FFT on a window outside of which is :obj:`1e-15` at most, by
@@ -182,9 +182,9 @@ def wor_epsilon(
 def group_wor_profile(
     epsilon: float, m: int, num_roots: int, occurrences: int, lam: float
 ) -> float:
-    r"""A bound of :math:`\delta(\epsilon)` of one step: see below.
+    r"""Bound :math:`\delta(\epsilon)` of a step with records in several units.
 
-    That of :func:`group_wor_epsilon`; for one occurrence
+    The bound is that of :func:`group_wor_epsilon`; for one occurrence
     :func:`wor_profile`.
 
     Args:
@@ -212,7 +212,7 @@ def group_wor_profile(
 def group_wor_epsilon(
     history: History, delta: float, num_roots: int, occurrences: int
 ) -> float:
-    r""":math:`\epsilon` where a record is in several of the units.
+    r"""Compute :math:`\epsilon` where a record is in several of the units.
 
     A step draws :math:`m` of :math:`N` units (ego graphs of roots) uniformly
     without replacement and sums their clipped gradients; a record is in at
@@ -281,7 +281,7 @@ def group_wor_epsilon(
 def rdp_group_wor(
     orders: Orders, q: float, lam: float, num_roots: int, occurrences: int
 ) -> np.ndarray:
-    r"""Rényi DP of the pair behind :func:`group_wor_epsilon`.
+    r"""Compute the Rényi DP of the pair behind :func:`group_wor_epsilon`.
 
     Its losses are those of :func:`rdp_wor_profile` at the rate :math:`q_1`
     with :math:`\lambda / i`, mixed with the weights :math:`w_i / q_1`:
@@ -321,9 +321,9 @@ def calibrate_lam(
     method: str = 'pld_wor',
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which :obj:`steps` steps stay within a budget.
+    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
-    Bisection; what is returned was itself accounted for, so it is never
+    By bisection; the returned noise was itself accounted for, so it is never
     above :obj:`epsilon` and, by :obj:`tol`, not far below.
 
     Args:
@@ -367,7 +367,7 @@ def max_steps(
     method: str = 'pld_wor',
     history: History = (),
 ) -> int:
-    r"""How many more steps stay within a budget.
+    r"""Return the number of further steps that stay within a budget.
 
     Args:
         epsilon (float): the budget, positive.
@@ -375,7 +375,7 @@ def max_steps(
         q (float): the sampling rate :math:`m / M` of the steps to come.
         lam (float): the noise of the steps to come.
         method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
-        history (iterable): what was spent before. (default: nothing)
+        history (iterable): the steps spent before. (default: nothing)
 
     Returns:
         int: a number whose :math:`\epsilon` is within the budget, while that
@@ -396,7 +396,7 @@ def max_steps(
 def fdp_epsilon(
     num_nodes: int, m: int, terms: int, lam: float, steps: int, delta: float
 ) -> float:
-    r""":math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
+    r"""Return :math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
 
     Args:
         num_nodes (int): the number of training nodes.
@@ -422,7 +422,7 @@ def calibrate_fdp(
     *,
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which FDP's steps stay within a budget.
+    r"""Return the least noise that keeps FDP's steps within a budget.
 
     As :func:`calibrate_lam`, by :func:`fdp_epsilon`.
 
@@ -454,7 +454,7 @@ def calibrate_fdp(
 
 
 def check_history(history: History) -> dict[tuple[float, float], int]:
-    """Checks a history and counts the steps of each :obj:`(lam, q)`."""
+    """Check a history and count the steps of each :obj:`(lam, q)`."""
     phases: dict[tuple[float, float], int] = {}
     try:
         lines = [(lam, q, steps) for lam, q, steps in history]
@@ -477,7 +477,7 @@ def _rdp_wor_cached(q: float, lam: float) -> np.ndarray:
 
 
 def check_group(num_roots: int, occurrences: int) -> tuple[int, int]:
-    """Checks how many units there are, and how many of them have a record."""
+    """Refuse more occurrences of a record than there are units."""
     n = _check_int('num_roots', num_roots, 1)
     k = _check_int('occurrences', occurrences, 1)
     if k > n:
@@ -488,7 +488,7 @@ def check_group(num_roots: int, occurrences: int) -> tuple[int, int]:
 
 
 def check_share(q: float, num_roots: int, name: str = 'q') -> float:
-    """Checks a rate that whole units out of so many make."""
+    """Refuse a rate that is no share of whole units."""
     q = check_q(q, name)
     m = round(q * num_roots)
     if m < 1 or not math.isclose(m / num_roots, q, rel_tol=1e-9):
@@ -571,9 +571,9 @@ def _pair(
 def least_noise(
     spent: Callable[[float], float], epsilon: float, tol: float, what: str
 ) -> float:
-    """The least noise, up to a tolerance, that spends at most a budget."""
+    """Search the least noise, up to a tolerance, within a budget."""
     high = 1.0
-    while (found := spent(high)) > epsilon:
+    while (loss := spent(high)) > epsilon:
         high *= 2
         if high > 1e6:
             raise ValueError(
@@ -584,21 +584,21 @@ def least_noise(
         low = max(high / 2, MIN_LAM)
         if (value := spent(low)) > epsilon:
             break
-        high, found = low, value
+        high, loss = low, value
     else:
         return high
-    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
+    while loss < (1 - tol) * epsilon and high - low > 1e-9 * high:
         middle = (low + high) / 2
         value = spent(middle)
         if value <= epsilon:
-            high, found = middle, value
+            high, loss = middle, value
         else:
             low = middle
     return high
 
 
 def last_that_fits(fits: Callable[[int], bool]) -> int:
-    """The last number that fits (0 if none does), if those before it do."""
+    """Return the last number that satisfies a monotone condition, or 0."""
     if not fits(1):
         return 0
     low, high = 1, 2

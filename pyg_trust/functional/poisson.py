@@ -1,4 +1,4 @@
-r"""Poisson sampling: what steps tell that draw each unit by a coin of its own.
+r"""Poisson sampling: the privacy loss of steps with independent coins.
 
 In a step every unit (a subgraph, a graph) is drawn with probability
 :math:`q`, independently of all others and of all steps; the gradients of
@@ -86,7 +86,7 @@ from pyg_trust.functional.mechanisms import (
 )
 
 FORMS = ('replace', 'withdraw')
-# How many deviations of the noise a grid reaches: beyond is less than 1e-23.
+# The width of a grid in deviations of the noise: less than 1e-23 is outside.
 _REACH = 10
 # A weight that is counted as an infinite loss.
 _LEAST = 1e-22
@@ -100,7 +100,7 @@ def poisson_profile(
     *,
     occurrences: int = 1,
 ) -> float:
-    r"""The :math:`\delta(\epsilon)` of one step, exactly.
+    r"""Compute :math:`\delta(\epsilon)` of one step, exactly.
 
     .. math::
         \delta(\epsilon) = P(\ell > \epsilon) - e^\epsilon Q(\ell > \epsilon),
@@ -125,13 +125,13 @@ def poisson_profile(
     epsilon = check_finite('epsilon', epsilon)
     k = check_occurrences(occurrences, form)
     q, z = check_q(q), check_multiplier(noise_multiplier, k)
-    found = 0.0
+    delta = 0.0
     for direction in _directions(form):
         x = _outcome(np.array([epsilon]), q, z, direction, k)[0]
         p, r, lost = _pair(q, direction, k)
         above = _tail(x, z, p), _tail(x, z, r)
-        found = max(found, above[0] - math.exp(epsilon) * above[1] + lost)
-    return float(min(1.0, max(0.0, -math.expm1(epsilon), found)))
+        delta = max(delta, above[0] - math.exp(epsilon) * above[1] + lost)
+    return float(min(1.0, max(0.0, -math.expm1(epsilon), delta)))
 
 
 def poisson_epsilon(
@@ -197,7 +197,7 @@ def calibrate_poisson(
     occurrences: int = 1,
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which :obj:`steps` steps stay within a budget.
+    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
     As :func:`calibrate_lam`, by :func:`poisson_epsilon`.
 
@@ -269,7 +269,7 @@ def rdp_poisson(
     a, k = check_orders(orders), check_occurrences(occurrences, form)
     q, z = check_q(q), check_multiplier(noise_multiplier, k)
     node, weight = np.polynomial.legendre.leggauss(16)
-    found = np.zeros(len(a))
+    divergences = np.zeros(len(a))
     for direction in _directions(form):
         p, r, _ = _pair(q, direction, k, 0.0)
         for i, order in enumerate(a):
@@ -287,18 +287,18 @@ def rdp_poisson(
                     log_term, b=np.broadcast_to(weight, x.shape)
                 )
                 total = np.logaddexp(total, some)
-            found[i] = max(found[i], total + math.log(width / 2))
-    return np.maximum(found, 0) / (a - 1)
+            divergences[i] = max(divergences[i], total + math.log(width / 2))
+    return np.maximum(divergences, 0) / (a - 1)
 
 
 def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
-    """Checks a noise multiplier: at least a tenth of the occurrences."""
+    """Refuse a noise multiplier below a tenth of the occurrences."""
     z = check_number('noise_multiplier', noise_multiplier)
     return 2 * occurrences * check_lam(z / (2 * occurrences))
 
 
 def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
-    """Checks in how many units a record is, and that its form allows it."""
+    """Refuse several units of a record where its form allows one."""
     check_choice('form', form, FORMS)
     k = check_integer('occurrences', occurrences, 1, numpy=True)
     if k > 1 and form != 'replace':
@@ -312,7 +312,7 @@ def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
 def check_multipliers(
     history: History, occurrences: int = 1
 ) -> dict[tuple[float, float], int]:
-    """Counts the steps of each ``(noise_multiplier, q)`` of a history."""
+    """Count the steps of each ``(noise_multiplier, q)`` of a history."""
     try:
         lines = [(z / (2 * occurrences), q, n) for z, q, n in history]
     except (TypeError, ValueError):
@@ -396,7 +396,7 @@ def _loss(
 def _outcome(
     loss: np.ndarray, q: float, z: float, direction: _Direction, k: int
 ) -> np.ndarray:
-    # Where the loss is so much; infinite where it never is.
+    # The outcome at which the loss has a value; infinite if none has.
     size = np.abs(loss)
     if k > 1:
         return np.sign(loss) * _group_outcome(size, q, z, k)
@@ -458,7 +458,7 @@ def _masses(
     p, r, lost = _pair(q, direction, k)
     inside = []
     for w, at in (p, r):
-        # From the side on which nothing is lost.
+        # From the side on which differences do not cancel.
         above = -np.diff(_tail(x, z, (w, at)))
         below = np.diff(_tail(-x, z, (w, -at)))
         inside.append(np.where(x[:-1] > 0, above, below))

@@ -65,7 +65,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """The epsilon of a history, as the class says.
+        """Compute epsilon of a history, as the class says.
 
         Args:
             history (list): as in :class:`Accountant`.
@@ -115,7 +115,7 @@ class GroupPoissonAccountant(GroupAccountant):
         check_q(sample_rate, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """The epsilon of a history, as the class says.
+        """Compute epsilon of a history, as the class says.
 
         Args:
             history (list): as in :class:`Accountant`.

@@ -130,7 +130,8 @@ def test_coins_draw_each_root_by_itself(workers):
         assert batch.input_id.unique().numel() == batch.batch_size
         sizes.append(batch.batch_size)
         drawn[batch.input_id] += 1
-    assert 0 in sizes and max(sizes) > 4
+    assert 0 in sizes
+    assert max(sizes) > 4
     # Of 8,000 coins of a twentieth: five deviations.
     assert abs(sum(sizes) - 400) < 5 * 19.5
     assert drawn.min() > 0
