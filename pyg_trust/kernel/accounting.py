@@ -494,10 +494,8 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
         return judge_mu(mu2, epsilon, delta)
     if law == 'replace' and any(z < LEAST for z, *_ in exact):
         return NOT_PROVED
-    return settled(
-        ('withdraw', 'exchanged') if law == 'withdraw' else (law,),
-        *(exact, claim, goal),
-    )
+    laws = ('withdraw', 'exchanged') if law == 'withdraw' else (law,)
+    return settled(laws, exact, claim, goal)
 
 
 def settled(

@@ -48,37 +48,15 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
-from .accounting import (
-    FAILS,
-    NOT_PROVED,
-    ONE,
-    B,
-    Bracket,
-    Law,
-    Lines,
-    P,
-    Point,
-    between,
-    coarser,
-    exp,
-    fixed,
-    judge_mu,
-    minus,
-    plus,
-    product,
-    settled,
-    times,
-    up,
-    withdrawn,
-)
+from . import accounting as a
 
 LEAST = Fraction(1, 1 << 112)  # weights that are added at the end
 MOST = 64  # weights of a law: more take minutes
 LARGEST = 1024  # units of a record
-C = B + 128  # bits of g
+C = a.B + 128  # bits of g
 NEAR = 1 << C - 190  # half of the bracket of log u
 Weights = dict[int, Fraction]
-Terms = list[tuple[int, Bracket]]
+Terms = list[tuple[int, a.Bracket]]
 
 
 @lru_cache(maxsize=64)
@@ -109,28 +87,28 @@ def heights(q: Fraction, z: Fraction, k: int) -> Terms:
     """``w_i kappa^(i^2)`` of the weights that are kept."""
     found = []
     for i, w in binomial(q, k)[0].items():
-        lo, hi = fixed(-(i**2) / (2 * z**2), C)
-        found.append((i, times((exp(lo, C, C)[0], exp(hi, C, C)[1]), w)))
+        lo, hi = a.fixed(-(i**2) / (2 * z**2), C)
+        found.append((i, a.times((a.exp(lo, C, C)[0], a.exp(hi, C, C)[1]), w)))
     return found
 
 
-def balance(y: int, gamma: Bracket, terms: Terms) -> tuple[Bracket, int]:
+def balance(y: int, gamma: a.Bracket, terms: Terms) -> tuple[a.Bracket, int]:
     """The bracket of ``g(e^y)``, ``y`` in 2^-C; and nearly its slope."""
     sums, slope = [], 0
-    for one, scale in ((exp(y, C, C), 1 << C), (exp(-y, C, C), gamma[0])):
+    for one, scale in ((a.exp(y, C, C), 1 << C), (a.exp(-y, C, C), gamma[0])):
         total, power, at = (0, 0), (1 << C, 1 << C), 0
-        for i, a in terms:
+        for i, height in terms:
             for _ in range(i - at):
                 power = shorter(power, one)
-            at, part = i, shorter(power, a)
-            total, slope = plus(total, part), slope + i * part[0] * scale
+            at, part = i, shorter(power, height)
+            total, slope = a.plus(total, part), slope + i * part[0] * scale
         sums.append(total)
-    return minus(sums[0], shorter(sums[1], gamma)), slope >> C
+    return a.minus(sums[0], shorter(sums[1], gamma)), slope >> C
 
 
-def shorter(x: Bracket, y: Bracket) -> Bracket:
+def shorter(x: a.Bracket, y: a.Bracket) -> a.Bracket:
     """The bracket of a product of numbers of ``C`` bits, not negative."""
-    return x[0] * y[0] >> C, up(x[1] * y[1], 1 << C)
+    return x[0] * y[0] >> C, a.up(x[1] * y[1], 1 << C)
 
 
 def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
@@ -144,12 +122,12 @@ def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
     for _ in range(99):
         loss, slope = epsilon, 0.0
         for side in (1, -1):
-            each = [(i, float(a) + side * i * y) for i, a in terms]
-            top = max(a for _, a in each)
-            part = [(i, math.exp(a - top)) for i, a in each]
-            total = sum(a for _, a in part)
+            each = [(i, float(x) + side * i * y) for i, x in terms]
+            top = max(x for _, x in each)
+            part = [(i, math.exp(x - top)) for i, x in each]
+            total = sum(x for _, x in part)
             loss -= side * (top + math.log(total))
-            slope += sum(i * a for i, a in part) / total
+            slope += sum(i * x for i, x in part) / total
         low, high = (y, high) if loss >= 0 else (low, y)
         y, old = y + loss / slope, y
         y = y if low <= y <= high else (low + high) / 2
@@ -158,16 +136,12 @@ def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
     return y
 
 
-def coins(k: int) -> Law:
-    """F of (1) of this file at an epsilon >= 0, and its slope.
+def coins(k: int) -> a.Law:
+    """F of (1), and its slope, of ``k`` units of a record."""
 
-    Args:
-        k (int): units of a record, drawn by coins.
-    """
-
-    def law(num: int, b: int, q: Fraction, z: Fraction) -> Point:
+    def law(num: int, b: int, q: Fraction, z: Fraction) -> a.Point:
         (weights, rest), terms = binomial(q, k), heights(q, z, k)
-        gamma = exp(num, b, C)
+        gamma = a.exp(num, b, C)
         y = int(guess(num / (1 << b), q, z, k) * (1 << 60)) << C - 60
         for _ in range(4):
             found, slope = balance(y, gamma, terms)
@@ -177,78 +151,66 @@ def coins(k: int) -> Law:
             balance(low, gamma, terms)[0][1] >= 0
             or balance(high, gamma, terms)[0][0] <= 0
         ):
-            return (0, ONE), (0, ONE)
-        at = times((low, high), z)
-        at = at[0] >> C - B, up(at[1], 1 << C - B)
-        gamma = gamma[0] >> C - B, up(gamma[1], 1 << C - B)
-        p = P + 8 + max(0, gamma[1].bit_length() - B)
-        above: Bracket = (0, 0)
-        below: Bracket = (0, 0)
+            return (0, a.ONE), (0, a.ONE)
+        at = a.times((low, high), z)
+        at = at[0] >> C - a.B, a.up(at[1], 1 << C - a.B)
+        gamma = gamma[0] >> C - a.B, a.up(gamma[1], 1 << C - a.B)
+        p = a.P + 8 + max(0, gamma[1].bit_length() - a.B)
+        above = below = (0, 0)
         for i, w in weights.items():
-            s = fixed(i / z, B)
-            above = plus(above, times(between(minus(at, s), p), w))
-            below = plus(below, times(between(plus(at, s), p), w))
-        more = fixed(rest, p)[1]
+            s = a.fixed(i / z, a.B)
+            above = a.plus(above, a.times(a.between(a.minus(at, s), p), w))
+            below = a.plus(below, a.times(a.between(a.plus(at, s), p), w))
+        more = a.fixed(rest, p)[1]
         below = below[0], below[1] + more
-        took = product(gamma, below, p)
-        above, below = coarser(above, p), coarser(below, p)
-        lo, hi = minus(above, took)
+        took = a.product(gamma, below, p)
+        above, below = a.coarser(above, p), a.coarser(below, p)
+        lo, hi = a.minus(above, took)
         # What is left out of P is in no set, or in every one.
-        return (max(0, lo), hi + up(more, 1 << p - P)), below
+        return (max(0, lo), hi + a.up(more, 1 << p - a.P)), below
 
     return law
 
 
-def without_replacement(n: int, k: int) -> Law:
-    """The bound (2) of this file at an epsilon >= 0, and its slope.
+def without_replacement(n: int, k: int) -> a.Law:
+    """The bound (2), and its slope, of ``n`` units, ``k`` the record's."""
 
-    Args:
-        n (int): how many units there are.
-        k (int): units of a record among them.
-    """
-
-    def law(num: int, b: int, q: Fraction, z: Fraction) -> Point:
+    def law(num: int, b: int, q: Fraction, z: Fraction) -> a.Point:
         weights, rest = hypergeometric(int(q * n), n, k)
         rate = sum(weights.values(), rest)
-        value: Bracket = (0, 0)
-        slope: Bracket = (0, 0)
+        value = slope = (0, 0)
         for i, w in weights.items():
-            f, s = withdrawn(num, b, rate, z / (2 * i))
-            value = plus(value, times(f, w / rate))
-            slope = plus(slope, times(s, w / rate))
-        more = fixed(rest / rate, P)[1]
+            f, s = a.withdrawn(num, b, rate, z / (2 * i))
+            value = a.plus(value, a.times(f, w / rate))
+            slope = a.plus(slope, a.times(s, w / rate))
+        more = a.fixed(rest / rate, a.P)[1]
         return (value[0], value[1] + more), (slope[0], slope[1] + more)
 
     return law
 
 
 def judge_group(
-    lines: Lines, epsilon: float, delta: float, k: int, m: int | None = None
+    lines: a.Lines, epsilon: float, delta: float, k: int, m: int | None = None
 ) -> str:
     """Prove or refute an epsilon of steps where a record is in several units.
 
     Args:
-        lines (sequence): of ``(z, q, steps)``, as of
-            :func:`.accounting.judge`.
+        lines (sequence): of ``(z, q, steps)``.
         epsilon (float): claimed.
         delta (float): claimed.
         k (int): units of a record, at most.
         m (int, optional): how many units a step draws without replacement,
-            out of ``m / q``; None if it tosses coins.
-            (default: :obj:`None`)
-
-    Returns:
-        str: as of :func:`.accounting.judge`.
+            out of ``m / q``; None for coins. (default: :obj:`None`)
     """
     exact = [(Fraction(z), Fraction(q), int(c)) for z, q, c in lines if c]
     claim, goal = Fraction(epsilon), Fraction(delta)
     if not (claim >= 0 and 0 < goal < 1):
-        return FAILS
+        return a.FAILS
     if not 1 <= k <= LARGEST or any(z < Fraction(k, 10) for z, *_ in exact):
-        return NOT_PROVED
+        return a.NOT_PROVED
     if all(q == 1 for _, q, _ in exact):
         mu2 = sum((c * (2 * k / z) ** 2 for z, _, c in exact), Fraction(0))
-        return judge_mu(mu2, epsilon, delta)
+        return a.judge_mu(mu2, epsilon, delta)
     rates = {q for _, q, _ in exact}
     if m is None:
         law, kept = coins(k), [binomial(q, k)[0] for q in rates]
@@ -256,8 +218,8 @@ def judge_group(
         sizes = {m / q for q in rates - {1}}
         n = int(max(sizes))
         if sizes != {n} or k > n:
-            return NOT_PROVED
+            return a.NOT_PROVED
         law, kept = without_replacement(n, k), [hypergeometric(m, n, k)[0]]
     if max(map(len, kept)) > MOST:
-        return NOT_PROVED
-    return settled((law,), exact, claim, goal)
+        return a.NOT_PROVED
+    return a.settled((law,), exact, claim, goal)
