@@ -189,8 +189,8 @@ def check_continues(
     lost, did = _beyond(new, found), _beyond(found, new)
     raise StaleStateError(
         f'another object or process has changed {place} since this one read '
-        f'it: it did {did}. Nothing was written. To go on, load() the state '
-        'into a new object and repeat what was not saved'
+        f'it: it recorded {did}. Nothing was written. To go on, load() the '
+        'state into a new object and repeat what was not saved'
         + (f': {lost}' if lost != 'nothing' else '')
     )
 

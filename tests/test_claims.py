@@ -35,7 +35,7 @@ PROCEDURES = {
     'UnlearnReport',
     'ShardRemovalReport',
     'PoisonCertificate',
-    'AuditReport',
+    'RemovalAudit',
 }
 
 

@@ -1,4 +1,4 @@
-r"""Certificates of many nodes at once: what one budget can break together.
+r"""Collective certificates: the damage of one budget to many nodes at once.
 
 `"Collective Robustness Certificates"
 <https://openreview.net/forum?id=ULQdiUTHe3y>`_ (Schuchardt, Bojchevski,
@@ -19,7 +19,7 @@ Matrix: TypeAlias = scipy.sparse.csr_array
 
 
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
-    """Whose features reach a node in so many rounds of messages.
+    """Mark the nodes whose features reach each target in K rounds.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``.
@@ -43,7 +43,7 @@ def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
 
 
 def edge_field(field: Matrix, edges: Tensor) -> Matrix:
-    """Which edges have at least one end in a node's field.
+    """Mark the edges with at least one end in a target's receptive field.
 
     For layers whose messages are weighted by the *source's* degree (GCN, SGC,
     APPNP) the field is that of all rounds: the deletion of an edge between
@@ -66,13 +66,13 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
         ),
         shape=(field.shape[0], u.size),
     )
-    made = scipy.sparse.csr_array(field @ ends)
-    made.data[:] = 1
-    return made
+    reach = scipy.sparse.csr_array(field @ ends)
+    reach.data[:] = 1
+    return reach
 
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest budgets at which each target is not certified.
+    """Return the smallest budgets at which each target is not certified.
 
     Args:
         certified (numpy.ndarray): bool, ``[num_targets, R_1 + 1, ...]``, by
@@ -87,15 +87,15 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         closed = np.logical_and.accumulate(closed, axis=axis)
     smallest = ~closed
     for axis in range(1, closed.ndim):
-        # Certified with one less of this kind, or there is no less.
+        # Certified with one change less of this kind, or without any.
         before = np.ones_like(closed)
         rest = [slice(None)] * closed.ndim
         less = rest.copy()
         rest[axis], less[axis] = slice(1, None), slice(None, -1)
         before[tuple(rest)] = closed[tuple(less)]
         smallest &= before
-    found = np.argwhere(smallest)
-    return found[:, 0], found[:, 1:]
+    points = np.argwhere(smallest)
+    return points[:, 0], points[:, 1:]
 
 
 def broken_bound(
@@ -112,7 +112,7 @@ def broken_bound(
     exact: bool = False,
     time_limit: float = 60.0,
 ) -> float:
-    r"""An upper bound of how many targets one budget can break at once.
+    r"""Bound from above how many targets one budget can break at once.
 
     Target :math:`v` breaks only if what it sees reaches a point :math:`p` of
     its frontier. With :math:`b_{d i}` changes of kind :math:`d` at item
@@ -131,7 +131,7 @@ def broken_bound(
     .. math::
         \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top \lambda)_j)
 
-    is a bound whatever :math:`\lambda \ge 0` is.
+    is a bound for any :math:`\lambda \ge 0`.
 
     **Added edges** (:obj:`additions`). With noise that only deletes, all
     that :math:`v` can see lies within its rounds of messages, unless one of
@@ -186,7 +186,7 @@ def broken_bound(
     kinds = range(len(reach))
     near = np.ones(owner.size)
     if additions is not None:
-        # Who needs an added edge sees it: no point without.
+        # A point that needs an added edge is reached by that edge alone.
         near[points[:, -1] > 0] = 0.0
     program.add('y', near, gain=1.0)
     for kind in kinds:
@@ -249,7 +249,7 @@ def _needs(one: Matrix, amount: np.ndarray) -> Matrix:
 
 
 class _Program:
-    """A linear program over named blocks of variables, from 0 upward."""
+    """Linear program over named blocks of non-negative variables."""
 
     def __init__(self) -> None:
         self.upper: dict[str, np.ndarray] = {}
@@ -258,19 +258,19 @@ class _Program:
         self.right: list[np.ndarray] = []
 
     def add(self, name: str, upper: np.ndarray, gain: float = 0.0) -> None:
-        """A block of variables, their bounds, and what each one is worth."""
+        """Add a block of variables with upper bounds and gains."""
         self.upper[name] = upper.astype(float)
         self.gain.append(np.full(upper.size, gain))
 
     def at_most(
         self, right: float | np.ndarray, row: dict[str, Matrix]
     ) -> None:
-        """Rows: the sum over blocks is at most so much."""
+        """Add rows that bound sums over blocks from above."""
         self.rows.append(row)
         self.right.append(np.atleast_1d(right))
 
     def bound(self, exact: bool, time_limit: float) -> float:
-        """A bound from above of the most it can be worth."""
+        """Bound the largest gain from above."""
         from scipy import optimize  # slow to import
 
         matrix = scipy.sparse.csr_array(
@@ -322,13 +322,13 @@ def weak_bound(
     gain: np.ndarray,
     upper: np.ndarray,
 ) -> float:
-    """The bound that any non-negative multipliers give (weak duality).
+    """Bound the optimum by any non-negative multipliers (weak duality).
 
     Args:
         multipliers (numpy.ndarray): of the rows.
         matrix (scipy.sparse.csr_array): of the constraints.
         right (numpy.ndarray): their right-hand sides.
-        gain (numpy.ndarray): what is maximized.
+        gain (numpy.ndarray): the objective, which is maximised.
         upper (numpy.ndarray): bounds of the variables.
     """
     held = np.where(np.isfinite(multipliers), multipliers, 0.0)

@@ -120,6 +120,8 @@ NodeRemoval = _promise(
     'certified removal from a node classifier',
     'removal',
     num_train='training nodes that remain',
+    setting='SHA-256 of propagation, head, penalty and deviation of the noise',
+    residual_checked='by what the residual was checked',
     **_REMOVED,
 )
 GraphRemoval = _promise(

@@ -321,7 +321,15 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
 def _node_removal(c: Any) -> Words:
     made = _released(c, 'releases', 'gradient residual', c.budget)
     copies = 'copies of what was removed in other nodes'
-    return replace(made, not_covered=(*made.not_covered, copies))
+    return replace(
+        made,
+        assumptions=(
+            *made.assumptions,
+            'how the residual, of which all else is made, was checked: '
+            f'{c.residual_checked}',
+        ),
+        not_covered=(*made.not_covered, copies),
+    )
 
 
 @_of('GraphRemoval')

@@ -9,13 +9,14 @@ from torch import Tensor
 from pyg_trust import noise, rng
 from pyg_trust._checks import check_nodes, check_tensor
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
-from pyg_trust.functional.heads import Factor, Gradient, Refined, refine
+from pyg_trust.functional.heads import Factor, Gradient
+from pyg_trust.functional.newton import Refined, refine
 from pyg_trust.functional.shifts import (
     grid_shift,
     largest_weights,
     shift_epsilon,
 )
-from pyg_trust.kernel import release
+from pyg_trust.kernel import release, removal
 from pyg_trust.kernel.sentences import OBJECTIVE
 from pyg_trust.ledger import (
     BudgetExceededError,
@@ -54,8 +55,6 @@ class Model(NamedTuple):
     releases: int
     # Whether all noise so far came from the operating system.
     secure: bool
-    # The sum of the squares of what all releases spent.
-    transcript: float
     # Steps beyond the few of a fresh factor, since the factor was made.
     excess: int = 0
 
@@ -307,11 +306,29 @@ class Releasing:
             self._known_epsilon = (spent, found)
         return self._known_epsilon[1]
 
-    def _transcript(self, squares: float) -> float:
-        # Releases compose as one shift: the root of the sum of squares.
+    def _transcript(self, ledger: RemovalLedger) -> float:
+        # Releases compose as one shift.
         if self.noise == 'objective':
-            return float('inf')
-        return shift_epsilon(math.sqrt(squares), self.delta)
+            return math.inf
+        spent = [line.spent for line in ledger.entries]
+        return shift_epsilon(removal.together(spent), self.delta)
+
+    def _check_shift(
+        self, data: NodeState, W: Tensor, bound: float, spent: float
+    ) -> None:
+        # That what is paid for is at least what the kernel makes of the bound.
+        # Without a shift the release is that of a fit by this program.
+        if self.noise == 'objective' or spent == 0:
+            return
+        least = removal.shift(
+            bound, data.num_train, self.lam, W.numpy(), self.release_std
+        )
+        if not least <= spent <= self.budget:
+            raise RuntimeError(
+                f'the kernel proves a shift of {least:.6g} of the noise, and '
+                f'{spent:.6g} of {self.budget:.6g} would be paid for: this is '
+                'a bug of pyg_trust; nothing was changed'
+            )
 
     def _assumptions(self) -> tuple[str, ...]:
         made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE

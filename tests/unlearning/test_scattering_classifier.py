@@ -7,10 +7,12 @@ from fractions import Fraction
 import pytest
 import torch
 from graphs import random_graphs, without
+from heads import gradient
 from states import same
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.newton import gradient, hessian_solve, minimize
+from pyg_trust.functional.heads import hessian_solve
+from pyg_trust.functional.newton import minimize
 from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
