@@ -382,7 +382,7 @@ def _prepared(
         (
             f'{graph} {rows}; {entries}',
             f'{measure.key} half={half} tol={how.tol} {by_rows}',
-            on_disk.identity(matrix),
+            on_disk.matrix_key(matrix),
         ),
     )
 
@@ -413,7 +413,7 @@ def _agreed(
     )
     if any(key != job.key for key, _ in jobs):
         # Copies of a file have other names.
-        distributed.check_same({'x': on_disk.content(job.matrix)})
+        distributed.check_same({'x': on_disk.matrix_checksum(job.matrix)})
     # The process with the least memory sets the width of blocks.
     fit = min(width for _, width in jobs)
     blocks = math.ceil(job.matrix.shape[1] / fit)
