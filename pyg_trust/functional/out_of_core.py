@@ -22,11 +22,7 @@ from tqdm import tqdm
 
 from pyg_trust import _columns as on_disk
 from pyg_trust import distributed, ops
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_non_negative,
-)
+from pyg_trust._checks import check_instance, check_integer, check_non_negative
 from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
