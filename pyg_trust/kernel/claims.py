@@ -113,6 +113,7 @@ _REMOVED = {
     'delta': 'probability',
     'lam': 'weight of the penalty',
     'history': 'what every release spent',
+    'residual_checked': 'by what the residual was checked',
     'ledger_head': 'SHA-256 of the ledger',
 }
 NodeRemoval = _promise(
@@ -121,7 +122,6 @@ NodeRemoval = _promise(
     'removal',
     num_train='training nodes that remain',
     setting='SHA-256 of propagation, head, penalty and deviation of the noise',
-    residual_checked='by what the residual was checked',
     **_REMOVED,
 )
 GraphRemoval = _promise(

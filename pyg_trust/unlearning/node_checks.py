@@ -88,8 +88,25 @@ def proved(model: Model, std: float, claimed: bool) -> dict[str, Any]:
     if arrays is None or spent == 0:
         return {}
     found = removal.prove(arrays)
-    # What the bound cannot be: then it is no rounding that is in the way.
     most = spent * std * model.data.mu
+    return settled(found, most, spent, claimed)
+
+
+def settled(
+    found: removal.Proof, most: float, spent: float, claimed: bool
+) -> dict[str, Any]:
+    """Fields of a report, from what the kernel finds.
+
+    Args:
+        found (Proof): of the kernel.
+        most (float): what the residual may be.
+        spent (float): the shift that is paid for.
+        claimed (bool): whether the residual was found to be within its bound.
+
+    Raises:
+        RuntimeError: if that was found, and the kernel refutes it. Where
+            rounding alone is in the way, nothing is proved.
+    """
     if claimed and found.residual.least > most:
         raise RuntimeError(
             f'the kernel finds a residual above {found.residual.least:.6g}, '

@@ -105,6 +105,26 @@ def noise_p_value(weight: Tensor, W: Tensor, std: float) -> float:
     return noise.p_value(off * 2.0**-32)
 
 
+def check_paid(shift: float, spent: float, budget: float) -> None:
+    """Check that a release is paid for, as the kernel counts.
+
+    Args:
+        shift (float): of the release over its noise, proved.
+        spent (float): what is put on the account; 0 where the release is
+            compared with a fit by this program.
+        budget (float): what it may be.
+
+    Raises:
+        RuntimeError: if less is paid than the release costs.
+    """
+    if spent and not shift <= spent <= budget:
+        raise RuntimeError(
+            f'the kernel proves a shift of {shift:.6g} of the noise, and '
+            f'{spent:.6g} of {budget:.6g} would be paid for: this is a bug of '
+            'pyg_trust; nothing was changed'
+        )
+
+
 class Releasing:
     """The part of a node classifier that releases and predicts."""
 
@@ -316,19 +336,9 @@ class Releasing:
     def _check_shift(
         self, data: NodeState, W: Tensor, bound: float, spent: float
     ) -> None:
-        # That what is paid for is at least what the kernel makes of the bound.
-        # Without a shift the release is that of a fit by this program.
-        if self.noise == 'objective' or spent == 0:
-            return
-        least = removal.shift(
-            bound, data.num_train, self.lam, W.numpy(), self.release_std
-        )
-        if not least <= spent <= self.budget:
-            raise RuntimeError(
-                f'the kernel proves a shift of {least:.6g} of the noise, and '
-                f'{spent:.6g} of {self.budget:.6g} would be paid for: this is '
-                'a bug of pyg_trust; nothing was changed'
-            )
+        if self.noise == 'output':
+            given = data.num_train, self.lam, W.numpy(), self.release_std
+            check_paid(removal.shift(bound, *given), spent, self.budget)
 
     def _assumptions(self) -> tuple[str, ...]:
         made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE

@@ -26,6 +26,27 @@ SAME = (
 )
 
 
+def checked(found: Any) -> str:
+    """By what the residual of a claim was checked.
+
+    Args:
+        found (Report, optional): of a verification, with ``proved``.
+    """
+    return PROVED if found is not None and found.proved else LATER
+
+
+def told(proved: bool, residual: float) -> str:
+    """What the kernel proves, in words.
+
+    Args:
+        proved (bool): whether it proves the claim.
+        residual (float): from above.
+    """
+    if proved:
+        return f'the kernel proves a residual of at most {residual:.3g}'
+    return 'the kernel does not prove it'
+
+
 @dataclass(frozen=True)
 class NodeUnlearnReport(Report):
     r"""The result of a removal, and the certificate of its release.
@@ -125,9 +146,7 @@ class NodeUnlearnReport(Report):
                 'seeded': not self.secure,
                 'lam': given.get('lam'),
                 'target_epsilon': given.get('epsilon'),
-                'residual_checked': PROVED
-                if self.verification is not None and self.verification.proved
-                else LATER,
+                'residual_checked': checked(self.verification),
             },
             assumptions=self.assumptions,
             data=self.data,
@@ -259,11 +278,7 @@ class NodeVerifyReport(Report):
             f'), a residual of {self.residual:.3g} (allowed {self.bound:.3g})'
             f', exact retraining {self.distance_to_retrain:.3g} away (allowed '
             f'{self.distance_bound:.3g}), and left in memory: {left}; '
-            + (
-                f'the kernel proves a residual of {self.proved_residual:.3g}'
-                if self.proved
-                else 'the kernel proves nothing of it'
-            )
+            + told(self.proved, self.proved_residual)
         )
 
     def chart(self) -> Chart:

@@ -37,7 +37,12 @@ from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.node_release import noised
-from pyg_trust.unlearning.scattering_account import describe, newton_step
+from pyg_trust.unlearning.scattering_account import (
+    describe,
+    newton_step,
+    paid,
+    proved,
+)
 from pyg_trust.unlearning.scattering_reports import UnlearnReport, VerifyReport
 from pyg_trust.unlearning.scattering_state import (
     Model,
@@ -312,6 +317,8 @@ class ScatteringClassifier:
                     f"{len(train.graphs)} graphs, or 'tol' to be smaller (got "
                     f'{self.release_std:g})'
                 )
+            if self.noise == 'output':
+                paid(self._settings, model, upper, spent)
         model = self._released(model)
         if self._certified:
             model.ledger.record('fit', spent, data=model.sealed)
@@ -501,6 +508,7 @@ class ScatteringClassifier:
                     # Rounding hides more than the budget, and these weights
                     # are those that a fit has, whatever was there before.
                     spent = 0.0
+            paid(self._settings, model, upper, spent)
         else:
             model, found = newton_step(
                 self._settings, old, model, change, request
@@ -589,6 +597,7 @@ class ScatteringClassifier:
         holds = measured <= bound + 2 * (upper - measured)
         chance = self._settings.noise_p_value(model)
         traces = self._leftovers()
+        found = proved(self._settings, again, upper <= bound)
         sealed = model.is_sealed and not train.seals.differing(
             train.contents()
         )
@@ -612,6 +621,7 @@ class ScatteringClassifier:
             sealed=sealed,
             leftovers=traces,
             weights=fingerprint_model({'weight': model.released}),
+            **found,
         )
 
     # State ##################################################################

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from pyg_trust.functional.heads import (
@@ -19,12 +20,15 @@ from pyg_trust.functional.removal_bounds import (
     tight_bound,
 )
 from pyg_trust.functional.rows import max_row_norm
-from pyg_trust.functional.shifts import compose_shifts, shift_epsilon
+from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.functional.wavelets import WAVELETS, frame_bound
+from pyg_trust.kernel import removal
 from pyg_trust.ledger import coarse
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning.node_checks import settled
+from pyg_trust.unlearning.node_release import check_paid
 from pyg_trust.unlearning.node_report import SAME
 from pyg_trust.unlearning.scattering_reports import ASSUMPTIONS, UnlearnReport
 from pyg_trust.unlearning.scattering_state import Model, Settings
@@ -33,6 +37,8 @@ from pyg_trust.unlearning.training_graphs import Change
 # What a bound adds to an account keeps so many bits: it is a function of what
 # was removed.
 BITS = 4
+# Numbers of embeddings that the kernel takes: half a gigabyte.
+MOST = 2**26
 
 
 def newton_step(
@@ -134,6 +140,51 @@ def increments(
     return bounds
 
 
+def paid(settings: Settings, model: Model, upper: float, spent: float) -> None:
+    """Check that a release with noise is paid for, as the kernel counts.
+
+    Args:
+        settings (Settings): of the classifier.
+        model (Model): with the weights before the noise.
+        upper (float): of their residual.
+        spent (float): what is put on the account.
+
+    Raises:
+        RuntimeError: as :func:`.check_paid`.
+    """
+    given = len(model.train.graphs), settings.lam, model.W.numpy()
+    shift = removal.shift(upper, *given, settings.release_std)
+    check_paid(shift, spent, settings.budget)
+
+
+def proved(settings: Settings, again: Model, claimed: bool) -> dict[str, Any]:
+    """What the kernel proves of the last release: fields of a report.
+
+    Of embeddings as they are handed in: it makes none itself.
+
+    Args:
+        settings (Settings): of the classifier.
+        again (Model): with embeddings that were made anew.
+        claimed (bool): whether the residual was found to be within its bound.
+
+    Raises:
+        RuntimeError: as :func:`.settled`.
+    """
+    Z, spent = again.train.Z, again.ledger.spent
+    if settings.noise == 'objective' or not spent or Z.numel() > MOST:
+        return {}
+    graphs = again.train.graphs.values()
+    y = np.array([int(graph.y) for graph in graphs])
+    labels = np.searchsorted(again.train.classes, y)
+    head, lam = LOSSES[settings.loss], settings.lam
+    Y = removal.targets(labels, len(again.train.classes), head)
+    rows, W = removal.Features(Z.to_dense().numpy(), 0.0), again.W.numpy()
+    beta = removal.residual(rows, Y, W, lam, head)
+    std, n = settings.release_std, len(labels)
+    found = removal.Proof(n, beta, removal.shift(beta.most, n, lam, W, std))
+    return settled(found, spent * std * lam * n, spent, claimed)
+
+
 def describe(
     settings: Settings,
     model: Model,
@@ -153,7 +204,7 @@ def describe(
     transcript, beta = math.inf, spent
     if output:
         epsilon = shift_epsilon(spent, settings.delta)
-        together = compose_shifts(line.spent for line in lines)
+        together = removal.together([line.spent for line in lines])
         transcript = shift_epsilon(together, settings.delta)
         beta = spent * settings.release_std * mu
     return UnlearnReport(
