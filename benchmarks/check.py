@@ -3,7 +3,7 @@
 local     all local certificates of a graph (strength 6, all nodes, all pairs
           of classes) from their witness, by the kernel alone.
 global    the same with a global budget of 5, and flips of broken nodes.
-epsilon   1,000 private steps without replacement, in integers.
+epsilon   100 private steps without replacement, in integers.
 report    the command on a report of both, with the witness.
 
     python benchmarks/check.py --data ../shared/data
@@ -71,7 +71,7 @@ def run_certificate(
 
 def run_epsilon() -> None:
     """Prove an epsilon of private steps again."""
-    account = create_accountant('pld', sampling='wor')
+    account = create_accountant('pld_wor')
     for _ in range(100):
         account.step(noise_multiplier=4.0, sample_rate=0.05)
     claimed = account.get_epsilon(delta=1e-5)
