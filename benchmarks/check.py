@@ -64,6 +64,7 @@ def run_certificate(
         scores = made.proof.arrays['scores'].nbytes / 1e6
         result(f'{name} {kind}: proved again, CPU s', proof, 3, at_most=True)
         result(f'{name} {kind}: vectors, MB', scores, 1, at_most=True)
+        result(f'{name} {kind}: whole witness, MB', size, 1, at_most=True)
     else:
         print(f'{name} {kind}: proved again in {proof:.2f} CPU s')
     return made
