@@ -55,8 +55,8 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-class KeepDraws(Watch):
-    """Keeps the masks of dropout, and notes if anything else is drawn.
+class Masks:
+    """The masks of dropout, and whether anything else was drawn.
 
     Args:
         tracker (RowTracker): knows whose the rows are.
@@ -64,7 +64,6 @@ class KeepDraws(Watch):
     """
 
     def __init__(self, tracker: RowTracker, device: torch.device) -> None:
-        super().__init__()
         self.tracker = tracker
         self.device = device
         self.masks: list[Mask] = []
@@ -77,6 +76,47 @@ class KeepDraws(Watch):
         same = zip(now, self._states, strict=True)
         self.complete &= all(torch.equal(a, b) for a, b in same)
 
+    def drop(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor | None:
+        """The result of a dropout whose mask is kept; else :obj:`None`.
+
+        Args:
+            func (callable): a function of torch.
+            args (tuple): its arguments.
+            kwargs (dict): its named arguments.
+        """
+        if func not in _DROPOUT:
+            return None
+        x, p, inplace = _dropout(*args, **kwargs)
+        found = self.tracker.get(x)
+        if not p > 0 or found is None:
+            return None
+        self.look()
+        value = F.dropout(torch.ones_like(x), p)
+        self._states = random_state(self.device)
+        self.masks.append(Mask(value, *found))
+        out = x.mul_(value) if inplace else x * value
+        self.tracker.set(out, *found)
+        return out
+
+
+class KeepDraws(Watch):
+    """Keeps the masks of dropout, and notes if anything else is drawn.
+
+    Args:
+        tracker (RowTracker): knows whose the rows are.
+        device (torch.device): of the module.
+    """
+
+    def __init__(self, tracker: RowTracker, device: torch.device) -> None:
+        super().__init__()
+        self.tracker = tracker
+        self.draws = Masks(tracker, device)
+
     def call(
         self,
         func: Callable[..., Any],
@@ -84,24 +124,16 @@ class KeepDraws(Watch):
         kwargs: dict[str, Any],
     ) -> Any:
         """Keeps the masks of dropout, and follows the rest."""
-        if func in _DROPOUT:
-            x, p, inplace = _dropout(*args, **kwargs)
-            found = self.tracker.get(x)
-            if p > 0 and found is not None:
-                self.look()
-                value = F.dropout(torch.ones_like(x), p)
-                self._states = random_state(self.device)
-                self.masks.append(Mask(value, *found))
-                out = x.mul_(value) if inplace else x * value
-                self.tracker.set(out, *found)
-                return out
+        dropped = self.draws.drop(func, args, kwargs)
+        if dropped is not None:
+            return dropped
         out = func(*args, **kwargs)
         name = getattr(func, '__name__', '')
         if name != '__get__':
             try:
                 self.tracker.follow(name, args, kwargs, out)
             except Conflict:
-                self.complete = False
+                self.draws.complete = False
         return out
 
 

@@ -29,6 +29,7 @@ place says nothing of the others.
 
 import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from pyg_trust.privacy.flow import (
     follow,
     follow_batch,
     gradient,
+    plainly,
     private_rows,
 )
 from pyg_trust.privacy.validation import BatchCall, in_training
@@ -234,6 +236,8 @@ class Rehearsal:
         self.by_unit = by_unit
         self._out: Followed | None = None
         self._seen: list[str] = []
+        # The places of graphs, where they are not their numbers.
+        self._at: Tensor | None = None
         self._marked: list[tuple[Any, Any, Tensor, Followed]] = []
         if by_unit:
             self._made = decoys.graphs(self.batch, count)
@@ -348,6 +352,7 @@ class Rehearsal:
             return self._again(grad, out, rows, {})
         found = torch.zeros_like(out)
         places = _places(self.count, self.size)
+        self._at = places[0]
         # Each graph in its place, among graphs that are made up.
         for turn in range(int(places[1].max()) + 1 if self.count else 0):
             here = (places[1] == turn).nonzero().view(-1).to(out.device)
@@ -413,6 +418,70 @@ class Rehearsal:
                     continue
                 handed._value = value._value
         return found
+
+    def pull(self, grad: Tensor, unit: int) -> Callable[[Tensor], Tensor]:
+        """The gradient of a subgraph's term, by a loss that sees no other.
+
+        Its operations are done again on outputs and rows that are made up, but
+        for those of the subgraph; all labels are its own.
+
+        Args:
+            grad (Tensor): as of :meth:`gradient`, which was called before.
+            unit (int): the subgraph.
+
+        Returns:
+            callable: maps its outputs to the gradient by them.
+        """
+        shown = self._out
+        assert shown is not None
+        rows = self._rows(shown)
+        at = unit if self._at is None else int(self._at[unit])
+        here = (rows == at).nonzero().view(-1)
+        values = {}
+        for name, whose, _ in self._roots.values():
+            made = self.batch[name]
+            seen = name in self._seen
+            if seen or (not self.by_unit and name not in NAMES):
+                own = made[unit : unit + 1] if seen else made[whose == unit]
+                made = self._made[name].clone()
+                if name == 'y' and not own.is_floating_point() and len(own):
+                    made = own[:1].expand(len(whose), *own.shape[1:]).clone()
+                made[whose == (at if seen else unit)] = own
+            values[name] = made
+
+        def pulled(out: Tensor) -> Tensor:
+            made = shown._value.clone()
+            made[here] = out
+            return self._plainly(grad, made, values)[here]
+
+        return pulled
+
+    def _plainly(
+        self, grad: Tensor, out: Tensor, values: dict[str, Tensor]
+    ) -> Tensor:
+        # All operations once more, on numbers that nothing follows.
+        assert self.watch.steps is not None
+        assert self._out is not None
+        assert isinstance(grad, Followed)
+        now: dict[Slot, Any] = {self._out._slot: out}
+
+        def find(value: Any) -> Any:
+            if not isinstance(value, Slot):
+                return value
+            if value not in now:
+                now[value] = values[self._roots[value][0]].clone()
+            return now[value]
+
+        with torch.random.fork_rng(_cuda(out)), torch.no_grad():
+            for step in self.watch.steps:
+                if step.states is not None:
+                    set_random_state(step.states, out.device)
+                made = plainly(step, find)
+                pairs = zip(
+                    tree_leaves(step.out), tree_leaves(made), strict=True
+                )
+                now.update((s, v) for s, v in pairs if isinstance(s, Slot))
+        return now[grad._slot]
 
     def reveal(self) -> None:
         """Puts the batch's own rows into what was handed out.
