@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..kernel.accounting import fewer, judge, judge_mu
-from ..kernel.claims import amount, count, number, same
+from ..kernel.claims import amount, count, number, same, unlike
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
 Lines = list[tuple[float, float, int]]
@@ -133,6 +133,7 @@ def _exact(
 def _steps(each: Stated, lines: Lines) -> Said:
     # The fields that tell of the steps are of the same steps.
     values = each.values
+    yield from ((FAILS, text) for text in unlike(values))
     steps, recorded = values['steps'], sum(n for *_, n in lines)
     if steps != recorded:
         yield FAILS, f'{steps} steps are claimed, {recorded} are recorded'
@@ -145,7 +146,7 @@ def _steps(each: Stated, lines: Lines) -> Said:
     drawn = values['mechanism'] != 'pld_poisson'
     if drawn and 'poisson' in str(values['sampling']).casefold():
         yield FAILS, f'sampling: {values["mechanism"]} is not for coins'
-    if drawn and not all(_is_share(size, q) for _, q, _ in lines):
+    if drawn and not all(same(size / q, round(size / q)) for _, q, _ in lines):
         yield FAILS, f'a rate is not that of {size} units out of some'
     # A release beside the training is at rate 1, with noise of its own.
     noise = number('noise_multiplier', values['noise_multiplier'])
@@ -167,11 +168,6 @@ def _steps(each: Stated, lines: Lines) -> Said:
                 f'lam: {values["lam"]:.6g} is not what noise {noise:.6g} '
                 'makes',
             )
-
-
-def _is_share(size: int, rate: float) -> bool:
-    units = size / rate
-    return math.isclose(units, round(units), rel_tol=1e-6)
 
 
 def _of_releases(each: Stated) -> Said:

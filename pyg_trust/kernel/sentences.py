@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .claims import PROMISES, finite
+from .claims import LATER, PROMISES, finite
 
 SEEDED = (
     'not private and not certified: the noise comes from an explicit seed, '
@@ -78,7 +78,7 @@ def _settings(claim: Any) -> str:
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
     found = []
     for name, value in sorted({**pairs, **claim.more}.items()):
-        if name in _UNSAID:
+        if name in _UNSAID or (name in LATER and value == ''):
             continue
         text = json.dumps(finite(value), sort_keys=True)
         if len(text) > 66:
@@ -142,6 +142,30 @@ def protected_unit(relation: str) -> str:
     return "node's features"
 
 
+def run_alone(checked: str) -> str:
+    """Tell in how many steps units were run by themselves.
+
+    Args:
+        checked (str): the field of the claim.
+    """
+    if checked == 'always':
+        return (
+            'every unit was run alone, on tensors of its own: what it adds to '
+            'a step is made of it, the weights and public settings, by '
+            'construction'
+        )
+    if checked == 'not':
+        return (
+            'what a unit adds to a step is made of it alone: none was run by '
+            'itself, to see'
+        )
+    return (
+        f'what a unit adds to a step is made of it alone: {checked} steps '
+        'have run one unit, drawn in secret, by itself as well, and it had '
+        'added the same as far as rounding tells'
+    )
+
+
 @_of('PrivateTraining')
 def _training(c: Any) -> Words:
     limits = {
@@ -150,11 +174,18 @@ def _training(c: Any) -> Words:
             'the rate, and the number that sums are divided by',
         ),
     }
+    # Reports had not always a field for how units were checked.
+    exact = c.arithmetic == 'exact' and c.checked
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
-        f'({c.epsilon:.4g}, {c.delta:g})-differentially private in any one '
+        f'({c.epsilon:.4g}, {c.delta:g})-differentially private'
+        f'{", in exact arithmetic," if exact else ""} in any one '
         f'{protected_unit(c.relation)}',
-        (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER),
+        (
+            *TRAINING,
+            NO_LEDGER if c.ledger_head is None else LEDGER,
+            *([run_alone(c.checked)] if c.checked else []),
+        ),
         limits.get(
             c.relation,
             (

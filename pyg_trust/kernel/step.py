@@ -33,8 +33,9 @@ put back. Nothing else of another unit is within reach.
 a power of two so that the largest is in :math:`[1/2, 1)`, the squares that
 underflow are less than :math:`d\, 2^{-1022}` of their sum, products and a sum
 in any order lose :math:`(d + 1)\, 2^{-53}`, to first order, the root and the
-product with the power as much again: :math:`n = (1 + (d + 8)\, 2^{-53})` times
-the result is at least :math:`\lVert g \rVert_2` for :math:`d < 2^{40}`. By
+product with the power as much again: the float after :math:`1 + (d + 8)\,
+2^{-53}` times the result, :math:`n`, is at least :math:`\lVert g \rVert_2` for
+:math:`d < 2^{40}`. By
 ``clip.py``, :math:`c\, n \le C (1 - 2^{-40})`, a product with :math:`c / g'` is
 rounded twice, and truncation makes no number larger. What is not finite has
 :math:`c = 0`, and adds nothing.
@@ -136,7 +137,9 @@ def twin(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(each): each for each in kept})
 
 
-def outputs(module: nn.Module, unit: Any, forward: Forward, key: int) -> Tensor:
+def outputs(
+    module: nn.Module, unit: Any, forward: Forward, key: int
+) -> Tensor:
     """Run a unit alone.
 
     Args:
@@ -145,7 +148,7 @@ def outputs(module: nn.Module, unit: Any, forward: Forward, key: int) -> Tensor:
         forward (callable): as of :func:`alone`.
         key (int): as of :func:`alone`.
     """
-    own = copy.deepcopy(unit)
+    own = _own(unit)
     params = list(module.parameters())
     versions = [p._version for p in params]
     device = params[0].device
@@ -179,6 +182,22 @@ def gradient(module: nn.Module, out: Tensor, pulled: Tensor) -> list[Floats]:
         np.zeros(p.shape) if g is None else g.double().cpu().numpy()
         for p, g in zip(params, found, strict=True)
     ]
+
+
+def _own(value: Any) -> Any:
+    # The same in memory of its own.
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple | list):
+        return type(value)(_own(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _own(item) for name, item in value.items()}
+    if hasattr(value, 'to_dict'):
+        made = copy.copy(value)
+        for name, item in value.to_dict().items():
+            made[name] = _own(item)
+        return made
+    return copy.deepcopy(value)
 
 
 def _seed(key: int, unit: Any) -> int:
@@ -215,9 +234,11 @@ def length(gradient: Iterable[Floats]) -> float:
         return top
     power = math.frexp(top)[1]
     root = math.sqrt(float(np.square(np.ldexp(flat, -power)).sum()))
-    # Of two to the power, the last bit may be beyond the largest float.
     up = root * (1 + (flat.size + 8) * 2.0**-53)
-    return math.inf if power > 1000 else math.ldexp(up, power)
+    if power > 1000:
+        return math.inf
+    # The smallest floats have fewer digits: the next one.
+    return math.nextafter(math.ldexp(up, power), math.inf)
 
 
 def adds(

@@ -185,9 +185,7 @@ def _shaken(
     return made, _map(unit, shake)
 
 
-def _own_weights(
-    module: nn.Module, shake: Callable[[Any], Any]
-) -> nn.Module:
+def _own_weights(module: nn.Module, shake: Callable[[Any], Any]) -> nn.Module:
     # Parameters of its own, in the same places: shared ones stay shared.
     made: dict[int, nn.Parameter] = {}
     for layer in module.modules():

@@ -605,7 +605,9 @@ def clipped_sum(
         share = None
         if of is not None:
             only = torch.tensor([of], device=factors.device)
-            mine = torch.zeros_like(factors).index_copy_(0, only, factors[only])
+            mine = torch.zeros_like(factors).index_copy_(
+                0, only, factors[only]
+            )
             added = book.sums(mine, norm, only)
             share = sizes.share(of, float(factors[of]), added.values())
         return Clipped(integers, norm, sizes.norms, factors, rounding, share)

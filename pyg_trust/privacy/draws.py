@@ -55,6 +55,29 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
+def fresh_state(before: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The same states, or if something was drawn since, other ones.
+
+    Made of one number that is drawn now, so that what is drawn from them is
+    nothing that was drawn before, or will be after.
+
+    Args:
+        before (list[Tensor]): of :func:`random_state`.
+        device (torch.device): of the module.
+    """
+    now = random_state(device)
+    if all(map(torch.equal, now, before)):
+        return before
+    seed = int(torch.randint(2**62, ()))
+    now = random_state(device)
+    torch.default_generator.manual_seed(seed)
+    if device.type == 'cuda':
+        torch.cuda.manual_seed(seed)
+    made = random_state(device)
+    set_random_state(now, device)
+    return made
+
+
 class Masks:
     """The masks of dropout, and whether anything else was drawn.
 

@@ -118,9 +118,7 @@ class Total:
             row = slice(at, at + 1)
             mine = {n: torch.zeros_like(s) for n, s in self._sums.items()}
             for name, value in grads.items():
-                add_truncated(
-                    mine[name], value[row], factors[row], self.norm
-                )
+                add_truncated(mine[name], value[row], factors[row], self.norm)
             self.share = sizes.share(at, float(factors[at]), mine.values())
 
     def result(self) -> Clipped:

@@ -3,8 +3,9 @@ r"""A loss is computed on rows that are made up, then again on the batch's.
 A loss is the user's own code, and can read what a model, a hook or a function
 kept of the forward pass: an attribute, a list, a global, a number. Such a
 value may be made of all rows of a batch, and nothing tells where it came from.
-So there is none: the model is called with rows that are made up, and the loss
-is computed of its outputs and of features that are made up as well. Labels
+So there is none: the model is called with a few subgraphs of rows that are
+made up, and the loss is computed of its outputs, as often as the batch has
+subgraphs, and of features that are made up as well. Labels
 that are integers are the batch's, as those that are ignored are counted. What
 it takes from this call, values, shapes or errors, is then of no private row.
 That it reads the data by its batch alone is an assumption, and in the report.
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
+from pyg_trust.privacy.calls import Call
 from pyg_trust.privacy.draws import set_random_state
 from pyg_trust.privacy.flow import (
     NAMES,
@@ -56,6 +58,8 @@ from pyg_trust.privacy.validation import BatchCall, in_training
 _SEED = 0
 # The nodes of a graph that is made up: a ring.
 _NODES = 8
+# The subgraphs that a model is called with, to see what it returns.
+_FEW = 2
 # What torch keeps in each module.
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -295,7 +299,9 @@ class Rehearsal:
         old = [value for *_, value in _kept(module)]
         before = set(map(id, old))
         with torch.enable_grad():
-            out = call(module, self._made)
+            out = self._few(module, call)
+            if out is None:
+                out = call(module, self._made)
         for name, place, key, value in _kept(module):
             if id(value) in before:
                 continue
@@ -312,6 +318,25 @@ class Rehearsal:
                 self.watch.kept[value] = name
         self._out = follow(out.detach(), self._rows(out), self.watch)
         return self._out
+
+    def _few(self, module: nn.Module, call: BatchCall) -> Tensor | None:
+        # Of few subgraphs, over and over: nothing but the shape matters. None
+        # if that can't be told of few.
+        owner = self._made.batch if self.by_unit else self.owner
+        if self.size <= _FEW:
+            return None
+        args, kwargs = call.arguments(self._made)
+        count = owner.bincount(minlength=self.size)
+        largest = count.topk(_FEW).indices.sort().values
+        try:
+            whole = Call(module, args, kwargs, owner, self.size)
+            few, nodes = whole.extract(largest)
+            out = few.run()
+            rows = {_FEW: self.size, nodes.numel(): owner.numel()}[len(out)]
+        except Exception:
+            # The same on all of them says what is wrong, if anything is.
+            return None
+        return out.detach()[torch.arange(rows, device=out.device) % len(out)]
 
     def restore(self) -> None:
         """Gives the model back what it kept, and the loss may not read."""

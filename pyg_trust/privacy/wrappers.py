@@ -33,7 +33,11 @@ from pyg_trust.kernel import step
 from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw
 from pyg_trust.privacy.calls import Call
-from pyg_trust.privacy.draws import random_state, set_random_state
+from pyg_trust.privacy.draws import (
+    fresh_state,
+    random_state,
+    set_random_state,
+)
 from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
@@ -274,6 +278,7 @@ class PrivateStep:
             self._states = random_state(self._owner.device)
             before = buffer_versions(self.module)
             shown = self._rehearsal.call(self.module, call)
+            self._states = fresh_state(self._states, self._owner.device)
             self._check_buffers(before)
             self._settings = settings(self.module)
             self._tape, self._stage = _LATER, 'called'

@@ -6,7 +6,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool
