@@ -16,29 +16,28 @@ sensitivity :math:`2C` (a unit is replaced) or :math:`C` (one is more).
 
 **Conditions.** The module, ``forward`` and ``pull`` read private data in their
 arguments alone: no global, file, clock or memory that was freed, and nothing
-that they, or a hook, kept elsewhere than in the module. ``pull`` maps the outputs of a
-unit to the gradient of its own term of the loss. The module is the same for
-all units, and made of what was released before. A number is computed in the
-same way whenever the same is computed again on this machine.
+that they, or a hook, kept elsewhere than in the module. ``pull`` maps the
+outputs of a unit to the gradient of its own term of the loss. The module is
+the same for all units, and made of what was released before. What is computed
+again on this machine is the same again.
 
 **Proof of (1).** The module is copied for each unit, all but its weights and
 hooks, and the copy thrown away: nothing that it keeps of one is there for
 another. A unit is copied too, so that nothing writes into what others are made
-of, and weights that were written to are refused. Random numbers of its forward pass
-come from a generator whose seed is a hash of a public key and of the unit, so
-that they are a function of it for every key; the generator of the process is
-put back. Nothing else of another unit is within reach.
+of, and weights that were written to are refused. Random numbers of its forward
+pass come from a generator whose seed is a hash of a public key and of the
+unit, so that they are a function of it for every key; the generator of the
+process is put back. Nothing else of another unit is within reach.
 
-**Proof of (2).** Let :math:`d` be how many numbers the gradient has. Divided by
-a power of two so that the largest is in :math:`[1/2, 1)`, the squares that
+**Proof of (2).** Let :math:`d` be how many numbers the gradient has. Divided
+by a power of two so that the largest is in :math:`[1/2, 1)`, the squares that
 underflow are less than :math:`d\, 2^{-1022}` of their sum, products and a sum
 in any order lose :math:`(d + 1)\, 2^{-53}`, to first order, the root and the
 product with the power as much again: the float after :math:`1 + (d + 8)\,
 2^{-53}` times the result, :math:`n`, is at least :math:`\lVert g \rVert_2` for
-:math:`d < 2^{40}`. By
-``clip.py``, :math:`c\, n \le C (1 - 2^{-40})`, a product with :math:`c / g'` is
-rounded twice, and truncation makes no number larger. What is not finite has
-:math:`c = 0`, and adds nothing.
+:math:`d < 2^{40}`. By ``clip.py``, :math:`c\, n \le C (1 - 2^{-40})`, a product
+with :math:`c / g'` is rounded twice, and truncation makes no number larger.
+What is not finite has :math:`c = 0`, and adds nothing.
 
 **Proof of (3).** By (1), neighbours' sums differ in what one unit adds: by
 :math:`2C` or :math:`C` at most, by (2), as integers are added without rounding
