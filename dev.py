@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -189,6 +190,7 @@ class Wheels:
         )
         self.env = env
         self.folder = tempfile.TemporaryDirectory()
+        self.began, self.told = time.monotonic(), False
         self.builds = self.start()
 
     def start(self, *options: str) -> list[subprocess.Popen[bytes]]:
@@ -210,10 +212,11 @@ class Wheels:
 
     def install(self) -> None:
         """Waits for the builds, and installs what they made."""
-        if any(build.poll() is None for build in self.builds):
-            say('waiting for torch-scatter and torch-sparse')
         for last in (False, True):
-            codes = [build.wait() for build in self.builds]
+            codes = [
+                self.wait(name, build)
+                for name, build in zip(SPARSE, self.builds, strict=True)
+            ]
             if any(codes):
                 stop('torch-scatter or torch-sparse does not build')
             found = sorted(Path(self.folder.name).glob('*.whl'))
@@ -225,6 +228,16 @@ class Wheels:
                 say('the wheels that pip kept are of another torch: again')
                 self.builds = self.start('--no-cache-dir')
         stop('torch-sparse was built but cannot be imported')
+
+    def wait(self, name: str, build: subprocess.Popen[bytes]) -> int:
+        """Waits for a build, and says every minute that it goes on."""
+        while True:
+            try:
+                return build.wait(60 if self.told else 0)
+            except subprocess.TimeoutExpired:
+                minutes = (time.monotonic() - self.began) / 60
+                say(f'{name} compiles, {minutes:.0f} minutes so far')
+                self.told = True
 
     def cancel(self) -> None:
         """Ends builds that are not wanted any more."""
@@ -484,6 +497,25 @@ def compile_cuda(env: Environment) -> None:
     headers(env)  # tests compile against them
 
 
+# Minutes of one quiet core.
+BUILD, SPARSE_BUILD, CHECKS, TESTS, SLOW_TESTS = 6, 30, 8, 30, 45
+
+
+def estimate(env: Environment) -> str:
+    """How long `test` takes, roughly, before anything of it is done."""
+    cores = os.cpu_count() or 2
+    work = CHECKS + TESTS + SLOW_TESTS * bool(os.environ.get('CI'))
+    text = f'about {work / cores:.0f} minutes of checks and tests'
+    if not env.stamp.exists():
+        text += f', after {BUILD / cores:.0f} or more of installing'
+    if not env.has_sparse():
+        text += (
+            f'; torch-sparse may add {SPARSE_BUILD / cores:.0f}, as it is '
+            'compiled beside them'
+        )
+    return f'{text} ({cores} cores, if they are quiet)'
+
+
 def test(env: Environment, arguments: list[str]) -> None:
     """Lint, format, types, API pages, CUDA sources, tests.
 
@@ -550,6 +582,8 @@ def main() -> None:
         stop('needs a C++ compiler (g++ or clang++), and found none')
 
     env = Environment(args.env.absolute())
+    if args.command == 'test':
+        say(estimate(env))
     env.create()
     version = env.torch()
     env.install(EXTRAS[args.command], version)

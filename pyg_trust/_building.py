@@ -1,4 +1,4 @@
-"""From lists of edges to sorted rows: checks, sorting, duplicates.
+"""Build sorted rows from lists of edges: checks, sorting, duplicates.
 
 On the CPU by a counting sort in C++ (``csrc/cpu/sort.cpp``), which holds a
 cursor per node and nothing per edge but the rows; elsewhere by torch.
@@ -122,7 +122,7 @@ def rowptr_of(row: Tensor, num_nodes: int) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Sorted rows, and what came with their entries.
+    """Sorted rows with the weights and positions of their entries.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -146,7 +146,7 @@ def rows_of(
     with_perm: bool,
     duplicates: str,
 ) -> Rows:
-    """The rows of an ``edge_index`` whose nodes are in range.
+    """Sort an ``edge_index`` whose nodes are in range into rows.
 
     Beside the result 8 bytes per node; 8 per edge more for weights.
     """
@@ -209,13 +209,13 @@ def _count_and_place(
 
 
 def row_of_entries(rowptr: Tensor) -> Tensor:
-    """The row of each entry: int64."""
+    """Return the row of each entry: int64."""
     nodes = torch.arange(rowptr.numel() - 1, device=rowptr.device)
     return nodes.repeat_interleave(rowptr.diff())
 
 
 def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
-    """Whether every entry is there in both directions, weights alike.
+    """Return whether every entry occurs in both directions, weights alike.
 
     8 bytes per node on the CPU.
     """
@@ -232,7 +232,7 @@ def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
 def transposed(
     rowptr: Tensor, col: Tensor, with_perm: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of the reversed edges, and where these were if asked."""
+    """Return rows of the reversed edges, and their old positions if asked."""
     if col.device.type == 'cpu':
         made = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
         return made[0], made[1], made[2] if with_perm else None
@@ -242,7 +242,7 @@ def transposed(
 
 
 def own_loops(rowptr: Tensor, col: Tensor) -> Tensor:
-    """A mask of the nodes that have an edge to themselves."""
+    """Return a mask of the nodes that have an edge to themselves."""
     if col.device.type == 'cpu':
         return torch.ops.pyg_trust.own_loops(rowptr, col)
     row = row_of_entries(rowptr)
@@ -254,7 +254,7 @@ def own_loops(rowptr: Tensor, col: Tensor) -> Tensor:
 def with_loops(
     rowptr: Tensor, col: Tensor, own: Tensor, with_perm: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows with a loop at every other node; the old positions, -1 for it."""
+    """Add a loop at every other node; old positions are -1 for it."""
     if col.device.type == 'cpu':
         made = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
         return made[0], made[1], made[2] if with_perm else None

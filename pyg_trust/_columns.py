@@ -1,4 +1,4 @@
-"""Matrices whose columns are read and written block by block, on disk.
+"""Matrices on disk, read and written in blocks of columns.
 
 Results are ``.npy`` files in Fortran order, in which a block of columns is
 one stretch: it is written once, and nothing else with it. Until all columns
@@ -31,7 +31,7 @@ DTYPES = ('float32', 'float64', 'float16')
 
 
 def as_matrix(x: Any) -> Any:
-    """A numpy array (mapped, if it is a path) or scipy CSC matrix of x."""
+    """Return x as a numpy array (mapped if a path) or scipy CSC matrix."""
     if isinstance(x, str | Path):
         if not Path(x).is_file():
             raise FileNotFoundError(f"'x': there is no file '{x}'")
@@ -67,7 +67,7 @@ def as_matrix(x: Any) -> Any:
 
 
 def is_on_disk_by_rows(matrix: Any) -> bool:
-    """Whether a block of columns would be read by touching all of a file."""
+    """Return whether a block of columns touches the whole file."""
     return _file_of(matrix) is not None and not matrix.flags.f_contiguous
 
 
@@ -96,7 +96,7 @@ def identity(matrix: Any) -> str:
 
 
 def content(matrix: Any) -> str:
-    """Tells matrices apart by checksum, files too."""
+    """Return the CRC-32 of the contents, reading files in full."""
     if scipy.sparse.issparse(matrix):
         return identity(matrix)
     value = 0
@@ -133,7 +133,7 @@ def _crc(array: np.ndarray, value: int = 0) -> int:
 def read_block(
     matrix: Any, first: int, end: int, room: np.ndarray
 ) -> np.ndarray:
-    """Columns of a matrix as a dense array of rows, in room for them."""
+    """Read columns of a matrix into a dense array of rows."""
     block = _block(room, matrix.shape[0], end - first)
     if scipy.sparse.issparse(matrix):
         matrix[:, first:end].astype(block.dtype).toarray(out=block)
@@ -170,7 +170,7 @@ def _turn(given: np.ndarray, made: np.ndarray) -> None:
 
 
 class ColumnFile:
-    """A result in the making.
+    """Unfinished result file, written block by block.
 
     Args:
         path (Path): of the result.
@@ -255,7 +255,7 @@ class ColumnFile:
 
     @property
     def token(self) -> str | None:
-        """Of the group of processes that works on the file."""
+        """Return a token of the group of processes that works on the file."""
         return json.loads(self._call().read_bytes()).get('token')
 
     @token.setter
@@ -285,7 +285,7 @@ class ColumnFile:
                 path.unlink(missing_ok=True)
 
     def done(self, verify: bool) -> list[tuple[int, int]]:
-        """The blocks that are there; what is not as it was written is not."""
+        """Return the finished blocks; blocks with a wrong checksum are not."""
         found = []
         for first, end, path in self._markers('done'):
             try:
@@ -333,7 +333,7 @@ class ColumnFile:
         files.write(self._marker(kind, first, end), content.encode())
 
     def write(self, first: int, block: np.ndarray) -> None:
-        """Writes columns from :obj:`first` on, and their marker."""
+        """Write columns from :obj:`first` on, and their marker."""
         end = first + block.shape[1]
         # Features may lie here: they are none from now on.
         self._mark('over', first, end)
@@ -358,7 +358,7 @@ class ColumnFile:
     # Features that lie by rows on the disk are turned here, once.
 
     def stage(self, matrix: Any, columns: int, rows: range) -> None:
-        """Writes the panels of rows of x, where z will be.
+        """Copy the panels of rows of x to the place of z.
 
         Args:
             matrix (numpy.ndarray): x, of the dtype of z.
@@ -378,33 +378,33 @@ class ColumnFile:
 
     @property
     def panel(self) -> int:
-        """Rows that are turned together: 64 MB, or what there is room for."""
+        """Number of rows to transpose together, within 64 MB."""
         width = max(1, self.shape[1] * self.dtype.itemsize)
         return max(1, min(self.shape[0], self._room // 2 // width))
 
     @property
     def staged(self) -> bool:
-        """Whether x lies where no block was written yet."""
+        """Whether the blocks that are not written yet still hold x."""
         return any(True for _ in self._markers('staged'))
 
     @property
     def has_results(self) -> bool:
-        """Whether a result was written, or begun to be."""
+        """Whether any result was written or begun."""
         return any(True for _ in self._markers('over'))
 
     def mark_staged(self) -> None:
-        """Says so."""
+        """Mark the file as holding x."""
         self._mark('staged', 0, self.shape[1])
 
     def is_features(self, first: int, end: int) -> bool:
-        """Whether these columns still hold x."""
+        """Return whether these columns still hold x."""
         return self.staged and not any(
             first < other_end and other < end
             for other, other_end, _ in self._markers('over')
         )
 
     def read(self, first: int, end: int, block_room: np.ndarray) -> np.ndarray:
-        """Columns of the file as a dense array of rows, in room for them."""
+        """Read columns of the file into a dense array of rows."""
         block = _block(block_room, self.shape[0], end - first)
         with self.part.open('rb', buffering=0) as file:
             room = np.empty((end - first) * _PANEL, self.dtype)
@@ -424,7 +424,7 @@ class ColumnFile:
         return block
 
     def will_need(self, first: int, end: int) -> None:
-        """Lets the system read ahead."""
+        """Ask the system to read ahead."""
         if hasattr(os, 'posix_fadvise'):
             with self.part.open('rb') as file:
                 os.posix_fadvise(
@@ -435,12 +435,12 @@ class ColumnFile:
                 )
 
     def finish(self) -> None:
-        """Gives the file its name; markers go."""
+        """Give the file its name and delete the markers."""
         os.replace(self.part, self.path)
         files.sync_folder(self.path.parent)
         self._remove_markers()
 
 
 def open_result(path: Path) -> Tensor:
-    """The matrix in a finished file, mapped."""
+    """Map the matrix in a finished file."""
     return as_tensor(np.load(path, mmap_mode='r', allow_pickle=False))

@@ -1,4 +1,4 @@
-"""Columns that tell degrees, or neighbours, and so edges, without noise.
+"""Find feature columns that reveal degrees, and so edges.
 
 A column may be the degrees themselves, on a line with them (scaled, shifted,
 standardised), or have one value for each degree (logarithms, one-hot
@@ -6,7 +6,7 @@ degrees), dense or sparse. Degrees that were mixed with something else are not
 known again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,13 +21,10 @@ _LINE = 8
 _MEMBERS, _KINDS, _FREE = 5, 3, 40
 # Rows tried first, columns at a time, rounding.
 _TRIED, _BLOCK, _OFF = 64, 64, 1e-5
-# Propagated columns: entries that are not zero, closeness of projections, and
-# the share of columns that no chance makes.
-_FILLED, _NEAR, _SHARE = 8, 1e-5, 0.2
 
 
 def tells_degrees(x: Tensor, ends: Tensor) -> bool:
-    """Whether a column of features tells how many edges nodes have.
+    """Return whether a column of features reveals the degrees of nodes.
 
     Args:
         x (Tensor): ``[num_nodes, num_columns]``, dense or sparse.
@@ -102,76 +99,3 @@ def _one_for_each(rows: Tensor, degree: Tensor) -> Tensor:
     low, high = low[there], high[there]
     size = _OFF * torch.maximum(high.abs(), low.abs()).amax(0)
     return (high - low <= size).all(0) & (high.amax(0) - low.amin(0) > size)
-
-
-def tells_neighbours(
-    x: Tensor, others: Sequence[Tensor], ends: Tensor
-) -> bool:
-    """Whether columns of features are propagations of other columns.
-
-    By sums, by means, or symmetrically, with self-loops and without: what SIGN
-    and its like write beside the features.
-
-    Args:
-        x (Tensor): ``[num_nodes, num_columns]``, dense or sparse.
-        others (Sequence[Tensor]): dense features that may be the source, too.
-        ends (Tensor): int64, ``[2, num_edges]``: the nodes of edges.
-    """
-    n = len(x)
-    if n < _FILLED or not x.numel() or not ends.numel():
-        return False
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(n, 4, generator=generator, dtype=torch.float64)
-    probe, ends = probe.to(x.device), ends.to(x.device)
-    loops = torch.arange(n, device=x.device).expand(2, -1)
-    seen = [probe]
-    for source, target in (ends, torch.cat([ends, loops], 1)):
-        degree = target.bincount(minlength=n).clamp(min=1).double()
-        once = torch.ones(len(source), dtype=torch.float64, device=x.device)
-        for weight in (
-            once,
-            once / degree[target],
-            once / (degree[source] * degree[target]).sqrt(),
-        ):
-            made = torch.zeros_like(probe)
-            made.index_add_(0, source, weight[:, None] * probe[target])
-            seen.append(made)
-    own, *moved = _projected(x, torch.cat(seen, 1)).split(4, 1)
-    squares = _projected(_squared(x), torch.ones_like(probe[:, :1]))[:, 0]
-    few = _projected(_squared(x, False), torch.ones_like(probe[:, :1]))[:, 0]
-    size = squares.sqrt() * _NEAR
-    usable = (few >= _FILLED) & squares.isfinite() & (squares > 0)
-    found = torch.zeros_like(usable)
-    sources = [(own, moved)]
-    for other in others:
-        before, *after = _projected(other, torch.cat(seen, 1)).split(4, 1)
-        sources.append((before, after))
-    for before, after in sources:
-        for made in after:
-            # A column that propagation leaves as it is says nothing.
-            moves = ((made - before).abs() > _NEAR * before.abs()).any(1)
-            for block in made[moves].split(64):
-                gaps = (block[:, None] - own[None]).abs().amax(2)
-                found |= (gaps <= size).any(0)
-    return bool((found & usable).sum() > _SHARE * max(1, int(usable.sum())))
-
-
-def _squared(x: Tensor, values: bool = True) -> Tensor:
-    # Squares of entries, or ones where they are.
-    if x.layout == torch.strided:
-        return x.double().square() if values else (x != 0).double()
-    coo = x.to_sparse_coo().coalesce()
-    kept = coo.values().double().square() if values else coo.values() != 0
-    return torch.sparse_coo_tensor(
-        coo.indices(), kept.double(), coo.shape, check_invariants=False
-    )
-
-
-def _projected(x: Tensor, onto: Tensor) -> Tensor:
-    if x.layout == torch.strided:
-        parts = zip(x.split(4096), onto.split(4096), strict=True)
-        return sum(
-            (a.double().t() @ b for a, b in parts),
-            onto.new_zeros(x.size(1), onto.size(1)),
-        )
-    return torch.sparse.mm(x.to_sparse_coo().double().t(), onto)

@@ -1,4 +1,4 @@
-"""Edges on disk, in chunks, and the sorted rows that are made of them."""
+"""Read edges on disk in chunks and sort them into rows."""
 
 import csv
 import gzip
@@ -31,7 +31,7 @@ T = TypeVar('T')
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """The same items, the next one being made while one is worked on.
+    """Iterate, making the next item in the background.
 
     Args:
         items (Iterable): made by another thread.
@@ -74,7 +74,7 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 
 
 def edge_chunks(source: Any, size: int) -> Iterator[Edges]:
-    """The edges of a source, so many at a time.
+    """Iterate over the edges of a source in chunks.
 
     Args:
         source (Any): a path or several: ``.npy`` (``[2, num_edges]`` or
@@ -282,7 +282,7 @@ def rows_from_edges(
     duplicates: str,
     undirected: bool,
 ) -> tuple[Tensor, Tensor, bool]:
-    """Sorted rows of a source, in memory or as the files of a folder.
+    """Sort the edges of a source into rows, in memory or as files of a folder.
 
     The source is read once to count, and once more for every block of rows
     that fits into the memory.

@@ -1,4 +1,4 @@
-"""Graphs and arrays on disk: in chunks, mapped, and never half written.
+"""Graphs and arrays on disk: chunked, mapped, never half written.
 
 A folder holds plain ``.npy`` files and a JSON header that names each of them
 with its size and its checksum (CRC-32, against damage and not against
@@ -35,7 +35,7 @@ _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
 
 
 def parse_memory(memory: int | str) -> int:
-    """Bytes, of a number or a text such as ``'8GB'`` or ``'512 MiB'``.
+    """Convert a number or a text such as ``'8GB'`` or ``'512 MiB'`` to bytes.
 
     Args:
         memory (int or str): the amount.
@@ -54,7 +54,7 @@ def parse_memory(memory: int | str) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that are free, or could be made so; 4 GB if nobody knows."""
+    """Return the bytes that are free or can be freed; 4 GB if unknown."""
     try:
         text = Path('/proc/meminfo').read_text()
     except OSError:  # pragma: no cover
@@ -75,7 +75,7 @@ def available_memory() -> int:
 
 
 def checksum(array: np.ndarray) -> int:
-    """The CRC-32 of an array's bytes, read piece after piece.
+    """Return the CRC-32 of an array's bytes, read piece after piece.
 
     Args:
         array (numpy.ndarray): contiguous.
@@ -89,7 +89,7 @@ def checksum(array: np.ndarray) -> int:
 
 
 class ArrayWriter:
-    """Writes a one-dimensional ``.npy`` file from its pieces.
+    """Write a one-dimensional ``.npy`` file piece by piece.
 
     The file has a temporary name until :meth:`close`.
 
@@ -119,7 +119,7 @@ class ArrayWriter:
         )
 
     def write(self, piece: np.ndarray) -> None:
-        """Appends entries.
+        """Append entries.
 
         Args:
             piece (numpy.ndarray): one-dimensional, of the dtype.
@@ -138,7 +138,7 @@ class ArrayWriter:
         self.count += piece.size
 
     def close(self) -> dict[str, Any]:
-        """Puts the file in its place; how a header describes it."""
+        """Move the file to its place; return its description for a header."""
         self._file.seek(0)
         # numpy leaves room for the digits of a size that grows.
         self._write_header()
@@ -155,7 +155,7 @@ class ArrayWriter:
         }
 
     def abort(self) -> None:
-        """Deletes what was written."""
+        """Delete the unfinished file."""
         self._file.close()
         self._left.unlink(missing_ok=True)
 
@@ -163,7 +163,7 @@ class ArrayWriter:
 def read_array(
     folder: Path, entry: dict[str, Any], mmap: bool, verify: bool
 ) -> np.ndarray:
-    """The array that a header describes.
+    """Read the array that a header describes.
 
     Args:
         folder (Path): of the header.
@@ -200,7 +200,7 @@ def read_array(
 
 
 def map_array(path: Path, what: str = '') -> np.memmap:
-    """The array in a ``.npy`` file, mapped, and no longer than the file.
+    """Map the array in a ``.npy`` file; refuse a file of another length.
 
     Args:
         path (Path): of the file.
@@ -220,7 +220,7 @@ def map_array(path: Path, what: str = '') -> np.memmap:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """A tensor on the memory of an array, mapped ones too.
+    """Return a tensor on the memory of an array, mapped ones too.
 
     Args:
         array (numpy.ndarray): which nobody writes to.
@@ -238,7 +238,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
 def write_header(
     folder: Path, header: dict[str, Any], arrays: dict[str, dict[str, Any]]
 ) -> None:
-    """Writes the header of a folder, and deletes arrays it does not name.
+    """Write the header of a folder, and delete arrays it does not name.
 
     Args:
         folder (Path): of the arrays.
@@ -261,7 +261,7 @@ def write_header(
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:
-    """The header of a folder.
+    """Read the header of a folder.
 
     Args:
         folder (str or Path): that :func:`write_header` wrote to.
@@ -317,7 +317,7 @@ def _header_sum(header: dict[str, Any]) -> int:
 
 
 def new_name(name: str) -> str:
-    """A file name that no header has named yet.
+    """Return a file name that no header has named yet.
 
     Args:
         name (str): of the array.
@@ -332,7 +332,7 @@ def save_rows(
     written: dict[str, dict[str, Any]],
     header: dict[str, Any],
 ) -> None:
-    """Writes arrays that are not written yet, and the header.
+    """Write the arrays that are not on disk yet, and the header.
 
     Args:
         folder (Path): made if it is not there.
@@ -367,7 +367,7 @@ _DTYPES = {
 def load_rows(
     folder: Path, mmap: bool, verify: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of a saved graph.
+    """Read the tensors and the header of a saved graph.
 
     Args:
         folder (Path): of the graph.

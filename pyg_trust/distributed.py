@@ -1,4 +1,4 @@
-"""Work over the processes that torchrun started, by torch.distributed alone.
+"""Distribute work over the processes of torchrun, by torch.distributed.
 
 Launch, rendezvous, timeouts and process groups are torch's. What is here says
 which part of a list of work is this process's, and puts the parts together.
@@ -19,7 +19,7 @@ T = TypeVar('T')
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process's rank and their number; (0, 1) without a group."""
+    """Return this process's rank and the number; (0, 1) without a group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -28,7 +28,7 @@ def rank_and_size() -> tuple[int, int]:
 def from_first(
     work: Callable[[], T], size: int | None = None, *, after: bool = False
 ) -> T:
-    """The result of the first process's work, broadcast to all of them.
+    """Run work in the first process and broadcast its result.
 
     Args:
         work (callable): done by rank 0 alone.
@@ -65,7 +65,7 @@ def from_first(
 def shared(
     items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
 ) -> Iterable[T]:
-    """:func:`run_over_ranks`, or one after another in this process.
+    """Run work over all processes, or one after another in this one.
 
     Args:
         items (Sequence): the pieces of work.
@@ -86,7 +86,7 @@ def shared(
 def check_same(
     arguments: Mapping[str, Any], failed: Exception | None = None
 ) -> None:
-    """Refuses to go on where processes were given different arguments.
+    """Refuse to continue if processes were given different arguments.
 
     Processes that run another version of pyg_trust or torch are refused too:
     the same arguments could mean other bits there.
@@ -150,7 +150,7 @@ def _versions() -> str:
 
 
 def own_items(count: int) -> range:
-    """Which of so many pieces of work are this process's: every P-th.
+    """Return this process's pieces of work: every P-th.
 
     Args:
         count (int): of pieces.
@@ -165,7 +165,7 @@ def own_items(count: int) -> range:
 
 
 def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
-    """``[work(item) for item in items]``, each done by one process.
+    """Return ``[work(item) for item in items]``, each done by one process.
 
     The results are the same on every process, in the order of the items, and
     the same for any number of processes if :obj:`work` depends on its item

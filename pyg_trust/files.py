@@ -192,6 +192,12 @@ def _check_sizes(state: Any, most: int) -> None:
         value = left.pop()
         if isinstance(value, Tensor):
             if value.layout == torch.sparse_csr:
+                # No index bounds the columns; a dense row is made of them.
+                if value.size(-1) > most:
+                    raise ValueError(
+                        f'it holds a matrix of {value.size(-1)} columns, in '
+                        f'{most} bytes'
+                    )
                 left += [value.crow_indices(), value.col_indices()]
                 left.append(value.values())
                 continue

@@ -1,4 +1,4 @@
-"""The graph: compressed rows, and the one converter from and to PyG's forms.
+"""Graphs in compressed rows, and the one converter from PyG's forms.
 
 Row :math:`u` lists the edges that leave :math:`u`, so rows are
 ``edge_index[0]``. All methods of the package take their graph from here.
@@ -8,8 +8,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -33,7 +31,7 @@ DUPLICATES = ('raise', 'merge', 'keep')
 
 
 class CSRGraph(Views):
-    r"""A graph in compressed sparse rows. It never changes.
+    r"""Immutable graph in compressed sparse rows.
 
     What is derived from it (transpose, layouts for the kernels) is built once,
     when first asked for, and kept on the object; build the graph once and pass
@@ -124,7 +122,7 @@ class CSRGraph(Views):
         duplicates: str = 'raise',
         perm: bool = False,
     ) -> 'CSRGraph':
-        r"""Makes the graph of an ``edge_index``.
+        r"""Make the graph of an ``edge_index``.
 
         By a counting sort: beside the result 8 bytes per node, and 8 per edge
         with weights or :obj:`perm`.
@@ -185,7 +183,7 @@ class CSRGraph(Views):
         duplicates: str = 'raise',
         undirected: bool = False,
     ) -> 'CSRGraph':
-        r"""Makes an unweighted graph of files or chunks of edges.
+        r"""Make an unweighted graph of files or chunks of edges.
 
         The source is read in chunks, once to count and once to fill the rows;
         with a :obj:`folder` the rows are filled block by block, so many as fit
@@ -237,7 +235,7 @@ class CSRGraph(Views):
         return made
 
     def save(self, folder: str | Path) -> None:
-        """Writes the graph to a folder: whole, or not at all.
+        """Write the graph to a folder, as a whole or not at all.
 
         Plain ``.npy`` files and a header, ``graph.json``, with sizes and
         checksums.
@@ -270,7 +268,7 @@ class CSRGraph(Views):
     def load(
         cls, folder: str | Path, *, mmap: bool = False, verify: bool = True
     ) -> 'CSRGraph':
-        """Reads a graph that :meth:`save` or :meth:`from_edges` wrote.
+        """Read a graph that :meth:`save` or :meth:`from_edges` wrote.
 
         Args:
             folder (str or Path): the folder.
@@ -314,7 +312,7 @@ class CSRGraph(Views):
     def from_torch_sparse(
         cls, adj: Tensor, *, weighted: bool, transposed: bool = False
     ) -> 'CSRGraph':
-        r"""Makes the graph of a :class:`torch.sparse` COO, CSR or CSC matrix.
+        r"""Make the graph of a :class:`torch.sparse` COO, CSR or CSC matrix.
 
         Args:
             adj (Tensor): a square sparse matrix; entry :math:`(u, v)` is the
@@ -364,7 +362,7 @@ class CSRGraph(Views):
     def from_sparse_tensor(
         cls, adj: Any, *, weighted: bool, transposed: bool = False
     ) -> 'CSRGraph':
-        """Makes the graph of a :class:`torch_sparse.SparseTensor`.
+        """Make the graph of a :class:`torch_sparse.SparseTensor`.
 
         Args:
             adj (SparseTensor): a square matrix.
@@ -385,7 +383,7 @@ class CSRGraph(Views):
 
     @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
-        """Makes the graph of a :class:`~torch_geometric.data.Data` object.
+        """Make the graph of a :class:`~torch_geometric.data.Data` object.
 
         Reads :obj:`edge_index` and :obj:`edge_weight`, or else :obj:`adj_t`,
         and :obj:`num_nodes`.
@@ -419,7 +417,7 @@ class CSRGraph(Views):
         transposed: bool = False,
         duplicates: str = 'raise',
     ) -> 'CSRGraph':
-        r"""Makes the graph of whatever PyG users hold.
+        r"""Make the graph of any form that PyG users hold.
 
         Args:
             graph (Any): a :class:`CSRGraph`, :class:`Data`,
@@ -490,7 +488,7 @@ class CSRGraph(Views):
     # To PyG's forms #########################################################
 
     def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
-        """The ``edge_index``, sorted by row, and the edge weights if any."""
+        """Return the ``edge_index``, sorted by row, and any edge weights."""
         return torch.stack([self.row, self.col]), self.weight
 
     def to_torch_sparse(
@@ -498,7 +496,7 @@ class CSRGraph(Views):
         layout: torch.layout = torch.sparse_csr,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The adjacency matrix; an unweighted graph has ones.
+        """Return the adjacency matrix; an unweighted graph has ones.
 
         Args:
             layout (torch.layout): :obj:`torch.sparse_coo`,
@@ -535,20 +533,8 @@ class CSRGraph(Views):
             check_invariants=False,
         )
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
-        """The adjacency matrix in float64, for scipy's algorithms."""
-        value = (
-            np.ones(self.num_edges)
-            if self.weight is None
-            else self.weight.detach().cpu().double().numpy()
-        )
-        return scipy.sparse.csr_array(
-            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
-            shape=(self.num_nodes, self.num_nodes),
-        )
-
     def to_sparse_tensor(self) -> Any:
-        """The adjacency matrix as a :class:`torch_sparse.SparseTensor`.
+        """Return the adjacency matrix as a :class:`torch_sparse.SparseTensor`.
 
         Raises:
             ImportError: if torch-sparse is not installed.
@@ -569,7 +555,7 @@ class CSRGraph(Views):
         )
 
     def to(self, device: torch.device | str) -> 'CSRGraph':
-        """The graph on another device; itself if it is there already.
+        """Return the graph on another device; itself if already there.
 
         What was derived from it, and an order that :meth:`reorder` found for
         the caches of the CPU, stay behind.
@@ -598,7 +584,7 @@ class CSRGraph(Views):
 
 
 class LastGraph:
-    """Keeps the last graph that was made, for the tensor it was made of.
+    """Cache of the last graph, keyed by the tensor it was made of.
 
     A tensor is known again by what it is (not by its numbers) and by its
     version, which every operation in place on it or on its views moves; only
@@ -610,12 +596,14 @@ class LastGraph:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets it."""
+        """Empty the cache."""
         self._of: tuple[weakref.ref[Tensor], tuple, int] | None = None
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Is :meth:`CSRGraph.convert`, of PyG's :obj:`adj_t` if sparse.
+        """Convert like :meth:`CSRGraph.convert`, or reuse the last graph.
+
+        A sparse matrix is PyG's :obj:`adj_t`, the transposed adjacency.
 
         Args:
             graph (Any): as in :meth:`CSRGraph.convert`.
@@ -634,7 +622,7 @@ class LastGraph:
         return CSRGraph.convert(graph, num_nodes, transposed=True)
 
     def keep(self, made: CSRGraph, graph: Any, num_nodes: int) -> None:
-        """Keeps what :meth:`convert` made, once it has served.
+        """Cache the result of :meth:`convert`, once it was used.
 
         Args:
             made (CSRGraph): the graph.

@@ -13,6 +13,7 @@ from pyg_trust import files
 from pyg_trust._checks import (
     check_choice,
     check_instance,
+    check_integer,
     check_non_negative,
     check_plain,
     check_positive,
@@ -254,24 +255,25 @@ class RemovalLedger:
         )
 
 
-def coarse(amount: float) -> float:
-    r"""The smallest power of two that is at least so much; 0 stays 0.
+def coarse(amount: float, bits: int = 1) -> float:
+    r"""The smallest number of few bits that is at least so much; 0 stays 0.
 
     An amount that is measured on data to 16 digits lets a guess of the data be
     tested. Rounded up, it says little more than its size.
 
     Args:
         amount (float): non-negative.
+        bits (int): how many significant bits are left: 1 makes it a power of
+            two. (default: :obj:`1`)
 
     Example:
-        >>> coarse(0.3), coarse(0.5), coarse(0.0)
-        (0.5, 0.5, 0.0)
+        >>> coarse(0.3), coarse(0.5), coarse(0.0), coarse(0.3, 4)
+        (0.5, 0.5, 0.0, 0.3125)
     """
     amount = check_non_negative('amount', amount)
-    if amount == 0:
-        return 0.0
+    check_integer('bits', bits, 1, 53)
     fraction, exponent = math.frexp(amount)
-    return math.ldexp(1.0, exponent - (fraction == 0.5))
+    return math.ldexp(math.ceil(math.ldexp(fraction, bits)), exponent - bits)
 
 
 class PrivacyLedger:

@@ -630,7 +630,12 @@ entry(
     names={'state': "state|'fit'"},
     state=values(3, None, 'state', {}, *STATE),
 )
-entry('ledger.coarse', lambda: {'amount': 0.3}, amount=NOT_NEGATIVE)
+entry(
+    'ledger.coarse',
+    lambda: {'amount': 0.3},
+    amount=NOT_NEGATIVE,
+    bits=integer(1, 53),
+)
 CONTENTS = values(3, None, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
 
 

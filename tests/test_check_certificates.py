@@ -148,6 +148,9 @@ def test_fewer_samples_than_are_claimed_fail(honest, tmp_path):
     values['num_samples'] *= 10
     for row in values['tallies']:
         row[1] += 2700
+    # Of the run's own arguments he changes the number, too.
+    for each in whole['guarantees']:
+        each['origin']['arguments']['num_samples'] = 3000
     # Nothing in the report contradicts that: it is called unchecked.
     reworded(whole)
     assert not failures(tmp_path, whole)
@@ -219,8 +222,8 @@ def test_no_field_of_a_certificate_is_a_traceback_or_holds(
 def test_more_than_the_bound_leaves_is_not_guaranteed(honest, tmp_path):
     whole = honest('CollectiveCertificate')
     parts(whole)[1]['guaranteed'] += 1
-    (text,) = failures(tmp_path, reworded(whole))
-    assert 'follow from' in text
+    texts = failures(tmp_path, reworded(whole))
+    assert any('follow from' in text for text in texts)
 
 
 def test_a_certificate_under_another_name_is_not_said_to_hold(

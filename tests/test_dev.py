@@ -33,6 +33,7 @@ def env(tmp_path, monkeypatch):
         'dev', EXAMPLES.parent / 'dev.py'
     )
     dev = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, 'dev', dev)
     spec.loader.exec_module(dev)
     monkeypatch.setattr(dev, 'has_gpu', lambda: False)
     (tmp_path / 'pip.py').write_text(PIP)
@@ -63,3 +64,38 @@ def test_torch_that_is_there_is_kept(env, tmp_path):
     (tmp_path / 'torch').write_text('2.12.1+cpu')
     assert env.torch() == '2.12.1+cpu'
     assert not (tmp_path / 'calls').exists()
+
+
+def test_the_time_is_said_before_anything_is_done(env, monkeypatch):
+    dev = sys.modules[type(env).__module__]
+    monkeypatch.delenv('CI', raising=False)
+    monkeypatch.setattr(dev.os, 'cpu_count', lambda: 2)
+    quick = dev.estimate(env)
+    assert quick.startswith('about 19 minutes')
+    assert 'after 3 or more of installing' in quick
+    monkeypatch.setenv('CI', '1')
+    assert dev.estimate(env).startswith('about 42 minutes')
+    env.stamp.touch()
+    monkeypatch.setattr(env, 'has_sparse', lambda: True)
+    assert 'install' not in dev.estimate(env)
+    assert 'sparse' not in dev.estimate(env)
+
+
+def test_a_build_that_takes_long_says_so_every_minute(env, monkeypatch, capfd):
+    dev = sys.modules[type(env).__module__]
+
+    asked = []
+
+    class Build:
+        def wait(self, seconds):
+            asked.append(seconds)
+            if len(asked) < 4:
+                raise dev.subprocess.TimeoutExpired('pip', seconds)
+            return 0
+
+    wheels = dev.Wheels.__new__(dev.Wheels)
+    wheels.began, wheels.told = dev.time.monotonic() - 130, False
+    assert wheels.wait('torch-sparse', Build()) == 0
+    assert asked == [0, 60, 60, 60]
+    said = capfd.readouterr().out.splitlines()
+    assert said == ['==> torch-sparse compiles, 2 minutes so far'] * 3

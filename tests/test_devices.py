@@ -1,7 +1,6 @@
 """What runs on CUDA stays there: shown on a device that is simulated."""
 
 import copy
-from collections import deque
 
 import pytest
 import torch
@@ -10,8 +9,8 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import _marks, ops, utils
 from pyg_trust import functional as F
+from pyg_trust import ops, utils
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, LabelPropagation, SGConv
@@ -25,8 +24,6 @@ from pyg_trust.transforms import AGP, GDC, GFT, GraphScattering
 def device(monkeypatch):
     """The simulation, and kernels for its device."""
     tensor = torch.tensor
-    # What is remembered on the device must not outlive it.
-    monkeypatch.setattr(_marks, '_KEPT', deque(maxlen=8))
 
     def make(*args, device=None, **kwargs):
         # torch.tensor(..., device='meta') would drop the values unseen.

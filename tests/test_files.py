@@ -70,6 +70,11 @@ def test_damaged_states_are_one_kind_of_error(tmp_path):
         files.load(tmp_path / 'none.pt')
 
 
+def columns(count):
+    made = torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1)
+    return torch.sparse_csr_tensor(*made, (1, count))
+
+
 def test_a_small_file_is_not_a_large_state(tmp_path):
     path = tmp_path / 'a.pt'
     one = torch.ones(1)
@@ -77,11 +82,17 @@ def test_a_small_file_is_not_a_large_state(tmp_path):
         {'x': one.expand(10**9)},
         {'x': [one.expand(40, 25)] * 3 + [one.expand(n) for n in range(2000)]},
         {'x': torch.ones(4).to_sparse_coo()},
+        # One number, and a row of two terabytes.
+        {'x': [torch.ones(1, 1).to_sparse_csr(), columns(2**38)]},
         {'x': torch.ones(4, device='meta')},
     ):
         torch.save(state, path)
         with pytest.raises(files.DamagedFileError, match=r'a\.pt'):
             files.load(path)
+    # As many columns as there are bytes, or fewer, may be.
+    torch.save({'x': columns(1000)}, path)
+    assert path.stat().st_size > 1000
+    assert files.load(path)['x'].shape == (1, 1000)
     # The same tensor under several names is one.
     weight = torch.randn(100, 100)
     torch.save({'a': weight, 'b': weight, 'c': weight.t()}, path)

@@ -283,3 +283,11 @@ def test_amounts_are_rounded_up():
         assert coarse(coarse(amount)) == coarse(amount)
     assert {coarse(1e-10 * (1 + i / 100)) for i in range(10)} == {2.0**-33}
     assert coarse(0.0) == 0.0
+    for amount, bits, found in (
+        (0.3, 4, 5 / 16),
+        (5 / 16, 4, 5 / 16),
+        (math.nextafter(5 / 16, 1), 4, 11 / 32),
+        (0.99, 4, 1.0),
+        (1.1e300, 53, 1.1e300),
+    ):
+        assert coarse(amount, bits) == found

@@ -95,8 +95,14 @@ def test_trust_report_prints_everything_that_was_promised():
     lines = [line.strip() for line in page.splitlines()]
     assert lines[0] == '1. removal'
     assert 'promised: it is gone' in lines
-    assert 'if: the noise is secret' in lines
-    assert 'not covered: older releases' in lines
+    titles = ('it holds if:', 'it does not cover:', 'how it was checked:')
+    at = [lines.index(title) for title in titles]
+    assert at == sorted(at)
+    assert [lines[i + 1] for i in at] == [
+        '- the noise is secret',
+        '- older releases',
+        '- recomputed from the rest',
+    ]
     assert 'budget, residual: 0.25 of 1 spent, 0.75 left' in lines
     assert f'data: SHA-256 {"ab" * 8}' in lines
     assert '2. another' in lines
@@ -221,6 +227,19 @@ def test_the_page_says_everything_and_needs_nothing(tmp_path):
     # A bar of a quarter of the width; a line through three points.
     assert 'width="150.0"' in page
     assert len(re.search('points="([^"]+)"', page)[1].split()) == 3
+
+
+def test_the_page_folds_all_but_the_first_line_of_a_group():
+    one = promise(
+        assumptions=('first', 'second', 'third', 'settings: lam 0.1'),
+        not_covered=('alone',),
+    )
+    page = TrustReport.of(one).to_html()
+    assert '<li>first</li></ul>\n<details><summary>and 2 more' in page
+    assert '<li>alone</li></ul>\n<details>' not in page
+    # They are in the table of numbers, and one line of the text.
+    assert 'lam 0.1' not in page
+    assert '- lam 0.1' in str(TrustReport.of(one))
 
 
 def numbers(kind='privacy', **values):

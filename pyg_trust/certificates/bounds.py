@@ -1,4 +1,4 @@
-"""The bounds of an exact certificate, as they get tighter."""
+"""The methods of an exact certificate, which tighten its bounds."""
 
 import math
 from typing import Any
@@ -7,18 +7,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._progress import bar_options
 from pyg_trust.certificates.columns import Columns
-from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.problem import Problem
 from pyg_trust.distributed import shared
 from pyg_trust.functional.budget import (
-    clip_budget,
     pagerank_bounds,
     refine_pagerank_bounds,
 )
 from pyg_trust.functional.flips import single_flip_margins
-from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Policy
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.region import local_attack, local_bound
@@ -38,77 +34,8 @@ _FEW = 2**14
 _ROUNDS = 64
 
 
-class Problem:
-    """The bounds of one certificate, as they get tighter."""
-
-    def __init__(
-        self,
-        deployed: Deployed,
-        threat: ThreatModel,
-        targets: Tensor,
-        reference: Tensor,
-        tolerance: float,
-        over_ranks: bool,
-        progress_bar: bool | None,
-    ) -> None:
-        self.deployed, self.threat = deployed, threat
-        self.logits, self.alpha = deployed.logits, deployed.alpha
-        self.horizon = Horizon(
-            deployed.alpha, deployed.K, deployed.normalization
-        )
-        self.targets, self.reference = targets, reference
-        self.tolerance, self.bar = tolerance, bar_options(progress_bar)
-        self.progress_bar = bool(progress_bar)
-        self.over_ranks = over_ranks
-        self.budget = threat.global_budget
-        self.undirected = threat.undirected
-        self.perturbations = deployed.perturbations(threat)
-        if self.budget is not None:
-            self.perturbations = clip_budget(self.perturbations, self.budget)
-        error = deployed.error(int(self.perturbations.largest.max()))
-        self.slack = error + error[reference][:, None]
-        shape = (targets.numel(), self.logits.size(1))
-        self.lower = self.logits.new_full(shape, -math.inf)
-        self.upper = self.logits.new_full(shape[:1], math.inf)
-        self.witnesses: list[Tensor] = []
-        self.witness_of = torch.full(shape[:1], -1)
-        # V of the local worst case, by pair of classes.
-        self.local: dict[tuple[int, int], Tensor] = {}
-        # The scores that prove it, by pair of classes.
-        self.proof: dict[tuple[int, int], Tensor] = {}
-
-    # What is open ###########################################################
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the model is PageRank itself, in the limit."""
-        return self.horizon.K is None and self.horizon.normalization == 'rw'
-
-    def open_pairs(self) -> Tensor:
-        """The classes that are not ruled out: ``[num_targets, classes]``."""
-        return self.lower - self.slack <= self.tolerance
-
-    def unknown(self) -> Tensor:
-        """The positions of targets that are neither robust nor broken."""
-        broken = self.upper + self.slack.amax(1) < -self.tolerance
-        return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
-
-    def signal(self, k: Tensor, against: Tensor) -> Tensor:
-        """The attacker's reward per visit, a row per target and class."""
-        held = self.logits[:, self.reference[k]]
-        return (self.logits[:, against] - held).t().contiguous()
-
-    def clean(self, k: Tensor, against: Tensor) -> Tensor:
-        """The clean margins of other classes over the reference class."""
-        held = self.reference[k]
-        return self.scores[k, against] - self.scores[k, held]
-
-    def clean_value(self, k: int, against: int) -> Tensor:
-        """V of the clean graph for a target and a class."""
-        return (
-            self.clean_values[against]
-            - self.clean_values[int(self.reference[k])]
-        )
+class Solver(Problem):
+    """Tighten the bounds by the method that is asked for."""
 
     # The way ################################################################
 
@@ -165,15 +92,6 @@ class Problem:
         gone = made.removable & (row == col) & (made.budget[row] > 0)
         return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
 
-    def see_clean(self) -> None:
-        """The clean graph's values, where searches start."""
-        clean = self.horizon.evaluate(
-            self.perturbations.clean_policy(self.logits.size(1)),
-            self.logits.t().contiguous(),
-        )
-        self.clean_values = clean.value
-        self.scores = self.alpha * clean.value[:, self.targets].t()
-
     def is_cheap(self, budget: int) -> bool:
         """Whether all admissible graphs can be tried in a few seconds."""
         made = self.perturbations
@@ -195,15 +113,6 @@ class Problem:
         open_ = self.unknown()
         if open_.numel() > 0 and self.is_cheap(budget):
             self.try_all(open_, budget)
-
-    def found(self, k: int, upper: float, flips: Tensor) -> None:
-        """Keeps an attack on a target, if it is the best one so far."""
-        if upper >= float(self.upper[k]):
-            return
-        self.upper[k] = upper
-        if upper + float(self.slack[k].max()) < -self.tolerance:
-            self.witness_of[k] = len(self.witnesses)
-            self.witnesses.append(flips)
 
     # Local budgets ##########################################################
 
@@ -293,16 +202,6 @@ class Problem:
         proper = i != j
         back = torch.stack([j[proper], i[proper]])
         return torch.cat([torch.stack([i, j]), back], dim=1)
-
-    def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
-        """Keeps the graph of a column for all targets that it is best for."""
-        now = upper[self.targets[mine]]
-        better = now < self.upper[mine]
-        self.upper[mine[better]] = now[better]
-        broken = better & (now + self.slack[mine].amax(1) < -self.tolerance)
-        if bool(broken.any()):
-            self.witness_of[mine[broken]] = len(self.witnesses)
-            self.witnesses.append(flips)
 
     # Exhaustive search ######################################################
 
@@ -407,17 +306,6 @@ class Problem:
             self.try_columns(
                 which, open_, bounds, method, 'pagerank', sign_only
             )
-
-    @property
-    def is_priced(self) -> bool:
-        """Whether an undirected edge has one price for both directions."""
-        return self.undirected and not self.perturbations.all_pairs
-
-    def is_local(self, which: Tensor) -> bool:
-        """Whether a region around each target is cheaper than the graph."""
-        made = self.perturbations
-        whole = made.active.numel() * made.num_nodes
-        return self.is_plain and which.numel() * 2**19 < whole
 
     def bound_regions(
         self, which: Tensor, open_: Tensor, sign_only: bool
@@ -541,16 +429,3 @@ class Problem:
             progress_bar=self.progress_bar,
         )
         self.try_flips(which, signal, flips)
-
-    def try_flips(
-        self, which: Tensor, signal: Tensor, flips: list[Tensor]
-    ) -> None:
-        """Evaluates an attack per column in its own graph."""
-        for block in self.perturbations.column_blocks(which.numel()):
-            policy = Policy.from_flips(self.perturbations, flips[block])
-            made = self.horizon.evaluate(policy, signal[block])
-            here = torch.arange(policy.num_columns)
-            at = made.value[here, self.targets[which[block]]]
-            upper = -self.alpha * (at + made.low)
-            for i, k in enumerate(which[block].tolist()):
-                self.found(k, float(upper[i]), flips[block.start + i])

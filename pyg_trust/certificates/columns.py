@@ -1,11 +1,10 @@
 """Bounds under a budget for all: columns of a target and a class each."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust.certificates.problem import Problem
 from pyg_trust.functional.budget import (
     dual_bound,
     pagerank_bounds,
@@ -14,15 +13,12 @@ from pyg_trust.functional.flips import budget_attacks
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.program import linear_program
 
-if TYPE_CHECKING:
-    from pyg_trust.certificates.bounds import Problem
-
 
 class Columns:
     """Pairs of a target (its position k) and a class it may turn to."""
 
     def __init__(
-        self, problem: 'Problem', k: Tensor, against: Tensor, upper: Tensor
+        self, problem: Problem, k: Tensor, against: Tensor, upper: Tensor
     ) -> None:
         self.problem, self.k, self.against = problem, k, against
         self.upper = upper

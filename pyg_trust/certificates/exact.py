@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.certificates.bounds import Problem
+from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
@@ -27,6 +27,7 @@ from pyg_trust.certificates.certificate import (
 )
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
+from pyg_trust.certificates.problem import Problem
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.distributed import check_same
@@ -186,7 +187,7 @@ def certify_pagerank(
             'reference', reference, deployed.logits.size(1), 'the classes'
         )
         held = reference.cpu()
-    problem = Problem(
+    problem = Solver(
         *(deployed, threat, nodes, held[nodes]),
         tolerance,
         over_ranks,

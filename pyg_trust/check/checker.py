@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from ..kernel import chain
 from ..kernel.accounting import judge_mu
 from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
+from ..kernel.fields import contradictions
 from ..kernel.sentences import SEEDED, words
 from . import removals
 from .answers import (
@@ -33,6 +34,7 @@ from .answers import (
     Finding,
     Said,
     Stated,
+    arguments,
     read_report,
     requests,
 )
@@ -231,6 +233,9 @@ def _check_fields(each: Stated) -> Said:
         yield FAILS, f'the noise comes from a seed: nothing is {what}'
     if each.procedure not in PROMISES:
         return
+    about = each.procedure, each.values, arguments(each), each.history
+    for text in contradictions(*about):
+        yield FAILS, text
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)
 
 

@@ -4,38 +4,18 @@ The same digests as :func:`pyg_trust.report.fingerprint_data` and
 :func:`~pyg_trust.report.fingerprint_model`, of arrays of numpy.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..kernel.chain import fingerprint
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
 _PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
-
-
-def fingerprint(*parts: Any) -> str:
-    """Digest tensors, texts and numbers.
-
-    Args:
-        *parts (Any): in this order.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            header: Any = ('tensor', part.dtype, part.array.shape)
-            content = part.array.tobytes()
-        elif part is None or isinstance(part, str | int | float):
-            header, content = type(part).__name__, repr(part).encode()
-        else:
-            raise ValueError(f'{type(part).__name__} has no fingerprint')
-        digest.update(repr((header, len(content))).encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def fingerprint_model(state: Mapping[Any, Any]) -> str:

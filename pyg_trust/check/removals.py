@@ -6,7 +6,6 @@ is checked.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ..kernel.accounting import judge_mu
@@ -36,7 +35,6 @@ def check_removal(each: Stated) -> Said:
             'verify()',
         )
         return
-    yield from _settings(values, each.origin.get('arguments', {}))
     if values['noise'] == 'objective':
         yield (
             UNPROVED,
@@ -52,31 +50,12 @@ def check_removal(each: Stated) -> Said:
         lam = number('lam', values['lam'], above=0.0)
         scale = std * lam * count('num_train', values['num_train'], 1)
     shifts = _history(each, scale)
-    for text in _differing(values, std, scale, shifts):
-        yield FAILS, text
     yield from _epsilons(values, std, scale, shifts)
     yield (
         UNKNOWN,
         'that the residual is within its bound: it is a function of the data '
         'that remain and of weights that no report has; verify() measures it',
     )
-
-
-def _settings(values: dict[str, Any], given: dict[str, Any]) -> Said:
-    # What the arguments of the run say of the same things.
-    wanted = {**given, 'target_epsilon': given.get('epsilon')}
-    for name in ('noise', 'release_std', 'delta', 'lam', 'target_epsilon'):
-        if wanted.get(name) is not None and wanted[name] != values[name]:
-            yield (
-                FAILS,
-                f'{name}: the run had {wanted[name]!r}, {values[name]!r} is '
-                'claimed',
-            )
-    secret = values.get('secure', not values['seeded'])
-    if secret is values['seeded'] or (
-        given.get('seed') is not None and not values['seeded']
-    ):
-        yield FAILS, 'seeded: the run had a seed, and secret noise is claimed'
 
 
 def _history(each: Stated, scale: float) -> list[float]:
@@ -86,31 +65,6 @@ def _history(each: Stated, scale: float) -> list[float]:
         most = number('budget', each.values['budget'], above=0.0) / scale
         return [share * most for share in shares]
     return shares
-
-
-def _differing(
-    values: dict[str, Any], std: float, scale: float, shifts: list[float]
-) -> Iterator[str]:
-    bound = amount('bound', values['bound'])
-    unit = 1.0
-    if 'num_graphs' in values:
-        lam = number('lam', values['lam'], above=0.0)
-        unit = std * lam * count('num_graphs', values['num_graphs'], 1)
-    if amount('residual', values['residual']) > bound * unit * (1 + 1e-9):
-        yield 'residual: it is more than its bound'
-    made = std * bound / scale
-    if not same(values['distance_bound'], made):
-        yield (
-            f'distance_bound: {values["distance_bound"]:.6g} is claimed, the '
-            f'other fields make {made:.6g}'
-        )
-    if 'releases' in values and values['releases'] != len(shifts):
-        yield (
-            f'releases: {values["releases"]} are claimed, {len(shifts)} are '
-            'in the history'
-        )
-    if not shifts or shifts[-1] * (1 + 1e-9) < bound / scale:
-        yield 'history: its last release is less than the bound'
 
 
 def _epsilons(

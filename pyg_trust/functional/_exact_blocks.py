@@ -1,4 +1,4 @@
-r"""Which columns of an estimate are better computed exactly, as a whole.
+r"""Choose the columns of an estimate that are cheaper to compute exactly.
 
 AGP as it stands in ``csrc/push.h`` decides level by level, from the residues
 that it finds there, and keeps all levels to be able to. Mostly no such
@@ -36,7 +36,7 @@ def exact_blocks(
     ratio: Tensor,
     above: float,
 ) -> list[bool]:
-    """Whether each block of columns is done exactly from level 0 on.
+    """Return, block by block, whether to compute it exactly from level 0 on.
 
     Args:
         graph (CSRGraph): the graph, with self-loops if the measure has them.

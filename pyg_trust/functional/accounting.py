@@ -1,4 +1,4 @@
-r"""Accounting of DP-SGD on node-disjoint subgraphs: what many steps tell.
+r"""Accounting of DP-SGD on node-disjoint subgraphs, composed over steps.
 
 The relation and the step are those of
 :mod:`pyg_trust.functional.mechanisms`: one row of the features is replaced.
@@ -183,7 +183,7 @@ def calibrate_lam(
     method: str = 'pld_wor',
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which :obj:`steps` steps stay within a budget.
+    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
     Bisection; what is returned was itself accounted for, so it is never
     above :obj:`epsilon` and, by :obj:`tol`, not far below.
@@ -229,7 +229,7 @@ def max_steps(
     method: str = 'pld_wor',
     history: History = (),
 ) -> int:
-    r"""How many more steps stay within a budget.
+    r"""Return the number of further steps that stay within a budget.
 
     Args:
         epsilon (float): the budget, positive.
@@ -258,7 +258,7 @@ def max_steps(
 def fdp_epsilon(
     num_nodes: int, m: int, terms: int, lam: float, steps: int, delta: float
 ) -> float:
-    r""":math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
+    r"""Return :math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
 
     Args:
         num_nodes (int): the number of training nodes.
@@ -284,7 +284,7 @@ def calibrate_fdp(
     *,
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which FDP's steps stay within a budget.
+    r"""Return the least noise that keeps FDP's steps within a budget.
 
     As :func:`calibrate_lam`, by :func:`fdp_epsilon`.
 
@@ -316,7 +316,7 @@ def calibrate_fdp(
 
 
 def check_history(history: History) -> dict[tuple[float, float], int]:
-    """Checks a history and counts the steps of each :obj:`(lam, q)`."""
+    """Check a history and count the steps of each :obj:`(lam, q)`."""
     phases: dict[tuple[float, float], int] = {}
     try:
         lines = [(lam, q, steps) for lam, q, steps in history]
@@ -369,7 +369,7 @@ def _pair(lam: float, q: float, step: float) -> pld.Masses:
 def least_noise(
     spent: Callable[[float], float], epsilon: float, tol: float, what: str
 ) -> float:
-    """The least noise, up to a tolerance, that spends at most a budget."""
+    """Search the least noise, up to a tolerance, within a budget."""
     high = 1.0
     while (found := spent(high)) > epsilon:
         high *= 2
@@ -396,7 +396,7 @@ def least_noise(
 
 
 def last_that_fits(fits: Callable[[int], bool]) -> int:
-    """The last number that fits (0 if none does), if those before it do."""
+    """Return the last number that satisfies a monotone condition, or 0."""
     if not fits(1):
         return 0
     low, high = 1, 2

@@ -1,4 +1,4 @@
-r"""Worst-case PageRank under local and global budgets: bounds on both sides.
+r"""Bound worst-case PageRank under local and global budgets.
 
 With at most :math:`B` flips in all, on top of the local budgets, the worst
 case of a target :math:`u` is hard to find (`Bojchevski and Günnemann 2019
@@ -72,14 +72,14 @@ COSTS = ('pagerank', 'visits')
 
 
 def check_budget(name: str, budget: int) -> int:
-    """Checks a number of flips."""
+    """Refuse a budget that is no number of flips."""
     if check_integer(name, budget) < 0:
         raise ValueError(f"'{name}' needs to be non-negative (got {budget})")
     return budget
 
 
 def check_targets(targets: Tensor, num_nodes: int) -> None:
-    """Checks node indices."""
+    """Refuse targets that are no node indices."""
     check_tensor('targets', targets, torch.int64, ('num_targets',))
     check_range('targets', targets, num_nodes, 'the nodes')
 
@@ -96,7 +96,7 @@ def check_problem(
     global_budget: int,
     cost: str,
 ) -> None:
-    """Checks what all bounds under a global budget take."""
+    """Check the arguments that all bounds under a global budget share."""
     check_instance('perturbations', perturbations, Perturbations)
     _check_cost(cost)
     check_budget('global_budget', global_budget)
@@ -108,14 +108,14 @@ def check_problem(
 
 
 def check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
-    """Checks upper bounds: positive, of a shape."""
+    """Refuse upper bounds that are not positive or of another shape."""
     check_tensor('upper', upper, torch.float64, shape)
     if not bool((upper > 0).all()):
         raise ValueError("'upper' needs to be positive everywhere")
 
 
 def clip_budget(perturbations: Perturbations, budget: int) -> Perturbations:
-    """No row can have more flips than the whole graph."""
+    """Lower each row's budget to the budget of the whole graph."""
     check_instance('perturbations', perturbations, Perturbations)
     check_budget('budget', budget)
     if int(perturbations.budget.max()) <= budget:
@@ -133,7 +133,7 @@ def pagerank_bounds(
     over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""Upper bounds of PageRank over all admissible graphs.
+    r"""Bound PageRank from above over all admissible graphs.
 
     :math:`\bar\pi_t(u)` (:obj:`cost='pagerank'`) or :math:`\bar y_t(u)`
     (:obj:`'visits'`), exact up to :obj:`tol` and never too small, for all
@@ -325,7 +325,7 @@ def refine_pagerank_bounds(
     tol: float = 1e-4,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""Upper bounds of PageRank under the global budget as well.
+    r"""Tighten upper bounds of PageRank by the global budget.
 
     What :func:`dual_bound` is given bounds :math:`\pi_t(u)` over all graphs
     that the local budgets admit; those that also keep the global one are

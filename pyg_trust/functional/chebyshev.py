@@ -1,4 +1,4 @@
-r"""Fewer levels with a certain error: the series in Chebyshev polynomials.
+r"""Save levels at a certified error: series in Chebyshev polynomials.
 
 Take a measure with :math:`a + b = 1` on an undirected graph. Its operator
 :math:`P = D^{-a} A D^{-b}` is similar to the symmetric :math:`N = D^{-1/2} A
@@ -56,7 +56,7 @@ from pyg_trust.functional.measures import Measure
 
 
 class Chebyshev(NamedTuple):
-    r"""A measure's series in Chebyshev polynomials, cut where told.
+    r"""Truncated series of a measure in Chebyshev polynomials.
 
     Args:
         coefficients (tuple[float, ...]): :math:`c_0, \ldots, c_k`.

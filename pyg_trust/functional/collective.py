@@ -1,4 +1,4 @@
-r"""Certificates of many nodes at once: what one budget can break together.
+r"""Collective certificates: the damage of one budget to many nodes at once.
 
 `"Collective Robustness Certificates"
 <https://openreview.net/forum?id=ULQdiUTHe3y>`_ (Schuchardt, Bojchevski,
@@ -19,7 +19,7 @@ Matrix: TypeAlias = scipy.sparse.csr_array
 
 
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
-    """Whose features reach a node in so many rounds of messages.
+    """Mark the nodes whose features reach each target in K rounds.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``.
@@ -43,7 +43,7 @@ def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
 
 
 def edge_field(field: Matrix, edges: Tensor) -> Matrix:
-    """Which edges have at least one end in a node's field.
+    """Mark the edges with at least one end in a target's receptive field.
 
     For layers whose messages are weighted by the *source's* degree (GCN, SGC,
     APPNP) the field is that of all rounds: the deletion of an edge between
@@ -72,7 +72,7 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
 
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest budgets at which each target is not certified.
+    """Return the smallest budgets at which each target is not certified.
 
     Args:
         certified (numpy.ndarray): bool, ``[num_targets, R_1 + 1, ...]``, by
@@ -112,7 +112,7 @@ def broken_bound(
     exact: bool = False,
     time_limit: float = 60.0,
 ) -> float:
-    r"""An upper bound of how many targets one budget can break at once.
+    r"""Bound from above how many targets one budget can break at once.
 
     Target :math:`v` breaks only if what it sees reaches a point :math:`p` of
     its frontier. With :math:`b_{d i}` changes of kind :math:`d` at item
@@ -249,7 +249,7 @@ def _needs(one: Matrix, amount: np.ndarray) -> Matrix:
 
 
 class _Program:
-    """A linear program over named blocks of variables, from 0 upward."""
+    """Linear program over named blocks of non-negative variables."""
 
     def __init__(self) -> None:
         self.upper: dict[str, np.ndarray] = {}
@@ -258,19 +258,19 @@ class _Program:
         self.right: list[np.ndarray] = []
 
     def add(self, name: str, upper: np.ndarray, gain: float = 0.0) -> None:
-        """A block of variables, their bounds, and what each one is worth."""
+        """Add a block of variables with upper bounds and gains."""
         self.upper[name] = upper.astype(float)
         self.gain.append(np.full(upper.size, gain))
 
     def at_most(
         self, right: float | np.ndarray, row: dict[str, Matrix]
     ) -> None:
-        """Rows: the sum over blocks is at most so much."""
+        """Add rows that bound sums over blocks from above."""
         self.rows.append(row)
         self.right.append(np.atleast_1d(right))
 
     def bound(self, exact: bool, time_limit: float) -> float:
-        """A bound from above of the most it can be worth."""
+        """Bound the largest gain from above."""
         from scipy import optimize  # slow to import
 
         matrix = scipy.sparse.csr_array(
@@ -322,7 +322,7 @@ def weak_bound(
     gain: np.ndarray,
     upper: np.ndarray,
 ) -> float:
-    """The bound that any non-negative multipliers give (weak duality).
+    """Bound the optimum by any non-negative multipliers (weak duality).
 
     Args:
         multipliers (numpy.ndarray): of the rows.

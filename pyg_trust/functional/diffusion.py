@@ -45,7 +45,7 @@ def diffuse(
     normalization: str = 'rw',
     tol: float | None = None,
 ) -> Tensor:
-    r"""Solves for exact personalized PageRank diffusion.
+    r"""Solve for exact personalized PageRank diffusion.
 
     .. math::
         Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} X
@@ -195,7 +195,7 @@ def _rounding(degree: int) -> float:
 def diffusion_error(
     alpha: float, degree: int, dtype: torch.dtype = torch.float64
 ) -> float:
-    r"""How far :func:`diffuse` may be from exact arithmetic.
+    r"""Bound the distance of :func:`diffuse` from exact arithmetic.
 
     With :math:`P = D^{-1} A`, :math:`y = D^{-1/2} z` for :obj:`'sym'` and
     :math:`y = z` for :obj:`'rw'`, the solution has :math:`\lVert y
@@ -227,7 +227,7 @@ def diffusion_error(
 
 
 def check_alpha(alpha: float) -> float:
-    """Checks a teleport probability."""
+    """Refuse a teleport probability outside of its range."""
     if not 0 < check_number('alpha', alpha) < 1:
         raise ValueError(
             "'alpha', the teleport probability, needs to be in (0, 1) "
@@ -237,7 +237,7 @@ def check_alpha(alpha: float) -> float:
 
 
 def check_logits(logits: Tensor, graph: CSRGraph) -> None:
-    """Checks logits: finite, a row per node, two classes or more."""
+    """Refuse logits that are not finite or of another shape."""
     check_dtype('logits', logits, None)
     n = graph.num_nodes
     if logits.dim() != 2 or logits.size(0) != n or logits.size(1) < 2:
@@ -257,7 +257,7 @@ def solve(
     x: Tensor,
     tol: Tensor,
 ) -> Tensor:
-    r"""Solves :math:`x = r + a \tilde P x` to residual ``tol`` per column.
+    r"""Solve :math:`x = r + a \tilde P x` to residual ``tol`` per column.
 
     BiCGSTAB on all columns at once, then plain iteration, whose residual
     falls by :math:`a` per step whatever the graph, until roundoff stops it.

@@ -1,4 +1,4 @@
-"""The search for the prices of a global budget, line by line."""
+"""Minimise the dual function of a global budget, line by line."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ _GOLDEN = 8
 
 
 class EdgeShares(NamedTuple):
-    r"""The part of an edge's price that each direction pays.
+    r"""Share of an edge's price that each direction pays.
 
     Args:
         removal (Tensor): of the edges, ``[num_columns, num_edges]``.
@@ -33,7 +33,7 @@ class EdgeShares(NamedTuple):
 
 
 class Mirror(NamedTuple):
-    """The positions of the opposite directions of edges and pairs."""
+    """Positions of the opposite directions of edges and pairs."""
 
     perturbations: Perturbations
     edge: Tensor
@@ -41,7 +41,7 @@ class Mirror(NamedTuple):
 
     @classmethod
     def of(cls, perturbations: Perturbations) -> 'Mirror':
-        """Finds them: -1 where there is none that is fragile."""
+        """Find the opposite directions; -1 where none is fragile."""
         if perturbations.all_pairs:
             raise ValueError(
                 "'perturbations' needs to list its additions for undirected "
@@ -65,7 +65,7 @@ class Mirror(NamedTuple):
     def shares(
         self, value: Tensor, signal: Tensor, upper: Tensor, horizon: Horizon
     ) -> EdgeShares:
-        r"""Shares by what a flip gains in either row.
+        r"""Split prices by the gain of a flip in either row.
 
         A flip of :math:`(i, j)` by itself raises the step at :math:`i` by
         :math:`g_{ij}`, and pays as long as :math:`\lambda \theta_{ij} /
@@ -107,7 +107,7 @@ class Mirror(NamedTuple):
 
 
 class DualSearch:
-    r"""Minimizes the dual function of a block of columns.
+    r"""Minimise the dual function of a block of columns.
 
     A policy with objective o and cost c (both of its own graph) supports the
     dual function by the line :math:`o + \lambda (B - c)`. 'cheap' is the line
@@ -148,7 +148,7 @@ class DualSearch:
         tol: float,
         max_iter: int,
     ) -> None:
-        """Lowers the bound until nothing is left to gain."""
+        """Lower the bound until no step improves it."""
         if self.horizon.K is not None:
             self.golden(sign_only, tol, max_iter)
             return
@@ -200,7 +200,7 @@ class DualSearch:
         start: Tensor | None,
         precision: Tensor | float,
     ) -> Optimum:
-        """The fixed point at a multiplier per column."""
+        """Solve the fixed point at one multiplier per column."""
         return self.horizon.maximize(
             self.perturbations,
             self.signal[columns],
@@ -210,7 +210,7 @@ class DualSearch:
         )
 
     def prices(self, columns: Tensor, multiplier: Tensor) -> Prices:
-        """The prices of flips at a multiplier per column."""
+        """Return the prices of flips at one multiplier per column."""
         price = multiplier[:, None] * _DOWN / self.upper[columns]
         if self.cost == 'visits':
             return Prices(visit=price)
@@ -232,7 +232,7 @@ class DualSearch:
         max_iter: int,
         rounds: int,
     ) -> None:
-        """Shares the price of an edge between its directions, again, again."""
+        """Alternate between splitting prices of edges and solving."""
         every = torch.arange(self.targets.numel())
         if start is None:
             free = self.horizon.maximize(
@@ -260,7 +260,7 @@ class DualSearch:
         self.bound, self.multiplier = best
 
     def golden(self, sign_only: bool, tol: float, max_iter: int) -> None:
-        """Golden section around the multipliers of the limit: for K steps."""
+        """Refine multipliers of K steps by golden section."""
         every = torch.arange(self.targets.numel())
         limit = DualSearch(
             self.perturbations,
@@ -310,7 +310,7 @@ class DualSearch:
     def line(
         self, policy: Policy, columns: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The objective and the cost of a policy, in its own graph."""
+        """Return the objective and the cost of a policy, in its own graph."""
         pagerank = pagerank_of(
             policy,
             self.targets[columns],
@@ -339,12 +339,12 @@ class DualSearch:
         return gained, spent.sum(1)
 
     def crossing(self) -> Tensor:
-        """Where the lines meet; zero where there is no dear one."""
+        """Return the multiplier at which two lines meet, or zero."""
         (low, spent), (high, more) = self.cheap, self.dear
         return ((high - low) / (more - spent)).nan_to_num(0).clamp(min=0)
 
     def predicted(self) -> Tensor:
-        """The height of the lines where they meet."""
+        """Return the height at which two lines meet."""
         objective, spent = self.cheap
         return objective + self.crossing() * (self.budget - spent)
 
@@ -356,7 +356,7 @@ def pagerank_of(
     start: Tensor | None,
     tol: Tensor,
 ) -> Tensor:
-    """Personalized PageRank of a node per column, in its graph.
+    """Compute personalized PageRank of one node per column, in its graph.
 
     Args:
         policy (Policy): a graph per column.

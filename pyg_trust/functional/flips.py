@@ -1,4 +1,4 @@
-"""Flips one by one: brute force for a single flip, and attacks."""
+"""Attacks flip by flip: brute force for one flip, greedy for more."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from pyg_trust.graph import sparse_rows
 
 @dataclass(frozen=True)
 class SingleFlip:
-    """The exact worst case of at most one flip, by trying them all."""
+    """Exact worst case of at most one flip, by brute force."""
 
     margins: Tensor
     """float64, ``[num_targets, num_classes]``: the smallest margin of the
@@ -53,7 +53,7 @@ def single_flip_margins(
     *,
     progress_bar: bool = False,
 ) -> SingleFlip:
-    r"""The exact worst case for :math:`B = 1`, by brute force.
+    r"""Compute the exact worst case for :math:`B = 1`, by brute force.
 
     A flip in row :math:`i` changes the transition row by :math:`\delta`, and
     by the formula of Sherman and Morrison the margin :math:`z = \alpha (I - a
@@ -185,7 +185,7 @@ def budget_attacks(
     rounds: int = 5,
     progress_bar: bool = False,
 ) -> list[Tensor]:
-    r"""Admissible attacks, from the solution of the relaxation.
+    r"""Round the solution of the relaxation to admissible attacks.
 
     Starts with the policy that is optimal at the multiplier, cut down to its
     :math:`B` most effective flips: those with the largest

@@ -1,4 +1,4 @@
-r"""Exact propagation of a graph that no process holds whole.
+r"""Exact propagation of a graph whose rows are spread over processes.
 
 Every process has some consecutive nodes: their rows of the graph and of the
 features. To compute its rows of a level it needs, from the others, the rows of
@@ -38,11 +38,14 @@ from pyg_trust.functional._ranges import (
     known_norms,
 )
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import _check_finite, _check_overflow
+from pyg_trust.functional.propagation_checks import (
+    check_finite_signal,
+    check_overflow,
+)
 
 
 class HaloGraph(NamedTuple):
-    """The rows of consecutive nodes of an undirected graph.
+    """Rows of consecutive nodes of an undirected graph.
 
     Args:
         rowptr (Tensor): int64, ``[num_own + 1]``.
@@ -123,7 +126,7 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     own = graph.rowptr.numel() - 1
     _check_rows(graph)
     check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
-    _check_finite(x)
+    check_finite_signal(x)
     check_shrink(measure, x.dtype)
 
     def norms() -> list[float]:
@@ -195,7 +198,7 @@ def _check_whole(graph: HaloGraph, measure: Measure) -> None:
 
 
 def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
-    r"""This process's rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+    r"""Compute own rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
     To be called by all processes of torch.distributed together. Beside graph,
     features and result, a process holds two vectors of its own rows and its
@@ -277,7 +280,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
         if weights[level] != 0:
             u = _number(weights[level], x) * x + u
         y = u if level == 0 else u * send[:, None]
-    _check_overflow(y, measure)
+    check_overflow(y, measure)
     return y
 
 

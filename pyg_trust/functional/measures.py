@@ -66,7 +66,7 @@ MAX_LEVELS = 1_000_000
 
 @dataclass(frozen=True)
 class Measure:
-    r"""One row of the unified equation: everything but graph and signal.
+    r"""Row of the unified equation: everything but graph and signal.
 
     Make your own to propagate with any :math:`a, b \in [0, 1]` and any
     weights.
@@ -150,7 +150,7 @@ class Measure:
 
     @property
     def key(self) -> str:
-        """All that decides the result: equal for equal measures."""
+        """Text of all parameters: equal for equal measures."""
         return self.__dict__['_key']
 
     @property
@@ -159,7 +159,7 @@ class Measure:
         return len(self.weights) - 1
 
     def adjoint(self) -> 'Measure':
-        r"""The measure whose operator is the transpose of this one's.
+        r"""Return the measure of the transposed operator.
 
         .. math::
             \left( D^{-a} A D^{-b} \right)^{\top} = D^{-b} A^{\top} D^{-a}
@@ -175,7 +175,7 @@ class Measure:
 
 @MEASURES.builtin('transition')
 def transition(levels: int) -> Measure:
-    r"""The distribution of a random walk after exactly :math:`L` steps.
+    r"""Distribution of a random walk after exactly :math:`L` steps.
 
     Args:
         levels (int): the number of steps :math:`L`.
@@ -221,7 +221,7 @@ def ppr(
 def single_target(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""Single-target PPR: what every node thinks of one target.
+    r"""Single-target PPR: the score that every node gives to one target.
 
     For :math:`x = e_t`, entry :math:`s` of :math:`z` is the personalized
     PageRank of :math:`t` as seen from :math:`s`.
@@ -376,7 +376,7 @@ def heat(
 def make_measure(
     measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
-    r"""The measure of a name, for the classes that take one by name.
+    r"""Make the measure of a name.
 
     Args:
         measure (str or Measure): a name of the table above or of
@@ -434,7 +434,7 @@ def make_measure(
 
 
 def needs_graph(measure: Any) -> bool:
-    """Whether a measure of this name depends on the graph.
+    """Return whether a measure of this name depends on the graph.
 
     Args:
         measure (Any): what :func:`make_measure` takes.

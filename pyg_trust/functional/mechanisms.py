@@ -1,4 +1,4 @@
-r"""Mechanisms of private training: what one step of DP-SGD tells.
+r"""Mechanisms of private training: the privacy loss of one step.
 
 The relation, everywhere in this module: two graphs are neighbours if they
 have the same edges, the same nodes and the same training mask, and one row of
@@ -60,7 +60,7 @@ _MAX_TERNARY = 256
 def clip_factors(
     norms: Tensor, max_grad_norm: float, clipping: str = 'flat'
 ) -> Tensor:
-    r"""The factors that clip gradients before they are summed.
+    r"""Return the factors that clip gradients before they are summed.
 
     .. math::
         c_i = \begin{cases}
@@ -101,7 +101,7 @@ def clip_factors(
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    r"""The norms of rows, however long they are.
+    r"""Return the norms of rows of any length.
 
     ``torch.linalg.vector_norm`` adds up the squares of a row one after
     another. In float32 its relative error grows with the length, and has a
@@ -147,7 +147,7 @@ def lam_to_opacus(lam: float) -> float:
 
 
 def gaussian_profile(epsilon: float, lam: float) -> float:
-    r"""The :math:`\delta(\epsilon)` of the Gaussian mechanism.
+    r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism.
 
     .. math::
         \delta(\epsilon) = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
@@ -169,7 +169,7 @@ def gaussian_profile(epsilon: float, lam: float) -> float:
 
 
 def wor_profile(epsilon: float, q: float, lam: float) -> float:
-    r"""A bound of :math:`\delta(\epsilon)` of one step without replacement.
+    r"""Bound :math:`\delta(\epsilon)` of one step without replacement.
 
     `Balle, Barthe and Gaboardi 2018, Theorem 9
     <https://arxiv.org/abs/1807.01647>`_: for :math:`\epsilon \ge 0`
@@ -356,7 +356,7 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
 
 
 def fdp_terms(K: int, layers: int) -> int:
-    r"""How many nodes' gradients one row can reach in a bounded graph.
+    r"""Bound how many nodes' gradients one row reaches in a bounded graph.
 
     .. math::
         \mathrm{terms} = 1 + K + \cdots + K^l = \frac{K^{l+1} - 1}{K - 1}
@@ -371,7 +371,7 @@ def fdp_terms(K: int, layers: int) -> int:
 
 
 def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
-    r"""The replace-one sensitivity of the FDP baseline.
+    r"""Return the replace-one sensitivity of the FDP baseline.
 
     .. math::
         \Delta = 2\, \frac{K^{l+1} - 1}{K - 1}\, C
@@ -562,14 +562,14 @@ def _log_binom(n: float, k: float | np.ndarray) -> np.ndarray:
 
 
 def amplify(loss: np.ndarray, q: float) -> np.ndarray:
-    """log(1 - q + q e^loss) of losses from 0 up."""
+    """Compute log(1 - q + q e^loss) of losses from 0 up."""
     small = np.log1p(q * np.expm1(np.minimum(loss, 1.0)))
     large = np.logaddexp(_log1m(q), math.log(q) + loss)
     return np.where(loss < 1, small, large)
 
 
 def unamplify(epsilon: float | np.ndarray, q: float) -> np.ndarray:
-    """The inverse of :func:`amplify`."""
+    """Invert :func:`amplify`."""
     small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / q)
     far = np.maximum(epsilon, 1.0)
     large = far + np.log1p(-(1 - q) * np.exp(-far)) - math.log(q)

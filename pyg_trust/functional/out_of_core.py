@@ -31,12 +31,14 @@ from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
+    check_half_levels,
+    exact_checked,
+    exact_limits,
+)
+from pyg_trust.functional.propagation_checks import (
     How,
-    _check_half,
-    _check_how,
-    _exact_checked,
-    _limits,
-    _prepare_exact,
+    check_how,
+    prepare_exact,
 )
 from pyg_trust.graph import CSRGraph
 
@@ -48,7 +50,7 @@ _MOMENT = 32
 
 
 class MemoryPlan(NamedTuple):
-    """Where the bytes of an exact propagation go.
+    """Memory of an exact propagation, by use.
 
     Args:
         graph (int): rows of the graph, and the diagonals of the operator.
@@ -82,7 +84,7 @@ def plan_memory(
     directed: bool = False,
     mapped: bool = False,
 ) -> MemoryPlan:
-    r"""How many columns go through a graph together, and what that takes.
+    r"""Choose how many columns go through a graph together.
 
     With :math:`n` nodes, :math:`m` stored entries and :math:`s` bytes a
     number,
@@ -211,7 +213,7 @@ def propagate_to(
     over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""Computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
+    r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
     The same bits as :func:`.propagate`, with only a block of columns in
     memory (:func:`plan_memory`). The graph may be mapped
@@ -326,7 +328,7 @@ def _prepared(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"'out': there is no folder '{path.parent}'")
     how = How(0.0, None, False, half, check_non_negative('tol', tol))
-    looped, loops = _prepare_exact(graph, measure, how)
+    looped, loops = prepare_exact(graph, measure, how)
     if graph.device.type != 'cpu':
         raise ValueError(
             f"'graph' needs to be on the CPU (got {graph.device})"
@@ -340,7 +342,7 @@ def _prepared(
         )
     dtype = np.dtype('f8' if matrix.dtype == np.float64 else 'f4')
     sample = torch.empty(n, 0, dtype=torch.float64 if dtype == 'f8' else None)
-    _check_how(how, sample.to(_torch(dtype)), graph, measure)
+    check_how(how, sample.to(_torch(dtype)), graph, measure)
     if columns != 'auto':
         check_integer('columns', columns, 1)  # type: ignore[arg-type]
     if memory is None and size > 1:
@@ -363,9 +365,9 @@ def _prepared(
     how = how._replace(loops=loops)
     # Before there are columns and levels in memory, as it needs some for a
     # moment.
-    _limits(looped, measure, _torch(dtype), how)
+    exact_limits(looped, measure, _torch(dtype), how)
     if half:
-        _check_half(looped, measure, _torch(dtype), how)
+        check_half_levels(looped, measure, _torch(dtype), how)
     rows, entries = (
         checksum(part.numpy()) for part in (graph.rowptr, graph.col32)
     )
@@ -507,7 +509,7 @@ def _compute(block: np.ndarray, job: _Job) -> np.ndarray:
     # Over the block itself; four cache lines at a time have levels.
     x = torch.from_numpy(block)
     with torch.no_grad():
-        _exact_checked(job.graph, x, job.measure, job.how, in_place=True)
+        exact_checked(job.graph, x, job.measure, job.how, in_place=True)
     return block
 
 

@@ -1,4 +1,4 @@
-"""Partitions by edges, features and labels, and how good they are."""
+"""Partitions by edges, features and labels, and their quality."""
 
 from collections import deque
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from pyg_trust.functional.ragged import pointer
 
 
 def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
-    r"""Balanced shards from scores, greedily: never empty, never too large.
+    r"""Round scores greedily to balanced shards, none of them empty.
 
     Pairs of a node and a shard are gone through from the largest score to the
     smallest, and a node goes to the first shard that has room for it, up to
@@ -102,7 +102,7 @@ def metis_partition(
     *,
     slack: float = 0.1,
 ) -> Tensor:
-    r"""Shards with few edges between them, by METIS.
+    r"""Partition with few edges between shards, by METIS.
 
     (`"A Fast and High Quality Multilevel Scheme for Partitioning Irregular
     Graphs" <https://doi.org/10.1137/S1064827595287997>`_, Karypis and Kumar
@@ -331,7 +331,7 @@ def bekm(
 
 
 class PartitionLosses(NamedTuple):
-    """The three objectives of a soft partition, each to be minimised.
+    """Three objectives of a soft partition, each to be minimised.
 
     Args:
         time (Tensor): the expected cost of retraining.
@@ -401,7 +401,7 @@ def partition_losses(
 
 
 class PartitionQuality(NamedTuple):
-    """The balance, edge cut and label entropy of a partition.
+    """Balance, edge cut and label entropy of a partition.
 
     Args:
         balance (float): the largest shard over the mean.

@@ -1,4 +1,4 @@
-r"""Poisson sampling: what steps tell that draw each unit by a coin of its own.
+r"""Poisson sampling: the privacy loss of steps with independent coins.
 
 In a step every unit (a subgraph, a graph) is drawn with probability
 :math:`q`, independently of all others and of all steps; the gradients of
@@ -83,7 +83,7 @@ _REACH = 10
 def poisson_profile(
     epsilon: float, q: float, noise_multiplier: float, form: str = 'replace'
 ) -> float:
-    r"""The :math:`\delta(\epsilon)` of one step, exactly.
+    r"""Compute :math:`\delta(\epsilon)` of one step, exactly.
 
     .. math::
         \delta(\epsilon) = P(\ell > \epsilon) - e^\epsilon Q(\ell > \epsilon),
@@ -168,7 +168,7 @@ def calibrate_poisson(
     form: str = 'replace',
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which :obj:`steps` steps stay within a budget.
+    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
     As :func:`calibrate_lam`, by :func:`poisson_epsilon`.
 
@@ -249,13 +249,13 @@ def rdp_poisson(
 
 
 def check_multiplier(noise_multiplier: Any) -> float:
-    """Checks a noise multiplier, which is at least a tenth."""
+    """Refuse a noise multiplier below a tenth."""
     z = check_number('noise_multiplier', noise_multiplier)
     return 2 * check_lam(z / 2)
 
 
 def check_multipliers(history: History) -> dict[tuple[float, float], int]:
-    """Counts the steps of each ``(noise_multiplier, q)`` of a history."""
+    """Count the steps of each ``(noise_multiplier, q)`` of a history."""
     try:
         lines = [(z / 2, q, steps) for z, q, steps in history]
     except (TypeError, ValueError):

@@ -78,7 +78,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 @dataclass(frozen=True)
 class Optimum:
-    r"""The worst case that policy iteration found, and how sure it is.
+    r"""Worst case by policy iteration, with bounds of its error.
 
     The value of :obj:`policy` and the optimum are both in ``[value + low,
     value + high]`` at every node, roundoff included.
@@ -112,7 +112,7 @@ def policy_iteration(
     tol: Tensor | float = 1e-12,
     max_iter: int = 100,
 ) -> Optimum:
-    r"""Maximizes :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
+    r"""Maximise :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
 
     All columns are independent problems, solved together; the maximum holds
     at all nodes at once. Inexact policy iteration: a policy is evaluated a
@@ -206,7 +206,7 @@ def _optimum(
 def policy_value(
     policy: Policy, reward: Tensor, alpha: float, *, tol: float = 1e-12
 ) -> Optimum:
-    r"""Computes :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
+    r"""Compute :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
 
     Args:
         policy (Policy): a graph per column.
@@ -230,14 +230,14 @@ def policy_value(
 
 
 def class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of distinct classes."""
+    """List all ordered pairs of distinct classes."""
     pairs = torch.ones(num_classes, num_classes).fill_diagonal_(0).nonzero()
     return pairs[:, 0], pairs[:, 1]
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    r"""The smallest margins over all admissible graphs, for all nodes.
+    r"""Smallest margins over all admissible graphs, for all nodes.
 
     Entry ``[c1, c2, v]`` is about :math:`\min_{\tilde G} \pi_{\tilde
     G}(v)^\top (H_{c1} - H_{c2})`, and infinite for :math:`c1 = c2`. Both the
@@ -255,7 +255,7 @@ class WorstCase:
     """The worst graphs, by blocks of class pairs."""
 
     def flips(self, c1: int, c2: int) -> Tensor:
-        """The edges to flip for a pair of classes: ``[2, num_flips]``."""
+        """Return the edges to flip for two classes: ``[2, num_flips]``."""
         num_classes = self.margins.size(0)
         check_integer('c1', c1, 0, num_classes - 1)
         check_integer('c2', c2, 0, num_classes - 1)
@@ -277,7 +277,7 @@ def worst_case_margins(
     tol: float = 1e-12,
     progress_bar: bool = False,
 ) -> WorstCase:
-    r"""The exact worst-case margins under local budgets.
+    r"""Compute the exact worst-case margins under local budgets.
 
     .. math::
         m^*_{c_1, c_2}(v) = \min_{\tilde G} \pi_{\tilde G}(v)^{\top}
@@ -382,7 +382,7 @@ _BACKWARD = 1e-9
 
 
 def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
-    r"""The worst-case margins as a differentiable function of the logits.
+    r"""Compute worst-case margins, differentiable in the logits.
 
     By Danskin's theorem the derivative of a minimum is that of its minimizer:
     with the worst graphs held fixed,

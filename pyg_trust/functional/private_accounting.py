@@ -46,7 +46,7 @@ def gaussian_mu(
     sensitivities: Sequence[float] | np.ndarray,
     stds: Sequence[float] | np.ndarray,
 ) -> float:
-    r""":math:`\mu` of several Gaussian releases together.
+    r"""Compose Gaussian releases into one :math:`\mu`.
 
     .. math::
         \mu = \sqrt{\textstyle\sum_k (\Delta_k / s_k)^2}
@@ -75,7 +75,7 @@ def gaussian_mu(
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    r""":math:`\epsilon` of a Gaussian release, exactly.
+    r"""Compute :math:`\epsilon` of a Gaussian release, exactly.
 
     The solution of (`Balle and Wang 2018, Theorem 8
     <https://arxiv.org/abs/1805.06530>`_)
@@ -109,7 +109,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu_for(epsilon: float, delta: float) -> float:
-    r"""The largest :math:`\mu` within a budget.
+    r"""Return the largest :math:`\mu` within a budget.
 
     The inverse of :func:`gaussian_epsilon`; rounded down by :obj:`1e-12` at
     most, so the budget is not exceeded.
@@ -135,7 +135,7 @@ def gaussian_mu_for(epsilon: float, delta: float) -> float:
 
 
 def contraction_mu(c: float, hops: int, ratio: float) -> float:
-    r""":math:`\mu` if nothing but the last of several hops is released.
+    r"""Return :math:`\mu` where only the last of several hops is released.
 
     If every map between two noises moves states by at most :math:`c` times
     their distance, and neighbours move every hop by at most :math:`\Delta`,

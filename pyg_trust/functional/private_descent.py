@@ -69,7 +69,7 @@ _CHUNK = 1024
 
 
 def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
-    r"""The noise multiplier :math:`z` of full-batch descent.
+    r"""Return the noise multiplier :math:`z` of full-batch descent.
 
     .. math::
         z = \sqrt{T} / \mu \quad\text{or, to replace,}\quad 2 \sqrt{T} / \mu
@@ -86,7 +86,7 @@ def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
 
 
 def unit_rows(x: Tensor) -> Any:
-    """Rows brought to norm 1, each by itself, as a matrix of float64.
+    """Normalise rows to norm 1, each by itself, in float64.
 
     Rows with an entry that is not finite count as zero.
 
@@ -130,7 +130,7 @@ def unit_rows(x: Tensor) -> Any:
 
 
 def whole_rows(x: Any) -> Any:
-    r"""Rows as integers, :math:`t(2^{13} x)`, in float64.
+    r"""Round rows to integers, :math:`t(2^{13} x)`, in float64.
 
     Numbers beyond :math:`2^{11}` are cut, and a row with an entry that is not
     finite counts as zero.
@@ -158,7 +158,7 @@ def whole_rows(x: Any) -> Any:
 def linear_sums(
     rows: Any, error: np.ndarray, max_grad_norm: float, std: float
 ) -> np.ndarray:
-    r"""The clipped gradients of a linear model, summed on the grid of noise.
+    r"""Sum the clipped gradients of a linear model on the grid of noise.
 
     With logits :math:`x^\top W + b` and cross-entropy the gradient of a row
     is :math:`(x, 1) \otimes e`, :math:`e = p - y`, whose norm is
@@ -204,7 +204,7 @@ def linear_sums(
 
 
 def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
-    """The logits of a linear model, exactly, of weights rounded to a grid.
+    """Compute logits of a linear model exactly, weights rounded to a grid.
 
     Args:
         rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
@@ -231,7 +231,7 @@ def private_linear(
     max_grad_norm: float = 1.0,
     start: np.ndarray | None = None,
 ) -> np.ndarray:
-    r"""Trains a linear model by :obj:`steps` noisy full-batch steps of Adam.
+    r"""Train a linear model by :obj:`steps` noisy full-batch steps of Adam.
 
     Args:
         x (ndarray or scipy.sparse.csr_array): float64,
@@ -269,7 +269,7 @@ def private_linear(
 
 
 def row_outputs(module: nn.Module, x: Tensor) -> Tensor:
-    """The outputs of a model that is given each row alone.
+    """Run a model on each row alone.
 
     Args:
         module (torch.nn.Module): the model.
@@ -290,7 +290,7 @@ def clipped_sums(
     std: float,
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
 ) -> list[Tensor]:
-    """The clipped gradients of any model on rows, summed on a noise's grid.
+    """Sum the clipped gradients of any model on rows, on a noise's grid.
 
     Args:
         module (torch.nn.Module): the model.
@@ -352,7 +352,7 @@ def private_descent(
     lr: float = 0.1,
     max_grad_norm: float = 1.0,
 ) -> None:
-    r"""Trains any model on single rows by noisy full-batch steps of Adam.
+    r"""Train any model on single rows by noisy full-batch steps of Adam.
 
     Args:
         module (torch.nn.Module): the model, changed in place; its first

@@ -1,5 +1,5 @@
 # Longer than 700 lines because 150 of them prove what each relation moves.
-r"""Noisy sums over neighbours: who can move them, and by how much.
+r"""Noisy sums over neighbours: relations and their sensitivities.
 
 A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
 *messages* of norm at most 1, and :math:`W_{wu}` is the weight with which the
@@ -144,6 +144,7 @@ from pyg_trust.kernel.release import (
     grid,
     released,
     rounded,
+    sensitivity,
     truncated,
 )
 
@@ -164,7 +165,7 @@ _LEAST_COLUMNS = 2
 
 
 class Noise(Protocol):
-    """A source of exact noise, as those of :mod:`pyg_trust.noise`."""
+    """Source of exact noise, as in :mod:`pyg_trust.noise`."""
 
     def cells(self, shape: tuple[int, ...]) -> Tensor:
         """Draw integers nearest to 2^32 Z, int64, on the CPU, to overwrite."""
@@ -172,7 +173,7 @@ class Noise(Protocol):
 
 
 class MessageBlocks:
-    """The messages of rows, made some columns at a time.
+    """Messages of rows, computed some columns at a time.
 
     :func:`messages` says what they are. What is kept is three numbers a row.
 
@@ -215,11 +216,11 @@ class MessageBlocks:
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self._x.size(1) + bool(self._c)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Messages, float64, on the CPU, ``[num_nodes, stop - start]``.
+        """Return messages, float64, on the CPU: ``[num_nodes, stop - start]``.
 
         Args:
             start (int): the first column.
@@ -242,7 +243,7 @@ class MessageBlocks:
     def blocks(
         self, numbers: int = _NUMBERS
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """First column, end and messages of one block after the other.
+        """Iterate over first column, end and messages of the blocks.
 
         Args:
             numbers (int): about how many a block has. (default: 1,048,576)
@@ -256,7 +257,7 @@ class MessageBlocks:
 def messages(
     x: Tensor, *, between: str = 'normalize', degree_channel: float = 0.0
 ) -> Tensor:
-    r"""Rows of norm at most 1, whatever comes.
+    r"""Return rows of norm at most 1 for any input.
 
     .. math::
         m = (1 - 10^{-6})\, \left(\sqrt{1 - c^2}\, \frac{x}{\|x\|},\; c
@@ -283,7 +284,7 @@ def messages(
 
 
 def class_messages(probabilities: Tensor) -> Tensor:
-    r"""Probabilities of classes as messages that have no opposites.
+    r"""Turn probabilities of classes into messages without opposites.
 
     .. math::
         m = \frac{q - 1/C}{\sqrt{1 - 1/C}}
@@ -330,7 +331,7 @@ def hop_sensitivity(
     max_degree: int | None = None,
     num_classes: int | None = None,
 ) -> float:
-    r"""By how much neighbours move a hop of messages of norm at most 1.
+    r"""Return the sensitivity of a hop of messages of norm at most 1.
 
     In Frobenius norm, over the rows that the relation lets be seen; proofs
     are above.
@@ -384,17 +385,11 @@ def hop_sensitivity(
                 "'num_classes' is for the relations 'node' and 'feature' (got "
                 f'{relation!r})'
             )
-    if relation == 'edge':
-        return 1.0 if directed else math.sqrt(2)
-    moved = math.sqrt(1 if max_degree is None else max_degree)
-    if form == 'withdraw':
-        return moved
-    C = max(2, num_classes or 2)
-    return math.sqrt(2 * C / (C - 1)) * moved
+    return sensitivity(relation, directed, form, max_degree, num_classes)
 
 
 def energy_weights(graph: CSRGraph, max_degree: int = 1) -> Tensor:
-    r"""The weight of each node's messages: no list has more energy than D.
+    r"""Weight each node's messages so that no list has more energy than D.
 
     .. math::
         c_u = \min\big(1, \sqrt{D / |L_u|}\big)
@@ -424,7 +419,7 @@ def private_propagate(
     degree_channel: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
-    r"""Noisy sums over neighbours, hop by hop.
+    r"""Compute noisy sums over neighbours, hop by hop.
 
     .. math::
         S_k = A^\top \mathrm{diag}(c)\, m(S_{k-1}) + \mathcal{N}(0, s_k^2 I),
@@ -517,7 +512,7 @@ def rounding_share(
     own: bool = True,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> float:
-    r"""By what part of itself rounding adds to the sensitivity of a release.
+    r"""Return the share that rounding adds to the sensitivity of a release.
 
     Of a linear propagation, if there is a :obj:`measure`; else of messages of
     :obj:`width` classes under the relation ``'node'``. The module has the
@@ -569,7 +564,7 @@ def rounding_share(
 def column_norms(
     graph: CSRGraph, measure: Measure, *, own: bool = True
 ) -> Tensor:
-    r"""The norms :math:`\|\Pi e_v\|` of a propagation's columns, exactly.
+    r"""Compute the norms :math:`\|\Pi e_v\|` of columns, exactly.
 
     By propagating unit vectors, :math:`O(N m L)` at most; what is sparse
     stays sparse. The sensitivity of a linear propagation without scaling is
@@ -594,7 +589,7 @@ def column_norms(
 
 
 def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
-    """The norms of a propagation's columns, and its diagonal.
+    """Compute the norms of a propagation's columns, and its diagonal.
 
     Args:
         graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
@@ -638,7 +633,7 @@ def scaled_propagate(
     scales: tuple[Tensor, Tensor] | None = None,
     between: str = 'normalize',
 ) -> Tensor:
-    r"""One noisy linear propagation over public edges, columns scaled.
+    r"""Run one noisy linear propagation over public edges, columns scaled.
 
     .. math::
         S = \Pi\, \mathrm{diag}(\|\Pi e_v\|^{-1})\, m(X)

@@ -1,4 +1,4 @@
-r"""Bounds of few targets in large graphs: a region around each.
+r"""Bounds of few targets in large graphs, in a region around each.
 
 :func:`~pyg_trust.functional.pagerank_bounds` solves a column of the whole
 graph for every row that can be perturbed. For one target :math:`u` most of
@@ -44,7 +44,7 @@ _LEAST = 1e-12
 
 
 class Region:
-    """Some rows of a graph, and the nodes they may lead to.
+    """Rows of a part of a graph, and the border that they lead to.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -97,7 +97,7 @@ class Region:
     def signal(
         self, reward: Tensor, outside: Tensor, most: Tensor, alpha: float
     ) -> Tensor:
-        """A reward inside, and the values that the border is held at.
+        """Return the reward inside and the fixed values of the border.
 
         Args:
             reward (Tensor): ``[num_columns, num_inside]``.
@@ -115,7 +115,7 @@ class Region:
 
 
 def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
-    """The nodes with the largest personalized PageRank, by local pushes.
+    """Return the nodes with the largest personalized PageRank, by pushes.
 
     Args:
         graph (CSRGraph): the graph.
@@ -159,7 +159,7 @@ def local_bound(
     sign_only: bool = False,
     size: int = 512,
 ) -> Tensor:
-    r"""Bounds :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` in a region.
+    r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` in a region.
 
     As :func:`dual_bound` with the cost :obj:`'pagerank'`, for one target of a
     large graph; the time depends on the region, not on the graph.
@@ -225,7 +225,7 @@ def local_attack(
     undirected: bool = False,
     size: int = 512,
 ) -> Tensor:
-    r"""A greedy attack in a region around a target.
+    r"""Attack a target greedily in a region around it.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local

@@ -1,4 +1,4 @@
-"""Attacks and exhaustive search: graphs that are tried, one by one.
+"""Exhaustive search and greedy attacks over admissible graphs.
 
 What is found is evaluated in its own graph, so that it proves what it shows.
 A flip is a directed edge, or an undirected one with both its directions.
@@ -26,7 +26,7 @@ from pyg_trust.functional.program import fragile_pairs
 
 
 def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
-    """The flips that an attacker can choose from: ``[2, num_flips]``.
+    """List the flips that an attacker can choose from: ``[2, num_flips]``.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -42,7 +42,7 @@ def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
 
 
 def count_sets(num_flips: int, budget: int, most: int) -> int:
-    """How many sets of at most :obj:`budget` flips there are, up to a limit.
+    """Count the sets of at most :obj:`budget` flips, up to a limit.
 
     Args:
         num_flips (int): of how many.
@@ -67,7 +67,7 @@ def _directed(pairs: Tensor, undirected: bool) -> Tensor:
 def all_flips(
     perturbations: Perturbations, budget: int, undirected: bool
 ) -> Iterator[Tensor]:
-    """Every admissible set of flips, the empty one first.
+    """Iterate over every admissible set of flips, the empty one first.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -93,7 +93,7 @@ def all_flips(
 
 
 class Exhaustive:
-    r"""The worst case by trying every admissible graph.
+    r"""Worst case over every admissible graph, by brute force.
 
     ``lower`` and ``upper`` enclose the smallest margin of the
     reference class over each class, up to the solver's proven error.
@@ -171,7 +171,7 @@ def greedy_attacks(
     swaps: int = 1,
     progress_bar: bool = False,
 ) -> list[Tensor]:
-    r"""Admissible attacks: the best flip, again and again, then swaps.
+    r"""Build attacks by the best flip, again and again, then by swaps.
 
     The gain of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
     times what it adds to the step at :math:`i`; an undirected flip gains what
@@ -248,14 +248,14 @@ class _Greedy:
         self.best = self.measure(self.chosen)[0]
 
     def flips(self, chosen: Tensor | None = None) -> list[Tensor]:
-        """The directed edges that each column flips."""
+        """Return the directed edges that each column flips."""
         chosen = self.chosen if chosen is None else chosen
         return [
             _directed(self.pairs[:, mask], self.undirected) for mask in chosen
         ]
 
     def measure(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at the target, and the gain of every flip."""
+        """Return the value at the target, and the gain of every flip."""
         policy = Policy.from_flips(self.perturbations, self.flips(chosen))
         alpha, follow = self.horizon.alpha, 1 - self.horizon.alpha
         size = policy.size.double()
@@ -291,7 +291,7 @@ class _Greedy:
         return value[here, self.targets], gain.masked_fill(~free, -math.inf)
 
     def add(self, chosen: Tensor, gain: Tensor) -> Tensor:
-        """The flips with the best one more, where it gains."""
+        """Add each target's best flip if it improves the attack."""
         if gain.size(1) == 0:
             return chosen
         most, which = gain.max(1)
@@ -300,7 +300,7 @@ class _Greedy:
         return made
 
     def keep(self, tried: Tensor) -> Tensor:
-        """Takes what is better; the gains in the graphs that were tried."""
+        """Keep the improved attacks, and their gains."""
         value, gain = self.measure(tried)
         better = value > self.best
         self.best = torch.where(better, value, self.best)
@@ -308,7 +308,7 @@ class _Greedy:
         return gain
 
     def run(self, budget: int, swaps: int) -> None:
-        """Greedy steps, then swaps."""
+        """Take greedy steps, then swaps."""
         tried, gain = self.chosen, self.measure(self.chosen)[1]
         for _ in range(budget):
             before, tried = tried, self.add(tried, gain)

@@ -1,4 +1,4 @@
-r"""Votes: how many may change before the class can, and what privacy keeps.
+r"""Certificates of votes: bounds on changed votes, and group privacy.
 
 Every view of an input votes, and a change of :math:`k` elements reaches at
 most :math:`k` views (`Levine and Feizi 2021
@@ -29,7 +29,7 @@ TIES = ('any', 'first')
 
 
 class CertifiedVotes(NamedTuple):
-    """Classes by vote, and how many votes may change.
+    """Classes by vote, and the number of votes that may change.
 
     Args:
         predicted (Tensor): int64, ``[num]``: the class.
@@ -44,7 +44,7 @@ class CertifiedVotes(NamedTuple):
 
 
 class CollectiveVotes(NamedTuple):
-    """How many classes stay in the worst set of corrupted views.
+    """Number of classes that survive the worst set of corrupted views.
 
     Args:
         lower (int): so many surely stay.
@@ -73,7 +73,7 @@ def _count(votes: Tensor, num_classes: int) -> Tensor:
 def certified_votes(
     votes: Tensor, num_classes: int, *, ties: str = 'any'
 ) -> CertifiedVotes:
-    r"""The class with most votes, and how many votes may change.
+    r"""Return the winning class, and the number of votes that may change.
 
     With :math:`n_c` votes for the class :math:`c`, at worst :math:`n_c - k`
     stand against :math:`n_{c'} + k`:
@@ -117,7 +117,7 @@ def certified_votes(
 def certified_mean(
     probability: Tensor, *, tolerance: float = 1e-9
 ) -> CertifiedVotes:
-    r"""The class of the largest mean probability, as :func:`certified_votes`.
+    r"""Certify the class of the largest mean as in :func:`certified_votes`.
 
     With the margins :math:`m_i = p_{i c} - p_{i c'}`, a view that says
     anything may fall to -1, so that :math:`k` views may change iff
@@ -167,7 +167,7 @@ def certified_mean(
 
 
 def tallies(*columns: Tensor) -> list[list[int]]:
-    """How often each row of counts stands in a table.
+    """Count how often each row of counts occurs in a table.
 
     What a report says of votes, so that whoever reads it can count again.
 
@@ -189,7 +189,7 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
 
 def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
-    """Whose class stays whatever a given set of views says.
+    """Return the classes that survive any answers of given views.
 
     Args:
         votes (Tensor): int64, ``[num_views, num]``.
@@ -219,7 +219,7 @@ def _leads(counts: Tensor, left: Tensor, corrupted: int) -> Tensor:
 def collective_votes(
     votes: Tensor, num_classes: int, corrupted: int, *, max_sets: int = 20000
 ) -> CollectiveVotes:
-    """How many classes stay at once if the same views are corrupted for all.
+    """Count the classes that survive the same corrupted views for all.
 
     Tries all sets of views, if there are no more than :obj:`max_sets`;
     otherwise the nodes whose own radius suffices surely stay, and a greedy
@@ -272,7 +272,7 @@ def group_probability_bound(
     epsilon: float | Sequence[float],
     delta: float | Sequence[float] = 0.0,
 ) -> float:
-    r"""A lower bound of a class's probability after rows are replaced.
+    r"""Bound a class's probability from below after rows are replaced.
 
     For training that is :math:`(\epsilon, \delta)`-private when one row of
     features is replaced, and a class that it gives with probability

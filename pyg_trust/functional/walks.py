@@ -37,11 +37,11 @@ class DisjointWalks(NamedTuple):
 
     @property
     def roots(self) -> Tensor:
-        """The root of each subgraph, in the order in which they were drawn."""
+        """Root of each subgraph, in the order of their draws."""
         return self.node[self.ptr[:-1]]
 
     def select(self, index: Tensor) -> 'DisjointWalks':
-        """The subgraphs :obj:`index`, int64, in this order."""
+        """Return the subgraphs :obj:`index`, int64, in this order."""
         check_tensor('index', index, torch.int64, ('num',))
         check_range('index', index, self.num_subgraphs, 'the subgraphs')
         size = self.ptr.diff()[index]
@@ -58,7 +58,7 @@ def disjoint_walks(
     along: bool = True,
     seed: int | None = None,
 ) -> DisjointWalks:
-    r"""Covers the roots with node-disjoint subgraphs (DRW and DRW-R).
+    r"""Cover the roots with node-disjoint subgraphs (DRW and DRW-R).
 
     Algorithms 2 (:obj:`restarts=1`) and 3 of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
@@ -155,7 +155,7 @@ def disjoint_walks(
 
 
 def max_size(walk_length: int, restarts: int = 1) -> int:
-    r"""The most nodes of a subgraph, :math:`1 + RL`.
+    r"""Return the most nodes of a subgraph, :math:`1 + RL`.
 
     Args:
         walk_length (int): :math:`L`, at least 0.
@@ -178,7 +178,7 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
 
 
 def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
-    r"""The least number of subgraphs, for planning before they are drawn.
+    r"""Bound the number of subgraphs from below, to plan before sampling.
 
     .. math::
         M_{\min} = \left\lceil \frac{N_{roots}}{1 + RL} \right\rceil
@@ -205,7 +205,7 @@ def root_index(
     num_nodes: int,
     device: torch.device | str = 'cpu',
 ) -> Tensor:
-    """Roots in whatever form, as distinct nodes of a graph.
+    """Convert roots of any form to distinct nodes of a graph.
 
     Args:
         roots (Tensor, optional): int64, ``[num_roots]``, or bool,
@@ -260,7 +260,7 @@ def check_walks(
     *,
     roots: Tensor | None = None,
 ) -> None:
-    """Makes sure that subgraphs are what the privacy of training rests on.
+    """Refuse subgraphs that share nodes or are larger than allowed.
 
     Takes subgraphs from anywhere. Time and memory are linear in the nodes.
 

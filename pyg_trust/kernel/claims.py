@@ -16,7 +16,6 @@ its digest, too.
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass
 from typing import Any
@@ -28,8 +27,7 @@ _COMMON = {
     'vouched': ('who states it, if it is not this package', ''),
     'more': ('further settings, by name', {}),
 }
-#: Fields of a promise that reports had not from the beginning: '' there.
-LATER = ('checked', 'arithmetic')
+LATER = ('checked', 'arithmetic')  # '' in reports that had not yet these
 #: The kinds of claims, by the procedure that makes the promise.
 PROMISES: dict[str, Any] = {}
 
@@ -37,16 +35,7 @@ PROMISES: dict[str, Any] = {}
 def _promise(name: str, procedure: str, kind: str, **units: str) -> type:
     made = make_dataclass(
         name,
-        [
-            (
-                each,
-                Any,
-                field(metadata={'unit': units[each]}, default='')
-                if each in LATER
-                else field(metadata={'unit': units[each]}),
-            )
-            for each in units
-        ]
+        [(each, Any, field(metadata={'unit': units[each]})) for each in units]
         + [
             (each, Any, field(default_factory=type(empty)))
             for each, (_, empty) in _COMMON.items()
@@ -264,16 +253,15 @@ def claim(procedure: str, values: Mapping[str, Any]) -> Any:
         raise ValueError(f'{procedure!r} is no procedure of pyg_trust')
     kind = PROMISES[procedure]
     known = [each.name for each in fields(kind) if each.name != 'more']
-    missing = set(known) - set(values) - set(_COMMON) - set(LATER)
-    if missing:
+    values = {**{name: '' for name in LATER if name in known}, **values}
+    if missing := set(known) - set(values) - set(_COMMON):
         raise ValueError(f'the field {min(missing)!r} is missing')
     texts = [*values.get('notes', ()), *values.get('limits', ())]
     texts.append(values.get('vouched', ''))
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("'notes', 'limits' and 'vouched' need to be texts")
     more = {name: values[name] for name in values if name not in known}
-    named = {name: values[name] for name in known if name in values}
-    return kind(more=more, **named)
+    return kind(more=more, **{n: values[n] for n in known if n in values})
 
 
 def values(made: Any) -> dict[str, Any]:
@@ -398,27 +386,6 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
     if not math.isfinite(made) or made <= above:
         raise ValueError(f'{name!r} needs to exceed {above:g} (got {value!r})')
     return made
-
-
-def unlike(values: Mapping[str, Any]) -> list[str]:
-    """Name what a private training can't say of how it was checked.
-
-    Args:
-        values (dict): its fields.
-    """
-    found, checked = [], values.get('checked') or 'not'
-    sampled = re.fullmatch(r'sampled \((\d+) of (\d+)\)', str(checked))
-    if sampled is not None:
-        units, steps = map(int, sampled.groups())
-        if not 0 < units <= steps <= values['steps']:
-            found.append(
-                f'{checked}: these are not some of {values["steps"]} steps'
-            )
-    elif checked not in ('always', 'at verify', 'not'):
-        found.append(f'checked: {checked!r} says nothing')
-    if (values.get('arithmetic') or 'float') not in ('exact', 'sums', 'float'):
-        found.append(f'arithmetic: {values["arithmetic"]!r} says nothing')
-    return found
 
 
 def amount(name: str, value: Any) -> float:

@@ -58,14 +58,27 @@ values, in any order, with or without fused additions).
 
 What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
 root: every norm and every result is raised by :math:`2^{-500}`.
+
+**Whose data.** A line of a ledger holds :func:`sealed`: a hash of what
+remains, block by block with salts of its own, and of the released weights. So
+arrays that make that hash are the data of that line, or a collision of SHA-256
+is known. That :math:`W` is what the noise was added to is not proved:
+:func:`plausible` compares it with what was released, which finds out weights
+that are many deviations away.
 """
 
+import hashlib
+import hmac
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import mpmath
 import numpy as np
+from scipy import special
 from scipy.sparse import csr_array
+
+from .chain import fingerprint
 
 UNIT = 2.0**-53
 TINY = 2.0**-500
@@ -77,6 +90,37 @@ SLOPE = {
     'softmax': lambda outputs: 22 + outputs,
     'squared': lambda outputs: 0,  # 2 (a - y): counted with the product
 }
+
+
+# Of the arrays of a proof: type, dimensions. Classes are those of the labels,
+# by position; -1 is the label of a node that is not trained on.
+ARRAYS: dict[str, tuple[str, int]] = {
+    **dict.fromkeys(('a', 'b', 'lam', 'std'), ('float64', 0)),
+    **dict.fromkeys(
+        ('self_loops', 'along', 'directed', 'secure'), ('bool', 0)
+    ),
+    **{'head': ('str', 0), 'releases': ('int64', 0), 'classes': ('int64', 1)},
+    **{'weights': ('float64', 1), 'rowptr': ('int64', 1), 'col': ('int32', 1)},
+    **dict.fromkeys(('alive', 'own_loop', 'featureless'), ('bool', 1)),
+    **{'labels': ('int64', 1), 'salts': ('uint8', 2)},
+    **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
+}
+# So many neighbouring nodes have one salt, and so many salts one hash.
+BLOCK, SALTS = 64, 1024
+
+
+class Proof(NamedTuple):
+    r"""The findings of :func:`prove`.
+
+    Args:
+        num_train (int): :math:`n`.
+        residual (float): :math:`\beta`, at least the norm of the gradient.
+        shift (float): :math:`m`, of the release over its noise.
+    """
+
+    num_train: int
+    residual: float
+    shift: float
 
 
 class Features(NamedTuple):
@@ -114,19 +158,22 @@ def features(
     a: float,
     b: float,
     self_loops: bool,
+    along: bool = True,
 ) -> Features:
     r"""Propagate from scratch: step 1.
 
     Args:
-        entries (ndarray): int64, ``[2, num_entries]``: a signal goes from the
-            first to the second; an undirected edge is there both ways; the
-            degree of a node is how many entries it sends along.
+        entries (ndarray): int64, ``[2, num_entries]``: edges from the first
+            to the second; an undirected one is there both ways; the degree of
+            a node is how many leave it.
         x (ndarray): float64, ``[num_nodes, d]``.
         rows (ndarray): int64, ``[n]``: the rows that are asked for.
         weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
         a (float): the exponent of the receiver's degree.
         b (float): the exponent of the sender's degree.
         self_loops (bool): whether missing self-loops are added.
+        along (bool): whether signals go along the edges, or against them.
+            (default: :obj:`True`)
 
     Raises:
         ValueError: if an entry is there twice, or numbers are not finite.
@@ -142,8 +189,9 @@ def features(
     if not np.isfinite(x).all() or min(weights) < 0:
         raise ValueError("'x' and 'weights' need to be finite and positive")
     ones = np.ones(len(source))
-    matrix = csr_array((ones, (target, source)), shape=(count, count))
     degree = np.bincount(source, minlength=count)
+    ends = (target, source) if along else (source, target)
+    matrix = csr_array((ones, ends), shape=(count, count))
     receive, send = (_power(degree, -exponent) for exponent in (a, b))
 
     def propagate(y: np.ndarray) -> np.ndarray:
@@ -166,6 +214,19 @@ def _power(degree: np.ndarray, exponent: float) -> np.ndarray:
     there = np.where(degree > 0, degree, 1).astype(np.float64)
     power = 1 / np.sqrt(there) if exponent == -0.5 else there**exponent
     return power if exponent == 0 else np.where(degree > 0, power, 0.0)
+
+
+def targets(labels: np.ndarray, num_classes: int, head: str) -> np.ndarray:
+    """Return the targets of classes: one output for two, but for softmax.
+
+    Args:
+        labels (ndarray): int64, ``[n]``: classes, from 0.
+        num_classes (int): at least 2.
+        head (str): of :func:`slopes`.
+    """
+    first = 1 if num_classes == 2 and head != 'softmax' else 0
+    hot = labels[:, None] == np.arange(first, num_classes)
+    return np.where(hot, 1.0, 0.0 if head == 'softmax' else -1.0)
 
 
 @np.errstate(over='ignore')  # 1 / inf is 0, to 300 digits
@@ -283,3 +344,129 @@ def together(shifts: list[float]) -> float:
         shifts (list[float]): :math:`m_j`.
     """
     return math.hypot(*shifts) * (1 + 2.0**-50) if shifts else 0.0
+
+
+def checked(arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse arrays that are no proof.
+
+    Args:
+        arrays (dict): of :data:`ARRAYS`.
+
+    Raises:
+        ValueError: if one is missing, of another kind, or does not fit.
+    """
+    for name in {*arrays, *ARRAYS}:
+        found, wanted = arrays.get(name), ARRAYS.get(name)
+        if found is None or wanted is None:
+            raise ValueError(
+                f'the array {name!r} is missing, or no part of it'
+            )
+        kind = found.dtype.name if found.dtype.kind != 'U' else 'str'
+        if (kind, found.ndim) != wanted:
+            raise ValueError(f'the array {name!r} is of another kind')
+        if kind == 'float64' and not np.isfinite(found).all():
+            raise ValueError(f'the array {name!r} is not finite')
+    count, classes = len(arrays['x']), len(arrays['classes'])
+    rowptr, col, labels = (arrays[k] for k in ('rowptr', 'col', 'labels'))
+    single = classes == 2 and arrays['head'] != 'softmax'
+    shape = arrays['x'].shape[1], 1 if single else classes
+    sizes = {
+        **dict.fromkeys(('alive', 'own_loop', 'featureless'), (count,)),
+        **{'labels': (count,), 'rowptr': (count + 1,)},
+        **{'salts': (-(-count // BLOCK), 32), 'W': shape, 'released': shape},
+    }
+    for name, size in sizes.items():
+        if arrays[name].shape != size:
+            raise ValueError(f'the array {name!r} is of another size')
+    good = (
+        (rowptr[0] == 0 and rowptr[-1] == len(col)),
+        (np.diff(rowptr) >= 0).all(),
+        ((col >= 0) & (col < count)).all(),
+        ((labels >= -1) & (labels < classes)).all(),
+        classes > 1,
+        len(arrays['weights']) and (arrays['weights'] >= 0).all(),
+        str(arrays['head']) in LIPSCHITZ,
+        min(arrays['lam'], arrays['std']) > 0,
+        (labels >= 0).any(),
+    )
+    if not all(good):
+        raise ValueError('its numbers are out of range')
+
+
+def work(arrays: Mapping[str, np.ndarray]) -> int:
+    """Count the products of a proof, about.
+
+    Args:
+        arrays (dict): of :func:`checked`.
+    """
+    edges = len(arrays['col']) + 2 * len(arrays['x'])
+    return 2 * len(arrays['weights']) * edges * arrays['x'].shape[1]
+
+
+def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
+    """Bound the residual and the shift of a release, from scratch.
+
+    Args:
+        arrays (dict): of :func:`checked`: what remains, and :math:`W`.
+    """
+    checked(arrays)
+    rowptr, labels, head = arrays['rowptr'], arrays['labels'], arrays['head']
+    sender = np.repeat(np.arange(len(labels)), np.diff(rowptr))
+    rows = np.flatnonzero(labels >= 0)
+    entries = np.stack([sender, arrays['col'].astype(np.int64)])
+    weights = tuple(arrays['weights'].tolist())
+    a, b, lam, std = (float(arrays[k]) for k in ('a', 'b', 'lam', 'std'))
+    loops, along = bool(arrays['self_loops']), bool(arrays['along'])
+    found = features(entries, arrays['x'], rows, weights, a, b, loops, along)
+    Y = targets(labels[rows], len(arrays['classes']), str(head))
+    beta = residual(found, Y, arrays['W'], lam, str(head))
+    return Proof(
+        len(rows), beta, shift(beta, len(rows), lam, arrays['W'], std)
+    )
+
+
+def sealed(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return what the line of a ledger has of these data and this release.
+
+    Args:
+        arrays (dict): of :func:`checked`.
+    """
+    rowptr, root = arrays['rowptr'], hashlib.sha256()
+    kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
+    hashes: list[bytes] = []
+    for block, salt in enumerate(arrays['salts']):
+        held = slice(block * BLOCK, (block + 1) * BLOCK)
+        ends = rowptr[block * BLOCK : (block + 1) * BLOCK + 1]
+        text = fingerprint(
+            np.diff(ends),
+            arrays['col'][ends[0] : ends[-1]],
+            *(arrays[name][held] for name in kept),
+        )
+        made = hmac.digest(salt.tobytes(), text.encode(), 'sha256')
+        hashes.append(b'%d ' % block + made)
+    for at in range(0, len(hashes), SALTS):
+        part = hashlib.sha256(b''.join(hashes[at : at + SALTS])).digest()
+        root.update(b'%d ' % (at // SALTS) + part)
+    return fingerprint(
+        'state',
+        root.hexdigest(),
+        str(tuple(arrays['classes'].tolist())),
+        bool(arrays['directed']),
+        int(arrays['releases']),
+        bool(arrays['secure']),
+        arrays['released'],
+    )
+
+
+def plausible(arrays: Mapping[str, np.ndarray]) -> float:
+    r"""Return how likely noise leads from :math:`W` to what was released.
+
+    Two-sided, of the sum of squares: it is chi-squared.
+
+    Args:
+        arrays (dict): of :func:`checked`.
+    """
+    off = (arrays['released'] - arrays['W']) / float(arrays['std'])
+    half, square = off.size / 2, float((off**2).sum()) / 2
+    tails = special.gammainc(half, square), special.gammaincc(half, square)
+    return min(1.0, 2 * float(min(tails)))

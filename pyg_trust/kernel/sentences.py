@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .claims import LATER, PROMISES, finite
+from .fields import CONFIRMED
 
 SEEDED = (
     'not private and not certified: the noise comes from an explicit seed, '
@@ -26,6 +27,11 @@ UNSEEN = (
     'what the model reads beside its tensors, attributes and code (files, '
     'attributes of imported modules, hooks on all modules of the process), '
     'and changes of it after the certificate was made (speaks_of tells)',
+)
+#: What stands before fields that no other field confirms.
+ALONE = (
+    'stated by this report alone, as are who is named, its notes, limits, '
+    'fingerprints and time, its origin, and what was checked on the run'
 )
 FROM_SYSTEM = 'keys come from the operating system'
 
@@ -43,6 +49,7 @@ class Words:
 
 # Of these no sentence speaks: names of people, tables that checks read, and
 # what is in the sentences already.
+SETTINGS = 'settings: '
 _UNSAID = (*('request', 'tallies', 'vouched', 'notes', 'limits', 'more'),)
 
 
@@ -76,15 +83,17 @@ def words(claim: Any) -> Words:
 def _settings(claim: Any) -> str:
     # Long ones by the start of a digest.
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
-    found = []
+    known: list[str] = []
+    alone: list[str] = []
     for name, value in sorted({**pairs, **claim.more}.items()):
         if name in _UNSAID or (name in LATER and value == ''):
             continue
         text = json.dumps(finite(value), sort_keys=True)
         if len(text) > 66:
             text = 'SHA-256 ' + hashlib.sha256(text.encode()).hexdigest()[:16]
-        found.append(f'{name} {text}')
-    return f'settings: {", ".join(found)}'
+        confirmed = name in CONFIRMED[claim.procedure] and not claim.vouched
+        (known if confirmed else alone).append(f'{name} {text}')
+    return f'{SETTINGS}{", ".join(known)}; {ALONE}: {", ".join(alone)}'
 
 
 def _limit(target: float | None) -> float:
@@ -128,6 +137,11 @@ TRAINING = (
     'new process draws another',
 )
 
+RUN_ALONE = (
+    'a unit adds to a step what it adds when it is run alone; run alone were '
+    'all units (always), or one drawn in secret in k of n steps (sampled): '
+)
+
 
 def protected_unit(relation: str) -> str:
     """The unit in which neighbours differ, to stand after 'any one'.
@@ -142,30 +156,6 @@ def protected_unit(relation: str) -> str:
     return "node's features"
 
 
-def run_alone(checked: str) -> str:
-    """Tell in how many steps units were run by themselves.
-
-    Args:
-        checked (str): the field of the claim.
-    """
-    if checked == 'always':
-        return (
-            'every unit was run alone, on tensors of its own: what it adds to '
-            'a step is made of it, the weights and public settings, by '
-            'construction'
-        )
-    if checked == 'not':
-        return (
-            'what a unit adds to a step is made of it alone: none was run by '
-            'itself, to see'
-        )
-    return (
-        f'what a unit adds to a step is made of it alone: {checked} steps '
-        'have run one unit, drawn in secret, by itself as well, and it had '
-        'added the same as far as rounding tells'
-    )
-
-
 @_of('PrivateTraining')
 def _training(c: Any) -> Words:
     limits = {
@@ -174,18 +164,14 @@ def _training(c: Any) -> Words:
             'the rate, and the number that sums are divided by',
         ),
     }
-    # Reports had not always a field for how units were checked.
     exact = c.arithmetic == 'exact' and c.checked
+    alone = [RUN_ALONE + c.checked] if c.checked else []
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'({c.epsilon:.4g}, {c.delta:g})-differentially private'
         f'{", in exact arithmetic," if exact else ""} in any one '
         f'{protected_unit(c.relation)}',
-        (
-            *TRAINING,
-            NO_LEDGER if c.ledger_head is None else LEDGER,
-            *([run_alone(c.checked)] if c.checked else []),
-        ),
+        (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER, *alone),
         limits.get(
             c.relation,
             (
@@ -586,10 +572,11 @@ def _poisoned(c: Any) -> Words:
 
 @_of('Propagation')
 def _propagation(c: Any) -> Words:
-    promise = f'{c.written!r} is {c.measure} of {c.read!r}'
+    measure = c.measure.removeprefix('Measure(').removesuffix(')')
+    promise = f'{c.written!r} holds {c.read!r} propagated by {measure}'
     if c.standard_deviation is not None:
         promise += (
-            ', estimated without bias; no entry has a standard deviation '
+            ', right on average over seeds; no entry has a standard deviation '
             f'above {c.standard_deviation:.3g}'
         )
     else:

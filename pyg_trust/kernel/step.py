@@ -14,9 +14,9 @@ with :math:`g(u)` the gradient that :func:`alone` computes and :math:`c(u)` of
 rounding of the Gaussian mechanism with noise multiplier :math:`z` at
 sensitivity :math:`2C` (a unit is replaced) or :math:`C` (one is more).
 
-**Conditions.** The module, ``forward`` and ``pull`` read private data in their
-arguments alone: no global, file, clock or memory that was freed, and nothing
-that they, or a hook, kept elsewhere than in the module. ``pull`` maps the
+**Conditions.** The module and ``pull`` read private data in their arguments
+alone: no global, file, clock or memory that was freed, and nothing that they,
+or a hook, kept elsewhere than in the module. ``pull`` maps the
 outputs of a unit to the gradient of its own term of the loss. The module is
 the same for all units, and made of what was released before. What is computed
 again on this machine is the same again.
@@ -35,9 +35,9 @@ underflow are less than :math:`d\, 2^{-1022}` of their sum, products and a sum
 in any order lose :math:`(d + 1)\, 2^{-53}`, to first order, the root and the
 product with the power as much again: the float after :math:`1 + (d + 8)\,
 2^{-53}` times the result, :math:`n`, is at least :math:`\lVert g \rVert_2` for
-:math:`d < 2^{40}`. By ``clip.py``, :math:`c\, n \le C (1 - 2^{-40})`, a product
-with :math:`c / g'` is rounded twice, and truncation makes no number larger.
-What is not finite has :math:`c = 0`, and adds nothing.
+:math:`d < 2^{40}`. By ``clip.py``, :math:`c\, n \le C (1 - 2^{-40})`, a
+product with :math:`c / g'` is rounded twice, and truncation makes no number
+larger. What is not finite has :math:`c = 0`, and adds nothing.
 
 **Proof of (3).** By (1), neighbours' sums differ in what one unit adds: by
 :math:`2C` or :math:`C` at most, by (2), as integers are added without rounding
@@ -77,7 +77,7 @@ from . import clip
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Forward = Callable[[nn.Module, Any], Tensor]
+Unit = tuple[tuple[Any, ...], dict[str, Any]]
 Pull = Callable[[Tensor], Tensor]
 
 #: How many units of rounding a number may differ by beside other units.
@@ -107,19 +107,17 @@ class Share:
     weight: float
 
 
-def alone(
-    module: nn.Module, unit: Any, forward: Forward, pull: Pull, key: int
-) -> list[Floats]:
+def alone(module: nn.Module, unit: Unit, pull: Pull, key: int) -> list[Floats]:
     """Compute the gradient of a unit by the trained parameters.
 
     Args:
         module (torch.nn.Module): the model; is copied.
-        unit (Any): all that is private of the unit; is copied.
-        forward (callable): maps a model and a unit to its outputs.
+        unit (tuple): the arguments of its call, positional and named, with
+            all that is private of the unit; is copied.
         pull (callable): maps these to the gradient of its term of the loss.
         key (int): the seed of random numbers, public.
     """
-    out = outputs(twin(module), unit, forward, key)
+    out = outputs(twin(module), unit, key)
     return gradient(module, out, pull(out.detach()))
 
 
@@ -136,18 +134,15 @@ def twin(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(each): each for each in kept})
 
 
-def outputs(
-    module: nn.Module, unit: Any, forward: Forward, key: int
-) -> Tensor:
+def outputs(module: nn.Module, unit: Unit, key: int) -> Tensor:
     """Run a unit alone.
 
     Args:
         module (torch.nn.Module): of :func:`twin`.
-        unit (Any): as of :func:`alone`.
-        forward (callable): as of :func:`alone`.
+        unit (tuple): as of :func:`alone`.
         key (int): as of :func:`alone`.
     """
-    own = _own(unit)
+    args, kwargs = own = _own(unit)
     params = list(module.parameters())
     versions = [p._version for p in params]
     device = params[0].device
@@ -159,7 +154,7 @@ def outputs(
         torch.default_generator.manual_seed(seed)
         if device.type == 'cuda':
             torch.cuda.manual_seed(seed)
-        out = forward(module, own)
+        out = module(*args, **kwargs)
     if versions != [p._version for p in params]:
         raise ValueError(
             "'module' needs to leave its weights as they are in its call"
@@ -314,9 +309,11 @@ def agree(
         automatic (bool): as of :func:`adds`. (default: :obj:`False`)
     """
     c, n, tau = share.factor, share.n, share.tau
-    given = (n, tau, share.kappa, share.weight)
-    arrays = [np.array([value]) for value in given]
-    if c != float(clip.factors(*arrays, norm, automatic)[0]):
+    given = np.array([[n], [tau], [share.kappa], [share.weight]])
+    made = clip.factors(
+        given[0], given[1], given[2], given[3], norm, automatic
+    )
+    if c != float(made[0]):
         return False
     step = clip.grid(norm)
     integers = [part.astype(np.float64) for part in share.integers]

@@ -224,7 +224,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
     def num_subgraphs_at(self, step: int) -> int:
-        r"""The number :math:`M` of subgraphs that a step draws from.
+        r"""Return :math:`M`, the number of subgraphs that a step draws from.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -237,7 +237,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         return self._num_subgraphs[number]
 
     def draw(self, step: int) -> DisjointWalks:
-        """The subgraphs of a step.
+        """Draw the subgraphs of a step.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -245,7 +245,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         return self._select(step, self.batch_sampler.index(step))
 
     def setting(self) -> dict[str, Any]:
-        """The public arguments, by name; seeds are secret."""
+        """Return the public arguments, by name; seeds are secret."""
         return {
             'loader': type(self).__name__,
             'batch_size': self.subgraphs_per_batch,
@@ -285,7 +285,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         return 'n_id', self._select(step, index).node
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Makes a batch of what the batch sampler has drawn."""
+        """Make a batch of the drawn units."""
         walks = _read(index, self._position.device)
         out: SamplerOutput = self.node_sampler.sample_walks(
             walks,

@@ -107,7 +107,7 @@ class EgoLoader(StepLoader):
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
     def num_subgraphs_at(self, step: int) -> int:
-        """The number of roots, of which every step draws.
+        """Return the number of roots, from which every step draws.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -116,7 +116,7 @@ class EgoLoader(StepLoader):
         return self.node_sampler.roots.numel()
 
     def setting(self) -> dict[str, Any]:
-        """The public arguments, by name; seeds are secret."""
+        """Return the public arguments, by name; seeds are secret."""
         return {
             'loader': type(self).__name__,
             'batch_size': self.subgraphs_per_batch,
@@ -129,14 +129,14 @@ class EgoLoader(StepLoader):
         return index.tolist()
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Makes a batch of what the batch sampler has drawn."""
+        """Make a batch of the drawn units."""
         out = self.node_sampler.sample_roots(torch.as_tensor(index))
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def check_batch(
         self, batch: Data, step: int, count: int | None = None
     ) -> tuple[Tensor, int]:
-        """Makes sure that a batch holds the ego graphs of distinct roots.
+        """Refuse a batch that does not hold ego graphs of distinct roots.
 
         Args:
             batch (Data): a batch, or a part of one, on the CPU.

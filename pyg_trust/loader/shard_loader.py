@@ -23,7 +23,7 @@ _OWN = ('collate_fn', 'generator', 'dataset')
 
 
 class ShardDataset(Dataset[Data]):
-    """The shards of a graph, by number; some may be empty.
+    """Shards of a graph, by number; some may be empty.
 
     Nodes and edges are sorted by shard once, so that a shard costs its size.
 

@@ -1,4 +1,4 @@
-"""The base of loaders whose units are whole and share no node."""
+"""Base of loaders of disjoint units."""
 
 from abc import abstractmethod
 from typing import Any
@@ -16,7 +16,7 @@ from pyg_trust.report import fingerprint
 
 
 class WholeUnitLoader(StepLoader):
-    """The base of loaders of disjoint units, each of which comes whole.
+    """Base of loaders of disjoint units, each of which comes whole.
 
     Args:
         data (Data): as of :class:`StepLoader`.
@@ -30,27 +30,27 @@ class WholeUnitLoader(StepLoader):
 
     @abstractmethod
     def _units(self, step: int) -> Tensor:
-        """The unit of every node, ``[num_nodes]``; -1 if it is in none."""
+        """Return the unit of every node, ``[num_nodes]``, or -1."""
 
     def _is_consistent(self, batch: Data, units: Tensor) -> bool:
-        """Whether what else a batch has says that it holds these units."""
+        """Return whether the batch's other attributes name the same units."""
         return True
 
     def setting(self) -> dict[str, Any]:
-        """The law of batches, where it is not the first that there was."""
+        """Return the law of batches, unless it is the default."""
         if self.sampling == POISSON:
             return {'sampling': self.sampling}
         return {}
 
     def layout(self) -> str:
-        """A hash of how nodes make units, to compare processes by."""
+        """Return a hash of the units' nodes, to compare processes."""
         seed = getattr(self.node_sampler, 'seed', 0)
         return fingerprint(self._units(0), seed)
 
     def check_batch(
         self, batch: Data, step: int, count: int | None = None
     ) -> tuple[Tensor, int]:
-        """Makes sure that a batch holds units of a step, each whole.
+        """Refuse a batch that does not hold whole units of a step.
 
         Whatever a ``transform`` did to it: its nodes have to be those of
         distinct units, each with all of its nodes and once.

@@ -1,4 +1,4 @@
-"""Aggregators: one prediction from the sub-models of all shards.
+"""Aggregators: combine the sub-models of all shards into one prediction.
 
 All have one form: ``fit`` from scratch on the outputs of the sub-models, then
 call. What learns has seen labels and outputs of all shards, so it has to be
@@ -42,7 +42,7 @@ _INIT, _ORDER, _STEP = 0, 1, 2
 
 @dataclass(frozen=True)
 class Examples:
-    """The training data of an aggregator; see :meth:`ShardAggregator.fit`."""
+    """Training data of an aggregator; see :meth:`ShardAggregator.fit`."""
 
     outputs: Tensor
     y: Tensor
@@ -53,7 +53,7 @@ class Examples:
 
 
 class ShardAggregator(torch.nn.Module):
-    r"""The base of all aggregators, without anything to learn.
+    r"""Base of all aggregators, without parameters.
 
     .. code-block:: python
 
@@ -77,7 +77,7 @@ class ShardAggregator(torch.nn.Module):
         seed: int | None = None,
         progress_bar: bool = False,
     ) -> 'ShardAggregator':
-        r"""Learns from scratch; the same seed gives the same aggregator.
+        r"""Train from scratch; the same seed gives the same aggregator.
 
         Args:
             outputs (Tensor): what the sub-models say, ``[num_shards,
@@ -117,37 +117,37 @@ class ShardAggregator(torch.nn.Module):
         _check_logits(self, examples)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """The probabilities of the classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
         raise NotImplementedError
 
 
 @AGGREGATORS.builtin('mean')
 class MeanAggregator(ShardAggregator):
-    """The mean of probabilities, as in SISA.
+    """Mean of probabilities, as in SISA.
 
     See :func:`pyg_trust.functional.mean_probability`.
     """
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """The probabilities of the classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
         return aggregate.mean_probability(outputs)
 
 
 @AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
-    """The majority of votes, as in SISA.
+    """Majority of votes, as in SISA.
 
     See :func:`pyg_trust.functional.majority_vote`, for ties too.
     """
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """The shares of the votes: ``[num_nodes, num_classes]``."""
+        """Return the shares of the votes: ``[num_nodes, num_classes]``."""
         return aggregate.majority_vote(outputs)
 
 
 @AGGREGATORS.builtin('lbaggr')
 class LBAggregator(ShardAggregator):
-    r"""GraphEraser's learned weights, one per sub-model.
+    r"""Learned weights of GraphEraser, one per sub-model.
 
     Minimises
 
@@ -215,7 +215,7 @@ class LBAggregator(ShardAggregator):
         self.weight = kept
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """The probabilities of the classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
         if self.weight is None:
             raise ValueError('the aggregator needs to be fitted first')
         shape = (self.weight.numel(), 'num_nodes', 'num_classes')
@@ -233,7 +233,7 @@ class LBAggregator(ShardAggregator):
 
 
 class AttentiveAggregator(ShardAggregator):
-    r"""Attentive fusion of the sub-models, contrastive if wanted.
+    r"""Attentive fusion of the sub-models, with contrastive losses on request.
 
     With :math:`h^i_u = W_i e^i_u + b_i` and the weights :math:`a_{ui} =
     \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding
@@ -418,7 +418,7 @@ class AttentiveAggregator(ShardAggregator):
         ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The fused embeddings: ``[num_nodes, channels]``.
+        """Return the fused embeddings: ``[num_nodes, channels]``.
 
         Args:
             outputs (Tensor): as in :meth:`ShardAggregator.fit`.
@@ -428,7 +428,7 @@ class AttentiveAggregator(ShardAggregator):
         return aggregate.fuse(*self._parts(outputs), mask)
 
     def classify(self, fused: Tensor) -> Tensor:
-        """The logits of fused embeddings: ``[num_nodes, num_classes]``.
+        """Return the logits of fused embeddings: ``[num_nodes, num_classes]``.
 
         Args:
             fused (Tensor): what :meth:`fused` returns.
@@ -438,7 +438,7 @@ class AttentiveAggregator(ShardAggregator):
         return fused if self.head is None else self.head(fused)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """The probabilities of the classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
         return self.classify(self.fused(outputs)).softmax(-1)
 
     def _load_from_state_dict(
@@ -533,7 +533,7 @@ def _contrastive(**kwargs: Any) -> ShardAggregator:
 def make_aggregator(
     name: str | ShardAggregator, **kwargs: Any
 ) -> ShardAggregator:
-    """The aggregator of a name.
+    """Make the aggregator of a name.
 
     ================== ====================================================
     name               aggregator
@@ -585,7 +585,7 @@ _KNOWN = (
 
 
 def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
-    """The unchecked assumption on an aggregator that is the user's own.
+    """Return the assumption on an aggregator that is the user's own.
 
     Args:
         aggregator (ShardAggregator): that is used.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust import _marks, noise, rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_instance,
     check_integer,
@@ -432,6 +432,8 @@ class PrivateNodeClassifier(NoCopies):
             x (Tensor, optional): the features of all nodes; by default those
                 of :meth:`fit`, as they were then. Needed after
                 :meth:`load_state_dict`, as a checkpoint holds no private row.
+                Rows have to be a node's own: propagated ones would show
+                edges, which nothing paid for.
                 (default: :obj:`None`)
         """
         encoder, head = self._check_fitted()
@@ -444,12 +446,6 @@ class PrivateNodeClassifier(NoCopies):
             width = self._num_features
             shape = self._num_nodes, 'num_columns' if width is None else width
             check_tensor('x', x, None, shape)
-            if _marks.are_propagated(x):
-                raise ValueError(
-                    "'x' needs rows that are a node's own: these were "
-                    'propagated, so that answers would read edges, which '
-                    'nothing paid for'
-                )
             own = posteriors(outputs(encoder, x.cpu(), self._private))
         assert own is not None
         return outputs(head, self._columns(own), self._private)

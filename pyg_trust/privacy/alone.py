@@ -66,7 +66,7 @@ class Alone:
         self.module = call.module
         self.key = key
 
-    def unit(self, number: int) -> Any:
+    def unit(self, number: int) -> step.Unit:
         """The arguments of the call that are of a unit.
 
         Args:
@@ -84,7 +84,7 @@ class Alone:
             pull (callable): of ``kernel/step.py``.
         """
         unit = self.unit(number)
-        return step.alone(self.module, unit, _run, pull, self.key)
+        return step.alone(self.module, unit, pull, self.key)
 
     def outputs(self, number: int) -> Tensor:
         """What the model returns for a unit, by the kernel.
@@ -93,7 +93,7 @@ class Alone:
             number (int): of the unit.
         """
         twin, unit = step.twin(self.module), self.unit(number)
-        return step.outputs(twin, unit, _run, self.key).detach()
+        return step.outputs(twin, unit, self.key).detach()
 
 
 class CrossCheck:
@@ -136,10 +136,6 @@ class CrossCheck:
         ).index_fill_(0, torch.tensor([number]), True)
         chosen = chosen.to(units.call.owner.device)
 
-        def run(module: nn.Module, own: Any) -> Tensor:
-            with UseDraws(masks, chosen) if masks else nullcontext():
-                return _run(module, own)
-
         rounding = max(
             torch.finfo(p.dtype).eps / 2
             for p in units.module.parameters()
@@ -151,17 +147,13 @@ class CrossCheck:
             twin, own = self._twin, unit
             if attempt > 1:
                 twin, own = _shaken(units.module, unit, rounding)
-            out = step.outputs(twin, own, run, 0)
+            with UseDraws(masks, chosen) if masks else nullcontext():
+                out = step.outputs(twin, own, 0)
             found = step.gradient(twin, out, pull(out.detach()))
             if step.agree(share, found, norm, rounding, automatic):
                 return True
         self._twin = None
         return False
-
-
-def _run(module: nn.Module, unit: Any) -> Tensor:
-    args, kwargs = unit
-    return module(*args, **kwargs)
 
 
 def _shaken(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_trust._marks import are_propagated
+from pyg_trust._marks import marked
 from pyg_trust.kernel import clip
 from pyg_trust.loader import StepLoader
 from pyg_trust.loader.step_batches import POISSON
@@ -80,17 +80,13 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
             "'data_loader' needs features 'x' in one tensor, with a row per "
             f'node (got a {type(x).__name__})'
         )
-    mixed = loader.data.get('propagated', ()) or [
-        name
-        for name, value in loader.data.to_dict().items()
-        if isinstance(value, Tensor) and are_propagated(value)
-    ]
+    mixed = marked(loader.data)
     if mixed:
         raise ValueError(
             "'data_loader' needs features that are a node's own (got "
-            f'{", ".join(map(repr, mixed))}, which AGP has propagated: '
-            'the rows of other nodes are in them, and no row would be '
-            'protected; train on raw features and propagate the logits)'
+            f'{", ".join(map(repr, mixed))}, marked as propagated: the rows '
+            'of other nodes are in them, and no row would be protected; '
+            'train on raw features and propagate the logits)'
         )
 
 

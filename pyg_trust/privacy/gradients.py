@@ -255,16 +255,6 @@ class Tape:
         self._returned: list[Tensor] = []
         self._random_state = random_state(owner.device)
 
-    @property
-    def call(self) -> Call | None:
-        """The call that was recorded."""
-        return self._call
-
-    @property
-    def masks(self) -> list[Mask] | None:
-        """The masks of dropout, if nothing else was drawn."""
-        return self._masks
-
     def _on_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:

@@ -444,7 +444,9 @@ class Rehearsal:
                 handed._value = value._value
         return found
 
-    def pull(self, grad: Tensor, unit: int) -> Callable[[Tensor], Tensor]:
+    def pull(
+        self, grad: Tensor, unit: int, scale: float = 1
+    ) -> Callable[[Tensor], Tensor]:
         """The gradient of a subgraph's term, by a loss that sees no other.
 
         Its operations are done again on outputs and rows that are made up, but
@@ -453,6 +455,8 @@ class Rehearsal:
         Args:
             grad (Tensor): as of :meth:`gradient`, which was called before.
             unit (int): the subgraph.
+            scale (float): what the gradient is multiplied with.
+                (default: :obj:`1`)
 
         Returns:
             callable: maps its outputs to the gradient by them.
@@ -477,7 +481,7 @@ class Rehearsal:
         def pulled(out: Tensor) -> Tensor:
             made = shown._value.clone()
             made[here] = out
-            return self._plainly(grad, made, values)[here]
+            return self._plainly(grad, made, values)[here] * scale
 
         return pulled
 

@@ -10,9 +10,9 @@ from pyg_trust.kernel import clip
 from pyg_trust.kernel.sentences import (
     LEDGER,
     NO_LEDGER,
+    RUN_ALONE,
     TRAINING,
     protected_unit,
-    run_alone,
 )
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
@@ -256,7 +256,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             'relation and its proof are of whoever wrote it'
         )
     isolation = _isolation(engine)
-    notes.append(run_alone(isolation))
+    notes.append(RUN_ALONE + isolation)
     if isolation != 'always':
         notes.append(APART)
     why = step.exactness.reasons()

@@ -434,25 +434,25 @@ class PrivateStep:
         scale: int,
     ) -> None:
         # What a unit has added, and what it adds alone.
-        call, rehearsal, masks = tape.call, self._rehearsal, tape.masks
+        call, rehearsal, masks = tape._call, self._rehearsal, tape._masks
         assert call is not None
         if share is None or masks is None:
             # It has none, or random numbers that it does not draw again.
             self._how.add('not')
             return
         if rehearsal is not None:
-            by = rehearsal.pull(back, unit)
+            by = rehearsal.pull(back, unit, scale)
         else:
             rows = self._rows(grad) == unit
 
             def by(out: Tensor) -> Tensor:
-                return grad[rows]
+                return grad[rows] * scale
 
         if not self._check.passes(
             Alone(call),
             unit,
             masks,
-            lambda out: by(out) * scale,
+            by,
             share,
             self.max_grad_norm,
             self.clipping == 'automatic',
@@ -472,8 +472,9 @@ class PrivateStep:
         ]
         below = 0
         for number in range(self._count):
-            by = rehearsal.pull(back, number)
-            found = units.gradients(number, lambda out, by=by: by(out) * scale)
+            found = units.gradients(
+                number, rehearsal.pull(back, number, scale)
+            )
             step.add(totals, step.adds(found, norm, automatic))
             below += step.length(found) <= norm
         device = self._owner.device

@@ -25,7 +25,7 @@ import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
 from pyg_trust.kernel import claims
 from pyg_trust.kernel.claims import finite
-from pyg_trust.kernel.sentences import words
+from pyg_trust.kernel.sentences import SETTINGS, words
 from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
@@ -353,6 +353,17 @@ class Guarantee(Report):
     def guarantee(self) -> 'Guarantee':
         """Itself."""
         return self
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The assumptions without the line of settings."""
+        return tuple(t for t in self.assumptions if not t.startswith(SETTINGS))
+
+    @property
+    def settings(self) -> str:
+        """What the line of settings says; empty without one."""
+        lines = [t for t in self.assumptions if t.startswith(SETTINGS)]
+        return lines[0].removeprefix(SETTINGS) if lines else ''
 
     @property
     def remaining(self) -> dict[str, float]:

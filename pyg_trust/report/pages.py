@@ -107,7 +107,8 @@ p.figure { margin: .75rem 0 .25rem; }
 summary { font-weight: 600; margin: 1rem 0 .25rem; cursor: pointer; }
 code { background: #f6f8fa; padding: .1rem .3rem; }
 footer { color: #57606a; font-size: .85rem; }
-@media print { section { break-inside: avoid; } }
+@media print { section { break-inside: avoid; }
+  details::details-content { content-visibility: visible; } }
 """
 
 
@@ -279,15 +280,15 @@ def _percent(share: float) -> str:
 def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
     duties = _DUTIES[each.kind]
     # That it is seeded is said above, and nothing that it holds under.
-    assumed = [text for text in each.assumptions if text != SEEDED]
+    assumed = [text for text in each.conditions if text != SEEDED]
     found = 'How it was checked'
     if each.kind == 'measurement':
         found = 'What was measured'
     lists = [
+        ('It holds if', assumed),
         ('It does not cover', each.not_covered),
         (found, each.checked or (_UNCHECKED,)),
         (f'Duties that it can support ({_NO_ADVICE})', duties),
-        ('It holds if', assumed),
     ]
     return [(title, texts) for title, texts in lists if texts]
 
@@ -326,8 +327,13 @@ def _section(number: int, each: Guarantee) -> str:
             amounts = each.history[name]
             parts.append(_line_chart(name, amounts, each.budget[name]))
     for title, texts in _lists(each):
-        items = ''.join(f'<li>{escape(text)}</li>' for text in texts)
-        parts.append(f'<h3>{escape(title)}</h3><ul>{items}</ul>')
+        first, *rest = [f'<li>{escape(text)}</li>' for text in texts]
+        parts.append(f'<h3>{escape(title)}</h3><ul>{first}</ul>')
+        if rest:
+            parts.append(
+                f'<details><summary>and {len(rest)} more</summary>'
+                f'<ul>{"".join(rest)}</ul></details>'
+            )
     rows = ''.join(
         f'<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in _table(each)

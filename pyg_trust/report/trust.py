@@ -222,7 +222,7 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
     def say(title: str, text: str) -> None:
         lines.extend(
             textwrap.wrap(
-                visible(f'{title}: {text}'),
+                visible(f'{title} {text}'),
                 width=79,
                 initial_indent='   ',
                 subsequent_indent='     ',
@@ -231,21 +231,27 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
         )
 
     measured = guarantee.kind == 'measurement'
-    say('measured' if measured else 'promised', guarantee.promise)
-    for text in guarantee.assumptions:
-        say('if', text)
-    for text in guarantee.not_covered:
-        say('not covered', text)
-    for text in guarantee.checked:
-        say('checked', text)
+    say('measured:' if measured else 'promised:', guarantee.promise)
+    for title, texts in (
+        ('it holds if', guarantee.conditions),
+        ('it does not cover', guarantee.not_covered),
+        ('how it was checked', guarantee.checked),
+    ):
+        if texts:
+            lines.append(f'   {title}:')
+        for text in texts:
+            say('-', text)
+    if guarantee.settings:
+        lines.append('   settings:')
+        say('-', guarantee.settings)
     for name, spent in guarantee.spent.items():
         say(
-            f'budget, {name}',
+            f'budget, {name}:',
             f'{short(spent)} of {short(guarantee.budget[name])} spent, '
             f'{short(guarantee.remaining[name])} left',
         )
     if guarantee.data:
-        say('data', f'SHA-256 {guarantee.data[:16]}')
+        say('data:', f'SHA-256 {guarantee.data[:16]}')
     if guarantee.model:
-        say('model', f'SHA-256 {guarantee.model[:16]}')
+        say('model:', f'SHA-256 {guarantee.model[:16]}')
     return lines

@@ -67,7 +67,7 @@ class EgoSampler(RootSampler):
 
     @property
     def max_receivers(self) -> int:
-        """The most nodes that one sends messages to, itself left out."""
+        """Largest out-degree, self-loops left out."""
         rowptr, col = self.graph.receivers(self.along)
         receiver = torch.arange(self.graph.num_nodes)
         receiver = receiver.repeat_interleave(rowptr.diff())
@@ -75,7 +75,7 @@ class EgoSampler(RootSampler):
         return int(sender.bincount().max()) if sender.numel() else 0
 
     def sample_roots(self, index: Tensor) -> SamplerOutput:
-        """The ego graphs of some roots, as one batch, the roots first.
+        """Return the ego graphs of some roots, as one batch, the roots first.
 
         Args:
             index (Tensor): int64: positions in ``roots``.
@@ -118,7 +118,7 @@ class EgoSampler(RootSampler):
         )
 
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """The ego graphs of some roots.
+        """Return the ego graphs of some roots.
 
         Args:
             inputs (NodeSamplerInput): nodes among the roots.

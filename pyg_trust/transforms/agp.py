@@ -9,12 +9,13 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import _marks, rng
+from pyg_trust import rng
 from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_non_negative,
 )
+from pyg_trust._marks import mark
 from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
@@ -24,13 +25,13 @@ from pyg_trust.functional.measures import (
     needs_graph,
 )
 from pyg_trust.functional.out_of_core import propagate_to
-from pyg_trust.functional.propagation import (
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation_checks import (
     How,
-    _check_finite,
-    _check_graph,
-    _check_how,
-    _check_signal,
-    propagate,
+    check_finite_signal,
+    check_graph,
+    check_how,
+    check_signal,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import (
@@ -43,7 +44,7 @@ from pyg_trust.report.base import stated
 
 
 class MeasureTransform(BaseTransform):
-    """The base of transforms that compute a measure, with its arguments."""
+    """Base of transforms that compute a measure, with its arguments."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class MeasureTransform(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """The measure for :obj:`graph`."""
+        """Return the measure for :obj:`graph`."""
         check_instance('graph', graph, CSRGraph)
         return make_measure(self.measure, graph, **self.arguments)
 
@@ -230,7 +231,7 @@ class AGP(MeasureTransform):
         self.out = attr if out is None else str(out)
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with propagated features.
+        """Return the graph with propagated features.
 
         ``data.propagated`` names the attributes that were written so: the
         rows of other nodes are in them, so that training privately on them
@@ -249,9 +250,7 @@ class AGP(MeasureTransform):
             half=self.half,
             tol=self.level_tol,
         )
-        _marks.remember(x, data[self.out])
-        before = data.get('propagated', ())
-        data.propagated = tuple(dict.fromkeys((*before, self.out)))
+        mark(data, self.out)
         return data
 
     def _to_file(self, data: Data, file: Path) -> Data:
@@ -269,14 +268,11 @@ class AGP(MeasureTransform):
             progress_bar=self.progress_bar,
         )
         data[self.attr] = z
-        if isinstance(x, Tensor):
-            _marks.remember(x, z)
-        before = data.get('propagated', ())
-        data.propagated = tuple(dict.fromkeys((*before, self.attr)))
+        mark(data, self.attr)
         return data
 
     def guarantee(self, data: Data) -> Guarantee:
-        """The accuracy guarantee of the features that this writes.
+        """Return the accuracy guarantee of the written features.
 
         Args:
             data (Data): the graph *before* it was transformed.
@@ -288,11 +284,11 @@ class AGP(MeasureTransform):
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
-        _check_graph(graph, measure)
-        _check_signal(x, graph)
+        check_graph(graph, measure)
+        check_signal(x, graph)
         how = How(half=self.half, tol=self.level_tol)
-        _check_how(how, x, graph, measure)
-        _check_finite(x)
+        check_how(how, x, graph, measure)
+        check_finite_signal(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Views of a graph, each of which a changed element reaches alone."""
+"""Split a graph so that any changed element affects one view."""
 
 import copy
 from collections.abc import Callable
@@ -70,16 +70,16 @@ class Division(BaseTransform):
 
     @property
     def num_views(self) -> int:
-        """How many views there are."""
+        """Number of views."""
         return self.num_groups ** (2 if self.by == 'grid' else 1)
 
     def forward(self, data: Data) -> Data:
-        """Returns a view, drawn from torch's generator."""
+        """Return a view, drawn by torch's generator."""
         check_named(data)
         return self.view(data, int(torch.randint(self.num_views, ())))
 
     def view(self, data: Data, number: int) -> Data:
-        """Returns one view; the graph is left as it was.
+        """Return one view; leave the graph as it is.
 
         Args:
             data (Data): the graph.
@@ -108,7 +108,7 @@ class Division(BaseTransform):
         return made
 
     def node_groups(self, data: Data) -> Tensor:
-        """The group of every node: int64, ``[num_nodes]``.
+        """Return the group of every node: int64, ``[num_nodes]``.
 
         Args:
             data (Data): the graph.
@@ -120,7 +120,7 @@ class Division(BaseTransform):
         return group.to(names.device)
 
     def edge_groups(self, data: Data) -> Tensor:
-        """The group of every edge, as of its reverse: int64, ``[num_edges]``.
+        """Return the group of every edge and its reverse: ``[num_edges]``.
 
         Args:
             data (Data): the graph.
@@ -148,7 +148,7 @@ class Division(BaseTransform):
 
 
 def incoming_view(data: Data, speaks: Tensor) -> Data:
-    """The graph in which some nodes alone are heard.
+    """Return the graph with edges out of some nodes alone.
 
     Args:
         data (Data): the graph; it is left as it was.
@@ -168,7 +168,7 @@ def check_apart(
     *,
     sparse: Tensor | None = None,
 ) -> None:
-    """Checks that a model keeps apart whom no edge joins.
+    """Refuse a model that mixes nodes which no edge joins.
 
     A node of another group may change as it likes: nobody who hears one group
     alone may notice, up to the last bit; nor if half of them all change, in
@@ -335,7 +335,7 @@ def _moved(
 
 
 def names_of(data: Data) -> Tensor:
-    """The names of the nodes: ``n_id``, or else their positions.
+    """Return the names of the nodes: ``n_id``, or else their positions.
 
     Args:
         data (Data): a graph that :func:`check_named` takes.
@@ -347,7 +347,7 @@ def names_of(data: Data) -> Tensor:
 
 
 def check_named(data: Any) -> None:
-    """Refuses what can't be divided.
+    """Refuse a graph that cannot be divided.
 
     Args:
         data (Data): a homogeneous graph with an ``edge_index``.

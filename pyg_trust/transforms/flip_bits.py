@@ -1,4 +1,4 @@
-"""Random flips of edges and features: the noise that smooths a classifier."""
+"""Random flips of edges and features, the noise of smoothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,7 @@ class BitFlips:
 
     @property
     def noisy(self) -> tuple[str, ...]:
-        """The kinds of cells that have noise."""
+        """Kinds of cells that have noise."""
         return tuple(kind for kind in KINDS if max(getattr(self, kind)) > 0)
 
 
@@ -101,7 +101,7 @@ class NoisyCopies:
 
     @property
     def slack(self) -> float:
-        """How far the law of the copies is from the noise at most."""
+        """Bound the total variation between the copies' law and the noise."""
         return sum(
             sampling_slack(sum(self.cells[kind]))
             for kind in self.noise.noisy
@@ -111,7 +111,7 @@ class NoisyCopies:
     def draw_edges(
         self, seed: int, first: int, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Some copies of the edges as a block-diagonal CSR."""
+        """Draw the edges of some copies as a block-diagonal CSR."""
         assert self.edges is not None
         cells = 'directed' if self.noise.directed else 'undirected'
         return ops.flip_bits(
@@ -127,7 +127,7 @@ class NoisyCopies:
     def draw_features(
         self, seed: int, first: int, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Some copies of the features, one below the other, as a CSR."""
+        """Draw the features of some copies as a CSR, one below the other."""
         assert self.features is not None
         return ops.flip_bits(
             *self.features,
@@ -185,7 +185,7 @@ class FlipBits(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def forward(self, data: Data) -> Data:
-        """Returns a noisy graph."""
+        """Return a noisy graph."""
         check_graph(data, self.noise)
         copies = NoisyCopies(data, self.noise)
         seed = rng.resolve(self.seed)
@@ -208,13 +208,13 @@ class FlipBits(BaseTransform):
 
 
 def edge_index_of(ptr: Tensor, col: Tensor) -> Tensor:
-    """The rows of a CSR as an ``edge_index``."""
+    """Return the rows of a CSR as an ``edge_index``."""
     row = torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
     return torch.stack([row, col.long()])
 
 
 def check_graph(data: Any, noise: BitFlips) -> None:
-    """Refuses a graph that the noise does not fit.
+    """Refuse a graph that the noise does not fit.
 
     Args:
         data (Data): the graph.

@@ -1,4 +1,4 @@
-"""Noisy propagation as a dataset transform: released once, then free."""
+"""Noisy propagation as a dataset transform, released once."""
 
 import math
 import os
@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import _marks, noise, rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     check_choice,
     check_finite,
@@ -23,10 +23,12 @@ from pyg_trust._checks import (
     check_ledger,
     check_positive,
 )
+from pyg_trust._marks import mark
 from pyg_trust.account import (
     NoCopies,
     PaidNoise,
     ReleaseAccount,
+    TrainingAccount,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -60,9 +62,6 @@ from pyg_trust.transforms.release_checks import (
     release_graph,
     warn_of_other_releases,
 )
-
-if TYPE_CHECKING:
-    from pyg_trust.privacy.engine import PrivacyEngine
 
 #: The propagation of ``'feature'``: one and two hops, symmetric.
 TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
@@ -185,7 +184,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         epsilon: float | None = None,
         delta: float | None = None,
         mu: float | None = None,
-        engine: 'PrivacyEngine | None' = None,
+        engine: TrainingAccount | None = None,
         form: str | None = None,
         directed: bool = False,
         max_degree: int | None = None,
@@ -300,12 +299,12 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     @property
     def seeded(self) -> bool:
-        """Whether noise comes from an explicit seed."""
+        """Whether a seed makes the noise repeatable."""
         return self.seed is not None
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The standard deviation of the noise of each hop.
+        """Standard deviation of the noise of each hop.
 
         Under ``'feature'`` a release makes it larger by what rounding adds to
         the sensitivity, a millionth or so.
@@ -317,11 +316,11 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     @property
     def account(self) -> ReleaseAccount | None:
-        """The account, once there was a release; none with an engine."""
+        """Account of the release; None before it, and with an engine."""
         return self._account
 
     def released(self, data: Data) -> list[Tensor]:
-        r"""The noisy sums :math:`S_1, \ldots, S_K`, float64.
+        r"""Noisy sums :math:`S_1, \ldots, S_K`, float64.
 
         Args:
             data (Data): the graph.
@@ -457,7 +456,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         return self._account
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with released rows.
+        """Return the graph with released rows.
 
         ``data.propagated`` names the attribute that holds them.
         """
@@ -478,13 +477,11 @@ class PrivateAGP(NoCopies, BaseTransform):
             out[:, at : at + part.size(1)] = part
             at += part.size(1)
         data[self.attr] = out
-        before = data.get('propagated', ())
-        data.propagated = tuple(dict.fromkeys((*before, self.attr)))
-        _marks.remember(x, out)
+        mark(data, self.attr)
         return data
 
     def report(self, delta: float | None = None) -> AggregationReport:
-        r"""The privacy guarantee so far, with every assumption.
+        r"""Return the privacy guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the

@@ -1,4 +1,4 @@
-"""Features that follow a graph as it changes."""
+"""Propagated features of a changing graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -180,41 +180,41 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def graph(self) -> CSRGraph:
-        """The graph as it is; removed nodes have no edges."""
+        """The present graph; removed nodes have no edges."""
         self._settle()
         return self._graph.to_csr()
 
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """The names of the nodes that are there: int64, ascending."""
+        """Names of the present nodes: int64, ascending."""
         self._settle()
         return self._graph.alive.nonzero().view(-1)
 
     @property
     @synchronized
     def num_nodes(self) -> int:
-        """The number of names, those of removed nodes included."""
+        """Number of names, those of removed nodes included."""
         self._settle()
         return self._graph.num_nodes
 
     @property
     @synchronized
     def stale_rows(self) -> int:
-        """How many rows will be computed when they are asked for."""
+        """Number of rows that the next read has to compute."""
         self._settle()
         return int((self._stale & self._graph.alive).sum())
 
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Of all rows together, in the Frobenius norm; 0 for exact rows."""
+        """Bound of all rows' error, in the Frobenius norm; 0 if exact."""
         self._settle()
         return self._state.error_bound
 
     @editing
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """Features of the graph as it is: ``[k, num_columns]``, a copy.
+        """Return a copy of present features: ``[k, num_columns]``.
 
         Args:
             nodes (Tensor, optional): int64 indices or a mask; by default all
@@ -239,7 +239,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def insert_edges(self, edge_index: Tensor) -> int:
-        """Adds edges.
+        """Add edges.
 
         Args:
             edge_index (Tensor): int64, ``[2, k]``; of an undirected graph,
@@ -256,7 +256,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def remove_edges(self, edge_index: Tensor) -> int:
-        """Takes edges away.
+        """Remove edges.
 
         Args:
             edge_index (Tensor): as in :meth:`insert_edges`.
@@ -272,7 +272,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def remove_nodes(self, nodes: Tensor) -> int:
-        """Takes nodes away, with their edges and features.
+        """Remove nodes, with their edges and features.
 
         Args:
             nodes (Tensor): int64 indices or a mask.
@@ -289,7 +289,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Adds nodes, and edges between them and the others.
+        """Add nodes, and edges between them and the others.
 
         Args:
             x (Tensor): their features, ``[k, num_columns]``.
@@ -327,7 +327,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def update_features(self, nodes: Tensor, x: Tensor) -> int:
-        """Gives nodes other features.
+        """Replace the features of nodes.
 
         Args:
             nodes (Tensor): int64, each once.

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import _marks
 from pyg_trust._checks import REAL, check_instance, check_tensor
-from pyg_trust._degrees import tells_degrees, tells_neighbours
+from pyg_trust._degrees import tells_degrees
+from pyg_trust._marks import marked
 from pyg_trust.account import ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
 from pyg_trust.functional.private_accounting import gaussian_epsilon
@@ -21,7 +21,7 @@ _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
 
 
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
-    """The graph of private data, if a release of it can be accounted for.
+    """Return the graph of private data, if a release can be accounted for.
 
     Args:
         data (Data): the graph.
@@ -142,27 +142,10 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
     if x.layout not in (torch.strided, torch.sparse_csr, torch.sparse_coo):
         raise ValueError(f"'{attr}' can't have the layout {x.layout}")
     check_tensor(attr, x, REAL, shape)
-    if attr in data.get('propagated', ()) or _marks.are_propagated(x):
+    if attr in marked(data):
         raise ValueError(
             f"'data' needs rows of '{attr}' that are a node's own: these were "
             'propagated, so the graph is in them before any noise'
-        )
-    others = [
-        value
-        for key, value in data.to_dict().items()
-        if key != attr
-        and isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.is_floating_point()
-        and value.dim() == 2
-        and len(value) == len(x)
-    ]
-    ends = _ends_of(data)
-    if ends is not None and tells_neighbours(x, others, ends):
-        raise ValueError(
-            f"'data' needs rows of '{attr}' that are a node's own: columns of "
-            'them are propagations of others (as SIGN makes them), so the '
-            'graph is in them before any noise'
         )
     if relation.name != 'feature':
         name = attr.lower()
@@ -191,12 +174,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
 
 def _has_degrees(data: Data, x: Tensor) -> bool:
     # Edges are in either of PyG's forms, or in none.
-    ends = _ends_of(data)
-    return ends is not None and tells_degrees(x, ends)
-
-
-def _ends_of(data: Data) -> Tensor | None:
     ends = data.get('edge_index')
     if ends is None and data.get('adj_t') is not None:
         ends = CSRGraph.from_data(data).to_edge_index()[0]
-    return ends if isinstance(ends, Tensor) else None
+    return isinstance(ends, Tensor) and tells_degrees(x, ends)

@@ -106,7 +106,7 @@ class Shards(BaseTransform):
 
     @property
     def seen(self) -> str:
-        """The data that a node's shard depends on, beside the seed."""
+        """Data that a node's shard depends on, beside the seed."""
         sees = PARTITIONS.fact(self.method, 'sees')
         if PARTITIONS.is_own(self.method):
             return f'{sees} (so {PARTITIONS.note(self.method)})'
@@ -114,16 +114,16 @@ class Shards(BaseTransform):
 
     @property
     def sees_features(self) -> bool:
-        """Whether features are looked at."""
+        """Whether the partition reads features."""
         return bool({'x', 'embedding'} & set(_arguments(self.method)[0]))
 
     @property
     def exact(self) -> bool:
-        """Whether no node's shard depends on another node's presence."""
+        """Whether each node's shard is independent of all other nodes."""
         return self.method == 'hash'
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with ``shard``."""
+        """Return the graph with ``shard``."""
         if not isinstance(data, Data):
             raise TypeError(
                 f"'data' needs to be a Data object (got {type(data).__name__})"
@@ -193,7 +193,7 @@ def _arguments(method: str) -> tuple[list[str], list[str]]:
 
 
 def training_nodes(data: Data) -> Tensor:
-    """The nodes of ``data.train_mask``, ascending.
+    """Return the nodes of ``data.train_mask``, ascending.
 
     Args:
         data (Data): the graph.

@@ -38,8 +38,10 @@ from pyg_trust.commit import (
     editing,
     synchronized,
 )
-from pyg_trust.functional.heads import HEADS, Objective, refine, step_bound
+from pyg_trust.functional.heads import HEADS, Objective
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
+from pyg_trust.functional.newton import refine
+from pyg_trust.functional.removal_bounds import tight_bound
 from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel.release import check_sum
@@ -131,7 +133,7 @@ class NodeClassifier(Saving, EditedInPlace):
             (default: :obj:`'output'`)
         accounting (str): :obj:`'residual'` measures the residual;
             :obj:`'bound'`, for comparison, takes one exact Newton step and
-            bounds it (:func:`.step_bound`). (default: :obj:`'residual'`)
+            bounds it (:func:`.tight_bound`). (default: :obj:`'residual'`)
         on_exceed (str): what happens where 20 steps do not meet the budget:
             :obj:`'refine'` solves exactly from where they got to, and from
             zero if that fails; and, as a last resort, does what
@@ -539,7 +541,9 @@ class NodeClassifier(Saving, EditedInPlace):
             gradient = problem.gradient(W)
             rounding = start.norm.upper - start.norm.measured
             rounding += gradient.norm.upper - gradient.norm.measured
-            bounded = step_bound(problem, P, self.head) + left + 4 * rounding
+            bounded = (
+                tight_bound(problem.Z, P, self.head) + left + 4 * rounding
+            )
             action, iterations = 'step', 1
         else:
             found = refine(
@@ -609,14 +613,10 @@ class NodeClassifier(Saving, EditedInPlace):
             secure=model.secure and self._seed is None,
             transcript=model.transcript + spent**2,
         )
-        # The residual was measured, or bounded, in full. After how many steps
-        # is nothing for a line that stays: it tells what was removed.
-        ledger.record(
-            'retrain' if action == 'retrain' else 'measured',
-            spent,
-            request,
-            new.sealed,
-        )
+        # The residual was measured, or bounded, in full. By how many steps, or
+        # from zero, is nothing for a line that stays: it tells what was
+        # removed.
+        ledger.record('measured', spent, request, new.sealed)
         return new, NodeUnlearnReport(
             action=action,
             request=request,

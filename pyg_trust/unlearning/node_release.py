@@ -9,7 +9,8 @@ from torch import Tensor
 from pyg_trust import noise, rng
 from pyg_trust._checks import check_nodes, check_tensor
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
-from pyg_trust.functional.heads import Factor, Gradient, Refined, refine
+from pyg_trust.functional.heads import Factor, Gradient
+from pyg_trust.functional.newton import Refined, refine
 from pyg_trust.functional.shifts import (
     grid_shift,
     largest_weights,

@@ -27,14 +27,9 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
-from pyg_trust.functional.newton import (
-    LOSSES,
-    Residual,
-    dense_rows,
-    gram,
-    minimize,
-    residual,
-)
+from pyg_trust.functional.heads import LOSSES, Objective, Residual
+from pyg_trust.functional.newton import minimize
+from pyg_trust.functional.rows import dense_rows, gram
 from pyg_trust.functional.shifts import (
     gaussian_budget,
     grid_shift,
@@ -235,7 +230,7 @@ class ScatteringClassifier:
         check_positive('release_std', release_std)
         for name, choice, choices in (
             ('noise', noise, NOISES),
-            ('loss', loss, LOSSES),
+            ('loss', loss, tuple(LOSSES)),
             ('mode', mode, MODES),
             ('accounting', accounting, ACCOUNTINGS),
             ('on_exceed', on_exceed, ON_EXCEED),
@@ -544,7 +539,11 @@ class ScatteringClassifier:
                 spent = self._shift(model, upper)
         ledger = old.ledger.copy()
         model = self._released(model._replace(ledger=ledger))
-        ledger.record(action, spent, request.to_dict(), model.sealed)
+        # How the weights were found tells what was removed: no line says it,
+        # but that a bound was added to the one before.
+        added = action == 'step' and self.accounting != 'residual'
+        line = 'step' if added else 'measured'
+        ledger.record(line, spent, request.to_dict(), model.sealed)
         report = describe(
             self,
             model,
@@ -804,9 +803,9 @@ class ScatteringClassifier:
 
     def _residual(self, model: Model) -> Residual:
         train = model.train
-        return residual(
-            train.Z, train.Y, model.W, model.B, self.lam, self.loss
-        )
+        mu = self.lam * train.Z.size(0)
+        objective = Objective(train.Z, train.Y, mu, LOSSES[self.loss], model.B)
+        return objective.gradient(model.W).norm
 
     def _shift(
         self, model: Model, upper: float, tol: float | None = None

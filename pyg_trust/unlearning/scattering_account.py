@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pyg_trust.functional.newton import (
+from pyg_trust.functional.heads import (
+    LOSSES,
+    Objective,
+    curvatures,
     hessian_solve,
-    hessian_times,
-    loss_derivatives,
-    max_row_norm,
+    slopes,
 )
 from pyg_trust.functional.removal_bounds import (
     feature_removal_bound,
@@ -17,6 +18,7 @@ from pyg_trust.functional.removal_bounds import (
     paper_bound,
     tight_bound,
 )
+from pyg_trust.functional.rows import max_row_norm
 from pyg_trust.functional.shifts import compose_shifts, shift_epsilon
 from pyg_trust.functional.wavelets import WAVELETS, frame_bound
 from pyg_trust.ledger import (
@@ -38,6 +40,10 @@ from pyg_trust.unlearning.training_graphs import (
 if TYPE_CHECKING:
     from pyg_trust.unlearning.scattering import ScatteringClassifier
 
+# What a bound adds to an account keeps so many bits: it is a function of what
+# was removed.
+BITS = 4
+
 
 def newton_step(
     classifier: 'ScatteringClassifier',
@@ -49,12 +55,12 @@ def newton_step(
     """One Newton step on the objective with its noise, and its account."""
     train, n = new.train, len(new.train.graphs)
     mu = classifier.lam * n
-    _, curvature = loss_derivatives(train.Z @ old.W, train.Y, classifier.loss)
+    head = LOSSES[classifier.loss]
+    curvature = curvatures(train.Z @ old.W, train.Y, head)
     # grad L(w, D) - grad L(w, D'), to which untouched rows add nothing.
     right = classifier.lam * (len(old.train.graphs) - n) * old.W
     for (rows, Y), sign in ((change.before, 1), (change.after, -1)):
-        slope, _ = loss_derivatives(rows @ old.W, Y, classifier.loss)
-        right += sign * (rows.t() @ slope)
+        right += sign * (rows.t() @ slopes(rows @ old.W, Y, head))
     P = hessian_solve(train.Z, curvature, mu, right, train.K)
     model = new._replace(W=old.W + P)
     measured, upper = classifier._residual(model)
@@ -65,14 +71,24 @@ def newton_step(
             spent = classifier.budget
     else:
         added = increments(classifier, old, new, request, P)
-        left = hessian_times(train.Z, curvature, mu, P) - right
+        objective = Objective(train.Z, train.Y, mu, head)
+        left = objective.times(old.W, P) - right
         which = 'tight' if classifier.accounting == 'bound' else 'paper'
-        spent = old.ledger.spent + added[which]
         # The parts of the step round too, as gradients do.
-        spent += float(left.norm()) + 4 * (upper - measured)
+        more = added[which] + float(left.norm()) + 4 * (upper - measured)
+        spent = _sum(old.ledger.spent, coarse(more, BITS))
+        if spent > classifier.budget >= _sum(old.ledger.spent, more):
+            spent = classifier.budget
     # Within an account what is spent never falls.
     spent = max(spent, old.ledger.spent)
     return model, ('step', 1, measured, spent, added)
+
+
+def _sum(one: float, two: float) -> float:
+    # From above: with the larger first the difference is exact.
+    one, two = max(one, two), min(one, two)
+    total = one + two
+    return total if total - one >= two else math.nextafter(total, math.inf)
 
 
 def increments(

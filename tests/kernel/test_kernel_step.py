@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 from pyg_trust.kernel import clip, step
 
@@ -121,10 +122,6 @@ class Keeps(nn.Module):
         return torch.dropout(out, 0.5, True)
 
 
-def run(module, unit):
-    return module(unit['x'])
-
-
 def ones(out):
     return torch.ones_like(out)
 
@@ -132,14 +129,15 @@ def ones(out):
 def units(count=4):
     generator = torch.Generator().manual_seed(0)
     return [
-        {'x': torch.randn(n + 1, 3, generator=generator)} for n in range(count)
+        ((torch.randn(n + 1, 3, generator=generator),), {})
+        for n in range(count)
     ]
 
 
 def test_a_unit_is_run_as_if_there_were_no_other():
     model = Keeps()
-    alone = [step.alone(model, u, run, ones, 7) for u in units()]
-    again = [step.alone(model, u, run, ones, 7) for u in units()[::-1]]
+    alone = [step.alone(model, u, ones, 7) for u in units()]
+    again = [step.alone(model, u, ones, 7) for u in units()[::-1]]
     for one, other in zip(alone, again[::-1], strict=True):
         for p, q in zip(one, other, strict=True):
             assert p.tobytes() == q.tobytes()
@@ -149,54 +147,70 @@ def test_a_unit_is_run_as_if_there_were_no_other():
     twin = Keeps()
     twin.load_state_dict(model.state_dict())
     (unit,) = units(1)
-    out = step.outputs(twin, unit, run, 7)
+    out = step.outputs(twin, unit, 7)
     wanted = torch.autograd.grad(out.sum(), list(twin.parameters()))
     for one, other in zip(alone[0], wanted, strict=True):
         assert one.dtype == np.float64
         np.testing.assert_array_equal(one, other.double().numpy())
 
 
-def test_random_numbers_are_a_function_of_the_unit_and_the_key():
-    model, before = nn.Dropout(0.5), torch.get_rng_state()
-    model.p = nn.Parameter(torch.zeros(()))
+class Calls(nn.Module):
+    """Whatever is to be called, with a weight."""
 
-    def drop(module, unit):
-        return torch.dropout(torch.ones(64), 0.5, True)
+    def __init__(self, call):
+        super().__init__()
+        self.weight, self.call = nn.Parameter(torch.ones(2, 3)), call
+
+    def forward(self, *args, **kwargs):
+        return self.call(self, *args, **kwargs)
+
+
+def test_random_numbers_are_a_function_of_the_unit_and_the_key():
+    before = torch.get_rng_state()
+    model = Calls(lambda *_, **__: torch.dropout(torch.ones(64), 0.5, True))
+
+    def drop(key, *args, **kwargs):
+        return tuple(step.outputs(model, (args, kwargs), key).tolist())
 
     x = torch.arange(3.0)
-    cases = [(x, 1), (x, 2), (x + 1, 1), ([x, x], 1), ({'a': x}, 1)]
-    found = [step.outputs(model, u, drop, k) for u, k in cases]
-    assert torch.equal(found[0], step.outputs(model, x.clone(), drop, 1))
-    assert torch.equal(found[0], found[4])
-    assert len({tuple(f.tolist()) for f in found}) == 4
-    # Names of a unit in their order, whatever that of a dictionary is.
-    one = step.outputs(model, {'a': x, 'b': x + 1}, drop, 1)
-    two = step.outputs(model, {'b': x + 1, 'a': x}, drop, 1)
-    swapped = step.outputs(model, {'a': x + 1, 'b': x}, drop, 1)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, swapped)
+    first = drop(1, x)
+    assert first == drop(1, x.clone()) == drop(1, a=x) == drop(1, [x])
+    cases = [drop(2, x), drop(1, x + 1), drop(1, x, x), drop(1, a=x, b=x + 1)]
+    assert len({first, *cases}) == 5
+    # Names in their order, whatever that of a dictionary is.
+    assert cases[3] == drop(1, b=x + 1, a=x)
+    assert cases[3] != drop(1, a=x + 1, b=x)
     sparse = torch.eye(3).to_sparse_csr()
-    dense = step.outputs(model, torch.eye(3), drop, 1)
-    assert torch.equal(step.outputs(model, sparse, drop, 1), dense)
+    assert drop(1, sparse) == drop(1, torch.eye(3)) != first
+    data = Data(x=x, y=2 * x)
+    assert drop(1, data) == drop(1, {'y': 2 * x, 'x': x}) != first
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_unit_is_not_written_to_and_weights_are_refused():
-    def writes(module, unit):
-        unit['x'].zero_()
-        return module(unit['x'])
+    def writes(module, x, more, data):
+        for each in (x, more[0], data.x, more[1]['y']):
+            each.zero_()
+        data.z, more[1]['z'] = 1, 1
+        return x @ module.weight.t()
 
-    def moves(module, unit):
+    def moves(module, x):
         with torch.no_grad():
             module.weight += 1
-        return module(unit['x'])
+        return x @ module.weight.t()
 
-    (unit,) = units(1)
-    model = nn.Linear(3, 2)
-    step.alone(model, unit, writes, ones, 0)
-    assert bool(unit['x'].any())
+    x = torch.ones(1, 3)
+    unit = (x, (x + 1, {'y': x + 2}), Data(x=x + 3)), {}
+    step.alone(Calls(writes), unit, ones, 0)
+    (one, (two, named), data), _ = unit
+    assert one.all()
+    assert two.all()
+    assert named['y'].all()
+    assert data.x.all()
+    assert 'z' not in named
+    assert 'z' not in data
     with pytest.raises(ValueError, match='leave its weights'):
-        step.alone(model, unit, moves, ones, 0)
+        step.alone(Calls(moves), ((x,), {}), ones, 0)
 
 
 def test_gradients_are_those_of_the_trained_weights_in_their_order():
@@ -214,10 +228,10 @@ def test_gradients_are_those_of_the_trained_weights_in_their_order():
     model.register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
         # Whoever calls it may be in any mode.
-        found = step.alone(model, unit, run, lambda out: 2 * ones(out), 0)
+        found = step.alone(model, unit, lambda out: 2 * ones(out), 0)
     trained = [p for p in model.parameters() if p.requires_grad]
     wanted = torch.autograd.grad(
-        2 * model(unit['x']).sum(), trained, allow_unused=True
+        2 * model(*unit[0]).sum(), trained, allow_unused=True
     )
     assert len(found) == len(wanted) == 4
     for one, other in zip(found, wanted, strict=True):

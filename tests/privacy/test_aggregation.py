@@ -14,7 +14,6 @@ from torch_geometric.nn import GCNConv
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation
-from pyg_trust.transforms import AGP
 
 RELATIONS = [
     {'relation': 'edge'},
@@ -272,17 +271,6 @@ def test_a_checkpoint_that_forgot_what_it_cost_is_refused():
         fresh.report()
     fresh.load_state_dict(state)
     assert fresh.report().epsilon == pytest.approx(8.0, rel=1e-3)
-
-
-def test_predictions_of_propagated_rows_are_refused():
-    # "Predictions never read an edge": these rows have read them before.
-    data = graph()
-    model = PrivateNodeClassifier('node', **QUICK).fit(data)
-    mixed = AGP('appnp', alpha=0.1)(copy.copy(data)).x
-    assert mixed.shape == data.x.shape
-    for ask in (model.logits, lambda x: model.predict(x=x)):
-        with pytest.raises(ValueError, match="'x' needs rows"):
-            ask(mixed)
 
 
 class Couples(nn.Module):

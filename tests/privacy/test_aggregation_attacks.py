@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import SimpleConv
-from torch_geometric.transforms import SIGN
 from torch_geometric.utils import to_undirected
 
 from pyg_trust.functional import (
@@ -320,60 +318,6 @@ def test_an_encoder_of_rows_is_not(layer):
     )
     report = model.fit(data).report()
     assert 'encoder and head hold nothing of the edges' in report.explain()
-
-
-SIGNS = {
-    'beside the features': lambda d: torch.cat([d.x, d.x1, d.x2], 1),
-    'one hop beside': lambda d: torch.cat([d.x, d.x1], 1),
-    'in their place': lambda d: d.x2,
-    'sparse': lambda d: torch.cat([d.x, d.x1], 1).to_sparse_csr(),
-    'in double': lambda d: torch.cat([d.x, d.x1], 1).double(),
-    'in another order': lambda d: torch.cat([d.x1, d.x], 1).flip(1),
-}
-
-
-@pytest.mark.parametrize('how', SIGNS)
-@pytest.mark.parametrize('relation', ['edge', 'node'])
-def test_rows_that_pyg_has_propagated_are_refused(how, relation):
-    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
-    fine = data.x
-    data = SIGN(2)(data)
-    data.x = SIGNS[how](data)
-    model = PrivateNodeClassifier(relation, epsilon=1.0, epochs=1, steps=1)
-    with pytest.raises(ValueError, match='are propagations of others'):
-        model.fit(data)
-    data.x = fine
-    for key in ('x1', 'x2'):
-        del data[key]
-    model.fit(data)
-
-
-def test_means_and_sums_of_neighbours_are_refused():
-    data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
-    conv = SimpleConv(aggr='mean')
-    for aggr in ('mean', 'sum'):
-        conv = SimpleConv(aggr=aggr)
-        made = data.clone()
-        made.x = torch.cat([data.x, conv(data.x, data.edge_index)], 1)
-        with pytest.raises(ValueError, match='are propagations of others'):
-            PrivateAGP(epsilon=1.0, delta=1e-5, relation='edge')(made)
-
-
-@pytest.mark.parametrize('n', [30, 200])
-def test_ordinary_columns_are_no_propagations(n):
-    # One-hot ids, bags of words, constants and copies of columns.
-    pairs = [(i, (i * i + 1) % n) for i in range(2, n)]
-    generator = torch.Generator().manual_seed(1)
-    words = (torch.rand(n, 40, generator=generator) < 0.2).float()
-    for x in (
-        torch.eye(n),
-        words,
-        torch.ones(n, 3),
-        words.repeat(1, 2),
-        torch.randint(3, (n, 20), generator=generator).float(),
-    ):
-        model = PrivateNodeClassifier('edge', epsilon=1.0, epochs=1)
-        model.fit(graph(pairs, n, x=x))
 
 
 def test_errors_do_not_name_what_is_private():

@@ -211,9 +211,6 @@ def test_columns_of_the_graph_are_refused():
         transform(T.LocalDegreeProfile()(data))
     with pytest.raises(ValueError, match='own'):
         transform(AGP('sgc')(data))
-    # Also of a new object that doesn't say so.
-    with pytest.raises(ValueError, match='own'):
-        transform(Data(x=AGP('sgc')(data).x, edge_index=data.edge_index))
     with pytest.warns(UserWarning, match='random_walk_pe'):
         transform(T.AddRandomWalkPE(3, attr_name='random_walk_pe')(data))
     with pytest.raises(ValueError, match='come from the graph'):

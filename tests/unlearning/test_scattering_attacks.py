@@ -9,10 +9,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from heads import gradient
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust.functional.newton import gradient, minimize
+from pyg_trust.functional.newton import minimize
 from pyg_trust.functional.shifts import (
     compose_shifts,
     gaussian_budget,

@@ -2,15 +2,18 @@ import copy
 import itertools
 import math
 import random
+from fractions import Fraction
 
 import pytest
 import torch
 from graphs import random_graphs, without
+from heads import gradient
 from states import same
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.newton import gradient, hessian_solve, minimize
-from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.functional.heads import hessian_solve
+from pyg_trust.functional.newton import minimize
+from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering
@@ -225,6 +228,25 @@ def test_the_residual_never_exceeds_the_bound(mode, accounting, num_classes):
     assert model.verify().ok
 
 
+@pytest.mark.parametrize('accounting', ['bound', 'paper'])
+def test_a_bound_on_the_account_says_its_size_alone(accounting):
+    # 16 digits of what a step adds test guesses of what was removed.
+    graphs = random_graphs(20)
+    model = make(graphs, accounting=accounting, lam=1e-2, noise_std=1.0)
+    spent = [model.ledger.spent]
+    for name in range(4):
+        report = model.remove(RemovalRequest(nodes={name: [0]}))
+        assert report.action == 'step'
+        more = Fraction(model.ledger.spent) - Fraction(spent[-1])
+        which = 'tight' if accounting == 'bound' else 'paper'
+        assert report.increments[which] <= more
+        spent.append(model.ledger.spent)
+        # But for the rounding of the sum.
+        few = coarse(float(more) * (1 - 1e-12), 4)
+        assert few == pytest.approx(float(more), rel=1e-11, abs=0)
+    assert len(set(spent)) == 5
+
+
 def test_multi_class_shares_one_budget():
     # The certificate is about the joint residual: with the same residual in
     # every class it is sqrt(C) times one class's, not C budgets.
@@ -391,7 +413,8 @@ def test_over_budget():
         after = model.state_dict()
         kept = torch.equal(after['B'], before['B'])
         assert kept == (name == 'refine')
-        assert model.ledger.entries[-1].action == name
+        # A line that stays does not say how: that tells what was removed.
+        assert model.ledger.entries[-1].action == 'measured'
         assert model.ledger.spent < 2.3e-7
 
 

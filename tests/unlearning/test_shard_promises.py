@@ -1,6 +1,8 @@
 """Promises of the sharded unlearner, attacked."""
 
 import copy
+import json
+import pickle
 
 import pytest
 import torch
@@ -16,10 +18,11 @@ from sharded import (
     make,
 )
 from sharded import make_data as graph
-from states import same
+from states import same, without_chance
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GIN, PairNorm, SGConv
 
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning import ShardedUnlearner
@@ -385,3 +388,113 @@ def test_a_division_that_looks_at_more_than_names_is_found(monkeypatch):
     assert not found.differing
     assert found.keys_match
     assert any('that it should not' in line for line in found.leftovers)
+
+
+# What files and pickles tell ################################################
+
+
+def small(**kwargs):
+    return make(KINDS['SGConv'], epochs=1, aggregator='mean', **kwargs)
+
+
+def test_a_folder_does_not_tell_what_was_trained_last(tmp_path):
+    told = []
+    for number, order in enumerate(((3, 9), (9, 3))):
+        folder = tmp_path / str(number)
+        unlearner = small(folder=folder).fit(graph())
+        for name in order:
+            unlearner.remove(RemovalRequest(nodes=[name]))
+        state = without_chance(unlearner.state_dict())
+        del state['ledger']
+        told.append(state)
+        # Names and ledger tell who was removed; nothing else is there.
+        manifest = json.loads((folder / 'manifest.json').read_bytes())
+        assert set(manifest) == {
+            'format',
+            'files',
+            'lineage',
+            'ledger',
+            'queue',
+            'arrived',
+        }
+    assert same(*told)
+
+
+def test_times_that_nobody_has_seen_are_not_made_up(tmp_path):
+    fitted = small(folder=tmp_path).fit(graph())
+    request = RemovalRequest(nodes=[3])
+    assert fitted.plan(request).seconds
+    loaded = small(folder=tmp_path).load()
+    plan = loaded.plan(request)
+    assert plan.seconds == {}
+    assert loaded.report().seconds == {}
+    assert plan.fraction == plan.node_epochs / plan.full_node_epochs
+    with pytest.raises(ValueError, match='no times'):
+        loaded.policy(1.0, 1.0)
+    report = loaded.remove(request)
+    assert sum(report.seconds.values()) > 0
+    assert 0 < report.fraction < 1
+    # What the others take is estimated by what this one took.
+    assert loaded.policy(1.0, 1.0).load[0] > 0
+    first, *_ = report.shards
+    times = loaded._state.work.times()
+    assert times == [times[first]] * SHARDS
+
+
+def test_all_that_a_state_of_shards_has_is_sealed():
+    unlearner = make(epochs=1).fit(graph())
+    good = unlearner.state_dict()
+    one = good['checkpoints'][1]
+    bias = {name: value + 1 for name, value in one['weights'].items()}
+    learnt = {k: v + 1e-3 for k, v in good['aggregator'].items()}
+    other = make(epochs=1)
+    for change in (
+        {'seeded': False},
+        {'fresh': False},
+        {'num_classes': CLASSES - 1},
+        {'aggregator': learnt},
+        {'checkpoints': {**good['checkpoints'], 1: {**one, 'weights': bias}}},
+    ):
+        with pytest.raises(ValueError, match='ledger'):
+            other.load_state_dict({**good, **change})
+    # And in memory.
+    held = unlearner._state
+    unlearner._state = held._replace(seeded=False)
+    assert not unlearner.verify([]).ok
+    unlearner._state = held
+    assert unlearner.verify([]).ok
+    # A line of 0.1 stands for the data alone; its states have times.
+    entries = copy.deepcopy(good['ledger']['entries'])
+    ledger = RemovalLedger(0.0)
+    ledger.record(
+        entries[0]['action'], 0.0, entries[0]['request'], held.seals.root
+    )
+    old = {**good, 'ledger': ledger.state_dict(), 'work': [[], {}, '', []]}
+    other.load_state_dict(old)
+    assert other.verify([]).ok
+
+
+@pytest.mark.parametrize('kind', ['tensor', 'lists'])
+def test_a_pickle_does_not_tell_the_shard_of_a_removed_node(kind):
+    data, kept = graph(), []
+    for shard in (0, 1):
+        given = torch.arange(TRAIN) % SHARDS
+        given[5] = shard
+        if kind == 'lists':
+            names = data.train_mask.nonzero().view(-1)
+            given = [names[given == i] for i in range(SHARDS)]
+        unlearner = make(SG, partition=given, epochs=1, aggregator='mean').fit(
+            data
+        )
+        name = int(data.train_mask.nonzero()[5])
+        unlearner.remove(RemovalRequest(nodes=[name]))
+        for each in (unlearner, pickle.loads(pickle.dumps(unlearner))):
+            kept.append((each._given, each._state.partition))
+            assert each.verify([]).ok
+            with pytest.raises(ValueError, match='forgotten'):
+                each.fit(data)
+            state = each.state_dict()
+            again = make(SG, partition=given, epochs=1, aggregator='mean')
+            again.load_state_dict(state)
+            kept.append((again._given, again._state.partition))
+    assert len(set(kept)) == 1

@@ -194,7 +194,7 @@ def test_a_policy_uses_what_parts_took():
     found = unlearner.policy(1e-9, 1.0)
     # Requests so rare that each is alone.
     rest = sum(work.seconds.values()) - work.seconds['shards']
-    alone = sum(work.shard_seconds) / SHARDS + rest
+    alone = sum(map(sum, work.times())) / SHARDS + rest
     assert found.seconds_per_request[0] == pytest.approx(alone, rel=1e-6)
     sliced = make(epochs=None, slices=[(0.5, 2), (1, 1)]).fit(make_data())
     assert sliced.policy(1.0, 1.0).requests[0] > 1

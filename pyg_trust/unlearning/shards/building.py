@@ -206,18 +206,20 @@ class Building(Stateful):
         return total
 
     def _estimate(
-        self, work: Work, first: dict[int, int]
+        self, work: Work, data: Data, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
         # From what each part took last; over the same of all shards.
+        times = work.times()
+        if times is None:
+            whole = dict.fromkeys(range(self.num_shards), 0)
+            most = max(1, self._node_epochs(data, whole))
+            return {}, self._node_epochs(data, first) / most
         training = sum(
-            sum(work.stage_seconds[shard][stage:])
-            if self.recipe.slices
-            else work.shard_seconds[shard]
-            for shard, stage in first.items()
+            sum(times[shard][stage:]) for shard, stage in first.items()
         )
         seconds = {**work.seconds, 'shards': training}
         total = sum(seconds.values())
-        return seconds, total / (total - training + sum(work.shard_seconds))
+        return seconds, total / (total - training + sum(map(sum, times)))
 
     def _fresh(
         self,
@@ -264,17 +266,10 @@ class Building(Stateful):
             arrived=(),
             seals=Seals(),
             fresh=True,
-            work=Work(
-                (),
-                {},
-                '',
-                (0.0,) * self.num_shards,
-                ((),) * self.num_shards,
-            ),
+            work=self._unseen,
         )
         shards = range(self.num_shards)
-        state = self._build(empty, data, shards, ledger, progress_bar, action)
-        return state._replace(fresh=True)
+        return self._build(empty, data, shards, ledger, progress_bar, action)
 
     def _build(
         self,
@@ -312,14 +307,12 @@ class Building(Stateful):
             lambda: self._aggregate(data, outputs, progress_bar)
         )
         clock.append(time.perf_counter())
-        ledger.record(action, 0.0, request, seals.root)
-        # A state of before slices has none.
-        stages = list(state.work.stage_seconds) or [()] * self.num_shards
-        last = list(state.work.shard_seconds)
+        stages = list(state.work.stage_seconds)
         for shard, taken in zip(trained, how.stage_seconds, strict=True):
             kept = len((begin or {}).get(shard, ()))
-            stages[shard] = (*stages[shard][:kept], *taken)
-            last[shard] = sum(stages[shard])
+            row = (*stages[shard][:kept], *taken)
+            # Where nothing is left to train on, nothing takes time.
+            stages[shard] = (*row, *(0.0,) * (len(stages[shard]) - len(row)))
         names = ('shards', 'handling', 'inference', 'aggregator')
         seconds = {
             name: end - start
@@ -331,18 +324,18 @@ class Building(Stateful):
         seconds['handling'] += (
             time.perf_counter() - started - (clock[-1] - clock[0])
         )
-        return state._replace(
+        state = state._replace(
             data=data,
             checkpoints=made,
             seals=seals,
             outputs=outputs,
             aggregator=aggregator,
             ledger=ledger,
-            fresh=False,
-            work=Work(
-                tuple(shards), seconds, how.trainer, tuple(last), tuple(stages)
-            ),
+            fresh=begin is None,
+            work=Work(seconds, how.trainer, tuple(stages)),
         )
+        ledger.record(action, 0.0, request, state.sealed)
+        return state
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:
         light = without_features(data)

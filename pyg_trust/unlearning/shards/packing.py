@@ -1,7 +1,7 @@
 """The state of shards as plain values, and what goes to which file."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,30 @@ from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.store import ShardStore
 
 # What a folder can be compared by, without reading tensors.
-_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived', 'work')
+_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived')
+
+
+class Forgotten(NamedTuple):
+    """What is left of a partition that was given as tensors.
+
+    Where every node of a fit went may say of a removed one what it held.
+
+    Args:
+        name (str): the kind of tensors that it was.
+    """
+
+    name: str
+
+
+def remembered(partition: Any) -> Any:
+    """A partition after a removal: the method alone, if it was one.
+
+    Args:
+        partition (Any): as it was given.
+    """
+    if isinstance(partition, str | Shards | Forgotten):
+        return partition
+    return Forgotten(described(partition))
 
 
 def plain_data(data: Data) -> dict[str, Any]:
@@ -59,6 +82,8 @@ def plain_partition(partition: Any) -> dict[str, Any]:
         return {'name': repr(partition), **rest}
     if isinstance(partition, str):
         return {'name': partition}
+    if isinstance(partition, Forgotten):
+        return {'name': partition.name}
     if isinstance(partition, Tensor):
         return {'name': 'a tensor', 'shard': partition.tolist()}
     return {'name': 'a list', 'shards': [v.tolist() for v in partition]}
@@ -78,17 +103,15 @@ def fits_partition(plain: dict[str, Any], partition: Any) -> bool:
 def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
     """A partition as a state keeps it: without entries of what was removed.
 
-    Where every node of a fit goes may say of a removed one what it held. The
-    shards of those that remain are in the graph.
+    The shards of those that remain are in the graph.
 
     Args:
         partition (Any): as it was given.
         has_removals (bool): whether anything was removed.
     """
-    plain = plain_partition(partition)
-    if has_removals and not isinstance(partition, Shards):
-        return {'name': plain['name']}
-    return plain
+    return plain_partition(
+        remembered(partition) if has_removals else partition
+    )
 
 
 def described(partition: Any) -> str:
@@ -97,6 +120,8 @@ def described(partition: Any) -> str:
         return repr(partition)
     if isinstance(partition, str):
         return partition
+    if isinstance(partition, Forgotten):
+        return partition.name
     if isinstance(partition, Tensor):
         return 'a tensor'
     return 'a list'

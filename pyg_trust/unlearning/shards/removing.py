@@ -74,7 +74,7 @@ class Removing(Building):
             for shard in touched_shards(light, part.parts[0]):
                 per_shard[shard] += 1
         nodes = self._nodes(data, touched)
-        seconds, fraction = self._estimate(state.work, first)
+        seconds, fraction = self._estimate(state.work, data, first)
         return ShardPlan(
             request=whole.to_dict(),
             shards=touched,
@@ -207,9 +207,12 @@ class Removing(Building):
         """
         work = self._fitted.work
         shares = [share for share, _ in self.recipe.slices] or [1.0]
-        stages: Sequence[Sequence[float]] = work.stage_seconds
-        if not self.recipe.slices:
-            stages = [(seconds,) for seconds in work.shard_seconds]
+        stages = work.times()
+        if stages is None:
+            raise ValueError(
+                'no training was seen, and a saved state has no times: remove '
+                'something first'
+            )
         rest = sum(work.seconds.values()) - work.seconds['shards']
         return batch_plan(stages, shares, rest, rate, max_wait)
 
@@ -378,8 +381,7 @@ class Removing(Building):
         )
         new = new._replace(queue=queue, arrived=arrived)
         nodes = self._nodes(data, touched)
-        whole = dict.fromkeys(range(self.num_shards), 0)
-        full, _ = self._estimate(new.work, whole)
+        _, fraction = self._estimate(new.work, data, first)
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
             secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
@@ -388,7 +390,7 @@ class Removing(Building):
             empty=self._empty(data),
             nodes=nodes,
             node_epochs=self._node_epochs(data, first),
-            fraction=sum(new.work.seconds.values()) / sum(full.values()),
+            fraction=fraction,
             aggregator_nodes=self._sample(data).numel(),
             seconds=new.work.seconds,
             trainer=new.work.trainer,
@@ -401,7 +403,7 @@ class Removing(Building):
             queued=len(queue),
             max_wait=self.max_wait,
             weights=hash_of_shards(new),
-            data=new.seals.root,
+            data=new.ledger.entries[-1].data,
             ledger_head=new.ledger.head,
         )
         # Last of all, so that a removal that fails is none.
@@ -439,5 +441,6 @@ class Removing(Building):
         # With what outputs took that were asked for since.
         found = dict(state.work.seconds)
         if self._on_request and not self._learns and state.outputs is not None:
+            found.setdefault('inference', 0.0)
             found['inference'] += self._asked_seconds
         return found

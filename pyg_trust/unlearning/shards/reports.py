@@ -36,9 +36,11 @@ class ShardPlan(Report):
             no measure of time: an epoch costs what its weights cost, too.
         full_node_epochs (int): the same for all shards.
         seconds (dict): an estimate of what it would take, by part, from
-            what each took last.
+            what each took last; empty where a state was loaded, which has no
+            times, and nothing was trained since.
         fraction (float): their sum over that of training all shards: the
-            cost of the request in that of a full fit.
+            cost of the request in that of a full fit; where times are not
+            known, of :obj:`node_epochs`.
         aggregator_nodes (int): on how many nodes the aggregator would be
             trained again, which every removal takes.
         stages (dict): the first stage of every shard that would be trained
@@ -192,7 +194,8 @@ class ShardReport(Report):
         max_wait (float, optional): seconds after which ``flush_if_due()``
             forgets them.
         max_requests (int, optional): how many make it do so at once.
-        seconds (dict): what the last training took, by part.
+        seconds (dict): what the last training took, by part; empty where
+            nothing was trained since a load.
         trainer (str): how the shards were trained last.
         assumptions (tuple[str, ...]): what the guarantee rests on.
         origin (dict): versions and settings.

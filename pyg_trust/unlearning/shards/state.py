@@ -22,6 +22,7 @@ from pyg_trust.report import fingerprint_model
 from pyg_trust.seals import (
     Seals,
     content,
+    sealed,
 )
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
@@ -34,6 +35,7 @@ from pyg_trust.unlearning.shards.packing import (
     kept_partition,
     plain_data,
     plain_settings,
+    remembered,
     to_files,
 )
 from pyg_trust.unlearning.shards.products import select_rows
@@ -70,15 +72,36 @@ class Checkpoint(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The last training of shards, and its times."""
+    """What training took, as this object has seen it.
 
-    shards: tuple[int, ...]
+    In no file: it tells which shards were trained again, and when.
+    """
+
+    # Of the parts of the last change; none after a load.
     seconds: dict[str, float]
     trainer: str
-    # Of the last training of every shard.
-    shard_seconds: tuple[float, ...]
-    # And of the stages of it, where there are slices.
-    stage_seconds: tuple[tuple[float, ...], ...] = ()
+    # Of the last training of every stage of every shard.
+    stage_seconds: tuple[tuple[float | None, ...], ...]
+
+    def times(self) -> list[list[float]] | None:
+        """What every stage of every shard takes, as far as it is known.
+
+        The mean of the others where nobody has seen it; :obj:`None` where
+        that is not known either.
+        """
+        means = []
+        for column in zip(*self.stage_seconds, strict=True):
+            known = [value for value in column if value is not None]
+            if not known:
+                return None
+            means.append(sum(known) / len(known))
+        return [
+            [
+                mean if value is None else value
+                for value, mean in zip(row, means, strict=True)
+            ]
+            for row in self.stage_seconds
+        ]
 
 
 class State(NamedTuple):
@@ -110,6 +133,38 @@ class State(NamedTuple):
     seals: Seals
     lineage: Lineage = Lineage()
 
+    @property
+    def sealed(self) -> str:
+        """A digest, for a line of the ledger, of all that a file has."""
+        learnt = {
+            'aggregator': self.aggregator.state_dict(),
+            'shards': {
+                str(shard): {
+                    str(r): weights
+                    for r, weights in enumerate(
+                        [
+                            *(stage.weights for stage in made.stages),
+                            made.weights,
+                        ]
+                    )
+                }
+                for shard, made in enumerate(self.checkpoints)
+            },
+        }
+        return sealed(
+            self.seals.root,
+            self.seeded,
+            self.fresh,
+            self.num_classes,
+            fingerprint_model(learnt),
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the last line of the ledger stands for all that there is."""
+        # Lines of version 0.1 stand for the data alone.
+        return self.ledger.entries[-1].data in (self.sealed, self.seals.root)
+
 
 T = TypeVar('T')
 _Self = TypeVar('_Self', bound='Stateful')
@@ -119,6 +174,7 @@ class Stateful:
     """The part of an unlearner that keeps, saves and loads its state."""
 
     num_shards: int
+    trainer: str
     aggregator_nodes: int
     recipe: Recipe
     folder: Path | None
@@ -207,7 +263,7 @@ class Stateful:
         parts, manifest = store.read()
         new = self._unpacked(from_files(parts, manifest), progress_bar)
         if store.folder == self.folder:
-            self._state = new
+            self._take(new)
             if not self.keep_history and os.access(store.folder, os.W_OK):
                 store.purge()
         else:
@@ -250,6 +306,12 @@ class Stateful:
         if self._state is None:
             raise ValueError('the unlearner needs to be fitted first')
         return self._state
+
+    @property
+    def _unseen(self) -> Work:
+        # Nobody has measured anything.
+        stages = max(1, len(self.recipe.slices))
+        return Work({}, self.trainer, ((None,) * stages,) * self.num_shards)
 
     @property
     def _seed(self) -> int:
@@ -345,7 +407,6 @@ class Stateful:
             'fresh': state.fresh,
             'lineage': list(state.lineage.names),
             'salts': state.seals.state_dict(),
-            'work': [*state.work],
             'data': plain_data(state.data),
             'checkpoints': {
                 shard: made.plain()
@@ -412,10 +473,6 @@ class Stateful:
                     f'the checkpoint of shard {shard} is not that of the '
                     "state's data"
                 )
-        if ledger.entries[-1].data != seals.root:
-            raise ValueError(
-                'the data of the state are not those of its ledger'
-            )
         try:
             num_classes = check_integer('num_classes', packed['num_classes'])
             outputs = None
@@ -447,7 +504,7 @@ class Stateful:
                 f"'state' needs to say when each request came (got "
                 f'{len(arrived)} times of {len(queue)})'
             )
-        return State(
+        state = State(
             seed=other._first_seed,
             seeded=packed['seeded'],
             partition=given,
@@ -460,10 +517,16 @@ class Stateful:
             queue=queue,
             arrived=tuple(arrived),
             fresh=fresh,
-            work=Work(*packed['work']),
+            work=self._unseen,
             seals=seals,
             lineage=lineage,
         )
+        if not state.is_sealed:
+            raise ValueError(
+                'the data or models of the state, or its account, are not '
+                'those of its ledger: something was changed or exchanged'
+            )
+        return state
 
     def _store(self, folder: str | Path | None) -> ShardStore:
         if folder is not None:
@@ -489,7 +552,7 @@ class Stateful:
             )
             state = state._replace(lineage=lineage, arrived=arrived, work=work)
         if self.folder is None:
-            self._state = state
+            self._take(state)
             return
         store = ShardStore(self.folder)
         parts, plain = to_files(self._packed(state))
@@ -503,12 +566,19 @@ class Stateful:
                     goes_on=goes_on,
                 )
             )
-            self._state = state
+            self._take(state)
         except BaseException:
             # After the switch there is no way back.
             if in_force(store, plain):
-                self._state = state
+                self._take(state)
             raise
+
+    def _take(self, state: State) -> None:
+        if not state.ledger.has_removals:
+            self._state = state
+            return
+        self._state = state._replace(partition=remembered(state.partition))
+        self._given = remembered(self._given)
 
     def _from_first(self, work: Callable[[], T]) -> T:
         # Random bits, times and files are those of one process.

@@ -50,6 +50,7 @@ from pyg_trust.unlearning.shards.graph import (
 )
 from pyg_trust.unlearning.shards.inference import ViewRunner
 from pyg_trust.unlearning.shards.packing import (
+    Forgotten,
     described,
 )
 from pyg_trust.unlearning.shards.poisoning import (
@@ -379,6 +380,11 @@ class ShardedUnlearner(Removing):
                 self.max_requests,
             ],
         )
+        if isinstance(self._given, Forgotten):
+            raise ValueError(
+                f"'partition' was {self._given.name}, and is forgotten since "
+                'something was removed: fit a new unlearner'
+            )
         before = self._state
         anew = before is None or before.ledger.has_removals
         if before is not None and before.queue:
@@ -635,6 +641,8 @@ class ShardedUnlearner(Removing):
             aggregator.state_dict(), state.aggregator.state_dict()
         )
         leftovers = (*self._leftovers(state), *self._strangers(state))
+        if not state.is_sealed:
+            leftovers += ('the state is not that of the ledger',)
         return ShardVerifyReport(
             ok=not differing
             and keys

@@ -252,8 +252,6 @@ def quick():
 def snapshot(unlearner):
     """All that a user could tell two states apart by."""
     state = without_chance(unlearner.state_dict())
-    # How long it took is no part of it.
-    state.pop('work')
     return {**state, 'outputs': unlearner.outputs}
 
 

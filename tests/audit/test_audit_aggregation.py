@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_trust.privacy import audit_aggregation, audit_training, empirical_mu
+from pyg_trust.audit import audit_aggregation, audit_training, empirical_mu
 from pyg_trust.transforms import PrivateAGP
 
 ROOT = math.sqrt(2)
@@ -76,36 +76,51 @@ def test_records_of_any_degree(size):
     report = audit_aggregation(release, 'node', 2.0, canaries, **arguments)
     assert 1.2 < report.mu_lower <= 2.0
     # Sums without weights, accounted as if they had them.
-    report = audit_aggregation(faulty(0.5), 'node', 2.0, canaries, **arguments)
+    report = audit_aggregation(faulty(1.0), 'node', 2.0, canaries, **arguments)
     assert report.violated == (size > 1)
+    blank = right(relation='node', directed=True, form='withdraw')
     # A record against a blank, where any other was claimed.
-    report = audit_aggregation(
-        right(relation='node', directed=True),
-        *('node', 2.0, canaries),
-        form='replace',
-        **arguments,
-    )
+    report = audit_aggregation(blank, 'node', 2.0, canaries, **arguments)
     assert report.violated
+    # As it was claimed; and the weaker pair tells half of the claim at most.
     report = audit_aggregation(
-        right(relation='node', directed=True, form='replace'),
-        *('node', 2.0, canaries),
-        form='replace',
-        **arguments,
+        *(blank, 'node', 2.0, canaries), form='withdraw', **arguments
     )
-    assert not report.violated
+    assert 1.2 < report.mu_lower <= 2.0
+    report = audit_aggregation(
+        *(release, 'node', 2.0, canaries), form='withdraw', **arguments
+    )
+    assert report.mu_lower <= 1.0
+
+
+def test_incident_records_go():
+    for form in ('withdraw', 'replace'):
+        report = audit_aggregation(
+            right(
+                relation='node_incident',
+                directed=True,
+                form=form,
+                max_degree=3,
+            ),
+            *('node_incident', 2.0, 2000),
+            form=None if form == 'withdraw' else form,
+            list_size=3,
+            seed=0,
+        )
+        assert 1.2 < report.mu_lower <= 2.0
 
 
 def test_features_over_public_edges():
     for form in ('withdraw', 'replace'):
         release = right(relation='feature', form=form)
         report = audit_aggregation(
-            release, 'feature', 2.0, 4000, form=form, seed=0
+            *(release, 'feature', 2.0, 4000),
+            form=None if form == 'replace' else form,
+            seed=0,
         )
         assert 1.2 < report.mu_lower <= 2.0
     release = right(relation='feature', form='withdraw')
-    report = audit_aggregation(
-        release, 'feature', 2.0, 4000, form='replace', seed=0
-    )
+    report = audit_aggregation(release, 'feature', 2.0, 4000, seed=0)
     assert report.violated
 
 
