@@ -268,5 +268,7 @@ def test_no_file_of_the_kernel_is_long():
     assert max(sizes.values()) <= 700, sizes
     # What proves, and what says: claims, their fields and sentences, chains.
     says = sum(sizes[f'{name}.py'] for name in APART)
-    assert sum(sizes.values()) - says <= 3500, sizes
+    # A step has 350 of these for itself.
+    assert sizes['step.py'] <= 350, sizes
+    assert sum(sizes.values()) - says <= 3850, sizes
     assert says <= 1600, sizes
