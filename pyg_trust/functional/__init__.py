@@ -32,22 +32,10 @@ from pyg_trust.functional.budget import (
     pagerank_bounds,
     refine_pagerank_bounds,
 )
-from pyg_trust.functional.chebyshev import (
-    Chebyshev,
-    chebyshev,
-)
-from pyg_trust.functional.clustering import (
-    SweepCut,
-    sweep_cut,
-    uniform_signal,
-)
-from pyg_trust.functional.confidence import (
-    clopper_pearson,
-)
-from pyg_trust.functional.diffusion import (
-    diffuse,
-    diffusion_error,
-)
+from pyg_trust.functional.chebyshev import Chebyshev, chebyshev
+from pyg_trust.functional.clustering import SweepCut, sweep_cut, uniform_signal
+from pyg_trust.functional.confidence import clopper_pearson
+from pyg_trust.functional.diffusion import diffuse, diffusion_error
 from pyg_trust.functional.estimates import (
     Plan,
     eps_for,
@@ -116,10 +104,7 @@ from pyg_trust.functional.partition_methods import (
     partition_quality,
     round_partition,
 )
-from pyg_trust.functional.perturbations import (
-    Perturbations,
-    Policy,
-)
+from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.poisson import (
     calibrate_poisson,
     poisson_epsilon,
@@ -150,17 +135,9 @@ from pyg_trust.functional.private_propagation import (
     scaled_propagate,
 )
 from pyg_trust.functional.program import linear_program
-from pyg_trust.functional.propagation import (
-    propagate,
-)
-from pyg_trust.functional.queries import (
-    prune_bound,
-    query,
-)
-from pyg_trust.functional.receivers import (
-    choose_receivers,
-    received_lists,
-)
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.queries import prune_bound, query
+from pyg_trust.functional.receivers import choose_receivers, received_lists
 from pyg_trust.functional.removal_bounds import (
     feature_removal_bound,
     node_removal_bound,

@@ -63,11 +63,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.functional import pld
-from pyg_trust.functional.accounting import (
-    History,
-    check_history,
-    least_noise,
-)
+from pyg_trust.functional.accounting import History, check_history, least_noise
 from pyg_trust.functional.mechanisms import (
     Orders,
     check_lam,

@@ -276,6 +276,9 @@ def _of_others(v: Fields, sums: float) -> Texts:
     delta = number('delta', v['delta'])
     mu2 = Fraction(sums) ** 2
     degrees = v['degree_curve']
+    if len(degrees) > 20:
+        yield 'degree_curve: it has more than 20 degrees'
+        return
     claims = [(mu2 * d / v['max_degree'], e) for d, e in degrees]
     if (v['form'] == 'withdraw') != (v['epsilon_replace'] is not None):
         yield 'epsilon_replace: it is of the form of a blank record'

@@ -16,7 +16,6 @@ from pyg_trust.kernel.sentences import (
 )
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
-from pyg_trust.privacy.state import public_fingerprint
 from pyg_trust.report import (
     Guarantee,
     Report,
@@ -310,7 +309,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             loader.assumptions(),
             engine._noise_kind,
         ),
-        data=public_fingerprint(loader),
+        data=loader.fingerprint(),
         provenance=provenance(
             loss_reduction=engine.loss_reduction,
             sampler=loader.setting(),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import check_integer, check_ledger
@@ -28,9 +27,6 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
-from pyg_trust.privacy.norms import estimate
-from pyg_trust.privacy.state import public_fingerprint
-from pyg_trust.privacy.validation import Criterion, Forward
 from pyg_trust.privacy.wrappers import Single
 
 _BATCH, _NOISE = 1, 2
@@ -262,7 +258,7 @@ class Spending(Single):
     def _account(self, loader: StepLoader) -> Accountant:
         # The account for a loader, or a new one that is nobody's yet.
         if self._accountant is not None:
-            if public_fingerprint(loader) != self._data:
+            if loader.fingerprint() != self._data:
                 raise ValueError(
                     "'data_loader' needs to have the data of the first one"
                 )
@@ -322,7 +318,7 @@ class Spending(Single):
         accountant = self._account(loader)
         if self._accountant is not None:
             return accountant
-        data = public_fingerprint(loader)
+        data = loader.fingerprint()
         ledger = None
         try:
 
@@ -361,70 +357,6 @@ class Spending(Single):
         }
         assert self._ledger_path is not None
         return PrivacyLedger(self._ledger_path, header, self._ledger_head)
-
-    def estimate_max_grad_norm(
-        self,
-        *,
-        module: nn.Module,
-        data_loader: StepLoader,
-        criterion: Criterion,
-        percentile: float = 50.0,
-        epsilon: float | None = None,
-        bounds: tuple[float, float] = (1e-3, 1e3),
-        public: bool = False,
-        insist: bool = False,
-        forward: Forward | None = None,
-        progress_bar: bool = False,
-    ) -> float:
-        r"""A clipping norm from a percentile of the gradients' norms.
-
-        The percentile itself is a function of private data and must not be
-        used. Say which of these holds:
-
-        - ``epsilon``: a private estimate
-          (:func:`pyg_trust.functional.private_quantile`) that spends it, on
-          top of training; it is on the account before it is returned.
-        - ``public``: the loader has public data. Nothing is spent.
-        - ``insist``: the percentile as it is, with a warning; the report then
-          says that its :math:`\epsilon` leaves this release out.
-
-        Args:
-            module (torch.nn.Module): the model, at weights that were not
-                trained on private data without noise.
-            data_loader (StepLoader): the loader; all units of its first
-                partition are looked at.
-            criterion (callable): ``criterion(output, target)``, a mean of one
-                term per row.
-            percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): what to spend. (default: :obj:`None`)
-            bounds (tuple): the least and the greatest answer.
-                (default: :obj:`(1e-3, 1e3)`)
-            public (bool): as above. (default: :obj:`False`)
-            insist (bool): as above. (default: :obj:`False`)
-            forward (callable, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
-
-        Raises:
-            ValueError: unless exactly one of the three is given, or a number
-                is out of range.
-            BudgetExceededError: if it would exceed the budget of
-                :meth:`make_private`; nothing is spent.
-        """
-        return estimate(
-            self,
-            module,
-            data_loader,
-            criterion,
-            percentile,
-            epsilon,
-            bounds,
-            public,
-            insist,
-            forward,
-            progress_bar,
-        )
 
     def close(self) -> None:
         """Closes the ledger's file."""
