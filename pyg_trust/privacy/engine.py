@@ -30,7 +30,6 @@ from pyg_trust.loader import StepLoader
 from pyg_trust.privacy import state as checkpoints
 from pyg_trust.privacy.accountant import (
     RELATION,
-    FDPAccountant,
 )
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
@@ -147,8 +146,10 @@ class PrivacyEngine(NormEstimates):
     Args:
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or
             :obj:`'rdp_wor'` (the paper's) without replacement,
-            :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``, and
-            :obj:`'rdp_fdp'` for an :class:`~pyg_trust.loader.EgoLoader`. By
+            :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``. For
+            an :class:`~pyg_trust.loader.EgoLoader`
+            :obj:`'pld_group_wor'` or :obj:`'rdp_fdp'` (the paper's) without
+            replacement, and :obj:`'pld_group'` by coins. By
             default the first that fits the sampling. One that was added to
             :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the sampling and
             relation that it names; reports then say whose it is.
@@ -217,9 +218,9 @@ class PrivacyEngine(NormEstimates):
             optimizer (torch.optim.Optimizer): with the model's trainable
                 parameters, all of them and no others.
             data_loader (StepLoader): a
-                :class:`~pyg_trust.loader.DisjointWalkLoader` or, for the
-                baseline, an :class:`~pyg_trust.loader.EgoLoader`. It is taken
-                over: iterate over the one returned.
+                :class:`~pyg_trust.loader.DisjointWalkLoader` or, for whole
+                neighbourhoods, an :class:`~pyg_trust.loader.EgoLoader`. It is
+                taken over: iterate over the one returned.
             noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
                 which is :math:`2\lambda`.
             max_grad_norm (float or AdaptiveNorm): :math:`C`. It has to be
@@ -651,9 +652,7 @@ class PrivacyEngine(NormEstimates):
                 f'{self._group.size}): make it before, or after training'
             )
         training, accountant = self._attached(), self.accountant
-        if accountant.relation != RELATION or isinstance(
-            accountant, FDPAccountant
-        ):
+        if accountant.relation != RELATION or accountant.occurrences > 1:
             raise ValueError(
                 f"'mu' of a release goes on an account of '{RELATION}' with "
                 'batches of disjoint subgraphs '

@@ -213,14 +213,17 @@ class PrivacyReport(Report):
         return '\n'.join(lines)
 
     def _draw(self) -> str:
+        seen = ''
+        if self.units_per_row > 1:
+            seen = f'; at most {self.units_per_row} of all units see a row'
         if self.sampling == 'poisson':
             return (
                 f'Each step draws every unit ({self.unit}) by a coin of its '
-                f'own and divides by {self.batch_size}'
+                f'own and divides by {self.batch_size}{seen}'
             )
         return (
             f'Each step draws {self.batch_size} units ({self.unit}), '
-            f'{self.sampling}'
+            f'{self.sampling}{seen}'
         )
 
     def _clip(self) -> str:

@@ -17,12 +17,14 @@ from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
+    EGO_ACCOUNTS,
     FDP,
+    GROUP,
+    GROUP_WOR,
     POISSON,
     POISSON_SAMPLING,
     SAMPLING,
     Accountant,
-    FDPAccountant,
     PoissonAccountant,
     create_accountant,
 )
@@ -268,18 +270,22 @@ class Spending(Single):
                     f"'data_loader' needs sampling and relation {self._law}, "
                     f'as the first one (got {law})'
                 )
+            if loader.terms != self._accountant.occurrences:
+                raise ValueError(
+                    "'data_loader' needs units of which a row is in up to "
+                    f'{self._accountant.occurrences}, as the account counts '
+                    f'(got {loader.terms})'
+                )
             return self._accountant
         kind = self._kind
-        if isinstance(loader, EgoLoader) != (kind == FDP):
-            raise ValueError(
-                f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
-                f'no other (got {kind!r} for a {type(loader).__name__})'
-            )
-        if isinstance(loader, EgoLoader):
-            return FDPAccountant(
-                loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
-            )
         coins = loader.sampling == POISSON_SAMPLING
+        if isinstance(loader, EgoLoader):
+            return _ego_account(loader, kind, coins)
+        if kind in EGO_ACCOUNTS:
+            raise ValueError(
+                f"'accountant' can be {kind!r} for an EgoLoader alone (got a "
+                f'{type(loader).__name__})'
+            )
         if kind is None:
             kind = POISSON if coins else 'pld_wor'
         if ACCOUNTANTS.is_own(kind):
@@ -362,6 +368,31 @@ class Spending(Single):
         """Closes the ledger's file."""
         if self._ledger is not None:
             self._ledger.close()
+
+
+def _ego_account(
+    loader: EgoLoader, kind: str | None, coins: bool
+) -> Accountant:
+    # A row is in several units: of the accounts of one, none is right.
+    fitting = (GROUP,) if coins else (GROUP_WOR, FDP)
+    if kind not in (None, *fitting):
+        raise ValueError(
+            "'accountant' needs to be "
+            f'{" or ".join(map(repr, fitting))} for an EgoLoader with '
+            f'sampling={loader.sampling!r} (got {kind!r})'
+        )
+    if kind == FDP:
+        return create_accountant(
+            FDP,
+            num_nodes=loader.num_subgraphs,
+            batch_size=loader.subgraphs_per_batch,
+            terms=loader.terms,
+        )
+    return create_accountant(
+        fitting[0],
+        num_roots=loader.num_subgraphs,
+        occurrences=loader.terms,
+    )
 
 
 def _lines(accountant: Accountant) -> Counter[tuple[float, float]]:
