@@ -13,7 +13,17 @@ import numpy as np
 
 from ..kernel.claims import amount, count
 from ..kernel.pagerank import additions, digest, prove
-from ..kernel.votes import bounds, level, radius, regions, stays, table
+from ..kernel.votes import (
+    answers,
+    bounds,
+    least,
+    level,
+    needed,
+    radius,
+    regions,
+    stays,
+    table,
+)
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
 _SCENARIOS = ('removals', 'additions', 'both', 'explicit')
@@ -120,6 +130,8 @@ def _smoothed_counts(
     alpha = float(values['alpha'])
     for name in set(values['answered']) - set(values['certified']):
         yield FAILS, f'{name}: they are answered, and nothing is certified'
+    if values['answered'] and values['look']:
+        yield FAILS, 'a run that ended early has no answers to promise'
     known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     pairs, patterns = {(row[1], row[2]) for row in rows}, 0
     if len(pairs) * samples**2 > _SUMS:
@@ -130,15 +142,14 @@ def _smoothed_counts(
             known[top, runner_up] = bounds(
                 *(top, runner_up, samples, classes, alpha, values['classes'])
             )
+    answered = _Answers(values, samples)
     for name, claimed in values['certified'].items():
-        if values['answered'].get(name, 0) > claimed:
-            yield FAILS, f'{name}: more are answered than stay'
         match = _BUDGET.fullmatch(name)
         if match is None:
             yield FAILS, f'{name!r} is no number of changes'
             continue
         kind, budget = match[1], (int(match[2]), int(match[3]))
-        again = 0
+        again = answer = 0
         groups: dict[tuple[Change, ...], list[list[int]]] = {}
         for row in rows:
             groups.setdefault(_changes(values, row, kind, budget), []).append(
@@ -157,11 +168,55 @@ def _smoothed_counts(
                 for pair in {(row[1], row[2]) for row in part}
             }
             again += sum(row[0] for row in part if stay[row[1], row[2]])
+            answer += sum(
+                row[0]
+                for row in part
+                if stay[row[1], row[2]]
+                and answered.given(known[row[1], row[2]][0], made)
+            )
+        said = f'for up to {budget[0]} added and {budget[1]} deleted of the '
+        said += kind
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
-            f'{claimed} stay for up to {budget[0]} added and {budget[1]} '
-            f'deleted of the {kind}, {again} by the recorded votes',
+            f'{claimed} stay {said}, {again} by the recorded votes',
         )
+        if name in values['answered']:
+            claimed = count(name, values['answered'][name])
+            yield (
+                HOLDS if 0 <= claimed <= answer else FAILS,
+                f'{claimed} have an answer {said}, {answer} by the recorded '
+                'votes',
+            )
+
+
+class _Answers:
+    # Of which bounds the classifier answers in every run but one in 1 / alpha.
+
+    def __init__(self, values: dict[str, Any], samples: int) -> None:
+        alpha = Fraction(float(values['alpha']))
+        self.tolerance = Fraction(float(values['tolerance']))
+        share = alpha / 2 if values['classes'] == 'all' else alpha
+        self.wanted = bool(values['answered'])
+        chosen = count('num_selection', values['num_selection'], 1)
+        if self.wanted:
+            least_votes = needed(samples, share, self.tolerance)
+            self.run = (samples, least_votes, chosen, alpha)
+        # More answers, less does not.
+        self.enough, self.few = Fraction(2), Fraction(0)
+
+    def given(
+        self, bound: Fraction, parts: list[tuple[Fraction, Fraction]]
+    ) -> bool:
+        if not self.wanted:
+            return False
+        low = max(bound - self.tolerance, Fraction(0))
+        left = least(low, parts) - self.tolerance
+        if self.few < left < self.enough:
+            if answers(left, *self.run):
+                self.enough = left
+            else:
+                self.few = left
+        return left >= self.enough
 
 
 def _changes(

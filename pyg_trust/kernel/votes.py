@@ -19,6 +19,11 @@ order of :math:`c / d`, from the top, the last one in part. In fractions.
 **Two classes.** The class stays if its least probability exceeds one half,
 or the most that any other can have.
 
+**Answers.** A later run finds the class by more than half of :math:`m` copies
+and bounds it above one half by :math:`n` others, but for a chance of
+:math:`P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k]`, where
+:math:`k` is the least count with such a bound.
+
 **Views and shards.** Each of :math:`k` changed votes may go from the class to
 another one. With counts :math:`a` against :math:`b` the class stays while
 :math:`a - k > b + k`, or they are equal and ties are for the first of the
@@ -41,6 +46,8 @@ Change = tuple[int, int, Number, Number]
 BITS = 160
 # pi is less.
 PI = Fraction(3141592653589793239, 10**18)
+# Bounds in floats are off by less.
+SURE = Fraction(1, 2**38)
 
 
 def up(a: int, b: int) -> int:
@@ -233,6 +240,41 @@ def stays(
         return True
     high = min(upper, 1 - lower) + Fraction(tolerance)
     return kept > 1 - least(1 - min(high, Fraction(1)), parts)
+
+
+def needed(n: int, level: Number, tolerance: Number) -> int:
+    """The least count of n whose bound is above one half, and n + 1 if none.
+
+    Args:
+        n (int): how many vote.
+        level (float): of the bound.
+        tolerance (float): of the sampler, which is taken off.
+    """
+    half = Fraction(1, 2) + Fraction(tolerance) + SURE
+    low, high = n // 2, n + 1
+    while low < high:
+        middle = (low + high) // 2
+        if proves(n, middle, half, level):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
+    """Whether a class of probability p has an answer, but for a failure.
+
+    Args:
+        p (Fraction): at least so much.
+        n (int): how many bound its probability.
+        k (int): of :func:`needed`.
+        m (int): how many choose the class.
+        failure (float): with which probability it may have none.
+    """
+    if p <= Fraction(1, 2):
+        return False
+    missed = tail_up(n, n - k + 1, 1 - p) + tail_up(m, m - m // 2, 1 - p)
+    return missed <= Fraction(failure)
 
 
 # Views and shards ###########################################################
