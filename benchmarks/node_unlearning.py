@@ -28,9 +28,10 @@ from torch_geometric.data import Data
 
 from pyg_trust.functional import appnp, gaussian_budget, propagate, sgc
 from pyg_trust.functional.feature_errors import column_residual
-from pyg_trust.functional.heads import Gradient, Objective, refine, targets
+from pyg_trust.functional.heads import Gradient, Objective, targets
 from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.newton import refine
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier

@@ -58,7 +58,7 @@ from torch_geometric.utils import ppr
 
 from pyg_trust import functional as F
 from pyg_trust.functional import Measure
-from pyg_trust.functional.propagation import _levels
+from pyg_trust.functional.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 
@@ -427,7 +427,7 @@ def compile_algorithm2() -> Callable[..., tuple[Tensor, Tensor]]:
                 work[name] = torch.zeros(n)
             work['touched'] = torch.zeros(n + 1, dtype=torch.int32)
         layout = graph.push_graph(measure.a, torch.float32, measure.along)
-        _, ratio, keep = _levels(measure)
+        _, ratio, keep = push_levels(measure)
 
         def at(tensor: Tensor | None) -> ctypes.c_void_p:
             return ctypes.c_void_p(

@@ -27,7 +27,8 @@ import torch
 from common import result
 from scattering import load, write_csv
 
-from pyg_trust.functional.newton import gradient, minimize
+from pyg_trust.functional.heads import LOSSES, Objective
+from pyg_trust.functional.newton import minimize
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
@@ -156,8 +157,9 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
 def slope(model: ScatteringClassifier) -> torch.Tensor:
     """The gradient at the solution."""
     now = model._fitted
-    rows = (now.train.Z, now.train.Y, now.W, now.B)
-    return gradient(*rows, model.lam, model.loss)
+    train, mu = now.train, model.lam * len(now.train.graphs)
+    objective = Objective(train.Z, train.Y, mu, LOSSES[model.loss], now.B)
+    return objective.gradient(now.W).value
 
 
 def lbfgs(model: Any, lam: float) -> torch.Tensor:

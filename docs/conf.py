@@ -134,6 +134,7 @@ CAPABILITIES = {
         'nn.partitioner',
         'nn.shard_aggregator',
         'functional.newton',
+        'functional.rows',
         'functional.shifts',
         'functional.removal_bounds',
         'functional.scattering',

@@ -1,7 +1,7 @@
 """Audits four ways to forget: two that hold, two that only claim to.
 
 Each is an object with four methods (fit, remove, predict_proba, released), as
-``pyg_trust.unlearning.Subject`` asks for. Two are of this package: exact
+``pyg_trust.audit.Subject`` asks for. Two are of this package: exact
 shards, and a certified node classifier. Two follow published ideas, written
 anew here in their shortest form:
 
@@ -29,15 +29,17 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 from torch_geometric.utils import stochastic_blockmodel_graph
 
-from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.unlearning import (
-    AuditReport,
-    NodeClassifier,
+from pyg_trust.audit import (
     NodeSubject,
+    RemovalAudit,
     ShardedSubject,
-    ShardedUnlearner,
     Subject,
     audit_removal,
+)
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    ShardedUnlearner,
 )
 
 CLASSES, CHANNELS, EPOCHS = 3, 8, 40
@@ -199,7 +201,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 }
 
 
-def audit(name: str, worlds: int, seed: int) -> AuditReport:
+def audit(name: str, worlds: int, seed: int) -> RemovalAudit:
     """The audit of one way to forget ten training nodes."""
     data = make_data()
     gone = data.train_mask.nonzero().view(-1)[::9][:10]

@@ -32,11 +32,11 @@ from torch_geometric.datasets import Planetoid
 from pyg_trust.functional import propagate, removal_budget, sgc
 from pyg_trust.functional.heads import (
     Objective,
-    refine,
-    step_bound,
     targets,
 )
-from pyg_trust.functional.newton import spectral_norm
+from pyg_trust.functional.newton import refine
+from pyg_trust.functional.removal_bounds import tight_bound
+from pyg_trust.functional.rows import spectral_norm
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
 
@@ -150,7 +150,7 @@ class Account:
             self.spent += float(parts.sum()) * radius * size / 4
             self.spent += more * P.size(1)
         else:
-            self.spent += step_bound(after, P, 'ovr')
+            self.spent += tight_bound(after.Z, P, 'ovr')
         self.W = self.W + P
         if self.spent > self.budget:
             self.W = refine(after, self.W, 1e-9, 50).W

@@ -23,12 +23,8 @@ from typing import Any
 import torch
 from torch_geometric.datasets import TUDataset
 
-from pyg_trust.functional.newton import (
-    gradient,
-    hessian_solve,
-    loss_derivatives,
-    minimize,
-)
+from pyg_trust.functional.heads import Objective, curvatures, hessian_solve
+from pyg_trust.functional.newton import minimize
 from pyg_trust.functional.removal_bounds import paper_bound, tight_bound
 from pyg_trust.functional.shifts import removal_budget
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -295,19 +291,20 @@ def residuals(name: str, graphs: list) -> dict[str, list]:
     }
     paper = tight = 0.0
     for request in one_node_of(train, 0.9, 0):
-        before = gradient(Z, Y, W, B, lam, 'logistic')
+        before = Objective(Z, Y, lam * n, 'ovr', B).gradient(W).value
         for i, part in request.parts.items():
             train[i] = remove_from_data(train[i], part)
             Z = Z.index_copy(
                 0, torch.tensor([i]), transform.embed(train[i], torch.float64)
             )
-        change = before - gradient(Z, Y, W, B, lam, 'logistic')
-        _, curvature = loss_derivatives(Z @ W, Y, 'logistic')
+        objective = Objective(Z, Y, lam * n, 'ovr', B)
+        change = before - objective.gradient(W).value
+        curvature = curvatures(Z @ W, Y, 'ovr')
         P = hessian_solve(Z, curvature, lam * n, change)
         W = W + P
         paper += paper_bound(Z, P)
         tight += tight_bound(Z, P)
-        true = float(gradient(Z, Y, W, B, lam, 'logistic').norm())
+        true = objective.gradient(W).norm.measured
         for curve, value in zip(
             curves.values(), (paper, tight, true), strict=True
         ):

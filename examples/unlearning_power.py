@@ -41,12 +41,9 @@ from torch_geometric.utils import (
 )
 
 from pyg_trust import rng
+from pyg_trust.audit import MembershipReport, membership_inference
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.unlearning import (
-    MembershipReport,
-    ShardedUnlearner,
-    membership_inference,
-)
+from pyg_trust.unlearning import ShardedUnlearner
 
 matplotlib.use('Agg')
 from matplotlib import pyplot

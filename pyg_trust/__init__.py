@@ -6,6 +6,7 @@ from types import ModuleType
 __version__ = '0.1.0'
 
 _PACKAGES = (
+    'audit',
     'certificates',
     'functional',
     'loader',

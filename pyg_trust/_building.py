@@ -1,4 +1,4 @@
-"""From lists of edges to sorted rows: checks, sorting, duplicates.
+"""Build sorted rows from lists of edges: checks, sorting, duplicates.
 
 On the CPU by a counting sort in C++ (``csrc/cpu/sort.cpp``), which holds a
 cursor per node and nothing per edge but the rows; elsewhere by torch.
@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import REAL, check_dtype, check_integer
 
-# To who has a graph of several kinds of nodes.
+# Hint for graphs with several kinds of nodes.
 MAKE_HOMOGENEOUS = (
     ': HeteroData.to_homogeneous() makes one, and so does a Data of one kind '
     'of nodes and their edges'
@@ -110,7 +110,7 @@ def check_data(data: Any, advice: str = '') -> None:
 def sort_edges(
     row: Tensor, col: Tensor, num_nodes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Stable, so that of duplicates the first one comes first.
+    # Stable, so that duplicates keep their order.
     key, perm = (row * num_nodes + col).sort(stable=True)
     return key // num_nodes, key % num_nodes, perm
 
@@ -122,7 +122,7 @@ def rowptr_of(row: Tensor, num_nodes: int) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Sorted rows, and what came with their entries.
+    """Sorted rows with the weights and positions of their entries.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -146,7 +146,7 @@ def rows_of(
     with_perm: bool,
     duplicates: str,
 ) -> Rows:
-    """The rows of an ``edge_index`` whose nodes are in range.
+    """Sort an ``edge_index`` whose nodes are in range into rows.
 
     Beside the result 8 bytes per node; 8 per edge more for weights.
     """
@@ -209,13 +209,13 @@ def _count_and_place(
 
 
 def row_of_entries(rowptr: Tensor) -> Tensor:
-    """The row of each entry: int64."""
+    """Return the row of each entry: int64."""
     nodes = torch.arange(rowptr.numel() - 1, device=rowptr.device)
     return nodes.repeat_interleave(rowptr.diff())
 
 
 def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
-    """Whether every entry is there in both directions, weights alike.
+    """Return whether every entry occurs in both directions, weights alike.
 
     8 bytes per node on the CPU.
     """
@@ -232,17 +232,17 @@ def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
 def transposed(
     rowptr: Tensor, col: Tensor, with_perm: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of the reversed edges, and where these were if asked."""
+    """Return rows of the reversed edges, and their old positions if asked."""
     if col.device.type == 'cpu':
-        made = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
-        return made[0], made[1], made[2] if with_perm else None
+        rows = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
+        return rows[0], rows[1], rows[2] if with_perm else None
     sources, perm = col.long().sort(stable=True)
     back = rowptr_of(sources, rowptr.numel() - 1)
     return back, row_of_entries(rowptr)[perm].int(), perm
 
 
 def own_loops(rowptr: Tensor, col: Tensor) -> Tensor:
-    """A mask of the nodes that have an edge to themselves."""
+    """Return a mask of the nodes that have an edge to themselves."""
     if col.device.type == 'cpu':
         return torch.ops.pyg_trust.own_loops(rowptr, col)
     row = row_of_entries(rowptr)
@@ -254,10 +254,10 @@ def own_loops(rowptr: Tensor, col: Tensor) -> Tensor:
 def with_loops(
     rowptr: Tensor, col: Tensor, own: Tensor, with_perm: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows with a loop at every other node; the old positions, -1 for it."""
+    """Add a loop at every other node; old positions are -1 for it."""
     if col.device.type == 'cpu':
-        made = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
-        return made[0], made[1], made[2] if with_perm else None
+        rows = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
+        return rows[0], rows[1], rows[2] if with_perm else None
     loops = (~own).nonzero().view(-1)
     row, other, perm = sort_edges(
         torch.cat([row_of_entries(rowptr), loops]),

@@ -1,4 +1,4 @@
-"""Checks of arguments, in one wording: what came, and what is needed.
+"""Checks of arguments with one wording: the value, and the need.
 
 Each raises before anything is done, ``TypeError`` for what is no such thing
 and ``ValueError`` for one that does not fit.
@@ -18,7 +18,7 @@ REAL = (torch.float32, torch.float64)
 
 
 def check_number(name: str, value: float) -> float:
-    """Returns :obj:`value` as a float.
+    """Refuse anything but a number; return it as a float.
 
     Raises:
         TypeError: if it is no number.
@@ -33,14 +33,14 @@ def check_number(name: str, value: float) -> float:
 
 
 def check_finite(name: str, value: float) -> float:
-    """Returns a number that is finite as a float."""
+    """Refuse anything but a finite number; return it as a float."""
     if not math.isfinite(check_number(name, value)):
         raise ValueError(f"'{name}' needs to be finite (got {value})")
     return float(value)
 
 
 def check_positive(name: str, value: float) -> float:
-    """Returns a number that is positive and finite as a float."""
+    """Refuse anything but a positive finite number; return it as a float."""
     if not 0 < check_number(name, value) < math.inf:
         raise ValueError(
             f"'{name}' needs to be positive and finite (got {value})"
@@ -49,7 +49,7 @@ def check_positive(name: str, value: float) -> float:
 
 
 def check_non_negative(name: str, value: float) -> float:
-    """Returns a number that is at least zero and finite as a float."""
+    """Refuse anything but a finite number of at least 0; return a float."""
     if not 0 <= check_number(name, value) < math.inf:
         raise ValueError(
             f"'{name}' needs to be non-negative and finite (got {value})"
@@ -58,21 +58,21 @@ def check_non_negative(name: str, value: float) -> float:
 
 
 def check_share(name: str, value: float) -> float:
-    """Returns a number from 0 to 1 as a float."""
+    """Refuse anything but a number from 0 to 1; return it as a float."""
     if not 0 <= check_number(name, value) <= 1:
         raise ValueError(f"'{name}' needs to be in [0, 1] (got {value})")
     return float(value)
 
 
 def check_fraction(name: str, value: float) -> float:
-    """Returns a number above 0 and below 1 as a float."""
+    """Refuse anything but a number between 0 and 1; return a float."""
     if not 0 < check_number(name, value) < 1:
         raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
     return float(value)
 
 
 def check_rate(name: str, value: float) -> float:
-    """Returns a number above 0 and at most 1 as a float."""
+    """Refuse anything but a number above 0, at most 1; return a float."""
     if not 0 < check_number(name, value) <= 1:
         raise ValueError(f"'{name}' needs to be in (0, 1] (got {value})")
     return float(value)
@@ -86,7 +86,7 @@ def check_integer(
     *,
     numpy: bool = False,
 ) -> int:
-    """Returns an integer from :obj:`low` to :obj:`high`, no bool, as one.
+    """Refuse anything but an integer within bounds; return it.
 
     Those of numpy are only for who goes on with what is returned: JSON and
     the kernels take none.
@@ -104,7 +104,7 @@ def check_integer(
 
 
 def check_choice(name: str, value: str, options: Iterable[str]) -> None:
-    """Refuses what is none of some names."""
+    """Refuse anything but one of some names."""
     options = tuple(options)
     if not isinstance(value, str) or value not in options:
         raise ValueError(
@@ -113,7 +113,7 @@ def check_choice(name: str, value: str, options: Iterable[str]) -> None:
 
 
 def check_instance(name: str, value: Any, *kinds: type) -> None:
-    """Refuses an object of another class."""
+    """Refuse an object of another class."""
     if not isinstance(value, kinds):
         wanted = ' or '.join(kind.__name__ for kind in kinds)
         article = 'an' if wanted[0] in 'AEIO' else 'a'
@@ -124,7 +124,7 @@ def check_instance(name: str, value: Any, *kinds: type) -> None:
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Refuses what cannot be called."""
+    """Refuse anything that cannot be called."""
     if not callable(value):
         raise TypeError(
             f"'{name}' needs to be callable (got {type(value).__name__})"
@@ -139,13 +139,13 @@ def check_tensor(
     *,
     finite: bool = False,
 ) -> None:
-    """Checks a tensor's dtype and shape, and its entries if asked.
+    """Refuse a tensor of another dtype or shape, or with bad entries.
 
     Args:
         name (str): of the argument.
-        value (Tensor): what came.
-        dtype (torch.dtype or tuple[torch.dtype, ...], optional): what will
-            do; :obj:`None` for any floating point.
+        value (Tensor): the given value.
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
+            dtypes; :obj:`None` for any floating point.
         shape (tuple[int | str, ...]): a dimension of any size by its name.
         finite (bool): whether NaN and infinity are refused.
             (default: :obj:`False`)
@@ -181,13 +181,13 @@ def check_tensor(
 def check_dtype(
     name: str, value: Any, dtype: torch.dtype | tuple[torch.dtype, ...] | None
 ) -> None:
-    """Refuses what is no tensor of some dtype, whatever its shape.
+    """Refuse anything but a tensor of some dtype, of any shape.
 
     Args:
         name (str): of the argument.
-        value (Any): what came.
-        dtype (torch.dtype or tuple[torch.dtype, ...], optional): what will
-            do; :obj:`None` for any floating point.
+        value (Any): the given value.
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
+            dtypes; :obj:`None` for any floating point.
     """
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if isinstance(value, Tensor) and (
@@ -205,7 +205,7 @@ def check_dtype(
 
 
 def is_finite(value: Tensor) -> bool:
-    """Whether no entry is NaN or infinite.
+    """Return whether no entry is NaN or infinite.
 
     The sum is the cheaper question; it may overflow, so it is not the last.
     """
@@ -229,7 +229,7 @@ def check_range(
 
 
 def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
-    """Returns nodes as indices, of int64 indices or a bool mask."""
+    """Convert int64 indices or a bool mask to node indices."""
     if isinstance(value, Tensor) and value.dtype == torch.bool:
         check_tensor(name, value, torch.bool, (num_nodes,))
         return value.nonzero().view(-1)
@@ -239,13 +239,13 @@ def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_distinct(name: str, nodes: Tensor) -> None:
-    """Refuses nodes of which one is there twice."""
+    """Refuse nodes of which one occurs twice."""
     if nodes.unique().numel() < nodes.numel():
         raise ValueError(f"'{name}' needs to name each node once")
 
 
 def check_plain(name: str, value: dict[str, Any]) -> None:
-    """Refuses what is no dictionary that JSON can hold."""
+    """Refuse anything but a dictionary that JSON can hold."""
     check_instance(name, value, dict)
     try:
         json.dumps(value)
@@ -256,7 +256,7 @@ def check_plain(name: str, value: dict[str, Any]) -> None:
 
 
 def check_ledger(ledger: str | Path | None, ledger_head: str | None) -> None:
-    """Refuses what is no file of a ledger, or a digest without one."""
+    """Refuse anything but a ledger's path, or a digest without one."""
     if ledger is not None:
         check_instance('ledger', ledger, str, Path)
     if ledger_head is not None:

@@ -1,4 +1,4 @@
-"""Matrices whose columns are read and written block by block, on disk.
+"""Matrices on disk, read and written in blocks of columns.
 
 Results are ``.npy`` files in Fortran order, in which a block of columns is
 one stretch: it is written once, and nothing else with it. Until all columns
@@ -25,13 +25,13 @@ from torch import Tensor
 from pyg_trust import files, ops
 from pyg_trust._storage import as_tensor, map_array
 
-# Rows that are turned at a time.
+# Rows that are transposed at a time.
 _PANEL = 1 << 16
 DTYPES = ('float32', 'float64', 'float16')
 
 
 def as_matrix(x: Any) -> Any:
-    """A numpy array (mapped, if it is a path) or scipy CSC matrix of x."""
+    """Return x as a numpy array (mapped if a path) or scipy CSC matrix."""
     if isinstance(x, str | Path):
         if not Path(x).is_file():
             raise FileNotFoundError(f"'x': there is no file '{x}'")
@@ -39,7 +39,7 @@ def as_matrix(x: Any) -> Any:
     if isinstance(x, Tensor):
         x = x.detach()
         if x.layout == torch.sparse_csr and x.dim() == 2:
-            ops.sparse_parts(x)  # what torch did not check
+            ops.sparse_parts(x)  # checks that torch leaves out
             x = scipy.sparse.csr_array(
                 (x.values().numpy(), x.col_indices(), x.crow_indices()),
                 shape=tuple(x.shape),
@@ -67,12 +67,12 @@ def as_matrix(x: Any) -> Any:
 
 
 def is_on_disk_by_rows(matrix: Any) -> bool:
-    """Whether a block of columns would be read by touching all of a file."""
+    """Return whether a block of columns touches the whole file."""
     return _file_of(matrix) is not None and not matrix.flags.f_contiguous
 
 
 def _file_of(matrix: Any) -> np.memmap | None:
-    # Views and tensors forget the file, but not what they are a view of.
+    # Views and tensors do not know the file; their base does.
     while matrix is not None and not isinstance(matrix, np.memmap):
         matrix = getattr(matrix, 'base', None)
     return matrix
@@ -96,7 +96,7 @@ def identity(matrix: Any) -> str:
 
 
 def content(matrix: Any) -> str:
-    """Tells matrices apart by checksum, files too."""
+    """Return the CRC-32 of the contents, reading files in full."""
     if scipy.sparse.issparse(matrix):
         return identity(matrix)
     value = 0
@@ -107,7 +107,7 @@ def content(matrix: Any) -> str:
 
 
 def _place_in_file(matrix: np.ndarray, mapped: np.memmap) -> int:
-    # Slices of a file differ by it.
+    # The offset tells slices of a file apart.
     whole = np.frombuffer(mapped._mmap, np.uint8)  # type: ignore[attr-defined]
     start = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
     return start + (
@@ -133,7 +133,7 @@ def _crc(array: np.ndarray, value: int = 0) -> int:
 def read_block(
     matrix: Any, first: int, end: int, room: np.ndarray
 ) -> np.ndarray:
-    """Columns of a matrix as a dense array of rows, in room for them."""
+    """Read columns of a matrix into a dense array of rows."""
     block = _block(room, matrix.shape[0], end - first)
     if scipy.sparse.issparse(matrix):
         matrix[:, first:end].astype(block.dtype).toarray(out=block)
@@ -146,31 +146,31 @@ def read_block(
 
 
 def _block(room: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    # Fresh memory costs more than what is done in it.
+    # Allocating memory would cost more than the copy.
     return room[: rows * columns].reshape(rows, columns)
 
 
 def _turned(rows: np.ndarray, room: np.ndarray) -> np.ndarray:
-    # In Fortran order, in room for as many.
+    # A Fortran-ordered array on the given memory.
     count, columns = rows.shape
-    made = room[: count * columns].reshape(columns, count).T
-    _turn(rows, made)
-    return made
+    turned = room[: count * columns].reshape(columns, count).T
+    _turn(rows, turned)
+    return turned
 
 
-def _turn(given: np.ndarray, made: np.ndarray) -> None:
-    # A copy in the other order. torch goes in tiles that stay in the cache;
-    # it knows the machine's order of bytes alone.
-    if not (given.dtype.isnative and made.dtype == given.dtype):
-        made[...] = given
-    elif made.flags.f_contiguous:
-        torch.from_numpy(made.T).copy_(as_tensor(given).t())
+def _turn(given: np.ndarray, target: np.ndarray) -> None:
+    # Copy to the other memory order. torch copies in tiles that stay in the
+    # cache, but supports the native byte order alone.
+    if not (given.dtype.isnative and target.dtype == given.dtype):
+        target[...] = given
+    elif target.flags.f_contiguous:
+        torch.from_numpy(target.T).copy_(as_tensor(given).t())
     else:
-        torch.from_numpy(made).copy_(as_tensor(given))
+        torch.from_numpy(target).copy_(as_tensor(given))
 
 
 class ColumnFile:
-    """A result in the making.
+    """Unfinished result file, written block by block.
 
     Args:
         path (Path): of the result.
@@ -203,16 +203,16 @@ class ColumnFile:
             raise FileNotFoundError(f"there is no '{self.part}'")
 
     def _header(self) -> bytes:
-        made = io.BytesIO()
+        buffer = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            made,
+            buffer,
             {
                 'descr': np.lib.format.dtype_to_descr(self.dtype),
                 'fortran_order': True,
                 'shape': self.shape,
             },
         )
-        return made.getvalue()
+        return buffer.getvalue()
 
     def _starts_well(self) -> bool:
         with self.part.open('rb') as file:
@@ -240,7 +240,7 @@ class ColumnFile:
             file.flush()
             size = file.tell()
             size += self.shape[0] * self.shape[1] * self.dtype.itemsize
-            # All of it now: a full disk shows before the work.
+            # Allocate everything now, so that a full disk fails early.
             if hasattr(os, 'posix_fallocate') and size > file.tell():
                 os.posix_fallocate(file.fileno(), 0, size)
             else:  # pragma: no cover
@@ -255,7 +255,7 @@ class ColumnFile:
 
     @property
     def token(self) -> str | None:
-        """Of the group of processes that works on the file."""
+        """Return a token of the group of processes that works on the file."""
         return json.loads(self._call().read_bytes()).get('token')
 
     @token.setter
@@ -285,8 +285,8 @@ class ColumnFile:
                 path.unlink(missing_ok=True)
 
     def done(self, verify: bool) -> list[tuple[int, int]]:
-        """The blocks that are there; what is not as it was written is not."""
-        found = []
+        """Return the finished blocks; blocks with a wrong checksum are not."""
+        blocks = []
         for first, end, path in self._markers('done'):
             try:
                 known = json.loads(path.read_text())
@@ -301,12 +301,12 @@ class ColumnFile:
             ):
                 good = False
             if good:
-                found.append((first, end))
+                blocks.append((first, end))
             else:
-                # Whatever is there is no features either.
+                # The region does not hold features either.
                 self._mark('over', first, end)
                 path.unlink(missing_ok=True)
-        return found
+        return blocks
 
     def _at(self, column: int, row: int = 0) -> int:
         return self._start + (
@@ -333,9 +333,9 @@ class ColumnFile:
         files.write(self._marker(kind, first, end), content.encode())
 
     def write(self, first: int, block: np.ndarray) -> None:
-        """Writes columns from :obj:`first` on, and their marker."""
+        """Write columns from :obj:`first` on, and their marker."""
         end = first + block.shape[1]
-        # Features may lie here: they are none from now on.
+        # This region may hold staged input; mark it as overwritten.
         self._mark('over', first, end)
         value = self._put(first, block)
         self._mark('done', first, end, crc32=value)
@@ -355,10 +355,10 @@ class ColumnFile:
             os.fsync(file.fileno())
         return values
 
-    # Features that lie by rows on the disk are turned here, once.
+    # Features in row order on disk are transposed here, once.
 
     def stage(self, matrix: Any, columns: int, rows: range) -> None:
-        """Writes the panels of rows of x, where z will be.
+        """Copy the panels of rows of x to the place of z.
 
         Args:
             matrix (numpy.ndarray): x, of the dtype of z.
@@ -378,33 +378,33 @@ class ColumnFile:
 
     @property
     def panel(self) -> int:
-        """Rows that are turned together: 64 MB, or what there is room for."""
+        """Number of rows to transpose together, within 64 MB."""
         width = max(1, self.shape[1] * self.dtype.itemsize)
         return max(1, min(self.shape[0], self._room // 2 // width))
 
     @property
     def staged(self) -> bool:
-        """Whether x lies where no block was written yet."""
+        """Whether the blocks that are not written yet still hold x."""
         return any(True for _ in self._markers('staged'))
 
     @property
     def has_results(self) -> bool:
-        """Whether a result was written, or begun to be."""
+        """Whether any result was written or begun."""
         return any(True for _ in self._markers('over'))
 
     def mark_staged(self) -> None:
-        """Says so."""
+        """Mark the file as holding x."""
         self._mark('staged', 0, self.shape[1])
 
     def is_features(self, first: int, end: int) -> bool:
-        """Whether these columns still hold x."""
+        """Return whether these columns still hold x."""
         return self.staged and not any(
             first < other_end and other < end
             for other, other_end, _ in self._markers('over')
         )
 
     def read(self, first: int, end: int, block_room: np.ndarray) -> np.ndarray:
-        """Columns of the file as a dense array of rows, in room for them."""
+        """Read columns of the file into a dense array of rows."""
         block = _block(block_room, self.shape[0], end - first)
         with self.part.open('rb', buffering=0) as file:
             room = np.empty((end - first) * _PANEL, self.dtype)
@@ -424,7 +424,7 @@ class ColumnFile:
         return block
 
     def will_need(self, first: int, end: int) -> None:
-        """Lets the system read ahead."""
+        """Ask the system to read ahead."""
         if hasattr(os, 'posix_fadvise'):
             with self.part.open('rb') as file:
                 os.posix_fadvise(
@@ -435,12 +435,12 @@ class ColumnFile:
                 )
 
     def finish(self) -> None:
-        """Gives the file its name; markers go."""
+        """Give the file its name and delete the markers."""
         os.replace(self.part, self.path)
         files.sync_folder(self.path.parent)
         self._remove_markers()
 
 
 def open_result(path: Path) -> Tensor:
-    """The matrix in a finished file, mapped."""
+    """Map the matrix in a finished file."""
     return as_tensor(np.load(path, mmap_mode='r', allow_pickle=False))

@@ -1,8 +1,7 @@
-"""Computations on a graph's rows: the layout for pushes, its spectrum."""
-
-from typing import TYPE_CHECKING
+"""Layouts of a graph's rows for pushes, and its spectrum."""
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -10,14 +9,11 @@ from pyg_trust import _building as building
 from pyg_trust.ops import PushGraph
 from pyg_trust.sparse import pick_rows
 
-if TYPE_CHECKING:
-    from pyg_trust.graph import CSRGraph
-
 
 def push_graph(
     rowptr: Tensor, col: Tensor, degree: Tensor, nodes: Tensor | None
 ) -> PushGraph:
-    """The layout of all rows, or of some alone, without a scale."""
+    """Return the layout of all rows, or of some alone, without a scale."""
     n, device = rowptr.numel() - 1, rowptr.device
     if nodes is None:
         row = building.row_of_entries(rowptr)
@@ -47,26 +43,23 @@ def push_graph(
     )
 
 
-def spectral_radius(graph: 'CSRGraph') -> float:
-    """The largest magnitude of an eigenvalue, in float64."""
-    if graph.num_edges == 0:
+def spectral_radius(adj: scipy.sparse.csr_array, symmetric: bool) -> float:
+    """Return the largest magnitude of an eigenvalue, in float64."""
+    if adj.nnz == 0:
         return 0.0
-    adj = graph.to_scipy()
-    if graph.num_nodes <= 500:
+    if adj.shape[0] <= 500:
         dense = adj.toarray()
         eigenvalues = (
             np.linalg.eigvalsh(dense)
-            if graph.is_undirected
+            if symmetric
             else np.linalg.eigvals(dense)
         )
         return float(np.abs(eigenvalues).max())
     import scipy.sparse.linalg  # slow to import
 
     solve = (
-        scipy.sparse.linalg.eigsh
-        if graph.is_undirected
-        else scipy.sparse.linalg.eigs
+        scipy.sparse.linalg.eigsh if symmetric else scipy.sparse.linalg.eigs
     )
-    start = np.ones(graph.num_nodes)
+    start = np.ones(adj.shape[0])
     largest = solve(adj, k=1, v0=start, return_eigenvectors=False)
     return float(np.abs(largest).max())

@@ -1,4 +1,4 @@
-"""Registries: the entries of one kind, by name, from here and from users."""
+"""Registries of named entries, from this package and from users."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -13,7 +13,7 @@ Made = TypeVar('Made')
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """A mapping from names to the functions or classes of one kind.
+    """Mapping from names to the functions or classes of one kind.
 
     .. code-block:: python
 
@@ -25,11 +25,11 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             return Measure(0, 1, (1 - weight, 0.0, weight), name='two_hops')
 
     A name stands for one entry: none replaces another, and those of this
-    package stay. What users register is theirs, as is its guarantee: reports
+    package stay. Entries of users are theirs, as is their guarantee: reports
     that rest on it say so (:meth:`note`).
 
     Args:
-        kind (str): what the entries are, for messages.
+        kind (str): the kind of the entries, for messages.
         check (callable, optional): ``check(name, entry)`` raises if an entry
             is none of this kind. (default: :obj:`None`)
         facts (tuple[str, ...]): texts that are registered along with every
@@ -62,10 +62,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return f'{type(self).__name__}({self.kind!r}, {list(self)})'
 
     def register(self, name: str, **facts: str) -> Callable[[Made], Made]:
-        """Registers what it decorates as an entry of the user's own.
+        """Register the decorated object as an entry of the user's own.
 
         Args:
-            name (str): what arguments call it.
+            name (str): the name in arguments.
             **facts (str): the texts of this kind of entry.
 
         Raises:
@@ -76,7 +76,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._add(name, facts, own=True)
 
     def builtin(self, name: str, **facts: str) -> Callable[[Made], Made]:
-        """:meth:`register` of this package's own entries."""
+        """Register an entry of this package, as :meth:`register` does."""
         return self._add(name, facts, own=False)
 
     def _add(
@@ -114,7 +114,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return add
 
     def remove(self, name: str) -> None:
-        """Takes out an entry of the user's own.
+        """Remove an entry of the user's own.
 
         Args:
             name (str): of the entry.
@@ -127,33 +127,33 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         del self._entries[name], self._facts[name]
 
     def find(self, argument: str, name: str) -> Entry:
-        """The entry that an argument names.
+        """Return the entry that an argument names.
 
         Args:
             argument (str): for the message.
             name (str): the value of the argument.
 
         Raises:
-            ValueError: if there is none, with all that there are.
+            ValueError: if there is none; the message lists all names.
         """
         check_choice(argument, name, self)
         return self._entries[name]
 
     def fact(self, name: str, fact: str) -> str:
-        """A text that was registered along with an entry."""
+        """Return a text that was registered along with an entry."""
         return self._facts[name][fact]
 
     def name_of(self, entry: Any) -> str | None:
-        """The name of an entry, if it is registered."""
+        """Return the name of an entry, if it is registered."""
         for name, known in self._entries.items():
             if known is entry:
                 return name
         return None
 
     def is_own(self, name: str) -> bool:
-        """Whether an entry is not one of this package: no proof is here."""
+        """Return whether an entry is the user's, without a proof here."""
         return name not in self._entries or name in self._own
 
     def note(self, name: str) -> str:
-        """How reports name an entry that is not of this package."""
+        """Return the name of a user's entry in reports."""
         return f'the {self.kind} {name!r}, registered by the user, {UNCHECKED}'

@@ -1,4 +1,4 @@
-"""Graphs and arrays on disk: in chunks, mapped, and never half written.
+"""Graphs and arrays on disk: chunked, mapped, never half written.
 
 A folder holds plain ``.npy`` files and a JSON header that names each of them
 with its size and its checksum (CRC-32, against damage and not against
@@ -28,24 +28,24 @@ HEADER = 'graph.json'
 FORMAT = 1
 # Bytes that are read, checked or written at a time.
 _PIECE = 1 << 24
-# What files are called that a header names: nothing of another folder.
+# File names that a header may contain: none in another folder.
 _FILE = r'[\w-]+\.npy'
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
 
 
 def parse_memory(memory: int | str) -> int:
-    """Bytes, of a number or a text such as ``'8GB'`` or ``'512 MiB'``.
+    """Convert a number or a text such as ``'8GB'`` or ``'512 MiB'`` to bytes.
 
     Args:
         memory (int or str): the amount.
     """
     if isinstance(memory, str):
-        found = re.fullmatch(
+        match = re.fullmatch(
             r'\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*', memory.upper()
         )
-        if found is not None and found.group(2) in _UNITS:
-            return int(float(found.group(1)) * _UNITS[found.group(2)])
+        if match is not None and match.group(2) in _UNITS:
+            return int(float(match.group(1)) * _UNITS[match.group(2)])
         raise ValueError(
             "'memory' needs to be a number of bytes or a text such as '8GB' "
             f'(got {memory!r})'
@@ -54,13 +54,13 @@ def parse_memory(memory: int | str) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that are free, or could be made so; 4 GB if nobody knows."""
+    """Return the bytes that are free or can be freed; 4 GB if unknown."""
     try:
         text = Path('/proc/meminfo').read_text()
     except OSError:  # pragma: no cover
         return 4 * 10**9
-    found = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
-    free = int(found.group(1)) * 1024 if found else 4 * 10**9
+    match = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
+    free = int(match.group(1)) * 1024 if match else 4 * 10**9
     for limit in ('memory.max', 'memory/memory.limit_in_bytes'):
         try:
             value = Path('/sys/fs/cgroup', limit).read_text().strip()
@@ -75,7 +75,7 @@ def available_memory() -> int:
 
 
 def checksum(array: np.ndarray) -> int:
-    """The CRC-32 of an array's bytes, read piece after piece.
+    """Return the CRC-32 of an array's bytes, read piece after piece.
 
     Args:
         array (numpy.ndarray): contiguous.
@@ -89,7 +89,7 @@ def checksum(array: np.ndarray) -> int:
 
 
 class ArrayWriter:
-    """Writes a one-dimensional ``.npy`` file from its pieces.
+    """Write a one-dimensional ``.npy`` file piece by piece.
 
     The file has a temporary name until :meth:`close`.
 
@@ -119,7 +119,7 @@ class ArrayWriter:
         )
 
     def write(self, piece: np.ndarray) -> None:
-        """Appends entries.
+        """Append entries.
 
         Args:
             piece (numpy.ndarray): one-dimensional, of the dtype.
@@ -138,9 +138,9 @@ class ArrayWriter:
         self.count += piece.size
 
     def close(self) -> dict[str, Any]:
-        """Puts the file in its place; how a header describes it."""
+        """Move the file to its place; return its description for a header."""
         self._file.seek(0)
-        # numpy leaves room for the digits of a size that grows.
+        # numpy's header has spare room for a longer size.
         self._write_header()
         if self._file.tell() != self._start:  # pragma: no cover
             raise RuntimeError('numpy has changed how long a header is')
@@ -155,7 +155,7 @@ class ArrayWriter:
         }
 
     def abort(self) -> None:
-        """Deletes what was written."""
+        """Delete the unfinished file."""
         self._file.close()
         self._left.unlink(missing_ok=True)
 
@@ -163,11 +163,11 @@ class ArrayWriter:
 def read_array(
     folder: Path, entry: dict[str, Any], mmap: bool, verify: bool
 ) -> np.ndarray:
-    """The array that a header describes.
+    """Read the array that a header describes.
 
     Args:
         folder (Path): of the header.
-        entry (dict): what :meth:`ArrayWriter.close` returned.
+        entry (dict): a result of :meth:`ArrayWriter.close`.
         mmap (bool): whether the file is mapped, not read.
         verify (bool): whether its checksum is compared.
 
@@ -200,7 +200,7 @@ def read_array(
 
 
 def map_array(path: Path, what: str = '') -> np.memmap:
-    """The array in a ``.npy`` file, mapped, and no longer than the file.
+    """Map the array in a ``.npy`` file; refuse a file of another length.
 
     Args:
         path (Path): of the file.
@@ -220,14 +220,14 @@ def map_array(path: Path, what: str = '') -> np.memmap:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """A tensor on the memory of an array, mapped ones too.
+    """Return a tensor on the memory of an array, mapped ones too.
 
     Args:
         array (numpy.ndarray): which nobody writes to.
     """
     check_instance('array', array, np.ndarray)
     with warnings.catch_warnings():
-        # torch knows no tensors that can't be written to.
+        # torch has no read-only tensors.
         warnings.filterwarnings('ignore', 'The given NumPy array is not')
         return torch.from_numpy(array)
 
@@ -238,12 +238,12 @@ def as_tensor(array: np.ndarray) -> Tensor:
 def write_header(
     folder: Path, header: dict[str, Any], arrays: dict[str, dict[str, Any]]
 ) -> None:
-    """Writes the header of a folder, and deletes arrays it does not name.
+    """Write the header of a folder, and delete arrays it does not name.
 
     Args:
         folder (Path): of the arrays.
-        header (dict): what else it says.
-        arrays (dict): by name, what :meth:`ArrayWriter.close` returned.
+        header (dict): its other fields.
+        arrays (dict): by name, results of :meth:`ArrayWriter.close`.
     """
     check_instance('folder', folder, Path)
     check_instance('header', header, dict)
@@ -261,7 +261,7 @@ def write_header(
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:
-    """The header of a folder.
+    """Read the header of a folder.
 
     Args:
         folder (str or Path): that :func:`write_header` wrote to.
@@ -306,7 +306,7 @@ def _check_header(header: dict[str, Any]) -> None:
     for name in facts:
         if header.get(name) is not None:
             check_instance(name, header[name], bool)
-    # What was written before there was a sum has none.
+    # Older headers have no checksum.
     if header.get('crc32', _header_sum(header)) != _header_sum(header):
         raise ValueError('its checksum is another')
 
@@ -317,7 +317,7 @@ def _header_sum(header: dict[str, Any]) -> int:
 
 
 def new_name(name: str) -> str:
-    """A file name that no header has named yet.
+    """Return a file name that no header has named yet.
 
     Args:
         name (str): of the array.
@@ -332,13 +332,13 @@ def save_rows(
     written: dict[str, dict[str, Any]],
     header: dict[str, Any],
 ) -> None:
-    """Writes arrays that are not written yet, and the header.
+    """Write the arrays that are not on disk yet, and the header.
 
     Args:
         folder (Path): made if it is not there.
         tensors (dict): by name, one-dimensional.
-        written (dict): by name, what :meth:`ArrayWriter.close` returned.
-        header (dict): what else the header says.
+        written (dict): by name, results of :meth:`ArrayWriter.close`.
+        header (dict): the header's other fields.
     """
     check_instance('folder', folder, Path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -367,7 +367,7 @@ _DTYPES = {
 def load_rows(
     folder: Path, mmap: bool, verify: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of a saved graph.
+    """Read the tensors and the header of a saved graph.
 
     Args:
         folder (Path): of the graph.
@@ -401,11 +401,11 @@ def load_rows(
 
 
 def _fault(tensors: dict[str, Tensor], verify: bool) -> str | None:
-    # The first that is not what a graph has: by whoever wrote sizes and
-    # checksums that are right.
+    # Return the first array that no valid graph has, though its size and
+    # checksum are right.
     rowptr, col = tensors['rowptr'], tensors['col']
     n, m = rowptr.numel() - 1, col.numel()
-    # In memory already.
+    # Always, as these arrays are in memory.
     if rowptr[0] != 0 or rowptr[-1] != m or (rowptr.diff() < 0).any():
         return 'rowptr'
     order = tensors.get('order')

@@ -1,8 +1,10 @@
-"""Properties of a graph, and views of it that are derived when asked for."""
+"""Properties of a graph, and views that are derived on demand."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -54,37 +56,37 @@ class Views:
         perm: Tensor | None = None,
         **known: bool,
     ) -> Self:
-        # Of rows that were made or checked already, with int32 columns.
-        made = cls.__new__(cls)
-        made._set(rowptr, col, weight, perm)
-        made._cache.update(known)
-        return made
+        # Make a graph of rows that were checked already, with int32 columns.
+        graph = cls.__new__(cls)
+        graph._set(rowptr, col, weight, perm)
+        graph._cache.update(known)
+        return graph
 
-    # What it is #############################################################
+    # Properties #############################################################
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
+        """Number of nodes."""
         return self.rowptr.numel() - 1
 
     @property
     def num_edges(self) -> int:
-        """The number of directed edges: an undirected edge counts twice."""
+        """Number of directed edges: an undirected edge counts twice."""
         return self.col32.numel()
 
     @property
     def device(self) -> torch.device:
-        """The device of the graph."""
+        """Device of the graph."""
         return self.col32.device
 
     @property
     def col(self) -> Tensor:
-        """The target of each edge: int64, made of :obj:`col32` each time."""
+        """Target of each edge: int64, converted from :obj:`col32`."""
         return self.col32.long()
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the edges are on disk, and read where they are needed."""
+        """Whether the edges stay on disk and are read on demand."""
         return self._cached('is_mapped', lambda: False)
 
     @property
@@ -94,17 +96,17 @@ class Views:
 
     @property
     def row(self) -> Tensor:
-        """The source of each edge: int64, ``[num_edges]``."""
+        """Source of each edge: int64, ``[num_edges]``."""
         return building.row_of_entries(self.rowptr)
 
     @property
     def degree(self) -> Tensor:
-        """The number of edges that leave each node: int64."""
+        """Number of edges that leave each node: int64."""
         return self.rowptr.diff()
 
     @property
     def in_degree(self) -> Tensor:
-        """The number of edges that enter each node: int64."""
+        """Number of edges that enter each node: int64."""
         return self._cached(
             'in_degree',
             lambda: torch.bincount(self.col32, minlength=self.num_nodes),
@@ -112,7 +114,7 @@ class Views:
 
     @property
     def isolated(self) -> Tensor:
-        """A mask of the nodes without any edge but self-loops."""
+        """Mask of the nodes without any edge but self-loops."""
         row, col = self.row, self.col
         touched = torch.zeros(
             self.num_nodes, dtype=torch.bool, device=self.device
@@ -129,7 +131,7 @@ class Views:
 
     @property
     def has_duplicates(self) -> bool:
-        """Whether an edge is there more than once."""
+        """Whether any edge occurs more than once."""
 
         def build() -> bool:
             same = (self.row.diff() == 0) & (self.col32.diff() == 0)
@@ -139,7 +141,7 @@ class Views:
 
     @property
     def is_undirected(self) -> bool:
-        """Whether every edge is there in both directions, weights alike."""
+        """Whether every edge occurs in both directions with equal weights."""
         return self._cached(
             'is_undirected',
             lambda: building.is_symmetric(
@@ -149,20 +151,22 @@ class Views:
 
     @property
     def spectral_radius(self) -> float:
-        r"""The largest magnitude of an eigenvalue of the adjacency matrix.
+        r"""Largest magnitude of an eigenvalue of the adjacency matrix.
 
         Computed in float64: densely up to 500 nodes, else by ARPACK to about
         machine precision.
         """
         return self._cached(
             'spectral_radius',
-            lambda: layouts.spectral_radius(self),  # type: ignore[arg-type]
+            lambda: layouts.spectral_radius(
+                self.to_scipy(), self.is_undirected
+            ),
         )
 
-    # What is derived from it ################################################
+    # Derived graphs and layouts #############################################
 
     def transpose(self) -> Self:
-        """The graph with every edge reversed; itself if undirected."""
+        """Return the graph with every edge reversed; itself if undirected."""
 
         def build() -> Any:
             if self.is_undirected:
@@ -174,21 +178,21 @@ class Views:
                 )
             else:
                 rowptr, col, perm = *self._transposed, None
-            made = type(self)._trusted(
+            reversed_ = type(self)._trusted(
                 rowptr,
                 col,
                 None if self.weight is None else self.weight[perm],
                 None if self.perm is None else self.perm[perm],
                 is_undirected=False,
             )
-            made.order = self.order
-            made._cache['transpose'] = self
-            return made
+            reversed_.order = self.order
+            reversed_._cache['transpose'] = self
+            return reversed_
 
         return self._cached('transpose', build)
 
     def with_self_loops(self) -> Self:
-        """The graph with a self-loop at every node that has none.
+        """Return the graph with a self-loop at every node that has none.
 
         The loops that are added have weight one, and -1 in :obj:`perm`.
         """
@@ -218,14 +222,14 @@ class Views:
                 for key in ('is_undirected', 'has_duplicates')
                 if key in self._cache
             }
-            made = type(self)._trusted(rowptr, col, weight, perm, **known)
-            made.order = self.order
-            return made
+            graph = type(self)._trusted(rowptr, col, weight, perm, **known)
+            graph.order = self.order
+            return graph
 
         return self._cached('with_self_loops', build)
 
     def reorder(self, parts: int | None = None, *, rounds: int = 8) -> Self:
-        r"""The same graph, which exact propagation goes through in its order.
+        r"""Return the same graph with an order for exact propagation.
 
         Nodes are put next to their neighbours, by a partition into parts of
         equal size with few edges between them (restreaming linear
@@ -262,22 +266,22 @@ class Views:
             )
         rowptr, col = self.receivers(along=False)
         part = torch.ops.pyg_trust.partition_nodes(rowptr, col, parts, rounds)
-        made = type(self)._trusted(
+        graph = type(self)._trusted(
             self.rowptr, self.col32, self.weight, self.perm
         )
-        made._cache = {
+        graph._cache = {
             key: value
             for key, value in self._cache.items()
             if key not in ('transpose', 'with_self_loops')
             and key[0] != 'ordered_receivers'
         }
-        made.order = part.sort(stable=True).indices
-        return made
+        graph.order = part.sort(stable=True).indices
+        return graph
 
     def ordered_receivers(
         self, along: bool = True, loops: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Is :meth:`receivers` in the kept :obj:`order`.
+        """Return :meth:`receivers` in the kept :obj:`order`.
 
         Args:
             along (bool): as in :meth:`receivers`. (default: :obj:`True`)
@@ -305,13 +309,13 @@ class Views:
                 rowptr, col, _ = building.with_loops(rowptr, col, own, False)
             rank = torch.empty_like(order)
             rank[order] = torch.arange(self.num_nodes, device=order.device)
-            made, entry = pick_rows(rowptr, order)
-            return made, rank.int()[col[entry].long()], order, rank
+            starts, entry = pick_rows(rowptr, order)
+            return starts, rank.int()[col[entry].long()], order, rank
 
         return self._cached(('ordered_receivers', along, loops), build)
 
     def receivers(self, along: bool = True) -> tuple[Tensor, Tensor]:
-        """Compressed rows in which a node lists whom it receives from.
+        """Return compressed rows in which a node lists its senders.
 
         Args:
             along (bool): whether signals travel along the edges or against
@@ -331,7 +335,7 @@ class Views:
         along: bool = True,
         nodes: Tensor | None = None,
     ) -> PushGraph:
-        r"""The layout that randomized pushes need.
+        r"""Return the layout for randomized pushes.
 
         Every row is sorted by the degree of the receiving node (nodes of
         degree zero last) and cut into groups of doubling degree.
@@ -385,7 +389,7 @@ class Views:
     def degree_power(
         self, exponent: float, dtype: torch.dtype, loops: bool = False
     ) -> Tensor:
-        r"""The diagonal of :math:`D^{exponent}`, with :math:`0` at degree 0.
+        r"""Return the diagonal of :math:`D^{exponent}`, 0 at degree 0.
 
         Args:
             exponent (float): the exponent; 0 gives ones, at degree 0 too.
@@ -407,6 +411,18 @@ class Views:
             return power.to(dtype)
 
         return self._cached(('degree_power', exponent, dtype, loops), build)
+
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """Return the adjacency matrix in float64, for scipy's algorithms."""
+        value = (
+            np.ones(self.num_edges)
+            if self.weight is None
+            else self.weight.detach().cpu().double().numpy()
+        )
+        return scipy.sparse.csr_array(
+            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
+            shape=(self.num_nodes, self.num_nodes),
+        )
 
     # Private ################################################################
 

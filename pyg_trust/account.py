@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -52,6 +52,39 @@ class NoCopies:
             f'a {type(self).__name__} can not be pickled: what a copy spends '
             f'would not be on its account. {self.advice}'
         )
+
+
+class TrainingAccount(Protocol):
+    """Account of a private training that pays for noisy releases too.
+
+    :class:`~pyg_trust.privacy.PrivacyEngine` has one.
+    """
+
+    @property
+    def steps(self) -> int:
+        """The number of entries so far."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed makes the noise repeatable."""
+
+    @property
+    def target_epsilon(self) -> float | None:
+        """The budget."""
+
+    @property
+    def target_delta(self) -> float | None:
+        """The delta of the budget."""
+
+    @property
+    def ledger_head(self) -> str | None:
+        """The digest of the ledger's last line."""
+
+    def spend_gaussian(self, mu: float) -> None:
+        """Count a Gaussian release, before its noise is drawn."""
+
+    def get_epsilon(self, delta: float) -> float:
+        """Return epsilon of all entries."""
 
 
 class ReleaseAccount(NoCopies):

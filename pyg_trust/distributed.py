@@ -1,4 +1,4 @@
-"""Work over the processes that torchrun started, by torch.distributed alone.
+"""Distribute work over the processes of torchrun, by torch.distributed.
 
 Launch, rendezvous, timeouts and process groups are torch's. What is here says
 which part of a list of work is this process's, and puts the parts together.
@@ -19,7 +19,7 @@ T = TypeVar('T')
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process's rank and their number; (0, 1) without a group."""
+    """Return this process's rank and the number; (0, 1) without a group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -28,7 +28,7 @@ def rank_and_size() -> tuple[int, int]:
 def from_first(
     work: Callable[[], T], size: int | None = None, *, after: bool = False
 ) -> T:
-    """The result of the first process's work, broadcast to all of them.
+    """Run work in the first process and broadcast its result.
 
     Args:
         work (callable): done by rank 0 alone.
@@ -48,15 +48,15 @@ def from_first(
         return work()
     if after:
         dist.all_gather_object([None] * world, 0)
-    made: list[Any] = [None]
+    result: list[Any] = [None]
     if rank == 0:
         try:
-            made = [(True, work())]
+            result = [(True, work())]
         except Exception as error:
             dist.broadcast_object_list([(False, str(error))], 0)
             raise
-    dist.broadcast_object_list(made, 0)
-    good, value = made[0]
+    dist.broadcast_object_list(result, 0)
+    good, value = result[0]
     if not good:
         raise RuntimeError(f'rank 0 failed: {value}')
     return value
@@ -65,7 +65,7 @@ def from_first(
 def shared(
     items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
 ) -> Iterable[T]:
-    """:func:`run_over_ranks`, or one after another in this process.
+    """Run work over all processes, or one after another in this one.
 
     Args:
         items (Sequence): the pieces of work.
@@ -86,13 +86,13 @@ def shared(
 def check_same(
     arguments: Mapping[str, Any], failed: Exception | None = None
 ) -> None:
-    """Refuses to go on where processes were given different arguments.
+    """Refuse to continue if processes were given different arguments.
 
     Processes that run another version of pyg_trust or torch are refused too:
     the same arguments could mean other bits there.
 
     Args:
-        arguments (dict): what every process needs to have alike, by name.
+        arguments (dict): the values that have to be equal, by name.
             Tensors, graphs, models and functions are compared by what they
             hold: tensors, attributes and code.
         failed (Exception, optional): why this process can't take part. It is
@@ -113,16 +113,16 @@ def check_same(
         if failed is not None:
             raise failed
         return
-    found = {'version': _versions()}
+    mine = {'version': _versions()}
     try:
         if failed is None:
             for name, value in arguments.items():
-                found[name] = fingerprint_any(value)
+                mine[name] = fingerprint_any(value)
     except Exception as error:
         failed = error
     message = None if failed is None else f'{type(failed).__name__}: {failed}'
     parts: list[Any] = [None] * size
-    dist.all_gather_object(parts, (message, found))
+    dist.all_gather_object(parts, (message, mine))
     if failed is not None:
         raise failed
     for other, (message, _) in enumerate(parts):
@@ -150,7 +150,7 @@ def _versions() -> str:
 
 
 def own_items(count: int) -> range:
-    """Which of so many pieces of work are this process's: every P-th.
+    """Return this process's pieces of work: every P-th.
 
     Args:
         count (int): of pieces.
@@ -165,7 +165,7 @@ def own_items(count: int) -> range:
 
 
 def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
-    """``[work(item) for item in items]``, each done by one process.
+    """Return ``[work(item) for item in items]``, each done by one process.
 
     The results are the same on every process, in the order of the items, and
     the same for any number of processes if :obj:`work` depends on its item
@@ -210,7 +210,7 @@ def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
                 "'items' needs to be the same on all ranks (rank "
                 f'{other} has {count} of them, and rank 0 {parts[0][1]})'
             )
-    made: list[Any] = [None] * len(items)
+    finished: list[Any] = [None] * len(items)
     for other, (_, _, results) in enumerate(parts):
-        made[other::size] = results
-    return made
+        finished[other::size] = results
+    return finished

@@ -1,4 +1,4 @@
-"""The graph: compressed rows, and the one converter from and to PyG's forms.
+"""Graphs in compressed rows, and the one converter from PyG's forms.
 
 Row :math:`u` lists the edges that leave :math:`u`, so rows are
 ``edge_index[0]``. All methods of the package take their graph from here.
@@ -8,8 +8,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -33,11 +31,11 @@ DUPLICATES = ('raise', 'merge', 'keep')
 
 
 class CSRGraph(Views):
-    r"""A graph in compressed sparse rows. It never changes.
+    r"""Immutable graph in compressed sparse rows.
 
-    What is derived from it (transpose, layouts for the kernels) is built once,
-    when first asked for, and kept on the object; build the graph once and pass
-    it wherever an ``edge_index`` is taken.
+    Derived data (transpose, layouts for the kernels) are built once, on first
+    use, and kept on the object; build the graph once and pass it in place of
+    an ``edge_index``.
 
     Memory: 4 bytes per edge and 8 per node. A directed graph whose signals
     travel along the edges keeps its transpose too; randomized pushes keep a
@@ -124,7 +122,7 @@ class CSRGraph(Views):
         duplicates: str = 'raise',
         perm: bool = False,
     ) -> 'CSRGraph':
-        r"""Makes the graph of an ``edge_index``.
+        r"""Make the graph of an ``edge_index``.
 
         By a counting sort: beside the result 8 bytes per node, and 8 per edge
         with weights or :obj:`perm`.
@@ -169,9 +167,9 @@ class CSRGraph(Views):
         if edge_weight is not None:
             building.check_weight('edge_weight', edge_weight, m)
 
-        made = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
+        rows = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
         return cls._trusted(
-            *made[:4], has_duplicates=bool(made.has_duplicates)
+            *rows[:4], has_duplicates=bool(rows.has_duplicates)
         )
 
     @classmethod
@@ -185,7 +183,7 @@ class CSRGraph(Views):
         duplicates: str = 'raise',
         undirected: bool = False,
     ) -> 'CSRGraph':
-        r"""Makes an unweighted graph of files or chunks of edges.
+        r"""Make an unweighted graph of files or chunks of edges.
 
         The source is read in chunks, once to count and once to fill the rows;
         with a :obj:`folder` the rows are filled block by block, so many as fit
@@ -230,14 +228,14 @@ class CSRGraph(Views):
             duplicates=duplicates,
             undirected=undirected,
         )
-        made = cls._trusted(rowptr, col, has_duplicates=repeats)
+        graph = cls._trusted(rowptr, col, has_duplicates=repeats)
         if undirected:
-            made._cache['is_undirected'] = True
-        made._cache['is_mapped'] = folder is not None
-        return made
+            graph._cache['is_undirected'] = True
+        graph._cache['is_mapped'] = folder is not None
+        return graph
 
     def save(self, folder: str | Path) -> None:
-        """Writes the graph to a folder: whole, or not at all.
+        """Write the graph to a folder, as a whole or not at all.
 
         Plain ``.npy`` files and a header, ``graph.json``, with sizes and
         checksums.
@@ -270,7 +268,7 @@ class CSRGraph(Views):
     def load(
         cls, folder: str | Path, *, mmap: bool = False, verify: bool = True
     ) -> 'CSRGraph':
-        """Reads a graph that :meth:`save` or :meth:`from_edges` wrote.
+        """Read a graph that :meth:`save` or :meth:`from_edges` wrote.
 
         Args:
             folder (str or Path): the folder.
@@ -299,22 +297,22 @@ class CSRGraph(Views):
             for key in ('is_undirected', 'has_duplicates')
             if header.get(key) is not None
         }
-        made = cls._trusted(
+        graph = cls._trusted(
             tensors['rowptr'],
             tensors['col'],
             tensors.get('weight'),
             tensors.get('perm'),
             **known,
         )
-        made.order = tensors.get('order')
-        made._cache['is_mapped'] = mmap
-        return made
+        graph.order = tensors.get('order')
+        graph._cache['is_mapped'] = mmap
+        return graph
 
     @classmethod
     def from_torch_sparse(
         cls, adj: Tensor, *, weighted: bool, transposed: bool = False
     ) -> 'CSRGraph':
-        r"""Makes the graph of a :class:`torch.sparse` COO, CSR or CSC matrix.
+        r"""Make the graph of a :class:`torch.sparse` COO, CSR or CSC matrix.
 
         Args:
             adj (Tensor): a square sparse matrix; entry :math:`(u, v)` is the
@@ -364,7 +362,7 @@ class CSRGraph(Views):
     def from_sparse_tensor(
         cls, adj: Any, *, weighted: bool, transposed: bool = False
     ) -> 'CSRGraph':
-        """Makes the graph of a :class:`torch_sparse.SparseTensor`.
+        """Make the graph of a :class:`torch_sparse.SparseTensor`.
 
         Args:
             adj (SparseTensor): a square matrix.
@@ -385,7 +383,7 @@ class CSRGraph(Views):
 
     @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
-        """Makes the graph of a :class:`~torch_geometric.data.Data` object.
+        """Make the graph of a :class:`~torch_geometric.data.Data` object.
 
         Reads :obj:`edge_index` and :obj:`edge_weight`, or else :obj:`adj_t`,
         and :obj:`num_nodes`.
@@ -419,7 +417,7 @@ class CSRGraph(Views):
         transposed: bool = False,
         duplicates: str = 'raise',
     ) -> 'CSRGraph':
-        r"""Makes the graph of whatever PyG users hold.
+        r"""Make the graph of any form that PyG users hold.
 
         Args:
             graph (Any): a :class:`CSRGraph`, :class:`Data`,
@@ -447,15 +445,15 @@ class CSRGraph(Views):
                 f'(got a {type(graph).__name__}, which has its own weights)'
             )
         if isinstance(graph, CSRGraph):
-            made = graph
+            converted = graph
         elif isinstance(graph, Data | HeteroData):
-            made = cls.from_data(graph, duplicates=duplicates)
+            converted = cls.from_data(graph, duplicates=duplicates)
         elif building.is_edge_index(graph):
             return cls.from_edge_index(
                 graph, num_nodes, edge_weight, duplicates=duplicates
             )
         elif isinstance(graph, Tensor):
-            made = cls.from_torch_sparse(
+            converted = cls.from_torch_sparse(
                 graph,
                 weighted=not bool((building.sparse_values(graph) == 1).all()),
                 transposed=transposed,
@@ -467,7 +465,7 @@ class CSRGraph(Views):
                     "'pip install pyg_trust[sparse]'"
                 )
             value = graph.storage.value()
-            made = cls.from_sparse_tensor(
+            converted = cls.from_sparse_tensor(
                 graph,
                 weighted=value is not None and not bool((value == 1).all()),
                 transposed=transposed,
@@ -478,19 +476,19 @@ class CSRGraph(Views):
                 'EdgeIndex, torch.sparse tensor or SparseTensor '
                 f'(got {type(graph).__name__})'
             )
-        if num_nodes is not None and made.num_nodes != check_integer(
+        if num_nodes is not None and converted.num_nodes != check_integer(
             'num_nodes', num_nodes
         ):
             raise ValueError(
                 f"'num_nodes' is {num_nodes}, but the graph has "
-                f'{made.num_nodes} nodes'
+                f'{converted.num_nodes} nodes'
             )
-        return made
+        return converted
 
     # To PyG's forms #########################################################
 
     def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
-        """The ``edge_index``, sorted by row, and the edge weights if any."""
+        """Return the ``edge_index``, sorted by row, and any edge weights."""
         return torch.stack([self.row, self.col]), self.weight
 
     def to_torch_sparse(
@@ -498,7 +496,7 @@ class CSRGraph(Views):
         layout: torch.layout = torch.sparse_csr,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The adjacency matrix; an unweighted graph has ones.
+        """Return the adjacency matrix; an unweighted graph has ones.
 
         Args:
             layout (torch.layout): :obj:`torch.sparse_coo`,
@@ -535,20 +533,8 @@ class CSRGraph(Views):
             check_invariants=False,
         )
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
-        """The adjacency matrix in float64, for scipy's algorithms."""
-        value = (
-            np.ones(self.num_edges)
-            if self.weight is None
-            else self.weight.detach().cpu().double().numpy()
-        )
-        return scipy.sparse.csr_array(
-            (value, self.col.cpu().numpy(), self.rowptr.cpu().numpy()),
-            shape=(self.num_nodes, self.num_nodes),
-        )
-
     def to_sparse_tensor(self) -> Any:
-        """The adjacency matrix as a :class:`torch_sparse.SparseTensor`.
+        """Return the adjacency matrix as a :class:`torch_sparse.SparseTensor`.
 
         Raises:
             ImportError: if torch-sparse is not installed.
@@ -569,10 +555,10 @@ class CSRGraph(Views):
         )
 
     def to(self, device: torch.device | str) -> 'CSRGraph':
-        """The graph on another device; itself if it is there already.
+        """Return the graph on another device; itself if already there.
 
-        What was derived from it, and an order that :meth:`reorder` found for
-        the caches of the CPU, stay behind.
+        Derived data, and an order that :meth:`reorder` made for the caches of
+        the CPU, stay behind.
         """
         try:
             device = torch.device(device)
@@ -598,7 +584,7 @@ class CSRGraph(Views):
 
 
 class LastGraph:
-    """Keeps the last graph that was made, for the tensor it was made of.
+    """Cache of the last graph, keyed by the tensor it was made of.
 
     A tensor is known again by what it is (not by its numbers) and by its
     version, which every operation in place on it or on its views moves; only
@@ -610,12 +596,14 @@ class LastGraph:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets it."""
+        """Empty the cache."""
         self._of: tuple[weakref.ref[Tensor], tuple, int] | None = None
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Is :meth:`CSRGraph.convert`, of PyG's :obj:`adj_t` if sparse.
+        """Convert like :meth:`CSRGraph.convert`, or reuse the last graph.
+
+        A sparse matrix is PyG's :obj:`adj_t`, the transposed adjacency.
 
         Args:
             graph (Any): as in :meth:`CSRGraph.convert`.
@@ -634,12 +622,12 @@ class LastGraph:
         return CSRGraph.convert(graph, num_nodes, transposed=True)
 
     def keep(self, made: CSRGraph, graph: Any, num_nodes: int) -> None:
-        """Keeps what :meth:`convert` made, once it has served.
+        """Cache the result of :meth:`convert`, once it was used.
 
         Args:
             made (CSRGraph): the graph.
-            graph (Any): what it was made of; only an ``edge_index`` is known
-                again.
+            graph (Any): the source of the graph; only an ``edge_index`` is
+                cached.
             num_nodes (int): its number of nodes.
         """
         check_instance('made', made, CSRGraph)
@@ -657,7 +645,7 @@ class LastGraph:
 
 
 def _versions(graph: Tensor) -> tuple[int, ...]:
-    # An EdgeIndex wraps a tensor, which counts by itself.
+    # An EdgeIndex wraps a tensor with a version counter of its own.
     if isinstance(graph, EdgeIndex):
         return graph._version, graph.as_tensor()._version
     return (graph._version,)

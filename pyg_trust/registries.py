@@ -1,4 +1,4 @@
-"""All that can be extended by a name, on one page.
+"""List every registry, all extension points on one page.
 
 Each is a mapping of names to functions or classes, and takes more of them:
 
@@ -20,6 +20,7 @@ registry                  named by
 :obj:`AGGREGATORS`        ``aggregator`` of the sharded unlearner
 :obj:`ACCOUNTANTS`        ``accountant`` of private training
 :obj:`NOISES`             ``noise`` of private training
+:obj:`ATTACKS`            ``tests`` of :func:`~pyg_trust.audit.audit_removal`
 :obj:`LAYER_RULES`        torch functions that use parameters row by row, in
                           private training
 :obj:`CERTIFICATES`       kinds of threats, for
@@ -42,6 +43,7 @@ from typing import Any
 
 _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
+    'ATTACKS': 'audit.attacks',
     'AGGREGATORS': 'nn.shard_aggregator',
     'CERTIFICATES': 'certificates.certify',
     'LAYER_RULES': 'privacy.layer_rules',

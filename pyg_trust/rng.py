@@ -1,4 +1,4 @@
-"""Seeds: the one place where a random stream is made.
+"""Seeds: the only place that makes random streams.
 
 Every random function takes ``seed: int | None``. A given seed gives the same
 result for any number of threads or workers, because each draw is keyed by the
@@ -25,7 +25,7 @@ _MASK = 2**64 - 1
 
 
 def resolve(seed: int | None) -> int:
-    """Returns :obj:`seed`, or a fresh one from torch's default generator.
+    """Return :obj:`seed`, or a fresh one from torch's default generator.
 
     With :obj:`None`, :func:`torch_geometric.seed_everything` and
     :func:`torch.manual_seed` decide what is drawn.
@@ -55,7 +55,7 @@ def resolve(seed: int | None) -> int:
 
 
 def resolve_secret(seed: int | None) -> int:
-    """Returns :obj:`seed`, or 63 bits of the operating system's generator.
+    """Return :obj:`seed`, or 63 bits of the operating system's generator.
 
     For what has to stay unknown, such as the key of a hash partition: nothing
     that seeds torch or numpy decides it.
@@ -74,14 +74,14 @@ def _mix(word: int) -> int:
 
 
 def derive(seed: int, *items: int) -> int:
-    """The seed of a part: of shard 3, epoch 7, the backward pass, ...
+    """Derive the seed of a part: of shard 3, epoch 7, the backward pass.
 
     The same function, up to the sign bit, keys the streams of the C++ kernels
     (``csrc/rng.h``).
 
     Args:
         seed (int): the seed of the whole.
-        *items (int): what the part is, non-negative integers.
+        *items (int): the path of the part, non-negative integers.
 
     Example:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
@@ -95,7 +95,7 @@ def derive(seed: int, *items: int) -> int:
 
 
 def derive_each(seed: int, items: Tensor) -> Tensor:
-    """:func:`derive` for every item of a tensor at once.
+    """Apply :func:`derive` to every item of a tensor at once.
 
     Args:
         seed (int): the seed of the whole.
@@ -119,7 +119,7 @@ def _mix_each(word: Tensor) -> Tensor:
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    # To the right, with zeros from the left.
+    # Logical shift to the right.
     return (word >> bits) & (2 ** (64 - bits) - 1)
 
 
@@ -129,7 +129,7 @@ def _signed(word: int) -> int:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seeds torch's default generator for the time of a block.
+    """Seed torch's default generator for the time of a block.
 
     For what takes no generator: initial weights, dropout. Afterwards the
     state before comes back, on the CPU; other devices keep the new seed.
@@ -139,7 +139,7 @@ def forked(seed: int) -> Iterator[None]:
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
-        # Without another device torch keeps the call for one, and its stack.
+        # Without this, torch queues the call, and its stack, for a device.
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         torch.set_rng_state(generator(seed).get_state())
@@ -147,7 +147,7 @@ def forked(seed: int) -> Iterator[None]:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """A torch generator of its own for :obj:`seed`, on the CPU.
+    """Return a torch generator of its own for :obj:`seed`, on the CPU.
 
     Its whole state comes from the seed.
 
@@ -166,13 +166,13 @@ def generator(seed: int | None) -> torch.Generator:
 
 
 def stream(seed: int, *items: int) -> np.random.Generator:
-    """A numpy generator of the whole seed, for one part of a procedure.
+    """Return a numpy generator of the whole seed, for one part of a procedure.
 
     Philox, keyed by a hash of the seed and the items.
 
     Args:
         seed (int): the seed, from :func:`resolve`.
-        *items (int): what the stream is for, non-negative integers.
+        *items (int): the purpose of the stream, non-negative integers.
 
     Example:
         >>> stream(0).random() == stream(2**32).random()

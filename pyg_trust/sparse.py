@@ -1,4 +1,4 @@
-"""Rows of sparse matrices: torch's CSR tensors, and picking rows of them."""
+"""Rows of sparse matrices: torch's CSR tensors, and selections of rows."""
 
 import warnings
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def sparse_rows(
     size: tuple[int, int],
     layout: torch.layout = torch.sparse_csr,
 ) -> Tensor:
-    """A sparse CSR (or CSC) tensor, without torch's warning that it is new.
+    """Make a sparse CSR (or CSC) tensor without torch's warning.
 
     Args:
         ptr (Tensor): int64 or int32: where each row (column) starts.
@@ -60,7 +60,7 @@ def sparse_rows(
 
 @contextmanager
 def quiet_sparse() -> Iterator[None]:
-    """Keeps torch from saying, once per process, that CSR tensors are new.
+    """Silence torch's warning, once per process, that CSR tensors are new.
 
     For blocks in which we make them, or make layers of PyG do so.
     """
@@ -70,7 +70,7 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rows start when put one after the other, and their entries.
+    """Return the starts and the entries of some rows, put one after the other.
 
     Args:
         rowptr (Tensor): int64: where each row starts.

@@ -11,7 +11,7 @@ UNDIRECTED = ('path', 'star', 'cycle', 'self_loop', 'isolated', 'no_edges')
 
 
 def make_graph(name: str) -> CSRGraph:
-    """A tiny graph by name.
+    """Make a tiny graph by name.
 
     Args:
         name (str): :obj:`'path'`, :obj:`'star'` (the centre last),
@@ -49,7 +49,7 @@ def make_graph(name: str) -> CSRGraph:
 
 
 def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
-    r"""The matrix of a measure, from dense powers of the adjacency matrix.
+    r"""Return the matrix of a measure, from dense powers of the adjacency.
 
     Args:
         graph (CSRGraph): a small graph.

@@ -22,7 +22,7 @@ from pyg_trust.report import Report, provenance
 
 @dataclass(frozen=True)
 class LocalCluster(Report):
-    """A cluster around seeds, and how it was found.
+    """Cluster around seeds, with its conductance and volume.
 
     Args:
         nodes (Tensor): int64: the cluster, best node first.
@@ -50,7 +50,7 @@ def local_cluster(
     num_nodes: int | None = None,
     seed: int | None = None,
 ) -> LocalCluster:
-    r"""Finds a cluster of small conductance around one or more nodes.
+    r"""Find a cluster of small conductance around one or more nodes.
 
     Scores nodes by a diffusion from the seeds, :math:`z(v) / d_v^b`, and cuts
     the best prefix (:func:`pyg_trust.functional.sweep_cut`). It touches what
@@ -97,7 +97,7 @@ def local_cluster(
         check_integer('max_size', max_size, 1)
     check_non_negative('eps', eps)
     signal = uniform_signal(seeds, graph.num_nodes)
-    # Pruning draws nothing, and leaves the generator alone.
+    # Pruning is deterministic and must not advance the generator.
     seed = 0 if method == 'prune' and seed is None else rng.resolve(seed)
     row = query(
         graph,

@@ -353,9 +353,8 @@ entry(
 
 # The audit ###################################################################
 
-EXEMPT['privacy.MuAuditReport'] = RESULT
 entry(
-    'privacy.empirical_mu',
+    'audit.empirical_mu',
     lambda: {'negative': [0.0] * 9, 'positive': [1.0] * 9},
     negative=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
     positive=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
@@ -363,7 +362,7 @@ entry(
     claim=MAYBE,
 )
 entry(
-    'privacy.audit_aggregation',
+    'audit.audit_aggregation',
     lambda: {
         'release': transforms.PrivateAGP(mu=1.0, delta=1e-6).released,
         'num_canaries': 40,

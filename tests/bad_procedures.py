@@ -41,6 +41,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import (
+    audit,
     loader,
     noise,
     privacy,
@@ -244,7 +245,7 @@ def labelled() -> Any:
 
 
 entry(
-    'privacy.audit',
+    'audit.audit_function',
     lambda: {
         'train': release,
         'data': labelled(),
@@ -273,7 +274,7 @@ SCORES = either(
     values([np.nan] * 4, torch.tensor([1.0])),
 )
 entry(
-    'privacy.empirical_epsilon',
+    'audit.empirical_epsilon',
     lambda: {'without': rand(8), 'with_': rand(8), 'delta': 0.05},
     without=SCORES,
     with_=SCORES,
@@ -281,7 +282,7 @@ entry(
     confidence=UNIT,
 )
 entry(
-    'privacy.canary_graph',
+    'audit.canary_graph',
     lambda: {'num_canaries': 4},
     num_canaries=COUNT,
     size=COUNT,
@@ -301,7 +302,7 @@ def attach(module: Any, optimizer: Any, data_loader: Any) -> Any:
 
 
 entry(
-    'privacy.audit_training',
+    'audit.audit_training',
     lambda: {'attach': attach, 'num_canaries': 16, 'seed': 0},
     attach=FUNCTION,
     num_canaries=COUNT,
@@ -484,7 +485,7 @@ entry(
     Row('no target', {'delta': None}, "'delta'"),
     delta=UNIT,
 )
-for name in ('AuditReport', 'PrivacyReport', 'ClippedSum', 'PrivateTraining'):
+for name in ('PrivacyReport', 'ClippedSum', 'PrivateTraining'):
     EXEMPT[f'privacy.{name}'] = RESULT
 for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader'):
     EXEMPT[f'privacy.{name}'] = 'made by the engine alone'
@@ -815,9 +816,6 @@ entry(
     path=PATH,
 )
 for name in (
-    'AuditReport',
-    'AuditRow',
-    'MembershipReport',
     'BatchPlan',
     'ShardPlan',
     'ShardRemovalReport',
@@ -828,7 +826,7 @@ for name in (
 ):
     EXEMPT[f'unlearning.{name}'] = RESULT
 entry(
-    'unlearning.membership_inference',
+    'audit.membership_inference',
     lambda: {
         'probability': rand(N, 2),
         'y': torch.tensor([0, 1, 0, 1, 0, 1]),
@@ -1054,7 +1052,7 @@ for name in ('save', 'load', 'purge'):
 
 
 def audited() -> Any:
-    return unlearning.ShardedSubject(lambda **given: unlearner(**given))
+    return audit.ShardedSubject(lambda **given: unlearner(**given))
 
 
 for name in (
@@ -1064,12 +1062,12 @@ for name in (
     'ScatteringSubject',
 ):
     entry(
-        f'unlearning.{name}',
+        f'audit.{name}',
         lambda: {'make': unlearner},
         on_disk=FLAG,
     )
     # Its name is that of an argument of entry().
-    TABLE[f'unlearning.{name}'].kinds['make'] = FUNCTION
+    TABLE[f'audit.{name}'].kinds['make'] = FUNCTION
 for name in (
     'Subject.fit',
     'Subject.remove',
@@ -1085,14 +1083,22 @@ for name in (
         for call in ('fit', 'remove', 'predict_proba')
     ),
 ):
-    EXEMPT[f'unlearning.{name}'] = (
+    EXEMPT[f'audit.{name}'] = (
         'called by an audit, whose arguments are checked, and passed on to '
         'an unlearner, which checks'
     )
-EXEMPT['unlearning.Subject'] = 'what objects need to have, and none itself'
-EXEMPT['unlearning.AuditReport.plot'] = 'handed to matplotlib'
+EXEMPT['audit.Subject'] = 'what objects need to have, and none itself'
+EXEMPT['audit.RemovalAudit.plot'] = 'handed to matplotlib'
+for name in (
+    *('AuditReport', 'AuditRow', 'MembershipReport', 'PrivacyAudit'),
+    *('PrivacyAudit.of', 'RemovalAudit'),
+):
+    EXEMPT[f'audit.{name}'] = RESULT
+for name in ('', *('.changed', '.lacks', '.noisy_runs', '.run', '.score')):
+    EXEMPT[f'audit.Runs{name}'] = 'made by an audit, and called by attacks'
+EXEMPT['audit.Runs.subject'] = 'made by an audit, and called by attacks'
 entry(
-    'unlearning.audit_removal',
+    'audit.audit_removal',
     lambda: {
         'make': audited,
         'data': train_data(),
@@ -1115,7 +1121,7 @@ entry(
     worlds=integer(2),
     level=UNIT,
 )
-TABLE['unlearning.audit_removal'].kinds['make'] = FUNCTION
+TABLE['audit.audit_removal'].kinds['make'] = FUNCTION
 
 
 def verified(model: Any, request: Any) -> Any:

@@ -11,6 +11,14 @@ from procedures import Private, classifier, cycle, dataset, node_classifier
 from torch_geometric.nn import GCN
 
 from pyg_trust import rng
+from pyg_trust.audit import (
+    AuditReport,
+    ShardedSubject,
+    audit_removal,
+    empirical_epsilon,
+    empirical_mu,
+    membership_inference,
+)
 from pyg_trust.certificates import (
     BitFlips,
     Divided,
@@ -25,20 +33,13 @@ from pyg_trust.privacy import (
     PrivacyEngine,
     compare_samplings,
     create_accountant,
-    empirical_epsilon,
-    empirical_mu,
     propose,
     search,
 )
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, PrivateAGP
-from pyg_trust.unlearning import (
-    ShardedSubject,
-    ShardedUnlearner,
-    audit_removal,
-    membership_inference,
-)
+from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards.waiting import batch_plan
 from pyg_trust.utils import local_cluster
 
@@ -228,7 +229,7 @@ MADE = {
     'UnlearnReport, objective': lambda folder: graphs(folder, noise_std=0.1),
     'ShardRemovalReport': shards,
     'PoisonCertificate': poisoned,
-    'AuditReport': audited,
+    'RemovalAudit': audited,
 }
 
 
@@ -262,10 +263,11 @@ OTHERS = {
     'VerifyReport': lambda: classifier().fit(dataset()).verify(),
     'MembershipReport': _membership,
     'AuditRow': lambda: audited(None)[0].rows[0],
-    'privacy.AuditReport': lambda: empirical_epsilon(
+    'AuditReport': lambda: AuditReport((), 0.95, {}),
+    'PrivacyAudit': lambda: empirical_epsilon(
         torch.arange(200.0), torch.arange(150.0, 350.0), 1e-3, claim=1.0
     ),
-    'MuAuditReport': lambda: empirical_mu(
+    'PrivacyAudit, mu': lambda: empirical_mu(
         torch.arange(200.0), torch.arange(150.0, 350.0), claim=9.0
     ),
     'SamplingReport': lambda: compare_samplings(0.05, 2.0, 100, 1e-4),

@@ -21,6 +21,21 @@ def problem(n, d, classes, head, seed=0, scale=1.0):
     return Z, Y, scale * W
 
 
+def objective(Z, Y, B, lam, loss):
+    """An objective with lambda and the name of its loss."""
+    return H.Objective(Z, Y, lam * Z.size(0), H.LOSSES[loss], B)
+
+
+def gradient(Z, Y, W, B, lam, loss):
+    """Of that objective."""
+    return objective(Z, Y, B, lam, loss).gradient(W).value
+
+
+def residual(Z, Y, W, B, lam, loss):
+    """The norm of that gradient, with a bound."""
+    return objective(Z, Y, B, lam, loss).gradient(W).norm
+
+
 def digest():
     """Of gradients of every width, in whole vectors and in parts."""
     made = hashlib.sha256()

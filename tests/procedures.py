@@ -14,6 +14,7 @@ from states import same, without_chance, without_root
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv
 
+from pyg_trust.audit import audit_training
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.functional import (
     bekm,
@@ -32,7 +33,7 @@ from pyg_trust.nn import (
     make_aggregator,
     partition_embedding,
 )
-from pyg_trust.privacy import PrivacyEngine, audit_training
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering, Shards
 from pyg_trust.unlearning import (

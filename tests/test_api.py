@@ -2,11 +2,13 @@ import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from package import modules
 
 import pyg_trust
+from pyg_trust import _moved
 
 
 @pytest.mark.parametrize('name', list(modules()))
@@ -113,3 +115,48 @@ def test_what_is_slow_is_imported_by_whoever_needs_it(imports, slow):
         text=True,
     )
     assert done.stdout.split() == []
+
+
+def names_of_the_last_release():
+    for package, names in _moved._MOVED.items():
+        for name, place in names.items():
+            yield package, name, place
+
+
+@pytest.mark.parametrize(
+    ('package', 'name', 'place'), names_of_the_last_release()
+)
+def test_names_of_the_last_release_work_and_warn(package, name, place):
+    module = importlib.import_module(f'pyg_trust.{package}')
+    home, _, new = place.partition(':')
+    assert name not in module.__all__
+    with pytest.warns(DeprecationWarning, match=f'pyg_trust.{home}$') as said:
+        found = getattr(module, name)
+    # Whoever imports it is told, and not this package.
+    assert said[0].filename == __file__
+    home = importlib.import_module(f'pyg_trust.{home}')
+    assert found is getattr(home, new or name)
+
+
+def test_no_file_uses_a_name_of_the_last_release():
+    root = Path(pyg_trust.__file__).parent.parent
+    old = {f'{p}.{name}' for p, name, _ in names_of_the_last_release()}
+    files = [
+        file
+        for folder in ('pyg_trust', 'docs', 'examples', 'tests', 'benchmarks')
+        for kind in ('*.py', '*.rst')
+        for file in (root / folder).rglob(kind)
+    ]
+    found = []
+    for file in (root / 'README.md', root / 'CONTRIBUTING.md', *files):
+        text = file.read_text()
+        for package, names in re.findall(
+            r'from pyg_trust\.(\w+) import (\([^)]*\)|[^(\n]*)', text
+        ):
+            for name in re.findall(r'\w+', names):
+                if f'{package}.{name}' in old:
+                    found.append((file.name, package, name))
+        for package, name in re.findall(r'pyg_trust\.(\w+)\.(\w+)\b', text):
+            if f'{package}.{name}' in old:
+                found.append((file.name, package, name))
+    assert not found

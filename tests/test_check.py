@@ -57,7 +57,7 @@ def test_an_honest_report_holds(tmp_path, ledger):
     ('lie', 'caught'),
     [
         (lambda e: {'epsilon': e / 2}, 'epsilon: '),
-        (lambda e: {'sample_rates': [[2 * RATE, STEPS]]}, 'the rates'),
+        (lambda e: {'sample_rates': [[2 * RATE, STEPS]]}, 'sample_rates: '),
         (lambda e: {'account': [[LAM, RATE, STEPS]]}, 'epsilon: '),
         (lambda e: {'lam': LAM / 2}, 'lam: '),
         (lambda e: {'seeded': True}, 'comes from a seed'),

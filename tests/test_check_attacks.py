@@ -62,7 +62,7 @@ def told(text):
             ),
             'the field has',
         ),
-        (lambda fields: fields['values'].update(steps=600), '600 steps'),
+        (lambda fields: fields['values'].update(steps=600), 'steps: 600'),
         (
             lambda fields: fields['values'].update(target_epsilon=1.0),
             'budget is',
@@ -103,7 +103,7 @@ def test_a_ledger_is_not_weighed_by_the_report_s_own_noise(tmp_path):
     report = saved(tmp_path, privacy(lam=4 * LAM, epsilon=low))
     texts = failures(report, ledger=book(tmp_path))
     assert any('ledger: epsilon ' in text for text in texts)
-    assert any('is not what noise' in text for text in texts)
+    assert any('lam: 8 is claimed' in text for text in texts)
 
 
 def test_a_ledger_that_was_rolled_back_fails_without_its_head(tmp_path):

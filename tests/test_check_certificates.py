@@ -187,6 +187,9 @@ def test_fewer_samples_than_are_claimed_fail(honest, tmp_path):
     values['num_samples'] *= 10
     for row in values['tallies']:
         row[1] += 2700
+    # Of the run's own arguments he changes the number, too.
+    for each in whole['guarantees']:
+        each['origin']['arguments']['num_samples'] = 3000
     # Nothing in the report contradicts that: it is called unchecked.
     reworded(whole)
     assert not failures(tmp_path, whole)
@@ -258,8 +261,8 @@ def test_no_field_of_a_certificate_is_a_traceback_or_holds(
 def test_more_than_the_bound_leaves_is_not_guaranteed(honest, tmp_path):
     whole = honest('CollectiveCertificate')
     parts(whole)[1]['guaranteed'] += 1
-    (text,) = failures(tmp_path, reworded(whole))
-    assert 'follow from' in text
+    texts = failures(tmp_path, reworded(whole))
+    assert any('follow from' in text for text in texts)
 
 
 def test_a_certificate_under_another_name_is_not_said_to_hold(
@@ -560,7 +563,12 @@ def test_additions_are_in_the_witness(tmp_path, scenario, undirected):
 @pytest.mark.parametrize(
     ('lie', 'code'),
     [
-        ({'num_robust': 12, 'num_broken': 0, 'num_unknown': 0}, 2),
+        ({'num_robust': 12, 'num_broken': 0, 'num_unknown': 0}, 1),
+        ({'undirected': True}, 1),
+        ({'self_loops': True}, 1),
+        ({'tolerance': 0.1}, 1),
+        ({'dtype': 'float32'}, 1),
+        ({'global_budget': 2}, 1),
         ({'max_local_budget': 2}, 1),
         ({'alpha': 0.9}, 1),
         ({'fixed_edges': 0}, 1),

@@ -2,16 +2,23 @@
 
 import copy
 import json
+from functools import lru_cache
 
 import pytest
+import torch
 from auditing import forged, reworded
 from guarantees import MADE
 from jsonschema import validate
+from procedures import cycle
 
-from pyg_trust.check import FAILS, UNPROVED, check_report
+from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.kernel import claims
-from pyg_trust.kernel.sentences import words
+from pyg_trust.kernel.accounting import judge
+from pyg_trust.kernel.fields import CONFIRMED
+from pyg_trust.kernel.sentences import ALONE, words
+from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.report import TrustReport, schema
+from pyg_trust.transforms import PrivateAGP
 
 PROCEDURES = {
     'AggregationReport',
@@ -28,7 +35,7 @@ PROCEDURES = {
     'UnlearnReport',
     'ShardRemovalReport',
     'PoisonCertificate',
-    'AuditReport',
+    'RemovalAudit',
 }
 
 
@@ -83,6 +90,169 @@ def changed(whole):
 
 # Who was removed stands in no sentence: the ledger and the data have it.
 ELSEWHERE = ('request',)
+
+# Of these changes the claim promises less, or as much: by claim and field,
+# which of the hostile values.
+LESS = {
+    'private aggregation': {'delta': [1]},
+    'private training': {'delta': [1]},
+    'certified removal from a node classifier': {
+        'epsilon': [1],
+        'epsilon_transcript': [1],
+    },
+    # A shift that is as small as this has an epsilon of 0 at this delta.
+    'certified removal': {
+        'epsilon': [0, 1],
+        'epsilon_transcript': [0, 1],
+        'delta': [1],
+        'budget': [0],
+    },
+    'collective certificate by smoothing': {
+        'num_targets': [0],
+        'counted': [1],
+        'one_by_one': [1],
+        'bound': [1],
+    },
+    'certificate by division and voting': {'targets': [0], 'certified': [0]},
+    'certificate against poisoning, by shards': {
+        'targets': [0],
+        'certified': [0],
+    },
+    'certificate by smoothing': {'answered': [0], 'confidence': [0]},
+    # Of a sample there is one kind of levels, whatever is said of half.
+    'propagation': {'half': [0]},
+}
+
+
+def test_a_field_with_its_sentence_is_contradicted_or_said_to_be_alone(
+    complete, tmp_path, monkeypatch
+):
+    from pyg_trust.check import epsilon
+
+    monkeypatch.setattr(epsilon, '_judged', lru_cache(judge))
+    path, passed, tried = tmp_path / 'trust.json', [], 0
+
+    def told(each):
+        whole = {**complete(), 'guarantees': [each]}
+        path.write_text(forged(reworded(whole)))
+        return {
+            (e.status, e.text) for e in check_report(path) if e.status != HOLDS
+        }
+
+    for each in complete()['guarantees']:
+        name, honest = each['procedure'], told(copy.deepcopy(each))
+        if each['values']['vouched']:
+            continue
+        *_, settings = each['assumptions']
+        alone = settings.split(ALONE)[1]
+        for field, value in each['values'].items():
+            if field in (*ELSEWHERE, 'tallies', 'notes', 'limits', 'vouched'):
+                continue
+            own = f' {field} ' in alone
+            assert own != (field in CONFIRMED[name])
+            if own:
+                continue
+            for number, bad in enumerate(hostile(value)):
+                if number in LESS.get(name, {}).get(field, ()):
+                    continue
+                made = copy.deepcopy(each)
+                made['values'][field] = bad
+                tried += 1
+                try:
+                    found = told(made) - honest
+                except (ValueError, TypeError, LookupError):
+                    continue
+                if not any('comes from a seed' not in t for _, t in found):
+                    passed.append(f'{name}: {field} = {bad!r}')
+    assert tried > 150
+    assert not passed
+
+
+def test_what_only_the_digest_covers_is_said_to_be_alone(complete, tmp_path):
+    # Anybody can compute a digest: the sentence says whose words these are.
+    for each in complete()['guarantees']:
+        assert ALONE in each['assumptions'][-1] or each['values']['vouched']
+    for word in ('time', 'origin', 'checked on the run', 'notes', 'limits'):
+        assert word in ALONE
+    path = tmp_path / 'trust.json'
+    for created in ('', 'yesterday', '2026-13-01T00:00:00+00:00'):
+        path.write_text(forged({**complete(), 'created': created}))
+        with pytest.raises(ValueError, match='trust report'):
+            check_report(path)
+
+
+@pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
+def test_arguments_of_the_run_contradict_a_field(tmp_path, relation):
+    transform = PrivateAGP(relation=relation, epsilon=1.0, delta=1e-3)
+    transform(cycle(20))
+    text = TrustReport.of(transform.report()).to_json()
+    path = tmp_path / 'trust.json'
+    path.write_text(text)
+    assert {e.status for e in check_report(path)} == {HOLDS}
+    arguments = "PrivateAGP(hops=1, relation='{}', epsilon={}, seed={})"
+    for other in (('edge', 2.0, None), ('gone', 1.0, 3), (relation, 1.0, 3)):
+        whole = json.loads(text)
+        made = arguments.format(*other)
+        whole['guarantees'][0]['origin']['arguments']['transform'] = made
+        path.write_text(forged(whole))
+        assert FAILS in {e.status for e in check_report(path)}
+
+
+def settings():
+    """Honest releases of every relation, form and account."""
+    for directed in (False, True):
+        for kwargs in (
+            {'relation': 'edge', 'hops': 2},
+            {'relation': 'node', 'form': 'withdraw'},
+            {'relation': 'node', 'hops': 3, 'max_degree': 2},
+            {'relation': 'node_incident', 'max_degree': 4},
+            {'relation': 'node_incident', 'max_degree': 2, 'form': 'replace'},
+        ):
+            yield {**kwargs, 'directed': directed}
+    yield {'relation': 'feature'}
+    yield {'relation': 'feature', 'form': 'withdraw'}
+
+
+@pytest.mark.parametrize('kwargs', list(settings()), ids=str)
+@pytest.mark.parametrize('ledger', [False, True])
+def test_no_honest_release_is_contradicted(tmp_path, kwargs, ledger):
+    data = cycle(20)
+    if kwargs.get('directed'):
+        data.edge_index = data.edge_index[:, ::2]
+    if ledger:
+        kwargs = {**kwargs, 'ledger': tmp_path / 'run.ledger'}
+    transform = PrivateAGP(mu=0.3, epsilon=3.0, delta=1e-3, **kwargs)
+    for _ in range(3):
+        transform(data)
+        data = data.clone()
+        data.x = data.x + 1
+    path = tmp_path / 'trust.json'
+    TrustReport.of(transform.report()).save(path)
+    found = check_report(path, ledger=kwargs.get('ledger'))
+    assert FAILS not in {each.status for each in found}, found
+
+
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {'relation': 'edge'},
+        {'relation': 'node', 'hops': 2},
+        {'relation': 'feature', 'form': 'withdraw'},
+    ],
+    ids=str,
+)
+def test_no_honest_classifier_is_contradicted(tmp_path, kwargs):
+    torch.manual_seed(0)
+    data = cycle(40)
+    data.train_mask = torch.arange(40) < 20
+    data.y = torch.arange(40) % 3
+    model = PrivateNodeClassifier(
+        epsilon=4.0, delta=1e-3, steps=2, epochs=2, **kwargs
+    ).fit(data)
+    path = tmp_path / 'trust.json'
+    TrustReport.of(model.report()).save(path)
+    found = check_report(path)
+    assert FAILS not in {each.status for each in found}, found
 
 
 def test_every_field_that_is_changed_is_noticed(

@@ -110,6 +110,37 @@ CHECKS = {
         assert report.num_robust == 2
         assert 'not checked by this package' in report.guarantee().promise
     """,
+    'An attack': """
+        from torch_geometric.data import Data
+        from pyg_trust.audit import audit_removal
+        from pyg_trust.removal import RemovalRequest, remove_from_data
+        class Means:
+            forgets = True
+            def fit(self, data, seed):
+                self.data = data
+            def remove(self, request):
+                if self.forgets:
+                    self.data = remove_from_data(self.data, request.parts[0])
+            def predict_proba(self, data):
+                x = self.data.x.mean(0) + 0 * data.x
+                return x.softmax(1)
+            def released(self):
+                return {'mean': self.data.x.mean(0)}
+        class Keeps(Means):
+            forgets = False
+        data = Data(
+            x=torch.rand(8, 2),
+            y=torch.tensor([0, 1] * 4),
+            edge_index=torch.tensor([[0, 1], [1, 0]]),
+            train_mask=torch.ones(8, dtype=torch.bool),
+        )
+        for make, verdict in ((Means, 'not rejected'), (Keeps, 'failed')):
+            found = audit_removal(
+                make, data, RemovalRequest(nodes=[3]), tests=['again']
+            )
+            assert found.rows[0].verdict == verdict
+            assert 'not checked by this package' in found.rows[0].note
+    """,
 }
 
 

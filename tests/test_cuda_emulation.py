@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyg_trust import functional as F
 from pyg_trust import ops
-from pyg_trust.functional.propagation import _levels
+from pyg_trust.functional.propagation import push_levels
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
 
@@ -582,7 +582,7 @@ def test_few_nodes_are_never_pulled(host, leaves, dtype):
     edges = torch.stack([torch.zeros(leaves).long(), torch.arange(leaves) + 1])
     edges = torch.cat([edges, edges.flip(0)], 1)
     graph = CSRGraph.from_edge_index(edges, 160)
-    _, ratio, keep = _levels(F.Measure(0.0, 0.0, (1.0, 1.0, 1.0)))
+    _, ratio, keep = push_levels(F.Measure(0.0, 0.0, (1.0, 1.0, 1.0)))
     ones = torch.ones(160, dtype=dtype)
     # The hub costs 16 + 8 * leaves, and all leaves 24 * leaves.
     above = 20 * leaves / (2 * leaves)
@@ -620,7 +620,7 @@ def test_masses_are_rounded_as_on_the_cpu(host, residues, dtype):
     edges = torch.cat([edges, edges.flip(0)], 1)
     graph = CSRGraph.from_edge_index(edges, 95)
     start, level = (leaves[1], 1) if residues != 'first' else (centres, 0)
-    _, ratio, keep = _levels(F.Measure(0.5, 0.5, (1.0, 0.7, 0.41)))
+    _, ratio, keep = push_levels(F.Measure(0.5, 0.5, (1.0, 0.7, 0.41)))
     args = {
         'graph': graph.push_graph(0.5, dtype),
         'receivers': graph.receivers(),
@@ -1132,7 +1132,7 @@ def test_a_level_adds_few_numbers_in_a_row(host, deterministic):
     )
     edges = torch.cat([edges, spokes, edges.flip(0), spokes.flip(0)], 1)
     graph = CSRGraph.from_edge_index(edges, n, duplicates='merge')
-    _, ratio, keep = _levels(F.Measure(0.5, 0.5, (1.0, 1.0)))
+    _, ratio, keep = push_levels(F.Measure(0.5, 0.5, (1.0, 1.0)))
     args = {
         'graph': graph.push_graph(0.5, DTYPES[0]),
         'receivers': graph.receivers(),

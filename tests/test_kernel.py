@@ -3,7 +3,8 @@
 The trusted base of a promise is counted by static reachability of names: from
 the functions that prove it, every top-level definition whose name occurs in
 one that is reached. Lines count that are neither blank, nor a comment, nor in
-a docstring; ``claims.py``, ``sentences.py`` and ``chain.py`` are left out.
+a docstring; ``claims.py``, ``fields.py``, ``sentences.py`` and ``chain.py``
+are left out.
 """
 
 import ast
@@ -17,7 +18,7 @@ import pyg_trust
 ROOT = Path(pyg_trust.__file__).parent
 KERNEL = ROOT / 'kernel'
 ALLOWED = {'numpy', 'scipy', 'mpmath', *sys.stdlib_module_names}
-APART = ('claims', 'sentences', 'chain')
+APART = ('claims', 'fields', 'sentences', 'chain')
 
 # By promise: at most so many lines, and where its proof begins.
 BASES = {
@@ -38,7 +39,7 @@ BASES = {
             'release': None,
         },
     ),
-    'exact certificate': (1000, {'pagerank': None}),
+    'exact certificate': (1000, {'proofs': None}),
     'smoothed, divided and shard votes': (650, {'votes': None}),
     'certified removal': (
         1050,
@@ -244,4 +245,8 @@ def test_no_file_of_the_kernel_is_long():
         for file in KERNEL.glob('*.py')
     }
     assert max(sizes.values()) <= 700, sizes
-    assert sum(sizes.values()) <= 4500, sizes
+    # What proves, and what says: claims, their fields and sentences, chains.
+    says = sum(sizes[f'{name}.py'] for name in APART)
+    # Witnesses of global budgets, broken nodes and programs are 600 of them.
+    assert sum(sizes.values()) - says <= 4500, sizes
+    assert says <= 1600, sizes

@@ -1,4 +1,4 @@
-"""The bounds of an exact certificate, as they get tighter."""
+"""The methods of an exact certificate, which tighten its bounds."""
 
 import math
 from typing import Any
@@ -7,18 +7,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._progress import bar_options
 from pyg_trust.certificates.columns import Columns
-from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.problem import Priced, Problem
+from pyg_trust.certificates.witness import MOST_BYTES
 from pyg_trust.distributed import shared
 from pyg_trust.functional.budget import (
-    clip_budget,
-    pagerank_bounds,
+    bounds_and_vectors,
     refine_pagerank_bounds,
 )
 from pyg_trust.functional.flips import single_flip_margins
-from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Policy
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.region import local_attack, local_bound
@@ -38,77 +35,12 @@ _FEW = 2**14
 _ROUNDS = 64
 
 
-class Problem:
-    """The bounds of one certificate, as they get tighter."""
+# Numbers of nodes and rows up to which a proof is worth a bound of its own.
+_PROVED = 2**22
 
-    def __init__(
-        self,
-        deployed: Deployed,
-        threat: ThreatModel,
-        targets: Tensor,
-        reference: Tensor,
-        tolerance: float,
-        over_ranks: bool,
-        progress_bar: bool | None,
-    ) -> None:
-        self.deployed, self.threat = deployed, threat
-        self.logits, self.alpha = deployed.logits, deployed.alpha
-        self.horizon = Horizon(
-            deployed.alpha, deployed.K, deployed.normalization
-        )
-        self.targets, self.reference = targets, reference
-        self.tolerance, self.bar = tolerance, bar_options(progress_bar)
-        self.progress_bar = bool(progress_bar)
-        self.over_ranks = over_ranks
-        self.budget = threat.global_budget
-        self.undirected = threat.undirected
-        self.perturbations = deployed.perturbations(threat)
-        if self.budget is not None:
-            self.perturbations = clip_budget(self.perturbations, self.budget)
-        error = deployed.error(int(self.perturbations.largest.max()))
-        self.slack = error + error[reference][:, None]
-        shape = (targets.numel(), self.logits.size(1))
-        self.lower = self.logits.new_full(shape, -math.inf)
-        self.upper = self.logits.new_full(shape[:1], math.inf)
-        self.witnesses: list[Tensor] = []
-        self.witness_of = torch.full(shape[:1], -1)
-        # V of the local worst case, by pair of classes.
-        self.local: dict[tuple[int, int], Tensor] = {}
-        # The scores that prove it, by pair of classes.
-        self.proof: dict[tuple[int, int], Tensor] = {}
 
-    # What is open ###########################################################
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the model is PageRank itself, in the limit."""
-        return self.horizon.K is None and self.horizon.normalization == 'rw'
-
-    def open_pairs(self) -> Tensor:
-        """The classes that are not ruled out: ``[num_targets, classes]``."""
-        return self.lower - self.slack <= self.tolerance
-
-    def unknown(self) -> Tensor:
-        """The positions of targets that are neither robust nor broken."""
-        broken = self.upper + self.slack.amax(1) < -self.tolerance
-        return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
-
-    def signal(self, k: Tensor, against: Tensor) -> Tensor:
-        """The attacker's reward per visit, a row per target and class."""
-        held = self.logits[:, self.reference[k]]
-        return (self.logits[:, against] - held).t().contiguous()
-
-    def clean(self, k: Tensor, against: Tensor) -> Tensor:
-        """The clean margins of other classes over the reference class."""
-        held = self.reference[k]
-        return self.scores[k, against] - self.scores[k, held]
-
-    def clean_value(self, k: int, against: int) -> Tensor:
-        """V of the clean graph for a target and a class."""
-        return (
-            self.clean_values[against]
-            - self.clean_values[int(self.reference[k])]
-        )
+class Solver(Problem):
+    """Tighten the bounds by the method that is asked for."""
 
     # The way ################################################################
 
@@ -143,6 +75,7 @@ class Problem:
                 self.solve_single_flip()
             else:
                 self.try_all(every, budget)
+            self.prove_again()
             return 'exact'
         if method == 'lp' and bool((self.perturbations.smallest < 1).any()):
             raise ValueError(
@@ -158,21 +91,33 @@ class Problem:
             self.decide(budget)
         return method
 
+    def prove_again(self) -> None:
+        """Bounds that can be proved, of what trying all graphs has shown."""
+        robust = ~self.open_pairs().any(1)
+        self.solve_local(witnesses=False)
+        made = self.perturbations
+        which = self.unproved() & robust[:, None]
+        if bool(which.any()) and made.active.numel() * made.num_nodes <= (
+            _PROVED
+        ):
+            self.see_clean()
+            self.solve_global('dual', 'best', True, 0, which)
+
+    def unproved(self) -> Tensor:
+        """The classes that the local worst case does not rule out."""
+        made = torch.zeros_like(self.lower, dtype=torch.bool)
+        for (y, c), value in self.local.items():
+            mine = (self.reference == y).nonzero().view(-1)
+            margin = -self.alpha * value[self.targets[mine]]
+            made[mine, c] = margin - self.slack[mine, c] <= self.tolerance
+        return made
+
     def loops(self) -> int:
         """How many nodes can flip their self-loop."""
         made = self.perturbations
         row, col = made.graph.row, made.graph.col
         gone = made.removable & (row == col) & (made.budget[row] > 0)
         return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
-
-    def see_clean(self) -> None:
-        """The clean graph's values, where searches start."""
-        clean = self.horizon.evaluate(
-            self.perturbations.clean_policy(self.logits.size(1)),
-            self.logits.t().contiguous(),
-        )
-        self.clean_values = clean.value
-        self.scores = self.alpha * clean.value[:, self.targets].t()
 
     def is_cheap(self, budget: int) -> bool:
         """Whether all admissible graphs can be tried in a few seconds."""
@@ -195,15 +140,6 @@ class Problem:
         open_ = self.unknown()
         if open_.numel() > 0 and self.is_cheap(budget):
             self.try_all(open_, budget)
-
-    def found(self, k: int, upper: float, flips: Tensor) -> None:
-        """Keeps an attack on a target, if it is the best one so far."""
-        if upper >= float(self.upper[k]):
-            return
-        self.upper[k] = upper
-        if upper + float(self.slack[k].max()) < -self.tolerance:
-            self.witness_of[k] = len(self.witnesses)
-            self.witnesses.append(flips)
 
     # Local budgets ##########################################################
 
@@ -243,13 +179,12 @@ class Problem:
             ):
                 for column, (c1, c2) in enumerate(pairs[block]):
                     mine = (self.reference == c1).nonzero().view(-1)
-                    value = values[column]
-                    if witnesses:
-                        self.proof[c1, c2] = self.alpha * value
-                    else:
-                        self.local[c1, c2] = value + high[column]
-                    top = value[self.targets[mine]] + high[column]
-                    self.lower[mine, c2] = -self.alpha * top
+                    value = values[column] + high[column]
+                    self.local[c1, c2] = value
+                    self.lower[mine, c2] = torch.maximum(
+                        self.lower[mine, c2],
+                        -self.alpha * value[self.targets[mine]],
+                    )
                     if witnesses:
                         self.take(mine, reached[0][column], reached[1][column])
 
@@ -293,16 +228,6 @@ class Problem:
         proper = i != j
         back = torch.stack([j[proper], i[proper]])
         return torch.cat([torch.stack([i, j]), back], dim=1)
-
-    def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
-        """Keeps the graph of a column for all targets that it is best for."""
-        now = upper[self.targets[mine]]
-        better = now < self.upper[mine]
-        self.upper[mine[better]] = now[better]
-        broken = better & (now + self.slack[mine].amax(1) < -self.tolerance)
-        if bool(broken.any()):
-            self.witness_of[mine[broken]] = len(self.witnesses)
-            self.witnesses.append(flips)
 
     # Exhaustive search ######################################################
 
@@ -352,10 +277,18 @@ class Problem:
     # A global budget ########################################################
 
     def solve_global(
-        self, method: str, cost: str, sign_only: bool, refine: int
+        self,
+        method: str,
+        cost: str,
+        sign_only: bool,
+        refine: int,
+        wanted: Tensor | None = None,
     ) -> None:
         """The dual bound where it is wanted, attacks where it is negative."""
         open_ = self.open_pairs() | (not sign_only)
+        if wanted is not None:
+            open_ = wanted.clone()
+        self.sign_only = sign_only
         here = torch.arange(len(self.reference))
         open_[here, self.reference] = False
         which = open_.any(1).nonzero().view(-1)
@@ -372,19 +305,28 @@ class Problem:
             return
         kept = None
         for number, charged in enumerate(costs):
+            if number > 0 and wanted is not None:
+                break
             if number > 0:
                 open_ &= self.open_pairs()
                 which = self.unknown()
             if which.numel() == 0:
                 return
-            bounds = pagerank_bounds(
-                self.perturbations,
+            made = self.perturbations
+            whole = 8 * made.active.numel() * made.num_nodes
+            bounds, vectors = bounds_and_vectors(
+                made,
                 self.targets[which],
                 self.alpha,
                 cost=charged,
                 over_ranks=self.over_ranks,
                 progress_bar=self.progress_bar,
+                keep=whole <= MOST_BYTES,
             )
+            # The kernel rounds up, too: to so much at most.
+            bounds += 2.0**-39 / self.alpha
+            if vectors is not None:
+                self.vectors[charged] = vectors
             self.try_columns(which, open_, bounds, method, charged, sign_only)
             if number == 0:
                 kept = which, bounds
@@ -404,20 +346,12 @@ class Problem:
                 progress_bar=self.progress_bar,
             )
             open_ = open_ & self.open_pairs()
+            # Bounds of a round rest on those of the last one: they are not
+            # in a witness.
             self.try_columns(
-                which, open_, bounds, method, 'pagerank', sign_only
+                *(which, open_, bounds, method, 'pagerank', sign_only),
+                provable=False,
             )
-
-    @property
-    def is_priced(self) -> bool:
-        """Whether an undirected edge has one price for both directions."""
-        return self.undirected and not self.perturbations.all_pairs
-
-    def is_local(self, which: Tensor) -> bool:
-        """Whether a region around each target is cheaper than the graph."""
-        made = self.perturbations
-        whole = made.active.numel() * made.num_nodes
-        return self.is_plain and which.numel() * 2**19 < whole
 
     def bound_regions(
         self, which: Tensor, open_: Tensor, sign_only: bool
@@ -464,6 +398,7 @@ class Problem:
         method: str,
         cost: str,
         sign_only: bool,
+        provable: bool = True,
     ) -> None:
         """Bounds and attacks of the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
@@ -480,6 +415,7 @@ class Problem:
                 multiplier = columns.bound(method, cost, sign_only, bar)
                 columns.attack(multiplier, cost)
                 return (
+                    columns.proofs,
                     self.lower[part],
                     self.upper[part],
                     self.witness_of[part],
@@ -490,11 +426,19 @@ class Problem:
             kept = len(self.witnesses)
             every = range(0, which.numel(), size)
             made = list(shared(every, tried, self.over_ranks))
+        place = {k: i for i, k in enumerate(which.tolist())}
+        for proofs, *_ in made:
+            for k, c, charged, price, bound in proofs:
+                known = self.priced.get((k, c))
+                if provable and (known is None or bound < known.bound):
+                    self.priced[k, c] = Priced(
+                        charged, price, bound, bounds[place[k]]
+                    )
         if not self.over_ranks:
             return
         # Of all processes, in the order of one.
         del self.witnesses[kept:]
-        for first, (lower, upper, of, before, found) in zip(
+        for first, (_, lower, upper, of, before, found) in zip(
             every, made, strict=True
         ):
             part = which[first : first + size]
@@ -541,16 +485,3 @@ class Problem:
             progress_bar=self.progress_bar,
         )
         self.try_flips(which, signal, flips)
-
-    def try_flips(
-        self, which: Tensor, signal: Tensor, flips: list[Tensor]
-    ) -> None:
-        """Evaluates an attack per column in its own graph."""
-        for block in self.perturbations.column_blocks(which.numel()):
-            policy = Policy.from_flips(self.perturbations, flips[block])
-            made = self.horizon.evaluate(policy, signal[block])
-            here = torch.arange(policy.num_columns)
-            at = made.value[here, self.targets[which[block]]]
-            upper = -self.alpha * (at + made.low)
-            for i, k in enumerate(which[block].tolist()):
-                self.found(k, float(upper[i]), flips[block.start + i])

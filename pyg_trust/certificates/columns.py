@@ -1,11 +1,10 @@
 """Bounds under a budget for all: columns of a target and a class each."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_trust.certificates.problem import Problem
 from pyg_trust.functional.budget import (
     dual_bound,
     pagerank_bounds,
@@ -14,20 +13,19 @@ from pyg_trust.functional.flips import budget_attacks
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.program import linear_program
 
-if TYPE_CHECKING:
-    from pyg_trust.certificates.bounds import Problem
-
 
 class Columns:
     """Pairs of a target (its position k) and a class it may turn to."""
 
     def __init__(
-        self, problem: 'Problem', k: Tensor, against: Tensor, upper: Tensor
+        self, problem: Problem, k: Tensor, against: Tensor, upper: Tensor
     ) -> None:
         self.problem, self.k, self.against = problem, k, against
         self.upper = upper
         self.targets = problem.targets[k]
         self.signal = problem.signal(k, against)
+        # What proves bounds: target, class, cost, multiplier and bound.
+        self.proofs: list[tuple[int, int, str, float, float]] = []
 
     def bound(
         self, method: str, cost: str, sign_only: bool, bar: tqdm
@@ -66,12 +64,22 @@ class Columns:
                 clean=problem.clean(self.k, self.against),
             )
             made, multiplier = found.bound, found.multiplier
+            proof, cost = (made, multiplier), 'pagerank' if priced else cost
         if method != 'lp':
             bar.update(self.k.numel())
         if method == 'lp':
             program, multiplier = self.programs(start, bar)
             # Its price is per direction: that of an edge may prove more.
+            proof, cost = (program, multiplier), 'visits'
             made = program.minimum(made) if priced else program
+        self.proofs = [
+            (k, c, cost, price, bound)
+            for k, c, price, bound in zip(
+                *(self.k.tolist(), self.against.tolist()),
+                *(proof[1].tolist(), proof[0].tolist()),
+                strict=True,
+            )
+        ]
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
         if set(fields) != {'guarantees', 'created', 'schema_version'}:
             raise ValueError(f'it has the fields {sorted(fields)}')
         version = count('schema_version', fields['schema_version'], 1)
-        if version > 2 or not isinstance(fields['created'], str):
+        if version > 2:
             raise ValueError(f'its layout is {version}')
+        if datetime.fromisoformat(fields['created']).tzinfo is None:
+            raise ValueError("'created' has no time zone")
         if not isinstance(fields['guarantees'], list):
             raise ValueError("'guarantees' is no list")
         made = []
@@ -137,4 +140,16 @@ def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
         isinstance(part, Mapping) for part in found.values()
     ):
         raise ValueError(f"'request' needs to be by graph (got {found!r})")
+    return found
+
+
+def arguments(each: Stated) -> Mapping[str, Any]:
+    """Read the arguments of the run, none if the report has none.
+
+    Args:
+        each (Stated): of any kind.
+    """
+    found = each.origin.get('arguments', {})
+    if not isinstance(found, Mapping):
+        raise ValueError("'arguments' is no dictionary")
     return found

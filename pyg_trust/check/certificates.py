@@ -2,23 +2,19 @@
 
 import math
 import re
-import struct
-import zipfile
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..kernel import collective
 from ..kernel.claims import amount, count
-from ..kernel.pagerank import additions, digest, prove
+from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, digest, prove
 from ..kernel.votes import (
-    answers,
+    Answers,
     bounds,
-    least,
     level,
-    needed,
     radius,
     regions,
     stays,
@@ -26,7 +22,6 @@ from ..kernel.votes import (
 )
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
-_SCENARIOS = ('removals', 'additions', 'both', 'explicit')
 # Seconds of sums over votes, and of patterns of flipped bits.
 _SUMS, _PATTERNS = 10**12, 2 * 10**6
 _BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
@@ -89,6 +84,7 @@ def _smoothed(each: Stated) -> Said:
         else f'all of {samples} samples have voted for every target',
     )
     classes = count('num_classes', values['num_classes'], 1)
+    # Votes for others are at most those for the runner-up, each.
     if any(row[3] > row[2] * (classes - 1) for row in rows):
         yield FAILS, f'more than {classes} other classes have votes'
     yield from _cells(values, rows)
@@ -142,7 +138,8 @@ def _smoothed_counts(
             known[top, runner_up] = bounds(
                 *(top, runner_up, samples, classes, alpha, values['classes'])
             )
-    answered = _Answers(values, samples)
+    chosen = count('num_selection', values['num_selection'], 1)
+    answered = Answers(samples, chosen, alpha, values['classes'], tolerance)
     for name, claimed in values['certified'].items():
         match = _BUDGET.fullmatch(name)
         if match is None:
@@ -171,8 +168,8 @@ def _smoothed_counts(
             answer += sum(
                 row[0]
                 for row in part
-                if stay[row[1], row[2]]
-                and answered.given(known[row[1], row[2]][0], made)
+                if stay[pair := (row[1], row[2])]
+                and answered.holds(known[pair][0], made)
             )
         said = f'for up to {budget[0]} added and {budget[1]} deleted of the '
         said += kind
@@ -181,42 +178,12 @@ def _smoothed_counts(
             f'{claimed} stay {said}, {again} by the recorded votes',
         )
         if name in values['answered']:
-            claimed = count(name, values['answered'][name])
+            told = count(name, values['answered'][name])
             yield (
-                HOLDS if 0 <= claimed <= answer else FAILS,
-                f'{claimed} have an answer {said}, {answer} by the recorded '
+                HOLDS if 0 <= told <= answer else FAILS,
+                f'{told} have an answer {said}, {answer} by the recorded '
                 'votes',
             )
-
-
-class _Answers:
-    # Of which bounds the classifier answers in every run but one in 1 / alpha.
-
-    def __init__(self, values: dict[str, Any], samples: int) -> None:
-        alpha = Fraction(float(values['alpha']))
-        self.tolerance = Fraction(float(values['tolerance']))
-        share = alpha / 2 if values['classes'] == 'all' else alpha
-        self.wanted = bool(values['answered'])
-        chosen = count('num_selection', values['num_selection'], 1)
-        if self.wanted:
-            least_votes = needed(samples, share, self.tolerance)
-            self.run = (samples, least_votes, chosen, alpha)
-        # More answers, less does not.
-        self.enough, self.few = Fraction(2), Fraction(0)
-
-    def given(
-        self, bound: Fraction, parts: list[tuple[Fraction, Fraction]]
-    ) -> bool:
-        if not self.wanted:
-            return False
-        low = max(bound - self.tolerance, Fraction(0))
-        left = least(low, parts) - self.tolerance
-        if self.few < left < self.enough:
-            if answers(left, *self.run):
-                self.enough = left
-            else:
-                self.few = left
-        return left >= self.enough
 
 
 def _changes(
@@ -356,8 +323,6 @@ def _exact(each: Stated) -> Said:
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
-    if values['scenario'] not in _SCENARIOS:
-        yield FAILS, f'{values["scenario"]!r} is no scenario'
     digest = str(values.get('witness_digest', 'none'))
     if len(digest) != 64:
         yield (
@@ -367,28 +332,12 @@ def _exact(each: Stated) -> Said:
         )
 
 
-def read_witness(path: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a witness, none of which is larger than its file.
-
-    Args:
-        path (str or Path): of the ``.npz``.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(e.compress_type for e in archive.infolist()):
-                raise ValueError('an array is compressed')
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (EOFError, MemoryError, zipfile.BadZipFile, struct.error) as error:
-        raise ValueError(f'no witness, or damaged ({error})') from None
-
-
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
     """Prove an exact certificate from its witness.
 
     Args:
         each (Stated): a promise; others than exact certificates are left out.
-        arrays (dict): of :func:`read_witness`.
+        arrays (dict): of the witness.
     """
     values = each.values
     if 'witness_digest' not in values:
@@ -396,40 +345,34 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
     if digest(arrays) != values['witness_digest']:
         yield FAILS, 'witness: it is that of another certificate'
         return
-    proved = sum(prove(arrays))
-    total, steps = len(arrays['targets']), int(arrays['K'])
-    claimed = {
-        'targets': total,
-        'alpha': float(arrays['alpha']),
-        'K': None if steps < 0 else steps,
-        'normalization': str(arrays['normalization']),
-        'dtype': str(arrays['dtype']),
-        'max_local_budget': int(arrays['budget'].max(initial=0)),
-        'fixed_edges': int((arrays['removable'] == 0).sum()),
-    }
-    for name, found in claimed.items():
-        if values[name] != found:
-            yield (
-                FAILS,
-                f'witness: {name} is {found!r}, {values[name]!r} is claimed',
-            )
-    if len(set(arrays['targets'].tolist())) < total:
-        yield FAILS, 'witness: a target is there twice'
-    if count('num_broken', values['num_broken']) > total - proved:
-        yield FAILS, f'witness: {proved} of {total} can not be broken'
-    absent, addable = additions(arrays)
-    if values['scenario'] in ('additions', 'both') and addable < absent:
+    if each.procedure.startswith('collective'):
+        most = collective.prove(arrays)
         yield (
-            FAILS,
-            f'witness: {addable} of {absent} absent edges can be added, '
-            f'{values["scenario"]!r} is claimed',
+            HOLDS if most <= amount('bound', values['bound']) else UNPROVED,
+            f'witness: at most {float(most):.6g} break together, '
+            f'{values["bound"]:.6g} is claimed',
         )
-    robust = count('num_robust', values['num_robust'])
-    yield (
-        HOLDS if robust <= proved else UNPROVED,
-        f'witness: {proved} of {total} are proved to stay, {robust} are '
-        'claimed',
-    )
+        for text in collective.differences(arrays, values):
+            yield FAILS, f'witness: {text}'
+        return
+    try:
+        status, total = prove(arrays, MOST), len(arrays['targets'])
+    except OverflowError as error:
+        yield UNPROVED, f'witness: {error}'
+        return
+    for text in differences(arrays, values):
+        yield FAILS, f'witness: {text}'
+    for name, is_, other, text in (
+        ('num_robust', ROBUST, BROKEN, 'stay'),
+        ('num_broken', BROKEN, ROBUST, 'be broken'),
+    ):
+        claimed, proved = count(name, values[name]), status.count(is_)
+        wrong = claimed > total - status.count(other)
+        yield (
+            FAILS if wrong else HOLDS if claimed <= proved else UNPROVED,
+            f'witness: {proved} of {total} are proved to {text}, {claimed} '
+            'are claimed',
+        )
     if values['model_digest'] or each.model:
         yield (
             UNKNOWN,

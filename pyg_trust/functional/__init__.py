@@ -61,6 +61,7 @@ from pyg_trust.functional.flips import (
     single_flip_margins,
 )
 from pyg_trust.functional.halo import HaloGraph, propagate_halo
+from pyg_trust.functional.heads import hessian_solve
 from pyg_trust.functional.measures import (
     Measure,
     appnp,
@@ -90,7 +91,7 @@ from pyg_trust.functional.mechanisms import (
     rdp_wor_profile,
     wor_profile,
 )
-from pyg_trust.functional.newton import hessian_solve, minimize
+from pyg_trust.functional.newton import minimize
 from pyg_trust.functional.out_of_core import (
     MemoryPlan,
     plan_memory,

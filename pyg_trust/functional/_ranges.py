@@ -1,4 +1,4 @@
-r"""Measures whose numbers leave the range of a dtype, and are refused.
+r"""Refuse measures whose numbers leave the range of a dtype.
 
 In :math:`\sum_i w_i P^i x` a weight that vanishes counts for nothing only if
 :math:`P^i` does not make up for it: where powers grow like :math:`100^i`,
@@ -16,7 +16,7 @@ from pyg_trust.functional.measures import Measure
 
 
 def check_shrink(measure: Measure, dtype: torch.dtype) -> None:
-    """Refuses a shrink that is zero or infinite in the dtype."""
+    """Refuse a shrink that is zero or infinite in the dtype."""
     rounded = float(torch.tensor(measure.shrink, dtype=dtype))
     if not 0 < rounded <= torch.finfo(dtype).max:
         raise ValueError(
@@ -28,7 +28,7 @@ def check_shrink(measure: Measure, dtype: torch.dtype) -> None:
 def check_weights(
     measure: Measure, dtype: torch.dtype, norms: Callable[[], list[float]]
 ) -> None:
-    """Refuses weights that vanish in the dtype while their terms do not."""
+    """Refuse weights that underflow in the dtype while their terms do not."""
     info = torch.finfo(dtype)
     if max(measure.weights) < info.tiny:
         raise ValueError(
@@ -51,7 +51,7 @@ def check_weights(
 
 
 def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
-    """Bounds of what the powers of P do to a level that need no graph.
+    """Return bounds of the powers of P that need no graph, or None.
 
     One where the largest sum of a row of S R B is, or where P keeps the sum
     of a signal, so that what vanishes stays as small.
@@ -66,7 +66,7 @@ def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
 def check_half(
     measure: Measure, weights: Tensor, room: float, norms: list[float]
 ) -> None:
-    """Refuses levels that vanish in float16 while the next ones count.
+    """Refuse levels that underflow in float16 while later ones count.
 
     The largest number of a level is at least 2^13 / room of its range, and
     what is below 2^-25 is lost; later levels make it grow.
@@ -88,7 +88,7 @@ def check_half(
 def power_norms(
     rowptr: Tensor, col: Tensor, ends: Tensor, levels: int, loops: bool
 ) -> list[float]:
-    """The largest sums of a row of the powers of S R B, from the zeroth on.
+    """Return the largest row sum of each power of S R B, from the zeroth on.
 
     Args:
         rowptr (Tensor): as in :func:`pyg_trust.ops.propagate`.
@@ -98,18 +98,18 @@ def power_norms(
         loops (bool): as in :func:`pyg_trust.ops.propagate`.
     """
     ones, once = torch.ones_like(ends), torch.tensor([0.0, 1.0]).double()
-    sums, found = ones.view(-1, 1), [1.0]
+    sums, norms = ones.view(-1, 1), [1.0]
     for _ in range(levels):
         sums = ops.propagate(
             *(rowptr, col, sums, ends, ones, once), loops=loops
         )
-        found.append(float(sums.max()))
-        if not found[-1] < float('inf'):
-            found[-1] = float('inf')
-        if found[-1] == float('inf') or (len(found) == 2 and found[1] <= 1):
-            # No power is larger, or no number is.
-            return found + found[-1:] * (levels + 1 - len(found))
-    return found
+        norms.append(float(sums.max()))
+        if not norms[-1] < float('inf'):
+            norms[-1] = float('inf')
+        if norms[-1] == float('inf') or (len(norms) == 2 and norms[1] <= 1):
+            # Later powers are no larger, or infinite as well.
+            return norms + norms[-1:] * (levels + 1 - len(norms))
+    return norms
 
 
 def _times(weight: float, norm: float) -> float:

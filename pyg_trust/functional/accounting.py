@@ -1,4 +1,4 @@
-r"""Accounting of DP-SGD on node-disjoint subgraphs: what many steps tell.
+r"""Accounting of DP-SGD on node-disjoint subgraphs, composed over steps.
 
 The relation and the step are those of
 :mod:`pyg_trust.functional.mechanisms`: one row of the features is replaced.
@@ -109,7 +109,7 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     <https://arxiv.org/abs/2207.04380>`_): the mass of a cell goes to its two
     ends such that the masses under :math:`P` and :math:`Q` are kept, which
     interpolates the profile linearly in :math:`e^\epsilon`; a chord of a
-    convex function lies above it. What is above the grid counts as an
+    convex function lies above it. Mass above the grid counts as an
     infinite loss, and the lowest losses are rounded up. Hence a coarser grid
     gives a larger :math:`\epsilon`, never one too small. The masses are
     composed by FFT on a window outside of which is :obj:`1e-15` at most, by
@@ -183,9 +183,9 @@ def calibrate_lam(
     method: str = 'pld_wor',
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which :obj:`steps` steps stay within a budget.
+    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
-    Bisection; what is returned was itself accounted for, so it is never
+    By bisection; the returned noise was itself accounted for, so it is never
     above :obj:`epsilon` and, by :obj:`tol`, not far below.
 
     Args:
@@ -229,7 +229,7 @@ def max_steps(
     method: str = 'pld_wor',
     history: History = (),
 ) -> int:
-    r"""How many more steps stay within a budget.
+    r"""Return the number of further steps that stay within a budget.
 
     Args:
         epsilon (float): the budget, positive.
@@ -237,7 +237,7 @@ def max_steps(
         q (float): the sampling rate :math:`m / M` of the steps to come.
         lam (float): the noise of the steps to come.
         method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
-        history (iterable): what was spent before. (default: nothing)
+        history (iterable): the steps spent before. (default: nothing)
 
     Returns:
         int: a number whose :math:`\epsilon` is within the budget, while that
@@ -258,7 +258,7 @@ def max_steps(
 def fdp_epsilon(
     num_nodes: int, m: int, terms: int, lam: float, steps: int, delta: float
 ) -> float:
-    r""":math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
+    r"""Return :math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
 
     Args:
         num_nodes (int): the number of training nodes.
@@ -284,7 +284,7 @@ def calibrate_fdp(
     *,
     tol: float = 0.01,
 ) -> float:
-    r"""The noise with which FDP's steps stay within a budget.
+    r"""Return the least noise that keeps FDP's steps within a budget.
 
     As :func:`calibrate_lam`, by :func:`fdp_epsilon`.
 
@@ -316,7 +316,7 @@ def calibrate_fdp(
 
 
 def check_history(history: History) -> dict[tuple[float, float], int]:
-    """Checks a history and counts the steps of each :obj:`(lam, q)`."""
+    """Check a history and count the steps of each :obj:`(lam, q)`."""
     phases: dict[tuple[float, float], int] = {}
     try:
         lines = [(lam, q, steps) for lam, q, steps in history]
@@ -369,9 +369,9 @@ def _pair(lam: float, q: float, step: float) -> pld.Masses:
 def least_noise(
     spent: Callable[[float], float], epsilon: float, tol: float, what: str
 ) -> float:
-    """The least noise, up to a tolerance, that spends at most a budget."""
+    """Search the least noise, up to a tolerance, within a budget."""
     high = 1.0
-    while (found := spent(high)) > epsilon:
+    while (loss := spent(high)) > epsilon:
         high *= 2
         if high > 1e6:
             raise ValueError(
@@ -382,21 +382,21 @@ def least_noise(
         low = max(high / 2, MIN_LAM)
         if (value := spent(low)) > epsilon:
             break
-        high, found = low, value
+        high, loss = low, value
     else:
         return high
-    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
+    while loss < (1 - tol) * epsilon and high - low > 1e-9 * high:
         middle = (low + high) / 2
         value = spent(middle)
         if value <= epsilon:
-            high, found = middle, value
+            high, loss = middle, value
         else:
             low = middle
     return high
 
 
 def last_that_fits(fits: Callable[[int], bool]) -> int:
-    """The last number that fits (0 if none does), if those before it do."""
+    """Return the last number that satisfies a monotone condition, or 0."""
     if not fits(1):
         return 0
     low, high = 1, 2

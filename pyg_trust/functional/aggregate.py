@@ -1,7 +1,7 @@
-r"""How the outputs of sub-models become one prediction.
+r"""Combine the outputs of sub-models into one prediction.
 
-``outputs`` is ``[num_shards, num_nodes, channels]``: what every sub-model
-says about every node, over the current graph. :math:`e^i_u` stands for row
+``outputs`` is ``[num_shards, num_nodes, channels]``: every sub-model's output
+for every node of the current graph. :math:`e^i_u` stands for row
 :math:`u` of sub-model :math:`i`. For :func:`mean_probability`,
 :func:`majority_vote` and :func:`weighted_log_probability` the rows are
 logits; an attentive fusion takes logits or hidden features.
@@ -14,12 +14,12 @@ from pyg_trust._checks import check_positive, check_tensor
 
 
 def mean_probability(outputs: Tensor) -> Tensor:
-    r"""The mean of the sub-models' probabilities, as in SISA.
+    r"""Average the sub-models' probabilities, as in SISA.
 
     .. math::
         p_u = \frac{1}{S} \sum_{i=1}^S \mathrm{softmax}(e^i_u)
 
-    (What GraphEraser's code calls the mean is that of log-probabilities.)
+    (The mean in GraphEraser's code is that of log-probabilities.)
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -35,7 +35,7 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
 
 def majority_vote(outputs: Tensor) -> Tensor:
-    r"""The shares of the sub-models' votes, ties broken by the mean.
+    r"""Return the shares of the sub-models' votes, ties broken by the mean.
 
     .. math::
         p_{uc} = \frac{1}{S_u + 1/2} \left( \left| \{ i : \arg\max e^i_u =
@@ -68,7 +68,7 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
 
 def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
-    r"""GraphEraser's weighted fusion (LBAggr), as logits.
+    r"""Compute GraphEraser's weighted fusion (LBAggr), as logits.
 
     .. math::
         z_u = \sum_i a_i \log \mathrm{softmax}(e^i_u)
@@ -97,7 +97,7 @@ def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
 def attention(
     outputs: Tensor, weight: Tensor, bias: Tensor, vector: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Attention scores of the sub-models (Zhang et al. 2024, equation 8).
+    r"""Compute attention scores of the sub-models (Zhang et al. 2024, eq. 8).
 
     .. math::
         h^i_u = W_i e^i_u + b_i, \quad s_{ui} = w^\top \mathrm{ReLU}(h^i_u)
@@ -125,7 +125,7 @@ def attention(
 
 
 def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
-    r"""The sum of the sub-models' values under the softmax of their scores.
+    r"""Sum the sub-models' values under the softmax of their scores.
 
     .. math::
         \bar{e}_u = \sum_i a_{ui} v^i_u, \quad a_{ui} = \frac{m_{ui}
@@ -166,7 +166,7 @@ def info_nce(
     other_part: Tensor,
     temperature: float = 0.5,
 ) -> Tensor:
-    r"""The local-global contrastive loss of each node.
+    r"""Compute the local-global contrastive loss of each node.
 
     .. math::
         -\log \frac{e^{\phi(\bar{e}_u, \tilde{e}_u) / t}}{e^{\phi(\bar{e}_u,
@@ -200,7 +200,7 @@ def info_nce(
 def reconstruction_loss(
     embedding: Tensor, neighbor: Tensor, stranger: Tensor
 ) -> Tensor:
-    r"""The cross-shard reconstruction loss of each node.
+    r"""Compute the cross-shard reconstruction loss of each node.
 
     .. math::
         \max \{ \phi(\bar{e}_u, \bar{e}_{v^-}) - \phi(\bar{e}_u,

@@ -1,4 +1,4 @@
-"""How well a score tells one group from another."""
+"""Statistics of attacks: AUC, permutation tests, multiple testing."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from pyg_trust._checks import (
 
 
 class AUC(NamedTuple):
-    """An area under the ROC curve with its confidence interval.
+    """Area under the ROC curve with its confidence interval.
 
     Args:
         value (float): the estimate.
@@ -35,7 +35,7 @@ class AUC(NamedTuple):
 def auc_interval(
     positive: Tensor, negative: Tensor, *, level: float = 0.95
 ) -> AUC:
-    r"""The AUC of two samples of scores, with DeLong's interval.
+    r"""Compute the AUC of two samples of scores, with DeLong's interval.
 
     .. math::
         \hat\theta = \frac{1}{mn} \sum_{i,j} \psi(x_i, y_j), \quad \psi(x, y)
@@ -102,7 +102,7 @@ def permutation_test(
     draws: int = 4000,
     seed: int | None = None,
 ) -> float:
-    r"""A p value for the means of two samples, by exchanging their members.
+    r"""Compare the means of two samples by a permutation test.
 
     If all scores are exchangeable, each way to divide them is as likely as
     the one that was seen. With :math:`d` random divisions and the statistic
@@ -133,7 +133,7 @@ def permutation_test(
     check_instance('one_sided', one_sided, bool)
     check_integer('draws', draws, 1)
     generator = rng.generator(seed)
-    # Around their mean, so that sums round alike whatever their order.
+    # Centred, so that sums round alike in any order.
     scores = torch.cat([one.double(), other.double()])
     scores = scores - scores.mean()
     m, n = one.numel(), other.numel()
@@ -143,7 +143,7 @@ def permutation_test(
         return gap if one_sided else gap.abs()
 
     seen = statistic(scores)
-    # What differs by rounding alone is a tie, and counts.
+    # A difference by rounding alone is a tie, and counts.
     slack = 1e-12 * float(scores.abs().max())
     count = 0
     for _ in range(draws):
@@ -153,10 +153,10 @@ def permutation_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    r"""Holm's correction of several p values, in their order.
+    r"""Correct several p values by Holm's method, keeping their order.
 
     Rejecting where the result is at most :math:`a` rejects a true hypothesis
-    with probability at most :math:`a`, whatever the dependence (`Holm 1979
+    with probability at most :math:`a`, under any dependence (`Holm 1979
     <https://www.jstor.org/stable/4615733>`_).
 
     Args:

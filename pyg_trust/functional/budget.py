@@ -1,4 +1,4 @@
-r"""Worst-case PageRank under local and global budgets: bounds on both sides.
+r"""Bound worst-case PageRank under local and global budgets.
 
 With at most :math:`B` flips in all, on top of the local budgets, the worst
 case of a target :math:`u` is hard to find (`Bojchevski and Günnemann 2019
@@ -72,14 +72,14 @@ COSTS = ('pagerank', 'visits')
 
 
 def check_budget(name: str, budget: int) -> int:
-    """Checks a number of flips."""
+    """Refuse a budget that is no number of flips."""
     if check_integer(name, budget) < 0:
         raise ValueError(f"'{name}' needs to be non-negative (got {budget})")
     return budget
 
 
 def check_targets(targets: Tensor, num_nodes: int) -> None:
-    """Checks node indices."""
+    """Refuse targets that are no node indices."""
     check_tensor('targets', targets, torch.int64, ('num_targets',))
     check_range('targets', targets, num_nodes, 'the nodes')
 
@@ -96,7 +96,7 @@ def check_problem(
     global_budget: int,
     cost: str,
 ) -> None:
-    """Checks what all bounds under a global budget take."""
+    """Check the arguments that all bounds under a global budget share."""
     check_instance('perturbations', perturbations, Perturbations)
     _check_cost(cost)
     check_budget('global_budget', global_budget)
@@ -108,14 +108,14 @@ def check_problem(
 
 
 def check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
-    """Checks upper bounds: positive, of a shape."""
+    """Refuse upper bounds that are not positive or of another shape."""
     check_tensor('upper', upper, torch.float64, shape)
     if not bool((upper > 0).all()):
         raise ValueError("'upper' needs to be positive everywhere")
 
 
 def clip_budget(perturbations: Perturbations, budget: int) -> Perturbations:
-    """No row can have more flips than the whole graph."""
+    """Lower each row's budget to the budget of the whole graph."""
     check_instance('perturbations', perturbations, Perturbations)
     check_budget('budget', budget)
     if int(perturbations.budget.max()) <= budget:
@@ -133,7 +133,7 @@ def pagerank_bounds(
     over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""Upper bounds of PageRank over all admissible graphs.
+    r"""Bound PageRank from above over all admissible graphs.
 
     :math:`\bar\pi_t(u)` (:obj:`cost='pagerank'`) or :math:`\bar y_t(u)`
     (:obj:`'visits'`), exact up to :obj:`tol` and never too small, for all
@@ -158,33 +158,63 @@ def pagerank_bounds(
     _check_cost(cost)
     check_positive('tol', tol)
     check_targets(targets, perturbations.num_nodes)
+    return bounds_and_vectors(
+        *(perturbations, targets, alpha, cost, tol, over_ranks, progress_bar)
+    )[0]
+
+
+def bounds_and_vectors(
+    perturbations: Perturbations,
+    targets: Tensor,
+    alpha: float,
+    cost: str,
+    tol: float = 1e-9,
+    over_ranks: bool = False,
+    progress_bar: bool = False,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Bounds as of :func:`pagerank_bounds`, and at all nodes if asked for.
+
+    Args:
+        perturbations (Perturbations): as there, as all others.
+        targets (Tensor): int64, ``[num_targets]``.
+        alpha (float): the teleport probability.
+        cost (str): which bounds.
+        tol (float): how far they are rounded up.
+        over_ranks (bool): whether processes share the rows.
+        progress_bar (bool): whether to show one.
+        keep (bool): whether to return them at all nodes, float64,
+            ``[num_active, num_nodes]``.
+    """
     active = perturbations.active
     n = perturbations.num_nodes
-    made = torch.ones((targets.numel(), n), dtype=torch.float64)
+    bounds = torch.ones((targets.numel(), n), dtype=torch.float64)
+    vectors = []
     blocks = list(perturbations.column_blocks(active.numel()))
 
-    def bounded(block: slice) -> Tensor:
+    def bounded(block: slice) -> tuple[Tensor, Tensor]:
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
         zero = torch.zeros_like(unit)
-        found = policy_iteration(
+        optimum = policy_iteration(
             perturbations,
             unit if cost == 'pagerank' else zero,
             alpha,
             bonus=unit if cost == 'visits' else None,
             tol=tol,
         )
-        bound = alpha * (found.value + found.high[:, None])
-        return bound[:, targets]
+        bound = alpha * (optimum.value + optimum.high[:, None])
+        return bound[:, targets], bound if keep else bound[:0]
 
     with tqdm(blocks, disable=not progress_bar, desc='PageRank') as bar:
-        for block, bound in zip(
+        for block, (bound, whole) in zip(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
             # At most one, as PageRank is a distribution.
-            made[:, active[block]] = bound.t().clamp(max=1)
-    return made
+            bounds[:, active[block]] = bound.t().clamp(max=1)
+            vectors.append(whole)
+    return bounds, torch.cat(vectors) if keep and vectors else None
 
 
 @dataclass(frozen=True)
@@ -238,7 +268,7 @@ def dual_bound(
             as :func:`pagerank_bounds` makes them, of the same :obj:`cost`.
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        cost (str): what a flip is charged by. (default: :obj:`'pagerank'`)
+        cost (str): the price of a flip. (default: :obj:`'pagerank'`)
         sign_only (bool): stop as soon as the bound is negative, or it is
             clear that the relaxation's optimum is not.
             (default: :obj:`False`)
@@ -325,7 +355,7 @@ def refine_pagerank_bounds(
     tol: float = 1e-4,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""Upper bounds of PageRank under the global budget as well.
+    r"""Tighten upper bounds of PageRank by the global budget.
 
     What :func:`dual_bound` is given bounds :math:`\pi_t(u)` over all graphs
     that the local budgets admit; those that also keep the global one are
@@ -368,7 +398,7 @@ def refine_pagerank_bounds(
     check_targets(targets, n)
     check_upper(upper, (targets.numel(), n))
     check_positive('tol', tol)
-    made = upper.clone()
+    bounds = upper.clone()
     active = perturbations.active
     clean = pagerank_of(
         perturbations.clean_policy(targets.numel()),
@@ -386,7 +416,7 @@ def refine_pagerank_bounds(
         start = policy_iteration(perturbations, unit, alpha, tol=tol).value
         for k in range(targets.numel()):
             some = (upper[k, row] > tol).nonzero().view(-1)
-            found = dual_bound(
+            dual = dual_bound(
                 perturbations,
                 unit[some],
                 targets[k].expand(some.numel()),
@@ -399,6 +429,6 @@ def refine_pagerank_bounds(
                 tol=tol,
             )
             # A row that is never reached has a bound of zero, and no price.
-            bound = found.bound.clamp(min=torch.finfo(torch.float64).eps)
-            made[k, row[some]] = bound.minimum(upper[k, row[some]])
-    return made
+            bound = dual.bound.clamp(min=torch.finfo(torch.float64).eps)
+            bounds[k, row[some]] = bound.minimum(upper[k, row[some]])
+    return bounds

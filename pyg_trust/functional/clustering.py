@@ -1,4 +1,4 @@
-"""Local clustering: cuts found from scores on a few nodes."""
+"""Local clustering: sweep cuts of scores on a few nodes."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def sweep_cut(
     *,
     max_size: int | None = None,
 ) -> SweepCut:
-    r"""Cuts off the prefix of the best-scored nodes of least conductance.
+    r"""Return the prefix of the best-scored nodes with least conductance.
 
     .. math::
         \phi(S) = \frac{|\partial S|}{\min(\operatorname{vol}(S),\,
@@ -48,7 +48,7 @@ def sweep_cut(
     (Andersen, Chung and Lang 2006). With PPR or heat kernel values divided by
     the degrees as scores, this is local clustering; see
     :func:`pyg_trust.utils.local_cluster`. Time is :math:`O(\operatorname{vol}
-    \log k)` for the :math:`k` scored nodes and their volume, whatever the
+    \log k)` for the :math:`k` scored nodes and their volume, for any
     size of the graph.
 
     Args:
@@ -129,7 +129,7 @@ def sweep_cut(
 
 
 def uniform_signal(seeds: Tensor, num_nodes: int) -> Tensor:
-    """A distribution over seeds, as a row that ``query`` takes.
+    """Return the uniform distribution over seeds, as a row for ``query``.
 
     Args:
         seeds (Tensor): int64, ``[num_seeds]``: distinct nodes.

@@ -19,7 +19,7 @@ from pyg_trust._checks import (
 def clopper_pearson(
     counts: Tensor, num_samples: int, alpha: float, side: str = 'lower'
 ) -> Tensor:
-    r"""One-sided bounds of probabilities (Clopper and Pearson 1934).
+    r"""Compute one-sided bounds of probabilities (Clopper and Pearson 1934).
 
     The lower one is the :math:`p` with :math:`P[\mathrm{Bin}(n, p) \ge k] =
     \alpha`, the :math:`\alpha`-quantile of :math:`\mathrm{Beta}(k, n - k +
@@ -74,7 +74,7 @@ def clopper_pearson(
 
 
 def look_level(alpha: float, look: int) -> float:
-    r"""The part of a level that one of any number of looks may spend.
+    r"""Return the significance level that one of many looks may spend.
 
     .. math::
         \alpha_j = \frac{6 \alpha}{\pi^2 j^2}, \qquad

@@ -1,4 +1,4 @@
-"""The search for the prices of a global budget, line by line."""
+"""Minimise the dual function of a global budget, line by line."""
 
 import math
 from dataclasses import replace
@@ -16,12 +16,12 @@ from pyg_trust.graph import sparse_rows
 _DOWN = 1 - 1e-15
 
 
-# Steps of golden section: each takes a third off what is left.
+# Steps of golden section: each shortens the interval by a third.
 _GOLDEN = 8
 
 
 class EdgeShares(NamedTuple):
-    r"""The part of an edge's price that each direction pays.
+    r"""Share of an edge's price that each direction pays.
 
     Args:
         removal (Tensor): of the edges, ``[num_columns, num_edges]``.
@@ -33,7 +33,7 @@ class EdgeShares(NamedTuple):
 
 
 class Mirror(NamedTuple):
-    """The positions of the opposite directions of edges and pairs."""
+    """Positions of the opposite directions of edges and pairs."""
 
     perturbations: Perturbations
     edge: Tensor
@@ -41,14 +41,14 @@ class Mirror(NamedTuple):
 
     @classmethod
     def of(cls, perturbations: Perturbations) -> 'Mirror':
-        """Finds them: -1 where there is none that is fragile."""
+        """Find the opposite directions; -1 where none is fragile."""
         if perturbations.all_pairs:
             raise ValueError(
                 "'perturbations' needs to list its additions for undirected "
                 'prices (got all pairs)'
             )
         n, graph = perturbations.num_nodes, perturbations.graph
-        made = []
+        places = []
         for (row, col), goes in (
             ((graph.row, graph.col), perturbations.removable),
             (perturbations.pairs, None),
@@ -59,13 +59,13 @@ class Mirror(NamedTuple):
             here = key[place] == other
             if goes is not None:
                 here &= goes[place]
-            made.append(torch.where(here & (row != col), place, -1))
-        return cls(perturbations, *made)
+            places.append(torch.where(here & (row != col), place, -1))
+        return cls(perturbations, *places)
 
     def shares(
         self, value: Tensor, signal: Tensor, upper: Tensor, horizon: Horizon
     ) -> EdgeShares:
-        r"""Shares by what a flip gains in either row.
+        r"""Split prices by the gain of a flip in either row.
 
         A flip of :math:`(i, j)` by itself raises the step at :math:`i` by
         :math:`g_{ij}`, and pays as long as :math:`\lambda \theta_{ij} /
@@ -81,7 +81,7 @@ class Mirror(NamedTuple):
         part = 1 / degree.clamp(min=1)
         matrix = sparse_rows(graph.rowptr, graph.col, part[graph.row], size)
         mean = (matrix @ value.t()).t()
-        made = []
+        shares = []
         for row, col, sign, place in (
             (graph.row, graph.col, -1, self.edge),
             (*self.perturbations.pairs, 1, self.pair),
@@ -89,7 +89,7 @@ class Mirror(NamedTuple):
             after = (degree + sign)[row]
             gain = follow * sign * (value[:, col] - mean[:, row])
             gain = gain / after.clamp(min=1)
-            # The last edge takes all with it, the first one is alone.
+            # The last edge empties the row; the first one fills it alone.
             alone = after < 1 if sign < 0 else after <= 1
             last = -mean[:, row] if sign < 0 else value[:, col]
             gain = torch.where(alone, follow * last, gain)
@@ -101,13 +101,13 @@ class Mirror(NamedTuple):
             worth = (gain * upper[:, row]).clamp(min=0)
             both = worth + worth[:, place]
             part = torch.where(both > 0, worth / both, 0.5)
-            # Where the other direction can't flip, this one pays all.
-            made.append(part.masked_fill(place < 0, 1))
-        return EdgeShares(*made)
+            # Where the other direction can't flip, this one pays everything.
+            shares.append(part.masked_fill(place < 0, 1))
+        return EdgeShares(*shares)
 
 
 class DualSearch:
-    r"""Minimizes the dual function of a block of columns.
+    r"""Minimise the dual function of a block of columns.
 
     A policy with objective o and cost c (both of its own graph) supports the
     dual function by the line :math:`o + \lambda (B - c)`. 'cheap' is the line
@@ -148,7 +148,7 @@ class DualSearch:
         tol: float,
         max_iter: int,
     ) -> None:
-        """Lowers the bound until nothing is left to gain."""
+        """Lower the bound until no step improves it."""
         if self.horizon.K is not None:
             self.golden(sign_only, tol, max_iter)
             return
@@ -168,29 +168,33 @@ class DualSearch:
             self.cheap = torch.stack([clean, torch.zeros_like(clean)])
         precision = torch.full_like(scale, 1e-4)
         for _ in range(max_iter):
-            found = self.solve(live, trial[live], value[live], precision[live])
-            value[live] = found.value
+            optimum = self.solve(
+                live, trial[live], value[live], precision[live]
+            )
+            value[live] = optimum.value
             here = torch.arange(live.numel())
-            top = found.value[here, self.targets[live]] + found.high
-            made = trial[live] * self.budget + self.alpha * top
-            better = made < self.bound[live]
-            self.bound[live[better]] = made[better]
+            top = optimum.value[here, self.targets[live]] + optimum.high
+            bound = trial[live] * self.budget + self.alpha * top
+            better = bound < self.bound[live]
+            self.bound[live[better]] = bound[better]
             self.multiplier[live[better]] = trial[live[better]]
-            line = torch.stack(self.line(found.policy, live, precision[live]))
+            line = torch.stack(
+                self.line(optimum.policy, live, precision[live])
+            )
             fits = line[1] <= self.budget
             self.cheap[:, live[fits]] = line[:, fits]
             self.dear[:, live[~fits]] = line[:, ~fits]
             gap = (self.bound - self.predicted()) / scale
             left = gap > tol
             if sign_only:
-                # What is predicted is about as exact as the last values.
+                # The prediction is about as exact as the last values.
                 below = self.predicted() < precision * scale
                 left &= (self.bound >= 0) & below
             live = left.nonzero().view(-1)
             if live.numel() == 0:
                 return
             trial = self.crossing()
-            # A hundred times more precise than what is left to gain.
+            # A hundred times more precise than the possible gain.
             precision = precision.minimum(gap / 100).clamp(min=tol / 10)
 
     def solve(
@@ -200,7 +204,7 @@ class DualSearch:
         start: Tensor | None,
         precision: Tensor | float,
     ) -> Optimum:
-        """The fixed point at a multiplier per column."""
+        """Solve the fixed point at one multiplier per column."""
         return self.horizon.maximize(
             self.perturbations,
             self.signal[columns],
@@ -210,7 +214,7 @@ class DualSearch:
         )
 
     def prices(self, columns: Tensor, multiplier: Tensor) -> Prices:
-        """The prices of flips at a multiplier per column."""
+        """Return the prices of flips at one multiplier per column."""
         price = multiplier[:, None] * _DOWN / self.upper[columns]
         if self.cost == 'visits':
             return Prices(visit=price)
@@ -232,7 +236,7 @@ class DualSearch:
         max_iter: int,
         rounds: int,
     ) -> None:
-        """Shares the price of an edge between its directions, again, again."""
+        """Alternate between splitting prices of edges and solving."""
         every = torch.arange(self.targets.numel())
         if start is None:
             free = self.horizon.maximize(
@@ -240,7 +244,7 @@ class DualSearch:
             )
             start = free.value
         best = self.bound.clone(), self.multiplier.clone()
-        value = start
+        value, shares = start, None
         for _ in range(rounds):
             self.shares = mirror.shares(
                 value, self.signal, self.upper[every], self.horizon
@@ -251,6 +255,14 @@ class DualSearch:
             self.run(value, clean, sign_only, tol, max_iter)
             value = self.value
             better = self.bound < best[0]
+            if shares is None:
+                shares = self.shares
+            shares = EdgeShares(
+                *(
+                    torch.where(better[:, None], new, old)
+                    for new, old in zip(self.shares, shares, strict=True)
+                )
+            )
             best = (
                 torch.where(better, self.bound, best[0]),
                 torch.where(better, self.multiplier, best[1]),
@@ -258,9 +270,10 @@ class DualSearch:
             if sign_only and bool((best[0] < 0).all()):
                 break
         self.bound, self.multiplier = best
+        self.shares = shares
 
     def golden(self, sign_only: bool, tol: float, max_iter: int) -> None:
-        """Golden section around the multipliers of the limit: for K steps."""
+        """Refine multipliers of K steps by golden section."""
         every = torch.arange(self.targets.numel())
         limit = DualSearch(
             self.perturbations,
@@ -275,14 +288,16 @@ class DualSearch:
         limit.run(None, None, False, max(tol, 1e-3), max_iter)
 
         def height(multiplier: Tensor) -> Tensor:
-            found = self.solve(every, multiplier, None, 1e-12)
-            top = found.value[every, self.targets] + found.high
-            made = multiplier * self.budget + self.alpha * top
-            better = made < self.bound
-            self.bound = torch.where(better, made, self.bound)
+            optimum = self.solve(every, multiplier, None, 1e-12)
+            top = optimum.value[every, self.targets] + optimum.high
+            bound = multiplier * self.budget + self.alpha * top
+            better = bound < self.bound
+            self.bound = torch.where(better, bound, self.bound)
             self.multiplier = torch.where(better, multiplier, self.multiplier)
-            self.value = torch.where(better[:, None], found.value, self.value)
-            return made
+            self.value = torch.where(
+                better[:, None], optimum.value, self.value
+            )
+            return bound
 
         middle = limit.multiplier
         height(torch.zeros_like(middle))
@@ -301,16 +316,16 @@ class DualSearch:
             left = high - ratio * (high - low)
             right = low + ratio * (high - low)
             fresh = torch.where(down, left, right)
-            made = height(fresh)
+            bound = height(fresh)
             at_left, at_right = (
-                torch.where(down, made, at_right),
-                torch.where(down, at_left, made),
+                torch.where(down, bound, at_right),
+                torch.where(down, at_left, bound),
             )
 
     def line(
         self, policy: Policy, columns: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The objective and the cost of a policy, in its own graph."""
+        """Return the objective and the cost of a policy, in its own graph."""
         pagerank = pagerank_of(
             policy,
             self.targets[columns],
@@ -339,12 +354,12 @@ class DualSearch:
         return gained, spent.sum(1)
 
     def crossing(self) -> Tensor:
-        """Where the lines meet; zero where there is no dear one."""
+        """Return the multiplier at which two lines meet, or zero."""
         (low, spent), (high, more) = self.cheap, self.dear
         return ((high - low) / (more - spent)).nan_to_num(0).clamp(min=0)
 
     def predicted(self) -> Tensor:
-        """The height of the lines where they meet."""
+        """Return the height at which two lines meet."""
         objective, spent = self.cheap
         return objective + self.crossing() * (self.budget - spent)
 
@@ -356,7 +371,7 @@ def pagerank_of(
     start: Tensor | None,
     tol: Tensor,
 ) -> Tensor:
-    """Personalized PageRank of a node per column, in its graph.
+    """Compute personalized PageRank of one node per column, in its graph.
 
     Args:
         policy (Policy): a graph per column.

@@ -1,7 +1,7 @@
-"""A graph that edges and nodes leave and enter, with a way back.
+"""Mutable graph with undo.
 
 Rows have room behind their end, so that an edit costs the rows that it
-touches. Names never change: what is removed leaves an empty row behind.
+touches. Names never change: a removed node leaves an empty row behind.
 """
 
 import math
@@ -16,23 +16,23 @@ from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import OpenRows
 
-# Up to so many edges are looked for one by one.
+# Up to this number, edges are looked up one by one.
 FEW = 16
 
 
 class Journal:
-    """How to take back what was written, the last first."""
+    """Log of undo steps, the last first."""
 
     def __init__(self) -> None:
         self._back: list[Callable[[], object]] = []
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to take back."""
+        """Whether there is nothing to undo."""
         return not self._back
 
     def note(self, back: Callable[[], object]) -> None:
-        """Notes a way back; call it *before* the step that it takes back.
+        """Log an undo step; call it *before* the step that it undoes.
 
         Args:
             back (callable): takes the step back, and does nothing if the
@@ -41,28 +41,28 @@ class Journal:
         self._back.append(back)
 
     def rows(self, tensor: Tensor, index: Tensor) -> None:
-        """Notes rows that are about to be written.
+        """Log the old content of rows that are about to be written.
 
         Args:
-            tensor (Tensor): what is written.
+            tensor (Tensor): the tensor to write to.
             index (Tensor): int64: its rows.
         """
         old = tensor.index_select(0, index)
         self.note(lambda: tensor.index_copy_(0, index, old))
 
     def undo(self) -> None:
-        """Takes everything back; may be called again if interrupted."""
+        """Undo everything; may be called again after an interruption."""
         while self._back:
             self._back[-1]()
             self._back.pop()
 
     def clear(self) -> None:
-        """Forgets the way back, and what was removed with it."""
+        """Drop the log, and with it the removed values."""
         self._back.clear()
 
 
 class Edit(NamedTuple):
-    """The names of the nodes that an edit changed.
+    """Names of the nodes that an edit changed.
 
     Args:
         structure (Tensor): int64: nodes whose degree or neighbours changed.
@@ -87,7 +87,7 @@ class _Rows:
             return nodes, nodes
         start, length, col = self.view
         if nodes.numel() == 1:
-            # What most edits name, in fewer steps.
+            # The most frequent case, in fewer steps.
             first, size = int(start[nodes]), int(length[nodes])
             return nodes.expand(size), col[first : first + size].long()
         count = length[nodes]
@@ -101,7 +101,7 @@ class _Rows:
         return bool(at < row.size and row[at] == v)
 
     def make_room(self, row: Tensor) -> None:
-        # For one more entry for each time that a row is named.
+        # Room for one more entry per occurrence of a row.
         nodes, more = row.unique(return_counts=True)
         start, length, col = self.view
         need = length[nodes] + more
@@ -130,7 +130,7 @@ class _Rows:
 
 
 class DynamicGraph:
-    r"""Rows of an unweighted graph that can be edited.
+    r"""Editable rows of an unweighted graph.
 
     Args:
         graph (CSRGraph): unweighted, without duplicates.
@@ -180,14 +180,22 @@ class DynamicGraph:
         """The number of directed edges, self-loops included."""
         return self._entries
 
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The degrees, and the neighbours of all nodes, row after row.
+
+        Without the room behind each row.
+        """
+        start, length, col = self.out.view
+        return length, col[ranges(start, length)]
+
     @property
     def receiving(self) -> OpenRows:
-        """Row :math:`v` lists the nodes that :math:`v` receives from."""
+        """Rows by receiver: row :math:`v` lists the senders to :math:`v`."""
         return (self.into if self.along else self.out).view
 
     @property
     def sending(self) -> OpenRows:
-        """Row :math:`v` lists the nodes that :math:`v` sends to."""
+        """Rows by sender: row :math:`v` lists the receivers of :math:`v`."""
         return (self.out if self.along else self.into).view
 
     def receivers(
@@ -197,7 +205,7 @@ class DynamicGraph:
         levels: int = 1,
         most: float = math.inf,
     ) -> tuple[list[Tensor], list[int]]:
-        """Those who receive from some nodes, and some more, level by level.
+        """Expand a set of nodes by their receivers, level by level.
 
         Args:
             seeds (Tensor): int64: the senders of the first level.
@@ -230,14 +238,14 @@ class DynamicGraph:
         )
         ends = counts.tolist()
         begins = [0, *ends[::2]]
-        found = [
+        groups = [
             nodes[begin:end]
             for begin, end in zip(begins, ends[::2], strict=False)
         ]
-        return found, ends[1::2]
+        return groups, ends[1::2]
 
     def has_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
-        """Whether few edges are all there, as in :meth:`has_edges`.
+        """Return whether all of a few edges exist, as in :meth:`has_edges`.
 
         Args:
             pairs (list[tuple[int, int]]): sources and targets.
@@ -245,7 +253,7 @@ class DynamicGraph:
         return all(self._has(u, v) for u, v in pairs)
 
     def has_edges(self, edges: Tensor) -> Tensor:
-        """Which edges are there, self-loops that were added not counted.
+        """Return which edges exist; self-loops of the measure do not count.
 
         Args:
             edges (Tensor): int64, ``[2, k]``.
@@ -259,13 +267,13 @@ class DynamicGraph:
         source = row[inside].unique()
         entries = torch.stack(self.out.entries(source))
         key = entries[0] * n + entries[1]
-        found = torch.isin(row * n + col, key) & inside
+        exists = torch.isin(row * n + col, key) & inside
         loop = inside & (row == col)
-        found[loop] = self.own_loop[row[loop]]
-        return found
+        exists[loop] = self.own_loop[row[loop]]
+        return exists
 
     def remove(self, nodes: Tensor, edges: Tensor, journal: Journal) -> Tensor:
-        """Takes nodes, with all their edges, and edges away.
+        """Remove nodes, with all their edges, and edges.
 
         Args:
             nodes (Tensor): int64, each once.
@@ -307,7 +315,7 @@ class DynamicGraph:
         return changed
 
     def insert(self, edges: Tensor, journal: Journal) -> Tensor:
-        """Adds edges between nodes that are there.
+        """Add edges between existing nodes.
 
         Args:
             edges (Tensor): int64, ``[2, k]``; of an undirected graph, either
@@ -335,7 +343,7 @@ class DynamicGraph:
         return self._edit(edges[0, :0], added, True, journal)
 
     def grow(self, count: int, journal: Journal) -> Tensor:
-        """Adds nodes without edges but the self-loops of the measure.
+        """Add nodes without edges but the self-loops of the measure.
 
         Args:
             count (int): how many.
@@ -365,7 +373,7 @@ class DynamicGraph:
         return names
 
     def edge_index(self) -> Tensor:
-        """The edges, in names, added self-loops left out: ``[2, m]``."""
+        """Return the edges by name, without added self-loops: ``[2, m]``."""
         nodes = torch.arange(self.num_nodes)
         edges = torch.stack(self.out.entries(nodes))
         if self.self_loops:
@@ -374,7 +382,7 @@ class DynamicGraph:
         return edges
 
     def to_csr(self) -> CSRGraph:
-        """The graph as it is now; removed nodes are left without edges."""
+        """Return the present graph; removed nodes have no edges."""
         return CSRGraph.from_edge_index(self.edge_index(), self.num_nodes)
 
     def _has(self, u: int, v: int) -> bool:
@@ -390,7 +398,7 @@ class DynamicGraph:
     def _edit(
         self, nodes: Tensor, edges: Tensor, insert: bool, journal: Journal
     ) -> Tensor:
-        # All entries of some nodes, which leave, and edges.
+        # All entries of removed nodes, and removed edges.
         row, entry, changed = ops.entries_at(
             self.out.view, self.into.view, nodes, edges, self.undirected
         )
@@ -417,7 +425,7 @@ class DynamicGraph:
         def edit(insert: bool) -> int:
             return ops.edit_rows(rows.view, row, entry, insert)
 
-        # Where nothing was done, the way back finds nothing to do.
+        # If nothing was done, undoing does nothing.
         journal.note(lambda: edit(not insert))
         at = edit(insert)
         if at >= 0:  # pragma: no cover

@@ -1,4 +1,4 @@
-"""How far AGP's estimates are off, and how to choose their quantum.
+"""Errors of AGP's estimates, and the choice of their quantum.
 
 The bounds are derived in the text of :mod:`.propagation`.
 """
@@ -22,12 +22,12 @@ from pyg_trust._checks import (
     check_rate,
 )
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import (
-    _check_eps,
-    _check_finite,
-    _check_signal,
-    _prepare,
-    propagate,
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation_checks import (
+    check_eps,
+    check_finite_signal,
+    check_signal,
+    prepare_graph,
 )
 from pyg_trust.graph import CSRGraph
 
@@ -35,7 +35,7 @@ from pyg_trust.graph import CSRGraph
 def variance_bound(
     graph: CSRGraph, x: Tensor, measure: Measure, eps: float
 ) -> Tensor:
-    r"""Bounds the variance of every entry of the AGP estimate.
+    r"""Bound the variance of every entry of the AGP estimate.
 
     .. math::
         \operatorname{Var}[\hat{z}(v)] \le \gamma\, \varepsilon \lVert x
@@ -58,10 +58,10 @@ def variance_bound(
             :func:`~pyg_trust.functional.propagate`, and if no bound is known
             for the measure on this graph.
     """
-    prepared = _prepare(graph, measure)
-    eps = _check_eps(eps)
-    _check_signal(x, prepared)
-    _check_finite(x)
+    prepared = prepare_graph(graph, measure)
+    eps = check_eps(eps)
+    check_signal(x, prepared)
+    check_finite_signal(x)
     x = x.to_dense() if x.layout == torch.sparse_csr else x
     x = x.detach().double().abs()
     spread = tuple(i * w for i, w in enumerate(measure.weights))
@@ -73,7 +73,7 @@ def variance_bound(
 
 
 class Plan(NamedTuple):
-    """How to meet a guarantee at the least expected cost.
+    """Parameters that meet a guarantee at the least expected cost.
 
     Args:
         eps (float): the quantum of every run.
@@ -94,7 +94,7 @@ def plan(
     failure: float = 0.01,
     bound: str = 'tight',
 ) -> Plan:
-    r"""The quantum and the number of runs that guarantee a relative error.
+    r"""Choose the quantum and the number of runs for a relative error.
 
     The promise is that of :func:`eps_for`, for the median of :math:`R` runs
     (:func:`propagate_median`). A run fails with probability :math:`p \propto
@@ -151,7 +151,7 @@ def propagate_median(
     force_push: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""The median of independent estimates, entry by entry.
+    r"""Compute the entrywise median of independent estimates.
 
     Unlike a single estimate it is not unbiased, and not differentiable.
     Memory: that of :attr:`Plan.repetitions` results.
@@ -170,10 +170,10 @@ def propagate_median(
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
     """
-    _check_signal(x, _prepare(graph, measure))
-    _check_finite(x)
+    check_signal(x, prepare_graph(graph, measure))
+    check_finite_signal(x)
     check_instance('plan', plan, Plan)
-    _check_eps(plan.eps)
+    check_eps(plan.eps)
     if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
         raise ValueError(
             f"'plan' needs odd 'repetitions' (got {plan.repetitions})"
@@ -201,7 +201,7 @@ def eps_for(
     failure: float = 0.01,
     bound: str = 'tight',
 ) -> float:
-    r"""The quantum that guarantees a relative error above a threshold.
+    r"""Return the quantum that guarantees a relative error above a threshold.
 
     For every node with :math:`z(v) > \delta \lVert x \rVert_1 W` (non-negative
     signals; :math:`W = 1` for the probability series), the estimate is within

@@ -1,18 +1,18 @@
-"""Certificates of linear heads whose features are not exact, or not there."""
+"""Certify linear heads whose features are inexact or not materialised."""
 
 from torch import Tensor
 
 from pyg_trust.functional.heads import GAMMA_1, slopes
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import spectral_norm
 from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.rows import spectral_norm
 from pyg_trust.graph import CSRGraph
 
 
 def feature_error_bound(
     eta: float, G: Tensor, W: Tensor, Z: Tensor, head: str = 'ovr'
 ) -> float:
-    r"""Bounds what an error of the features adds to the residual.
+    r"""Bound the residual that an error of the features adds.
 
     For :math:`\lVert \hat Z - Z^* \rVert_F \le \eta`,
 
@@ -49,7 +49,7 @@ def column_residual(
     mu: float,
     head: str = 'ovr',
 ) -> Tensor:
-    r"""The gradient at exact features, without the features.
+    r"""Compute the gradient at exact features without materialising them.
 
     With :math:`M = \sum_i w_i P^i`: the margins are :math:`[M (xW)]_T`, and
     :math:`Z^\top G = x^\top M^\top \bar G` with :math:`\bar G = G` on the
@@ -62,7 +62,7 @@ def column_residual(
         measure (Measure): the measure.
         x (Tensor): float64, ``[num_nodes, d]``.
         W (Tensor): ``[d, num_outputs]``.
-        Y (Tensor): of :func:`targets`, of the training nodes.
+        Y (Tensor): targets of the training nodes.
         train (Tensor): int64: the training nodes.
         mu (float): :math:`\lambda n`.
         head (str): as for :class:`.Objective`. (default: :obj:`'ovr'`)

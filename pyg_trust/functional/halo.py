@@ -1,4 +1,4 @@
-r"""Exact propagation of a graph that no process holds whole.
+r"""Exact propagation of a graph whose rows are spread over processes.
 
 Every process has some consecutive nodes: their rows of the graph and of the
 features. To compute its rows of a level it needs, from the others, the rows of
@@ -38,11 +38,14 @@ from pyg_trust.functional._ranges import (
     known_norms,
 )
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import _check_finite, _check_overflow
+from pyg_trust.functional.propagation_checks import (
+    check_finite_signal,
+    check_overflow,
+)
 
 
 class HaloGraph(NamedTuple):
-    """The rows of consecutive nodes of an undirected graph.
+    """Rows of consecutive nodes of an undirected graph.
 
     Args:
         rowptr (Tensor): int64, ``[num_own + 1]``.
@@ -59,7 +62,7 @@ class HaloGraph(NamedTuple):
 
 
 class _Exchange:
-    # Who sends which rows to whom, agreed upon once.
+    # The rows that each process sends to each other one, exchanged once.
     def __init__(self, graph: HaloGraph, measure: Measure) -> None:
         self.rank, self.size = rank_and_size()
         own = graph.rowptr.numel() - 1
@@ -86,7 +89,7 @@ class _Exchange:
             graph.rowptr.diff(),
             local.to(torch.int32),
         )
-        # Nodes without rows here: those of the halo.
+        # The halo: nodes whose rows another process has.
         zeros = torch.zeros(self.halo.numel(), dtype=torch.int64)
         self.rows = ops.OpenRows(
             torch.cat([self.rows.start, zeros]),
@@ -123,12 +126,12 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     own = graph.rowptr.numel() - 1
     _check_rows(graph)
     check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
-    _check_finite(x)
+    check_finite_signal(x)
     check_shrink(measure, x.dtype)
 
     def norms() -> list[float]:
-        # No process has the graph that would say by how much powers grow. At
-        # their radius, those of a Katz measure do not.
+        # No process has the whole graph, from which the growth of powers
+        # follows. At its own radius, the powers of a Katz measure do not grow.
         levels = measure.levels + 1
         radius = measure.spectral_radius or math.inf
         if measure.shrink * radius <= 1 + 1e-9:
@@ -171,31 +174,31 @@ def _mixed(value: Tensor, key: int) -> Tensor:
 
 
 def _check_whole(graph: HaloGraph, measure: Measure) -> None:
-    # Entries (u, v) and (v, u) are as many, for whatever pair: the sums of
-    # their keyed hashes are then the same, and otherwise for one key in 2^64
-    # or so. No process sees the entries of another.
+    # If every pair has as many entries (u, v) as (v, u), the sums of their
+    # keyed hashes are equal, and otherwise for about one key in 2^64. No
+    # process sees the entries of another.
     keys = from_first(lambda: [secrets.randbits(62) for _ in range(2)])
     row = graph.start + row_of_entries(graph.rowptr)
     out = _mixed(_mixed(row, keys[0]) ^ graph.col, keys[1]).sum()
     back = _mixed(_mixed(graph.col, keys[0]) ^ row, keys[1]).sum()
     loops = row[row == graph.col].unique().numel()
     bare = measure.self_loops and loops < graph.rowptr.numel() - 1
-    found = run_over_ranks(
+    sums = run_over_ranks(
         range(rank_and_size()[1]), lambda _: (int(out - back), bare)
     )
-    if sum(difference for difference, _ in found) % 2**64:
+    if sum(difference for difference, _ in sums) % 2**64:
         raise ValueError(
             "'graph' needs to be undirected: the parts of the processes list "
             'edges that the others do not list in return'
         )
-    if any(bare for _, bare in found):
+    if any(bare for _, bare in sums):
         raise ValueError(
             f"'graph' needs a self-loop at every node for 'measure' {measure}"
         )
 
 
 def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
-    r"""This process's rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+    r"""Compute own rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
     To be called by all processes of torch.distributed together. Beside graph,
     features and result, a process holds two vectors of its own rows and its
@@ -208,7 +211,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
             self-loops if the measure has them.
         x (Tensor): its rows of the features, float32 or float64, ``[num_own,
             num_columns]``.
-        measure (Measure): what to compute.
+        measure (Measure): the measure to compute.
 
     Returns:
         Tensor: its rows of :math:`z`, as :obj:`x`.
@@ -247,10 +250,10 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
     degree = graph.rowptr.diff()
 
     def power(exponent: float) -> Tensor:
-        made = degree.double().pow(exponent)
+        scale = degree.double().pow(exponent)
         if exponent != 0:
-            made[degree == 0] = 0
-        return made.to(x.dtype)
+            scale[degree == 0] = 0
+        return scale.to(x.dtype)
 
     recv, send = power(-measure.a), power(-measure.b)
     weights: Sequence[float] = measure.weights
@@ -277,7 +280,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
         if weights[level] != 0:
             u = _number(weights[level], x) * x + u
         y = u if level == 0 else u * send[:, None]
-    _check_overflow(y, measure)
+    check_overflow(y, measure)
     return y
 
 

@@ -1,4 +1,4 @@
-r"""Linear heads of node classifiers, and removal from them, measured.
+r"""Linear heads of classifiers: objective, measured residual, Hessian.
 
 With the rows :math:`z_i` of the training nodes, :math:`n` of them *now*,
 
@@ -34,47 +34,47 @@ have one output for two classes and one per class for more, :math:`y_c = \pm
 
 by :math:`\langle \nabla L(W) - \nabla L(W^*), W - W^* \rangle \ge \lambda n'
 \lVert W - W^* \rVert^2` and :math:`\nabla L(W^*) = 0`. The residual is
-*measured* (:meth:`Objective.gradient`), with all that rounding can hide; how
-:math:`W` was found plays no part.
+*measured* (``Objective.gradient``), with all that rounding can hide; the
+way to :math:`W` plays no part.
 
 **The step.** :math:`H p = -\nabla L(W, D')`, the *full* present gradient. The
 papers solve for the change of the gradient (Guo et al. 2020, Chien et al.
 2022, Yi and Wei 2025) and carry what was left for ever, so that their bounds
 add up until they have to retrain; here what was left is corrected with the
 next step and nothing adds up. Since any :math:`p` may be used, :math:`H` is
-the factored Hessian of an earlier time (:class:`Factor`).
+the factored Hessian of an earlier time (``Factor``).
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.newton import Residual, spectral_norm
-from pyg_trust.functional.removal_bounds import GAMMA_2
-from pyg_trust.ops import loss_gradient, quasi_newton
+from pyg_trust._checks import check_positive, check_tensor
+from pyg_trust.functional.rows import check_rows, gram, transposed_times
+from pyg_trust.ops import loss_gradient
 
 HEADS = ('ovr', 'softmax', 'squared')
+# The losses of classifiers with an output per class, and their heads.
+LOSSES = {'logistic': 'ovr', 'squared': 'squared'}
 GAMMA_1 = {'ovr': 0.25, 'softmax': 0.5, 'squared': 2.0}
-CURVATURE_CHANGE = {
-    'ovr': GAMMA_2['logistic'],
+GAMMA_2 = {
+    'ovr': 1 / (6 * math.sqrt(3)),
     'softmax': 1 / math.sqrt(2),
     'squared': 0.0,
 }
 
-# Up to so many weights the whole Hessian of softmax is factored.
+# Up to this number of weights the whole Hessian of softmax is factored.
 JOINT_LIMIT = 1024
-# Up to so many columns a Hessian that is kept is inverted.
+# Up to this number of columns a Hessian that is kept is inverted.
 INVERSE_LIMIT = 256
 
 UNIT = torch.finfo(torch.float64).eps / 2
 
 
 def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
-    """The targets of the outputs: float64, ``[n, num_outputs]``.
+    """Encode classes as targets of the outputs: ``[n, num_outputs]``.
 
     Args:
         y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
@@ -92,7 +92,7 @@ def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
 
 
 def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
-    """The derivative of the loss in the margins, 0 for rows of targets 0.
+    """Differentiate the loss in the margins; 0 for rows of targets 0.
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
@@ -107,8 +107,22 @@ def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
     return 2 * (margin - Y) * Y.abs()
 
 
+def curvatures(margin: Tensor, Y: Tensor, head: str) -> Tensor:
+    """Differentiate the loss twice, for every output by itself.
+
+    Args:
+        margin (Tensor): ``[n, num_outputs]``.
+        Y (Tensor): of :func:`targets`.
+        head (str): ``'ovr'`` or ``'squared'``.
+    """
+    if head == 'ovr':
+        p = torch.sigmoid(margin)
+        return p * (1 - p) * Y.abs()
+    return 2 * Y.abs()
+
+
 def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
-    """The derivative of :func:`slopes` along a change of the margins.
+    """Differentiate :func:`slopes` along a change of the margins.
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
@@ -116,14 +130,23 @@ def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
         head (str): of the table above.
         change (Tensor): as :obj:`margin`.
     """
-    if head == 'ovr':
-        p = torch.sigmoid(margin)
-        return p * (1 - p) * Y.abs() * change
     if head == 'softmax':
         p = margin.softmax(1)
         mean = (p * change).sum(1, keepdim=True)
         return p * (change - mean) * Y.sum(1, keepdim=True)
-    return 2 * change * Y.abs()
+    return curvatures(margin, Y, head) * change
+
+
+class Residual(NamedTuple):
+    """The Frobenius norm of the gradient.
+
+    Args:
+        measured (float): as computed.
+        upper (float): with all that rounding can hide.
+    """
+
+    measured: float
+    upper: float
 
 
 def hidden(
@@ -135,10 +158,19 @@ def hidden(
     size: float | None = None,
     weight: float | None = None,
 ) -> float:
-    r"""A bound of the rounding error of :math:`Z^\top G(ZW)` plus a drift.
+    r"""Bound the rounding error of :math:`Z^\top G(ZW)` plus a drift.
 
-    As in :func:`.newton.residual`; slopes are computed from exponentials,
-    which are off by a few units, absolutely.
+    An inner product of :math:`m` numbers is off by at most :math:`m u |a|^\top
+    |b|` with the unit roundoff :math:`u` (to first order; the constants leave
+    room). That of :math:`Zw` passes through :math:`G`, whose Lipschitz
+    constant is :math:`\gamma_1`, and :math:`Z^\top`; slopes are computed from
+    exponentials, which are off by a few units, absolutely. So with Frobenius
+    norms and :math:`C` outputs rounding hides at most
+
+    .. math::
+        u \left[ (n + 8) \lVert Z \rVert \lVert G \rVert + \gamma_1 (d + 8)
+        \lVert Z \rVert^2 \lVert W \rVert + \sqrt{n} (8 \sqrt{C} + C) \lVert Z
+        \rVert + 4\, \text{drift} \right] .
 
     Args:
         Z (Tensor): ``[n, d]``.
@@ -169,7 +201,7 @@ def hidden_by(
     head: str,
     drift: float,
 ) -> float:
-    """Is :func:`hidden`, from norms.
+    """Bound the same rounding error as :func:`hidden`, from norms.
 
     Args:
         z (float): of the rows.
@@ -179,7 +211,7 @@ def hidden_by(
         head (str): of the table above.
         drift (float): as in :func:`hidden`.
     """
-    # Of a row of slopes every entry may be off by a few units, and by one more
+    # Every entry of a row of slopes may be off by a few units, and by one more
     # for every output that softmax sums.
     n, d, outputs = sizes
     slope = math.sqrt(n) * (8 * math.sqrt(outputs) + outputs)
@@ -192,7 +224,8 @@ def hidden_by(
 
 
 def _norm(matrix: Tensor) -> float:
-    return float(torch.linalg.vector_norm(matrix))
+    held = matrix.values() if matrix.layout == torch.sparse_csr else matrix
+    return float(torch.linalg.vector_norm(held))
 
 
 def _sizes(matrix: Tensor) -> list[float]:
@@ -200,7 +233,7 @@ def _sizes(matrix: Tensor) -> list[float]:
 
 
 class Factor(NamedTuple):
-    r"""A factored Hessian, of whatever time: *frozen*.
+    r"""A factored Hessian, possibly of an earlier time: *frozen*.
 
     It was made of rows that may be gone by now. No certificate depends on it,
     but it is secret, and has to be made anew to be rid of them.
@@ -209,40 +242,52 @@ class Factor(NamedTuple):
         kind (str): ``'classes'``: a Hessian for every output; ``'shared'``:
             one for all; ``'joint'``: one of all outputs together;
             ``'majoriser'``: :math:`\frac12 Z^\top Z + \mu` across classes
-            and :math:`\mu` along their sum.
+            and :math:`\mu` along their sum; ``'rows'``: for every output
+            :math:`\mu I + S Z Z^\top S`, :math:`S = \operatorname{diag}
+            (\sqrt{s})`, of the curvatures :math:`s`.
         lower (Tensor): Cholesky factors.
         mu (float): of the Hessian.
         inverse (Tensor, optional): of the Hessians, which is faster to
             multiply by again and again. (default: :obj:`None`)
+        rows (tuple[Tensor, Tensor], optional): :math:`Z` and
+            :math:`\sqrt{s}` of ``'rows'``. (default: :obj:`None`)
     """
 
     kind: str
     lower: Tensor
     mu: float
     inverse: Tensor | None = None
+    rows: tuple[Tensor, Tensor] | None = None
 
     @property
     def separate(self) -> bool:
-        """Whether every output is a problem of its own."""
-        return self.kind in ('classes', 'shared')
+        """Whether the outputs are independent problems."""
+        return self.kind in ('classes', 'shared', 'rows')
 
     def solve(self, right: Tensor) -> Tensor:
-        """Solves for every output: ``[d, num_outputs]``.
+        """Solve for every output: ``[d, num_outputs]``.
 
         Args:
             right (Tensor): as the result.
         """
+        if self.rows is not None:
+            # Woodbury's identity: p = (r - Z'S (mu + S ZZ' S)^-1 S Z r) / mu.
+            Z, root = self.rows
+            inside = (root * (Z @ right)).t().unsqueeze(2)
+            inside = torch.cholesky_solve(inside, self.lower)
+            inner = root * inside.squeeze(2).t()
+            return (right - transposed_times(Z, inner)) / self.mu
         if self.kind == 'classes':
             columns = right.t().unsqueeze(2).contiguous()
             if self.inverse is not None:
-                found = torch.bmm(self.inverse, columns)
+                solved = torch.bmm(self.inverse, columns)
             else:
-                found = torch.cholesky_solve(columns, self.lower)
-            return found.squeeze(2).t()
+                solved = torch.cholesky_solve(columns, self.lower)
+            return solved.squeeze(2).t()
         if self.kind == 'joint':
             flat = right.t().reshape(-1, 1)
-            found = torch.cholesky_solve(flat, self.lower)
-            return found.view(right.size(1), -1).t()
+            solved = torch.cholesky_solve(flat, self.lower)
+            return solved.view(right.size(1), -1).t()
         if self.kind == 'shared':
             return torch.cholesky_solve(right, self.lower)
         along = right.mean(1, keepdim=True)
@@ -250,12 +295,80 @@ class Factor(NamedTuple):
         return across + along / self.mu
 
     def kept(self) -> 'Factor':
-        """The same for many solves: with inverses, where they are small."""
+        """Return a factor for many solves: with inverses, where small."""
         if self.kind != 'classes' or self.lower.size(-1) > INVERSE_LIMIT:
             return self
         inverse = torch.cholesky_inverse(self.lower)
-        # Row by row, once: it comes column by column.
+        # Converted from column-major to row-major once.
         return self._replace(inverse=inverse.contiguous())
+
+
+def factor_curved(
+    Z: Tensor, curvature: Tensor, mu: float, K: Tensor | None = None
+) -> Factor:
+    r"""Factor :math:`Z^\top \operatorname{diag}(s_c) Z + \mu I` by output.
+
+    Args:
+        Z (Tensor): ``[n, d]``, dense or sparse CSR.
+        curvature (Tensor): :math:`s`, ``[n, num_outputs]``.
+        mu (float): :math:`\mu`.
+        K (Tensor, optional): :func:`~.rows.gram` of :obj:`Z`, to work with
+            :math:`n \times n` matrices. (default: :obj:`None`)
+    """
+    if K is not None:
+        root = curvature.sqrt()
+        inner = root.t().unsqueeze(2) * K * root.t().unsqueeze(1)
+        inner.diagonal(dim1=1, dim2=2).add_(mu)
+        lower = torch.linalg.cholesky(inner)
+        return Factor('rows', lower, mu, rows=(Z, root))
+    dense = Z if Z.layout == torch.strided else Z.to_dense()
+    hessian = torch.stack(
+        [dense.t() @ (column.unsqueeze(1) * dense) for column in curvature.t()]
+    )
+    hessian.diagonal(dim1=1, dim2=2).add_(mu)
+    return Factor('classes', torch.linalg.cholesky(hessian), mu)
+
+
+def hessian_solve(
+    Z: Tensor,
+    curvature: Tensor,
+    mu: float,
+    right: Tensor,
+    K: Tensor | None = None,
+) -> Tensor:
+    r"""Solve :math:`H_c p_c = r_c` for every class.
+
+    Here :math:`H_c = Z^\top \operatorname{diag}(s_c) Z + \mu I`. With fewer
+    rows than columns by Woodbury's identity,
+
+    .. math::
+        p = \frac{1}{\mu} \left[ r - Z^\top S (\mu I + S Z Z^\top S)^{-1} S Z
+        r \right], \quad S = \operatorname{diag}(\sqrt{s}),
+
+    else by Cholesky's decomposition of :math:`H`. Memory: :math:`C
+    \min(n, d)^2`.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``, dense or sparse CSR.
+        curvature (Tensor): :math:`s`, ``[n, C]``, non-negative.
+        mu (float): :math:`\mu > 0`.
+        right (Tensor): :math:`r`, ``[d, C]``.
+        K (Tensor, optional): :math:`Z Z^\top`, if known.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: ``[d, C]``.
+    """
+    check_rows(Z, K)
+    n, d = Z.shape
+    check_tensor('curvature', curvature, None, (n, 'num_classes'))
+    check_tensor('right', right, None, (d, curvature.size(1)))
+    check_positive('mu', mu)
+    if n > d:
+        K = None
+    elif K is None:
+        K = gram(Z)
+    return factor_curved(Z, curvature, mu, K).solve(right)
 
 
 class Gradient(NamedTuple):
@@ -278,23 +391,24 @@ class Gradient(NamedTuple):
 
 
 class Problem(Protocol):
-    """The interface of the problems that :func:`refine` minimises."""
+    """Interface of the problems that :func:`.newton.refine` minimises."""
 
     def gradient(self, W: Tensor) -> Gradient:
-        """The gradient, with a bound of its error."""
+        """Return the gradient, with a bound of its error."""
 
     def factor(self, W: Tensor) -> Factor:
-        """A factored Hessian, or something like it."""
+        """Return a factored Hessian or preconditioner."""
 
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """A step from a gradient."""
+        """Return a step from a gradient."""
 
 
 class Objective(NamedTuple):
-    r""":math:`L(\cdot, D)` of the rows that there are.
+    r"""Objective :math:`L(\cdot, D)` of the present rows.
 
     Args:
-        Z (Tensor): float64, ``[n, d]``; rows that do not count are 0.
+        Z (Tensor): float64, ``[n, d]``, dense or (without ``'softmax'``)
+            sparse CSR; rows that do not count are 0.
         Y (Tensor): of :func:`targets`, 0 for these.
         mu (float): :math:`\lambda n`, of the rows that count.
         head (str): of the table above.
@@ -302,6 +416,9 @@ class Objective(NamedTuple):
             (default: :obj:`None`)
         size (float, optional): the Frobenius norm of :obj:`Z`, if known.
             (default: :obj:`None`)
+        K (Tensor, optional): :func:`~.rows.gram` of :obj:`Z`, to factor
+            Hessians of ``'ovr'`` and ``'squared'`` in :math:`n \times n`
+            numbers. (default: :obj:`None`)
     """
 
     Z: Tensor
@@ -310,21 +427,22 @@ class Objective(NamedTuple):
     head: str
     B: Tensor | None = None
     size: float | None = None
+    K: Tensor | None = None
 
     def gradient(self, W: Tensor) -> Gradient:
-        r""":math:`\nabla L(W, D)`: one pass over the rows.
+        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
-        value, squares = loss_gradient(self.Z, self.Y, W, self.head)
+        value, squares = self._loss(W)
         value.add_(W, alpha=self.mu)
         if self.B is not None:
             value += self.B
         return self._measured(W, value, _sizes(value), squares.tolist())
 
     def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
-        r"""The same where few columns of the weights have moved.
+        r"""Update a gradient after few columns of the weights moved.
 
         For outputs that are problems of their own: the gradient of the others
         is what it was, and counts in the norm as it did.
@@ -335,7 +453,7 @@ class Objective(NamedTuple):
                 :obj:`W` in some columns alone.
             columns (Tensor): int64: these columns.
         """
-        value, squares = loss_gradient(self.Z, self.Y, W, self.head, columns)
+        value, squares = self._loss(W, columns)
         value.add_(W[:, columns], alpha=self.mu)
         if self.B is not None:
             value += self.B[:, columns]
@@ -343,6 +461,17 @@ class Objective(NamedTuple):
         slopes = torch.tensor(known.slopes, dtype=torch.float64)
         slopes[columns] = squares
         return self._measured(W, whole, _sizes(whole), slopes.tolist())
+
+    def _loss(
+        self, W: Tensor, columns: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if self.Z.layout == torch.strided and self.Z.device.type == 'cpu':
+            return loss_gradient(self.Z, self.Y, W, self.head, columns)
+        Y = self.Y
+        if columns is not None:
+            Y, W = Y[:, columns], W[:, columns]
+        G = slopes(self.Z @ W, Y, self.head)
+        return transposed_times(self.Z, G), G.square().sum(0)
 
     def _measured(
         self, W: Tensor, value: Tensor, sizes: list[float], slopes: list[float]
@@ -352,11 +481,15 @@ class Objective(NamedTuple):
         if self.B is not None:
             drift += _norm(self.B)
         measured = math.hypot(*sizes)
+        n, d = self.Z.shape
+        if self.Z.layout == torch.sparse_csr:
+            # Zeros that are not stored add no rounding.
+            d = int(self.Z.crow_indices().diff().max())
         missing = hidden_by(
             _norm(self.Z) if self.size is None else self.size,
             math.sqrt(math.fsum(slopes)),
             weight,
-            (self.Z.size(0), *W.shape),
+            (n, d, W.size(1)),
             self.head,
             drift,
         )
@@ -364,31 +497,31 @@ class Objective(NamedTuple):
         return Gradient(value, norm, tuple(sizes), tuple(slopes))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
-        """The Hessian at :obj:`W` times a matrix.
+        """Multiply the Hessian at :obj:`W` by a matrix.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
             P (Tensor): as :obj:`W`.
         """
-        Z = self.Z
-        change = curved(Z @ W, self.Y, self.head, Z @ P)
-        return Z.t() @ change + self.mu * P
+        change = curved(self.Z @ W, self.Y, self.head, self.Z @ P)
+        return transposed_times(self.Z, change) + self.mu * P
 
     def factor(self, W: Tensor) -> Factor:
-        """Factors the Hessian at :obj:`W`, or what majorises it.
+        """Factor the Hessian at :obj:`W`, or a majoriser of it.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
         Z, (d, outputs) = self.Z, W.shape
+        if self.head != 'softmax' and (
+            self.head == 'ovr' or self.K is not None
+        ):
+            s = curvatures(Z @ W, self.Y, self.head)
+            return factor_curved(Z, s, self.mu, self.K)
         if self.head == 'squared':
             weight = self.Y.abs().amax(1, keepdim=True)
+            Z = Z if Z.layout == torch.strided else Z.to_dense()
             kind, hessian = 'shared', 2 * Z.t() @ (weight * Z)
-        elif self.head == 'ovr':
-            p = torch.sigmoid(Z @ W)
-            s = p * (1 - p) * self.Y.abs()
-            blocks = [Z.t() @ (column.unsqueeze(1) * Z) for column in s.t()]
-            kind, hessian = 'classes', torch.stack(blocks)
         elif d * outputs <= JOINT_LIMIT:
             p = (Z @ W).softmax(1) * self.Y.sum(1, keepdim=True)
             hessian = Z.new_empty((outputs, d, outputs, d))
@@ -407,7 +540,7 @@ class Objective(NamedTuple):
         return Factor(kind, torch.linalg.cholesky(hessian), self.mu)
 
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """A Newton step, with the Hessian of :obj:`factor`.
+        """Return a Newton step, with the Hessian of :obj:`factor`.
 
         Where that is a majoriser alone, which contracts slowly, by conjugate
         gradients with the true Hessian.
@@ -415,7 +548,7 @@ class Objective(NamedTuple):
         Args:
             W (Tensor): ``[d, num_outputs]``.
             grad (Tensor): as :obj:`W`.
-            factor (Factor): of :meth:`factor`, of whatever time.
+            factor (Factor): of :meth:`factor`, at any earlier time.
         """
         if factor.kind != 'majoriser':
             return factor.solve(grad)
@@ -425,7 +558,7 @@ class Objective(NamedTuple):
 def _conjugate_gradients(
     problem: Objective, W: Tensor, right: Tensor, factor: Factor
 ) -> Tensor:
-    # To a hundredth of the gradient.
+    # Solve to a hundredth of the gradient.
     P = torch.zeros_like(right)
     left = right.clone()
     goal = 0.01 * float(right.norm())
@@ -441,201 +574,3 @@ def _conjugate_gradients(
         new = float((left * solved).sum())
         D, old = solved + new / old * D, new
     return P
-
-
-class Refined(NamedTuple):
-    """The weights that :func:`refine` found, and their gradient.
-
-    Args:
-        W (Tensor): the weights.
-        gradient (Gradient): there, measured.
-        factor (Factor): the last one that was used.
-        iterations (int): the number of steps.
-    """
-
-    W: Tensor
-    gradient: Gradient
-    factor: Factor
-    iterations: int
-
-
-def refine(
-    problem: Problem,
-    W: Tensor,
-    tol: float,
-    max_iter: int,
-    *,
-    start: Gradient | None = None,
-    factor: Factor | None = None,
-) -> Refined:
-    r"""Steps until the residual, rounding included, is at most :obj:`tol`.
-
-    With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
-    steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4), for
-    every output by itself where the outputs are problems of their own. A step
-    is halved until it shortens the gradient. The factor is made anew where two
-    steps in a row shorten it by less than 4; without one, for every step
-    (Newton's method). Ends early where rounding is all that is left.
-
-    Args:
-        problem (Problem): what to minimise.
-        W (Tensor): where to start.
-        tol (float): the residual to reach.
-        max_iter (int): the most steps.
-        start (Gradient, optional): the gradient at :obj:`W`, if known.
-            (default: :obj:`None`)
-        factor (Factor, optional): to begin with. (default: :obj:`None`)
-    """
-    anew = factor is None
-    gradient = problem.gradient(W) if start is None else start
-    slow = iteration = 0
-    past = _Past(W)
-    while gradient.norm.upper > tol and iteration < max_iter:
-        measured, upper = gradient.norm
-        if measured <= upper - measured:
-            break
-        fresh = factor is None or slow == 2 or (anew and iteration > 0)
-        if factor is None or fresh:
-            factor, slow = problem.factor(W), 0
-            past.clear()
-        if factor.inverse is not None:
-            P = quasi_newton(
-                gradient.value, factor.inverse, past.pairs, past.count
-            )
-        else:
-            P = _corrected(
-                gradient.value,
-                past.pairs[: past.count],
-                partial(problem.direction, W, factor=factor),
-                factor.separate,
-            )
-        parts: Objective | None = None
-        if factor.separate and isinstance(problem, Objective):
-            still, moving = _columns(gradient, tol)
-            if still:
-                parts = problem
-                P.index_fill_(1, torch.tensor(still), 0.0)
-                columns = torch.tensor(moving)
-        t = 1.0
-        while True:
-            new = torch.sub(W, P, alpha=t)
-            if parts is None:
-                tried = problem.gradient(new)
-            else:
-                tried = parts.moved(new, gradient, columns)
-            if tried.norm.measured <= (1 - 1e-4 * t) * measured:
-                break
-            t /= 2
-            if t < 2**-30:
-                break
-        if t < 2**-30:
-            if fresh:
-                break
-            # Corrections or a factor that are of no use any more. Newton's own
-            # step shortens the gradient, as long as rounding lets it.
-            slow = 2
-            past.clear()
-            iteration += 1
-            continue
-        if not anew and tried.norm.upper > tol:
-            past.append(W, new, gradient.value, tried.value)
-        W, gradient = new, tried
-        slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
-        iteration += 1
-    return Refined(
-        W, gradient, problem.factor(W) if factor is None else factor, iteration
-    )
-
-
-class _Past:
-    # Pairs of a step and the change of the gradient, the oldest first, in
-    # front of room for more.
-
-    def __init__(self, W: Tensor) -> None:
-        self.pairs = W.new_empty((8, 2, *W.shape))
-        self.count = 0
-
-    def append(
-        self, W: Tensor, new: Tensor, grad: Tensor, changed: Tensor
-    ) -> None:
-        if self.count == len(self.pairs):
-            more = torch.empty_like(self.pairs)
-            self.pairs = torch.cat([self.pairs, more])
-        step, change = self.pairs[self.count]
-        torch.sub(new, W, out=step)
-        torch.sub(changed, grad, out=change)
-        self.count += 1
-
-    def clear(self) -> None:
-        self.count = 0
-
-
-def _corrected(
-    grad: Tensor,
-    pairs: Tensor,
-    solve: Callable[[Tensor], Tensor],
-    separate: bool,
-) -> Tensor:
-    # The two-loop recursion, from steps, changes of the gradient, and the
-    # inverses of their products.
-    past = [(s, y, _weights(s * y, separate)) for s, y in pairs]
-    weights = []
-    for step, change, inverse in reversed(past):
-        weight = inverse * _summed(step * grad, separate)
-        grad = torch.addcmul(grad, weight, change, value=-1)
-        weights.append(weight)
-    P = solve(grad)
-    for (step, change, inverse), weight in zip(
-        past, reversed(weights), strict=True
-    ):
-        weight = weight - inverse * _summed(change * P, separate)
-        P = torch.addcmul(P, weight, step)
-    return P
-
-
-def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
-    # The columns with the least residuals, half of what is allowed together,
-    # and the others, whose steps alone are worth a pass over the rows. Before
-    # the first pass nothing is known of the columns to build on.
-    sizes = gradient.sizes
-    order = sorted(range(len(sizes)), key=sizes.__getitem__)
-    count, together = 0, 0.0
-    for c in order[:-1]:
-        together = math.hypot(together, sizes[c])
-        count += together <= tol / 2
-    return order[:count], order[count:]
-
-
-def _summed(product: Tensor, separate: bool) -> Tensor:
-    return product.sum(0) if separate else product.sum()
-
-
-def _weights(product: Tensor, separate: bool) -> Tensor:
-    # 0, and so without a correction, where the curvature is not positive.
-    curvature = _summed(product, separate)
-    least = torch.finfo(product.dtype).tiny
-    return (curvature > least) / curvature.clamp(min=least)
-
-
-def step_bound(objective: Objective, P: Tensor, head: str) -> float:
-    r"""Bounds the residual after a step with the exact Hessian.
-
-    .. math::
-        \lVert R(p) \rVert_F \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert
-        q \rVert_2,
-
-    :math:`q` the squares of the entries of :math:`Z'p` (``ovr``) or of the
-    norms of its rows (``softmax``). Without what rounding hides.
-
-    Args:
-        objective (Objective): of the data that remain.
-        P (Tensor): the step, ``[d, num_outputs]``.
-        head (str): of the table above.
-    """
-    if CURVATURE_CHANGE[head] == 0:
-        return 0.0
-    squares = (objective.Z @ P).square()
-    if head == 'softmax':
-        squares = squares.sum(1)
-    spread = float(squares.norm())
-    return CURVATURE_CHANGE[head] / 2 * spectral_norm(objective.Z) * spread

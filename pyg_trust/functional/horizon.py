@@ -1,4 +1,4 @@
-r"""Worst cases of what is deployed: symmetric, or finitely many steps.
+r"""Worst cases of deployed models: symmetric, or with K steps.
 
 A model may predict :math:`\Pi H`, or something near to it. This module bounds
 the largest score :math:`z_v` of a signal :math:`r` over admissible graphs for
@@ -55,7 +55,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 @dataclass(frozen=True)
 class Prices:
-    r"""The prices of flips: of rows and of single edges, see :mod:`.policy`.
+    r"""Prices of flips, of rows and of single edges, see :mod:`.policy`.
 
     Args:
         step (Tensor, optional): :math:`\nu_i`, ``[num_columns, num_nodes]``.
@@ -72,7 +72,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Horizon:
-    """How a model diffuses: in the limit or K steps, by rows or symmetric.
+    """Diffusion of a model: in the limit or K steps, by rows or symmetric.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1)`.
@@ -100,7 +100,7 @@ class Horizon:
         start: Tensor | None = None,
         tol: Tensor | float = 1e-12,
     ) -> Optimum:
-        r"""Bounds :math:`V = z / \alpha` over all admissible graphs.
+        r"""Bound :math:`V = z / \alpha` over all admissible graphs.
 
         Args:
             perturbations (Perturbations): the admissible graphs.
@@ -143,8 +143,8 @@ class Horizon:
         policy = perturbations.clean_policy(signal.size(0))
         error = 4 * _UNIT * value.abs().amax(1)
         for _ in range(self.K):
-            # One step: V + (T V - V), and how far roundoff may be off.
-            made = policy_iteration(
+            # One step: V + (T V - V), with a bound of its roundoff.
+            optimum = policy_iteration(
                 perturbations,
                 reward,
                 self.alpha,
@@ -152,13 +152,13 @@ class Horizon:
                 max_iter=1,
                 **costs,
             )
-            policy, value = made.policy, made.value + made.gap
-            rounding = made.error + 2 * _UNIT * value.abs().amax(1)
+            policy, value = optimum.policy, optimum.value + optimum.gap
+            rounding = optimum.error + 2 * _UNIT * value.abs().amax(1)
             error = (1 - self.alpha) * error + rounding
         return Optimum(value, -error, error, policy, error, value * 0)
 
     def evaluate(self, policy: Policy, signal: Tensor) -> Optimum:
-        r"""Computes :math:`V = z / \alpha` in given graphs, and its error.
+        r"""Compute :math:`V = z / \alpha` in given graphs, and its error.
 
         Args:
             policy (Policy): a graph per column.
@@ -171,10 +171,12 @@ class Horizon:
         if self.normalization == 'sym':
             signal = signal / policy.size.clamp(min=1).double().sqrt()
         if self.K is None:
-            found = policy_value(policy, signal, self.alpha)
+            optimum = policy_value(policy, signal, self.alpha)
             # The signal itself is rounded.
             off = 4 * _UNIT * signal.abs().amax(1) / self.alpha
-            return replace(found, low=found.low - off, high=found.high + off)
+            return replace(
+                optimum, low=optimum.low - off, high=optimum.high + off
+            )
         value = signal / self.alpha
         top = value.abs().amax(1)
         error = 4 * _UNIT * top

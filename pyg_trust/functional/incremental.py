@@ -1,4 +1,4 @@
-r"""Propagated features of a graph that changes: only what an edit touches.
+r"""Propagated features of a changing graph, updated where edits reach.
 
 With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
 (:mod:`.measures`), the state is what nodes *send* on each level,
@@ -63,7 +63,7 @@ from pyg_trust.functional.ragged import pointer, ranges
 
 # From so much of all edges on, a level is computed as a whole.
 WHOLE_ABOVE = 1 / 3
-# Up to so many degrees, their powers are taken one by one.
+# Up to this number of degrees, their powers are computed one by one.
 FEW = 64
 
 
@@ -100,7 +100,7 @@ def _power(degree: int, exponent: float) -> float:
 
 
 class Touched(NamedTuple):
-    """The nodes that an update recomputed, and the work it took.
+    """Nodes that an update recomputed, and its work.
 
     Args:
         nodes (Tensor, optional): int64: the nodes whose :math:`z` may have
@@ -170,14 +170,14 @@ class _State:
         vars(self).update({n: new[id(old)] for n, old in before.items()})
 
     def undo(self) -> None:
-        """Takes back all updates since the last :meth:`commit`.
+        """Undo all updates since the last :meth:`commit`.
 
         The graph has a journal of its own.
         """
         self.journal.undo()
 
     def commit(self) -> None:
-        """Forgets how to take updates back, and the old rows with it."""
+        """Drop the undo log, and with it the old rows."""
         self.journal.clear()
 
 
@@ -229,11 +229,11 @@ class LevelState(_State):
 
     @property
     def error_bound(self) -> float:
-        """Of the features, in the Frobenius norm: rounding alone."""
+        """Bound of all rounding errors, in the Frobenius norm."""
         return 0.0
 
     def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
-        """Recomputes what an edit touches.
+        """Recompute the rows that an edit touches.
 
         Args:
             edit (Edit): what changed.
@@ -277,7 +277,7 @@ class LevelState(_State):
         return Touched(nodes, nodes.numel(), work)
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """Rows of :math:`z`, of the graph as it is: ``[k, num_columns]``.
+        """Return rows of :math:`z` of the present graph: ``[k, num_columns]``.
 
         Args:
             nodes (Tensor, optional): int64; all by default.
@@ -291,7 +291,7 @@ class LevelState(_State):
     def write_rows(
         self, nodes: Tensor | None, z: Tensor, place: Tensor | None = None
     ) -> None:
-        """Writes what :meth:`rows` returns into rows of a matrix.
+        """Write the result of :meth:`rows` into rows of a matrix.
 
         Args:
             nodes (Tensor, optional): int64; :obj:`None` for all.
@@ -325,7 +325,7 @@ class LevelState(_State):
             add = True
 
     def grow(self, count: int) -> None:
-        """Makes room for nodes that were added to the graph, features 0.
+        """Add rows of zeros for nodes that were added to the graph.
 
         Args:
             count (int): how many; tell :meth:`update` of them afterwards.
@@ -358,7 +358,7 @@ class LevelState(_State):
 
 
 class SeriesState(_State):
-    r"""Features of the infinite series, to an error that is known.
+    r"""Features of the infinite series, to a known error.
 
     .. math::
         z = \alpha (I - (1 - \alpha) P)^{-1} x, \qquad a + b = 1,
@@ -401,7 +401,7 @@ class SeriesState(_State):
 
     @property
     def error_bound(self) -> float:
-        r"""A bound of :math:`\lVert z - \hat z \rVert_F`, from :math:`R`."""
+        r"""Bound of :math:`\lVert z - \hat z \rVert_F`, from :math:`R`."""
         self._settle()
         degree = self.graph.degree.clamp(min=1).double()
         power = degree ** (self.measure.a - 0.5)
@@ -409,7 +409,7 @@ class SeriesState(_State):
         return size * float((1 / power).max()) / self.alpha
 
     def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
-        """Recomputes the residual where an edit changed it, and pushes.
+        """Recompute the residual where an edit changed it, and push.
 
         Args:
             edit (Edit): what changed.
@@ -433,7 +433,7 @@ class SeriesState(_State):
         return Touched(nodes, nodes.numel(), work)
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        r"""Rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
+        r"""Return rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
 
         Args:
             nodes (Tensor, optional): int64; all by default.
@@ -444,7 +444,7 @@ class SeriesState(_State):
     def solve(
         self, signal: Tensor, tail: float, adjoint: bool = False
     ) -> Tensor:
-        r"""The series of other signals on the graph as it is, cut off.
+        r"""Sum the truncated series of other signals on the present graph.
 
         By :math:`\sum_{i < L} \alpha (1 - \alpha)^i P^i u` with the smallest
         :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
@@ -477,7 +477,7 @@ class SeriesState(_State):
 
     @property
     def spread(self) -> float:
-        r"""The condition :math:`\max_{uv} (d_u / d_v)^{|a - 1/2|}`.
+        r"""Condition number :math:`\max_{uv} (d_u / d_v)^{|a - 1/2|}`.
 
         In the Frobenius norm the series grows nothing by more than this.
         """
@@ -486,7 +486,7 @@ class SeriesState(_State):
         return float(power.max() / power.min())
 
     def grow(self, count: int) -> None:
-        """Makes room for nodes that were added to the graph, features 0.
+        """Add rows of zeros for nodes that were added to the graph.
 
         Args:
             count (int): how many; tell :meth:`update` of them afterwards.

@@ -26,7 +26,7 @@ The last three are the propagations of SGC, APPNP and GDC: they add the
 missing self-loops and need an undirected graph. On a directed graph
 :math:`D` holds the out-degrees, the others follow the edges (:math:`A` stands
 for the transposed adjacency matrix), and :func:`single_target` goes against
-them. A node of degree zero has :math:`d^{-a} = 0`: what reaches it, stays.
+them. A node of degree zero has :math:`d^{-a} = 0`: mass that reaches it stays.
 
 A series that does not end by itself is cut at the smallest :math:`L` whose
 tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. For the probability series
@@ -66,7 +66,7 @@ MAX_LEVELS = 1_000_000
 
 @dataclass(frozen=True)
 class Measure:
-    r"""One row of the unified equation: everything but graph and signal.
+    r"""Row of the unified equation: everything but graph and signal.
 
     Make your own to propagate with any :math:`a, b \in [0, 1]` and any
     weights.
@@ -150,7 +150,7 @@ class Measure:
 
     @property
     def key(self) -> str:
-        """All that decides the result: equal for equal measures."""
+        """Text of all parameters: equal for equal measures."""
         return self.__dict__['_key']
 
     @property
@@ -159,7 +159,7 @@ class Measure:
         return len(self.weights) - 1
 
     def adjoint(self) -> 'Measure':
-        r"""The measure whose operator is the transpose of this one's.
+        r"""Return the measure of the transposed operator.
 
         .. math::
             \left( D^{-a} A D^{-b} \right)^{\top} = D^{-b} A^{\top} D^{-a}
@@ -175,7 +175,7 @@ class Measure:
 
 @MEASURES.builtin('transition')
 def transition(levels: int) -> Measure:
-    r"""The distribution of a random walk after exactly :math:`L` steps.
+    r"""Distribution of a random walk after exactly :math:`L` steps.
 
     Args:
         levels (int): the number of steps :math:`L`.
@@ -221,7 +221,7 @@ def ppr(
 def single_target(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""Single-target PPR: what every node thinks of one target.
+    r"""Single-target PPR: the score that every node gives to one target.
 
     For :math:`x = e_t`, entry :math:`s` of :math:`z` is the personalized
     PageRank of :math:`t` as seen from :math:`s`.
@@ -259,7 +259,7 @@ def katz(
 ) -> Measure:
     r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
 
-    The series is cut, not folded: :math:`w_L = \beta^L`. What is cut off is
+    The series is cut, not folded: :math:`w_L = \beta^L`. The rest is
     at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1 norm. With
     :math:`c_k = \lVert (\beta A)^k \mathbf{1} \rVert_\infty`, the L1 norm of
     the operator's :math:`k`-th power, and any :math:`m` with :math:`c_m < 1`,
@@ -376,7 +376,7 @@ def heat(
 def make_measure(
     measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
-    r"""The measure of a name, for the classes that take one by name.
+    r"""Make the measure of a name.
 
     Args:
         measure (str or Measure): a name of the table above or of
@@ -424,20 +424,20 @@ def make_measure(
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in given:
             raise ValueError(f"measure '{measure}' needs '{name}'")
-    made = function(**fixed, **given)
-    if not isinstance(made, Measure):
+    result = function(**fixed, **given)
+    if not isinstance(result, Measure):
         raise TypeError(
             f'{MEASURES.note(measure)}, needs to return a Measure '
-            f'(got {type(made).__name__})'
+            f'(got {type(result).__name__})'
         )
-    return made
+    return result
 
 
 def needs_graph(measure: Any) -> bool:
-    """Whether a measure of this name depends on the graph.
+    """Return whether a measure of this name depends on the graph.
 
     Args:
-        measure (Any): what :func:`make_measure` takes.
+        measure (Any): an argument of :func:`make_measure`.
     """
     if not isinstance(measure, str) or measure not in MEASURES:
         return False
@@ -449,7 +449,7 @@ def _check_levels(levels: int) -> int:
 
 
 def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
-    # Before anything of that size is made.
+    # Refuse before anything of that size is allocated.
     if needed > MAX_LEVELS:
         raise ValueError(
             f"'{name}' = {value:g} needs about {needed:.3g} levels for tol = "
@@ -480,7 +480,7 @@ def _geometric(
 
 
 def _terms(tol: float, log: float) -> float:
-    # How often a factor of this logarithm makes it so small.
+    # The number of factors of this logarithm that reach the tolerance.
     try:
         return math.log(tol) / log
     except (OverflowError, ZeroDivisionError):

@@ -1,4 +1,4 @@
-r"""Mechanisms of private training: what one step of DP-SGD tells.
+r"""Mechanisms of private training: the privacy loss of one step.
 
 The relation, everywhere in this module: two graphs are neighbours if they
 have the same edges, the same nodes and the same training mask, and one row of
@@ -48,9 +48,9 @@ from pyg_trust.kernel.quantile import quantile
 
 MIN_LAM = 0.05
 CLIPPINGS = ('flat', 'automatic')
-# What keeps small gradients apart from large ones (gamma of AUTO-S).
+# The stabiliser gamma of AUTO-S: smaller gradients stay smaller.
 _STABILISER = 0.01
-# How many squares are added up in float32, one after another.
+# The number of squares that are summed in float32, one after another.
 _BLOCK = 256
 Orders = Sequence[float] | np.ndarray
 _check_int = partial(check_integer, numpy=True)
@@ -60,7 +60,7 @@ _MAX_TERNARY = 256
 def clip_factors(
     norms: Tensor, max_grad_norm: float, clipping: str = 'flat'
 ) -> Tensor:
-    r"""The factors that clip gradients before they are summed.
+    r"""Return the factors that clip gradients before they are summed.
 
     .. math::
         c_i = \begin{cases}
@@ -69,7 +69,7 @@ def clip_factors(
         \end{cases}, \quad
         c_i = 0 \text{ where the norm is not finite,}
 
-    so that no gradient adds more than :math:`C`, whatever the features are,
+    so that no gradient adds more than :math:`C` for any features,
     and replacing one moves the sum by at most :math:`2C`. 'automatic' is
     AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every
     gradient has about the norm :math:`C`, which is then a factor of the
@@ -101,7 +101,7 @@ def clip_factors(
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    r"""The norms of rows, however long they are.
+    r"""Return the norms of rows of any length.
 
     ``torch.linalg.vector_norm`` adds up the squares of a row one after
     another. In float32 its relative error grows with the length, and has a
@@ -147,7 +147,7 @@ def lam_to_opacus(lam: float) -> float:
 
 
 def gaussian_profile(epsilon: float, lam: float) -> float:
-    r"""The :math:`\delta(\epsilon)` of the Gaussian mechanism.
+    r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism.
 
     .. math::
         \delta(\epsilon) = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
@@ -169,7 +169,7 @@ def gaussian_profile(epsilon: float, lam: float) -> float:
 
 
 def wor_profile(epsilon: float, q: float, lam: float) -> float:
-    r"""A bound of :math:`\delta(\epsilon)` of one step without replacement.
+    r"""Bound :math:`\delta(\epsilon)` of one step without replacement.
 
     `Balle, Barthe and Gaboardi 2018, Theorem 9
     <https://arxiv.org/abs/1807.01647>`_: for :math:`\epsilon \ge 0`
@@ -332,7 +332,7 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
         ndarray: float64, ``[len(orders)]``.
     """
     a, q, mu = check_orders(orders), check_q(q), 1 / check_lam(lam)
-    found = []
+    divergences = []
     for order in a:
         # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
         top = order * mu + 14
@@ -351,12 +351,12 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
         log_sum = scipy.special.logsumexp(
             log_term, b=np.broadcast_to(weight, x.shape)
         )
-        found.append(np.logaddexp(0, log_sum + math.log(width / 2)))
-    return np.array(found) / (a - 1)
+        divergences.append(np.logaddexp(0, log_sum + math.log(width / 2)))
+    return np.array(divergences) / (a - 1)
 
 
 def fdp_terms(K: int, layers: int) -> int:
-    r"""How many nodes' gradients one row can reach in a bounded graph.
+    r"""Bound how many nodes' gradients one row reaches in a bounded graph.
 
     .. math::
         \mathrm{terms} = 1 + K + \cdots + K^l = \frac{K^{l+1} - 1}{K - 1}
@@ -371,7 +371,7 @@ def fdp_terms(K: int, layers: int) -> int:
 
 
 def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
-    r"""The replace-one sensitivity of the FDP baseline.
+    r"""Return the replace-one sensitivity of the FDP baseline.
 
     .. math::
         \Delta = 2\, \frac{K^{l+1} - 1}{K - 1}\, C
@@ -467,10 +467,10 @@ def private_quantile(
         values (sequence of float): the private values; those outside of the
             interval, or no numbers, count as its nearer (or upper) end.
         share (float): :math:`p`, in :math:`(0, 1)`.
-        epsilon (float): what it may spend.
+        epsilon (float): the privacy budget.
         low (float): the least answer, positive.
         high (float): the greatest.
-        source (callable): maps a number to so many secret random bytes.
+        source (callable): returns a given number of secret random bytes.
         sensitivity (int): :math:`k`. (default: :obj:`1`)
 
     Returns:
@@ -562,14 +562,14 @@ def _log_binom(n: float, k: float | np.ndarray) -> np.ndarray:
 
 
 def amplify(loss: np.ndarray, q: float) -> np.ndarray:
-    """log(1 - q + q e^loss) of losses from 0 up."""
+    """Compute log(1 - q + q e^loss) of losses from 0 up."""
     small = np.log1p(q * np.expm1(np.minimum(loss, 1.0)))
     large = np.logaddexp(_log1m(q), math.log(q) + loss)
     return np.where(loss < 1, small, large)
 
 
 def unamplify(epsilon: float | np.ndarray, q: float) -> np.ndarray:
-    """The inverse of :func:`amplify`."""
+    """Invert :func:`amplify`."""
     small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / q)
     far = np.maximum(epsilon, 1.0)
     large = far + np.log1p(-(1 - q) * np.exp(-far)) - math.log(q)
@@ -604,12 +604,12 @@ def _log_central(lam: float) -> np.ndarray:
     Gaussian, so its error is far below that of float64.
     """
     mu = 1 / lam
-    found = [0.0]
+    moments = [0.0]
     for power in range(2, _MAX_TERNARY + 1, 2):
         reach = math.sqrt(power) + 14
         x = np.arange(-reach, power * mu + reach, 0.05) + 1e-3
         z = mu * x - mu**2 / 2
         log_base = np.maximum(z, 0) + np.log(-np.expm1(-np.abs(z)))
         log_sum = scipy.special.logsumexp(power * log_base - x**2 / 2)
-        found.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
-    return np.array(found)
+        moments.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
+    return np.array(moments)

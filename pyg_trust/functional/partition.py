@@ -5,7 +5,7 @@ A partition is an int64 tensor ``shard`` of ``[num_nodes]``: the shard, in
 training nodes are given. Graphs are those of the training nodes alone, whose
 nodes are numbered in that order.
 
-What a partition has seen decides what sharded unlearning can promise. The
+The data that a partition reads decide the promise of sharded unlearning. The
 shard of a node by :func:`hash_partition` is a function of a key and of the
 node's own name: to remove a node leaves the partition that would have been
 drawn without it. :func:`random_partition` has seen how many training nodes
@@ -53,7 +53,7 @@ PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
 def training_graph(
     edge_index: Tensor, index: Tensor, num_nodes: int
 ) -> Tensor:
-    """The graph that the training nodes induce, as partitions take it.
+    """Return the subgraph of the training nodes, renumbered.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the whole graph.
@@ -76,7 +76,7 @@ def training_graph(
 
 
 def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
-    """How many nodes each shard has: int64, ``[num_shards]``.
+    """Count the nodes of each shard: int64, ``[num_shards]``.
 
     Args:
         shard (Tensor): the partition; negative entries are in no shard.
@@ -96,7 +96,7 @@ def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
 def shard_limits(
     num_nodes: int, num_shards: int, slack: float = 0.1
 ) -> tuple[int, int]:
-    r"""The smallest and the largest size of a shard of a balanced partition.
+    r"""Return the least and the largest shard size of a balanced partition.
 
     .. math::
         \min\{ \lfloor N/S \rfloor, \lceil (1 - \text{slack}) N/S \rceil \},
@@ -122,7 +122,7 @@ def shard_limits(
 
 
 def check_shards(num_nodes: int, num_shards: int) -> None:
-    """Checks that so many nodes can make so many shards.
+    """Refuse more shards than nodes.
 
     Args:
         num_nodes (int): the number of training nodes.
@@ -145,7 +145,7 @@ def check_shards(num_nodes: int, num_shards: int) -> None:
 def check_partition(
     shard: Tensor, num_shards: int, num_nodes: int | None = None
 ) -> Tensor:
-    """Checks that every node has one shard, and every shard a node.
+    """Refuse a node without a shard, or a shard without a node.
 
     Args:
         shard (Tensor): int64, ``[num_nodes]``: the partition.
@@ -188,7 +188,7 @@ def check_partition(
 
 
 def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
-    """The partition that a list of node ids per shard describes.
+    """Make a partition of a list of node ids per shard.
 
     Args:
         shards (list[Tensor]): the ids of the nodes of every shard.
@@ -250,7 +250,7 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
 def random_partition(
     num_nodes: int, num_shards: int, *, seed: int | None = None
 ) -> Tensor:
-    r"""Equal shards at random, as in SISA.
+    r"""Split nodes into equal shards at random, as in SISA.
 
     (`"Machine Unlearning" <https://arxiv.org/abs/1912.03817>`_, Bourtoule et
     al. 2021.) Sizes differ by at most one. It has seen nothing but the number
@@ -270,7 +270,7 @@ def random_partition(
     check_shards(num_nodes, num_shards)
     generator = rng.generator(seed)
     order = torch.randperm(num_nodes, generator=generator)
-    # Which shards are the larger ones is random too.
+    # The choice of the larger shards is random too.
     names = torch.randperm(num_shards, generator=generator)
     return names[order % num_shards]
 
@@ -283,7 +283,7 @@ def hash_partition(
     seed: int | None = None,
     allow_empty: bool = False,
 ) -> Tensor:
-    r"""A shard for each node from a keyed hash of its name alone.
+    r"""Assign a shard to each node by a keyed hash of its name alone.
 
     .. math::
         s_u = h(\text{seed}, u) \bmod S
@@ -337,7 +337,7 @@ def hash_partition(
 
 
 def simple_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Edges in both directions, without loops, each once, sorted."""
+    """Return edges in both directions, without loops, each once, sorted."""
     check_edges(edge_index, num_nodes)
     edge_index, _ = remove_self_loops(edge_index)
     return to_undirected(edge_index, num_nodes=num_nodes)
@@ -348,6 +348,6 @@ def check_edges(
     num_nodes: int,
     what: str = 'the training nodes in their order',
 ) -> None:
-    """Refuses edges between other nodes than those that there are."""
+    """Refuse edges with ends outside of the graph."""
     check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
     check_range('edge_index', edge_index, num_nodes, what)

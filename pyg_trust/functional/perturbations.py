@@ -1,4 +1,4 @@
-"""The graphs that an attacker can make, and those that were made."""
+"""Admissible graphs of an attacker, and single ones of them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 
 class Perturbations:
-    r"""The graphs an attacker can make: flips of fragile out-edges.
+    r"""Admissible graphs: flips of fragile out-edges within budgets.
 
     Admissible is every graph that differs from the clean one by fragile
     directed edges, at most :math:`b_i` in row :math:`i`. Rows are sources. A
@@ -75,12 +75,12 @@ class Perturbations:
         else:
             additions = torch.zeros_like(graph.degree)
         self.budget = budget.minimum(removals + additions)
-        # At most so many flips of either kind can be of use in a row.
+        # The most flips of either kind that can help in a row.
         lost = self.budget.minimum(removals)
         won = self.budget.minimum(additions)
         self.smallest, self.largest = graph.degree - lost, graph.degree + won
         ratio = self.largest / self.smallest.clamp(min=1).double()
-        # With prices of single edges, and without.
+        # Cached with prices of single edges, and without.
         self._rounding_priced = 64 * _UNIT * float(ratio.max().clamp(min=1))
         ratio[(lost == 0) | (won == 0)] = 1
         self._rounding = 64 * _UNIT * float(ratio.max())
@@ -103,16 +103,16 @@ class Perturbations:
 
     @property
     def pairs(self) -> Tensor:
-        """The pairs that may be added, by source and target: ``[2, p]``."""
+        """Pairs that may be added, by source and target: ``[2, p]``."""
         return self._pairs
 
     @property
     def active(self) -> Tensor:
-        """The nodes that can be perturbed: int64."""
+        """Nodes that can be perturbed: int64."""
         return (self.budget > 0).nonzero().view(-1)
 
     def with_budget(self, budget: Tensor) -> 'Perturbations':
-        """The same fragile edges with another budget per node."""
+        """Return the same fragile edges with another budget per node."""
         return Perturbations(
             self.graph,
             self.removable,
@@ -124,7 +124,7 @@ class Perturbations:
     def column_blocks(
         self, num_columns: int, numbers: int = 1
     ) -> Iterator[slice]:
-        """Slices of columns, few enough to keep dense blocks in memory.
+        """Split columns into slices whose dense blocks fit into memory.
 
         Args:
             num_columns (int): how many there are in all.
@@ -157,7 +157,7 @@ class Perturbations:
         return '0' if self.addable is None else str(self.addable.size(1))
 
     def clean_policy(self, num_columns: int) -> 'Policy':
-        """The policy that flips nothing."""
+        """Return the policy that flips nothing."""
         check_integer('num_columns', num_columns, 0)
         none = torch.zeros(0, dtype=torch.int32)
         ptr = torch.zeros(num_columns + 1, dtype=torch.int64)
@@ -184,7 +184,7 @@ class Policy:
     def from_flips(
         cls, perturbations: Perturbations, flips: Sequence[Tensor]
     ) -> 'Policy':
-        """The policy that flips given edges.
+        """Make the policy that flips given edges.
 
         Args:
             perturbations (Perturbations): the clean graph.
@@ -213,21 +213,21 @@ class Policy:
                 f"'flips' needs to be in [0, {n}), the nodes "
                 f'(got {int(pairs.min())} to {int(pairs.max())})'
             )
-        # Columns are ascending, so a stable sort by each key in turn will do.
+        # Columns are ascending, so a stable sort by each key in turn suffices.
         key, order = (pairs[0] * n + pairs[1]).sort(stable=True)
         column, again = column[order].sort(stable=True)
         key = key[again]
         if bool(((key.diff() == 0) & (column.diff() == 0)).any()):
             raise ValueError("'flips' needs to flip each edge once")
-        made = cls(
+        policy = cls(
             perturbations,
             ops.PolicyFlips(pointer(count), (key // n).int(), (key % n).int()),
         )
-        return made
+        return policy
 
     @cached_property
     def _place(self) -> Tensor:
-        # Of each flip in a dense [num_columns, num_nodes] array.
+        # The position of each flip in a dense [num_columns, num_nodes] array.
         column = torch.arange(self.num_columns).repeat_interleave(
             self.flipped.ptr.diff()
         )
@@ -240,12 +240,12 @@ class Policy:
 
     @cached_property
     def flips(self) -> Tensor:
-        """How many edges of each row are flipped: ``[num_columns, n]``."""
+        """Count the flipped edges of each row: ``[num_columns, n]``."""
         return self._count(self._place)
 
     @cached_property
     def size(self) -> Tensor:
-        """How many edges each row has: ``[num_columns, num_nodes]``."""
+        """Count the edges of each row: ``[num_columns, num_nodes]``."""
         graph = self.perturbations.graph
         edges = graph.row * graph.num_nodes + graph.col
         key = self.flipped.row.long() * graph.num_nodes + self.flipped.col
@@ -261,7 +261,7 @@ class Policy:
         *,
         back: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        r"""Solves :math:`x = r + a \tilde P x`, column by column.
+        r"""Solve :math:`x = r + a \tilde P x`, column by column.
 
         Args:
             reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
@@ -287,7 +287,7 @@ class Policy:
         )
 
     def total(self, of_edges: Tensor, of_pairs: Tensor) -> Tensor:
-        """Sums what belongs to the flips of each column.
+        """Sum values over the flips of each column.
 
         Args:
             of_edges (Tensor): ``[num_columns, num_edges]``: of the edges.
@@ -305,7 +305,7 @@ class Policy:
         check_tensor('of_pairs', of_pairs, torch.float64, pairs)
         key = self.flipped.row.long() * n + self.flipped.col
         column = torch.arange(count).repeat_interleave(self.flipped.ptr.diff())
-        made = of_edges.new_zeros(count)
+        sums = of_edges.new_zeros(count)
         for keys, value in (
             (held.graph.row * n + held.graph.col, of_edges),
             (held.pairs[0] * n + held.pairs[1], of_pairs),
@@ -314,11 +314,11 @@ class Policy:
                 continue
             place = torch.searchsorted(keys, key).clamp(max=keys.numel() - 1)
             here = keys[place] == key
-            made.index_add_(0, column[here], value[column[here], place[here]])
-        return made
+            sums.index_add_(0, column[here], value[column[here], place[here]])
+        return sums
 
     def edges(self, column: int) -> Tensor:
-        """The flipped edges of a column: int64, ``[2, num_flips]``."""
+        """Return the flipped edges of a column: int64, ``[2, num_flips]``."""
         check_integer('column', column, 0, self.num_columns - 1)
         ptr, row, col = self.flipped
         start, end = ptr[column : column + 2].tolist()
@@ -326,7 +326,7 @@ class Policy:
 
 
 def check_budgets(name: str, budget: Tensor, num_nodes: int) -> None:
-    """Refuses what is no number of flips for every node."""
+    """Refuse budgets that are no number of flips for every node."""
     check_tensor(name, budget, torch.int64, (num_nodes,))
     if bool((budget < 0).any()):
         node = int((budget < 0).nonzero()[0])

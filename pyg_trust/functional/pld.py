@@ -1,4 +1,4 @@
-r"""Privacy loss distributions on a grid, and what many of them tell.
+r"""Privacy loss distributions on a grid, and their composition.
 
 Two neighbours release :math:`P` or :math:`Q`; the loss of an outcome is
 :math:`\ell = \log(\mathrm{d}P / \mathrm{d}Q)`. The masses of :math:`\ell`
@@ -32,7 +32,7 @@ class Masses(NamedTuple):
     Args:
         mass (ndarray): float64: at ``first * step, (first + 1) * step, ...``.
         first (int): the index of the first.
-        infinite (float): what is above the grid, an infinite loss.
+        infinite (float): the mass above the grid, as an infinite loss.
     """
 
     mass: np.ndarray
@@ -45,12 +45,12 @@ Pair = Callable[[float, float, float], Masses]
 
 
 def check_least_delta(delta: Any, what: str, advice: str = '') -> float:
-    """Refuses what is less than rounding errors allow.
+    """Refuse a delta below what rounding errors allow.
 
     Args:
         delta (float): in :math:`(0, 1)`.
         what (str): the method.
-        advice (str): what to do instead.
+        advice (str): an alternative, for the message.
     """
     delta = check_delta(delta)
     if delta < MIN_DELTA:
@@ -64,7 +64,7 @@ def check_least_delta(delta: Any, what: str, advice: str = '') -> float:
 def connect(
     edge: np.ndarray, in_p: np.ndarray, in_q: np.ndarray
 ) -> np.ndarray:
-    r"""Puts the masses of cells on their ends, pessimistically.
+    r"""Move the masses of cells to their ends, pessimistically.
 
     The mass of a cell goes to its two ends such that the masses under
     :math:`P` and :math:`Q` are kept, which interpolates the profile linearly
@@ -90,7 +90,7 @@ def connect(
 def epsilon(
     phases: Phases, pair: Pair, delta: float, step: float, widest: float
 ) -> float:
-    r""":math:`\epsilon` of many steps.
+    r"""Compute :math:`\epsilon` of many steps.
 
     Args:
         phases (dict): how many steps there are with each parameters.
@@ -126,7 +126,7 @@ def epsilon(
 def compose(
     phases: Phases, pair: Pair, step: float, widest: float
 ) -> tuple[np.ndarray, int, float, float]:
-    """The masses of all steps together, by FFT.
+    """Convolve the masses of all steps by FFT.
 
     They are composed on a window outside of which is :obj:`1e-15` at most, by
     Chernoff's bound; that mass counts as infinite loss.

@@ -78,7 +78,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 @dataclass(frozen=True)
 class Optimum:
-    r"""The worst case that policy iteration found, and how sure it is.
+    r"""Worst case by policy iteration, with bounds of its error.
 
     The value of :obj:`policy` and the optimum are both in ``[value + low,
     value + high]`` at every node, roundoff included.
@@ -112,7 +112,7 @@ def policy_iteration(
     tol: Tensor | float = 1e-12,
     max_iter: int = 100,
 ) -> Optimum:
-    r"""Maximizes :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
+    r"""Maximise :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
 
     All columns are independent problems, solved together; the maximum holds
     at all nodes at once. Inexact policy iteration: a policy is evaluated a
@@ -178,7 +178,7 @@ def policy_iteration(
         perturbations._threat,
         reward,
         reward if start is None else start,
-        # What roundoff hides is no reason to go on.
+        # Stop when improvements are within roundoff.
         torch.maximum(tol * bound, 4 * 64 * _UNIT * bound),
         2 * rounding,
         follow,
@@ -206,7 +206,7 @@ def _optimum(
 def policy_value(
     policy: Policy, reward: Tensor, alpha: float, *, tol: float = 1e-12
 ) -> Optimum:
-    r"""Computes :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
+    r"""Compute :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
 
     Args:
         policy (Policy): a graph per column.
@@ -230,14 +230,14 @@ def policy_value(
 
 
 def class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of distinct classes."""
+    """List all ordered pairs of distinct classes."""
     pairs = torch.ones(num_classes, num_classes).fill_diagonal_(0).nonzero()
     return pairs[:, 0], pairs[:, 1]
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    r"""The smallest margins over all admissible graphs, for all nodes.
+    r"""Smallest margins over all admissible graphs, for all nodes.
 
     Entry ``[c1, c2, v]`` is about :math:`\min_{\tilde G} \pi_{\tilde
     G}(v)^\top (H_{c1} - H_{c2})`, and infinite for :math:`c1 = c2`. Both the
@@ -255,7 +255,7 @@ class WorstCase:
     """The worst graphs, by blocks of class pairs."""
 
     def flips(self, c1: int, c2: int) -> Tensor:
-        """The edges to flip for a pair of classes: ``[2, num_flips]``."""
+        """Return the edges to flip for two classes: ``[2, num_flips]``."""
         num_classes = self.margins.size(0)
         check_integer('c1', c1, 0, num_classes - 1)
         check_integer('c2', c2, 0, num_classes - 1)
@@ -277,7 +277,7 @@ def worst_case_margins(
     tol: float = 1e-12,
     progress_bar: bool = False,
 ) -> WorstCase:
-    r"""The exact worst-case margins under local budgets.
+    r"""Compute the exact worst-case margins under local budgets.
 
     .. math::
         m^*_{c_1, c_2}(v) = \min_{\tilde G} \pi_{\tilde G}(v)^{\top}
@@ -330,7 +330,7 @@ def worst_case_margins(
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
     for block in tqdm(blocks, disable=not progress_bar, desc='class pairs'):
-        found = policy_iteration(
+        optimum = policy_iteration(
             perturbations,
             reward[block],
             alpha,
@@ -338,10 +338,10 @@ def worst_case_margins(
             tol=tol,
         )
         pair = first[block], second[block]
-        margins[pair] = -alpha * found.value
-        lower[pair] = -alpha * (found.value + found.high[:, None])
-        upper[pair] = -alpha * (found.value + found.low[:, None])
-        policies.append((block, found.policy))
+        margins[pair] = -alpha * optimum.value
+        lower[pair] = -alpha * (optimum.value + optimum.high[:, None])
+        upper[pair] = -alpha * (optimum.value + optimum.low[:, None])
+        policies.append((block, optimum.policy))
     return WorstCase(margins, lower, upper, tuple(policies))
 
 
@@ -352,7 +352,7 @@ class _RobustMargins(torch.autograd.Function):
     ) -> Tensor:
         ctx.arguments = worst, alpha
         ctx.dtype = logits.dtype
-        # A copy: autograd marks what is returned here.
+        # A copy, as autograd marks the returned tensor.
         return worst.margins.to(logits.dtype, copy=True)
 
     @staticmethod
@@ -360,7 +360,7 @@ class _RobustMargins(torch.autograd.Function):
         worst, alpha = ctx.arguments
         num_classes, _, num_nodes = worst.margins.shape
         first, second = class_pairs(num_classes)
-        made = grads[0].new_zeros(
+        grad = grads[0].new_zeros(
             (num_classes, num_nodes), dtype=torch.float64
         )
         for block, policy in worst.policies:
@@ -373,16 +373,16 @@ class _RobustMargins(torch.autograd.Function):
                 _BACKWARD * sent.abs().amax(1),
                 back=True,
             )
-            made.index_add_(0, pair[0], back)
-            made.index_add_(0, pair[1], back, alpha=-1)
-        return made.t().to(ctx.dtype), None, None
+            grad.index_add_(0, pair[0], back)
+            grad.index_add_(0, pair[1], back, alpha=-1)
+        return grad.t().to(ctx.dtype), None, None
 
 
 _BACKWARD = 1e-9
 
 
 def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
-    r"""The worst-case margins as a differentiable function of the logits.
+    r"""Compute worst-case margins, differentiable in the logits.
 
     By Danskin's theorem the derivative of a minimum is that of its minimizer:
     with the worst graphs held fixed,

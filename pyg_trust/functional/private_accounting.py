@@ -35,7 +35,7 @@ from pyg_trust.functional.mechanisms import check_delta, numbers
 
 # Below this the first tail is so near to 1 that no ratio is needed.
 _DIRECT = -20.0
-# Below this a difference over so short a way is an integral, of these points.
+# Below this a difference is computed as an integral with these points.
 _CLOSE = 1e-2
 _NODES, _SHARES = np.polynomial.legendre.leggauss(8)
 _NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
@@ -46,7 +46,7 @@ def gaussian_mu(
     sensitivities: Sequence[float] | np.ndarray,
     stds: Sequence[float] | np.ndarray,
 ) -> float:
-    r""":math:`\mu` of several Gaussian releases together.
+    r"""Compose Gaussian releases into one :math:`\mu`.
 
     .. math::
         \mu = \sqrt{\textstyle\sum_k (\Delta_k / s_k)^2}
@@ -75,7 +75,7 @@ def gaussian_mu(
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    r""":math:`\epsilon` of a Gaussian release, exactly.
+    r"""Compute :math:`\epsilon` of a Gaussian release, exactly.
 
     The solution of (`Balle and Wang 2018, Theorem 8
     <https://arxiv.org/abs/1805.06530>`_)
@@ -109,7 +109,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu_for(epsilon: float, delta: float) -> float:
-    r"""The largest :math:`\mu` within a budget.
+    r"""Return the largest :math:`\mu` within a budget.
 
     The inverse of :func:`gaussian_epsilon`; rounded down by :obj:`1e-12` at
     most, so the budget is not exceeded.
@@ -135,7 +135,7 @@ def gaussian_mu_for(epsilon: float, delta: float) -> float:
 
 
 def contraction_mu(c: float, hops: int, ratio: float) -> float:
-    r""":math:`\mu` if nothing but the last of several hops is released.
+    r"""Return :math:`\mu` where only the last of several hops is released.
 
     If every map between two noises moves states by at most :math:`c` times
     their distance, and neighbours move every hop by at most :math:`\Delta`,
@@ -161,7 +161,7 @@ def contraction_mu(c: float, hops: int, ratio: float) -> float:
     ratio = _check_mu('ratio', ratio)
     if c == 1:
         return ratio * math.sqrt(hops)
-    # (1 - c^K) / (1 - c) without a difference of what is nearly equal.
+    # (1 - c^K) / (1 - c) without cancellation.
     total = math.fsum(c**k for k in range(hops)) if hops < 1000 else 0.0
     if not total:
         total = -math.expm1(hops * math.log(c)) / (1 - c) if c else 1.0
@@ -178,7 +178,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
     root = math.sqrt(2)
     # sqrt(pi / 2) erfcx(t / sqrt(2)) is Mills' ratio.
     if mu < _CLOSE:
-        # Two that are nearly equal: the integral of -R'(s) = 1 - s R(s).
+        # Nearly equal terms: the integral of -R'(s) = 1 - s R(s).
         s = t + mu * _NODES
         slope = 1 - s * math.sqrt(math.pi / 2) * scipy.special.erfcx(s / root)
         apart = mu * float(_SHARES @ slope) / math.sqrt(2 * math.pi)

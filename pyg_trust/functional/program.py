@@ -1,4 +1,4 @@
-"""The relaxed linear program, by a solver: the reference of the dual."""
+"""Relaxed linear program by a solver: the reference of the dual."""
 
 import numpy as np
 import scipy.sparse
@@ -21,7 +21,7 @@ def linear_program(
     *,
     undirected: bool = False,
 ) -> tuple[float, float]:
-    r"""The relaxed linear program of the paper, by cvxpy and HiGHS.
+    r"""Solve the paper's relaxed linear program by cvxpy and HiGHS.
 
     Equations 4a to 4d and 5, with :math:`\bar x_i = D_i \bar y_i`: the
     reference for :func:`dual_bound` with :obj:`cost='visits'`, far slower.
@@ -133,10 +133,10 @@ def linear_program(
 def fragile_pairs(
     perturbations: Perturbations, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists the fragile pairs of some rows, all pairs too.
+    """List the fragile pairs of some rows, all pairs too.
 
     Args:
-        perturbations (Perturbations): what may be flipped.
+        perturbations (Perturbations): the fragile edges.
         rows (Tensor): int64: the rows, ascending.
 
     Returns:

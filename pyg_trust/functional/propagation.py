@@ -73,12 +73,9 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._building import check_real, own_loops
+from pyg_trust._building import own_loops
 from pyg_trust._checks import (
-    check_instance,
     check_nodes,
-    check_non_negative,
-    is_finite,
 )
 from pyg_trust.functional._exact_blocks import exact_blocks
 from pyg_trust.functional._ranges import (
@@ -90,6 +87,17 @@ from pyg_trust.functional._ranges import (
 )
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.propagation_checks import (
+    How,
+    check_device,
+    check_eps,
+    check_finite_signal,
+    check_how,
+    check_overflow,
+    check_signal,
+    prepare_exact,
+    prepare_loops,
+)
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 # A level of a block is pushed if that is expected to cost less than so much of
@@ -110,7 +118,7 @@ def propagate(
     tol: float = 0.0,
     rows: Tensor | None = None,
 ) -> Tensor:
-    r"""Computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+    r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
     Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
     AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
@@ -121,7 +129,7 @@ def propagate(
 
     The exact sum goes from the last weight to the first (Horner): :math:`u_L =
     w_L x`, :math:`u_i = w_i x + P u_{i+1}`, :math:`z = u_0`. A column has the
-    same bits whatever stands beside it.
+    same bits beside any other columns.
 
     An estimate goes through the columns in blocks of a cache line, which
     share what is sampled, and level by level: where sampling would cost a
@@ -134,8 +142,7 @@ def propagate(
 
     Under :func:`torch.compile` with ``fullgraph=True`` and
     :func:`torch.export.export` the exact path is one op, for a graph that was
-    propagated on before; what depends on data (NaN, overflow) is not checked
-    there.
+    propagated on before; checks of data (NaN, overflow) are left out there.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
@@ -143,7 +150,7 @@ def propagate(
             or ``[num_nodes, num_columns]``; or as many columns as a sparse CSR
             matrix, such as bags of words. The first level of the exact path
             then reads the entries alone; estimates make the matrix dense.
-        measure (Measure): what to compute (:mod:`.measures`).
+        measure (Measure): the measure to compute (:mod:`.measures`).
         eps (float): the quantum of AGP, relative to the L1 norm of each
             column; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed; by default drawn from torch's default
@@ -200,32 +207,8 @@ def propagate(
     """
     return propagate_rows(
         *(graph, x, measure, rows),
-        How(_check_eps(eps), seed, force_push, half, tol),
+        How(check_eps(eps), seed, force_push, half, tol),
     )
-
-
-class How(NamedTuple):
-    """How to propagate: the arguments of :func:`propagate` of these names.
-
-    Args:
-        eps (float): the quantum. (default: :obj:`0.0`)
-        seed (int, optional): the seed. (default: :obj:`None`)
-        force_push (bool): whether to sample always. (default: :obj:`False`)
-        half (bool): whether levels are float16. (default: :obj:`False`)
-        tol (float): the error of fewer levels. (default: :obj:`0.0`)
-        check (bool): whether NaN and infinity are refused, and not passed on
-            as in other layers. (default: :obj:`True`)
-        loops (bool): whether the exact path adds a self-loop at every node
-            without one as it goes. (default: :obj:`False`)
-    """
-
-    eps: float = 0.0
-    seed: int | None = None
-    force_push: bool = False
-    half: bool = False
-    tol: float = 0.0
-    check: bool = True
-    loops: bool = False
 
 
 def propagate_rows(
@@ -235,7 +218,7 @@ def propagate_rows(
     rows: Tensor | None,
     how: How,
 ) -> Tensor:
-    """Is :func:`propagate`, with its arguments in one."""
+    """Run :func:`propagate` with its options in one tuple."""
     compiling = torch.compiler.is_compiling() and how.eps == 0
     if compiling:
         columns = x.view(-1, 1) if x.dim() == 1 else x
@@ -253,15 +236,15 @@ def _eager(
     rows: Tensor | None,
     how: How,
 ) -> Tensor:
-    graph, loops = _prepare_exact(given, measure, how)
+    graph, loops = prepare_exact(given, measure, how)
     how = how._replace(loops=loops)
-    _check_signal(x, graph)
-    _check_how(how, x, graph, measure)
+    check_signal(x, graph)
+    check_how(how, x, graph, measure)
     if rows is not None:
         rows = check_nodes('rows', rows, graph.num_nodes)
-        _check_device('rows', rows, graph)
+        check_device('rows', rows, graph)
     if how.check and how.eps != 0:
-        _check_finite(x)
+        check_finite_signal(x)
     # Exact propagation leaves the generator alone.
     how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
     rest = (graph, measure, rows, how)
@@ -283,7 +266,7 @@ def _eager(
 
 
 class Entries(NamedTuple):
-    """Where the values of a sparse signal are, as in a sparse CSR tensor.
+    """Positions of the values of a sparse signal, as in a sparse CSR tensor.
 
     Args:
         ptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -313,13 +296,13 @@ class _Propagate(torch.autograd.Function):
             size = (graph.num_nodes, entries.width)
             signal = sparse_rows(entries.ptr, entries.column, x, size)
         if how.eps == 0:
-            return _exact_checked(graph, signal, measure, how, rows)
+            return exact_checked(graph, signal, measure, how, rows)
         if how.check:
-            _check_finite(x)
+            check_finite_signal(x)
         z = _randomized(graph, signal, measure, how)
         z = z if rows is None else z[rows]
         if how.check:
-            _check_overflow(z, measure)
+            check_overflow(z, measure)
         return z
 
     @staticmethod
@@ -361,7 +344,7 @@ class _Propagate(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         if entries is not None:
             raise ValueError("'x' needs to be dense under vmap")
-        # As so many more columns.
+        # The mapped dimension becomes further columns.
         x = x.movedim(in_dims[0], -1)
         wide = x.reshape(x.size(0), -1)
         z = _Propagate.apply(wide, None, graph, measure, rows, how)
@@ -393,7 +376,7 @@ def _key_of(measure: Measure, dtype: torch.dtype, tol: float) -> str:
 
 
 def _known_as(measure: Measure, dtype: torch.dtype, how: How) -> str:
-    # What was propagated, and checked, before.
+    # The cache key of a propagation that was checked before.
     return f'{_key_of(measure, dtype, how.tol)} {how.half}'
 
 
@@ -436,9 +419,10 @@ def _powers(
     return power_norms(*rows, ends, measure.levels, loops)
 
 
-def _check_half(
+def check_half_levels(
     graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
 ) -> None:
+    """Refuse a measure whose levels would leave the range of float16."""
     key = ('fits half', how.loops, _key_of(measure, dtype, how.tol))
     recv, send, weights, three_term = _operator(
         graph, measure, dtype, how.tol, how.loops
@@ -446,21 +430,30 @@ def _check_half(
     if three_term or key in graph._cache:
         return
     norms = _powers(graph, measure, recv * send, how.loops)
-    room = _limits(graph, measure, dtype, how).room
+    room = exact_limits(graph, measure, dtype, how).room
     check_half(measure, weights, room, norms)
     graph._cache[key] = True
 
 
-class _Limits(NamedTuple):
-    # How large numbers become on the way from x to z.
-    room: float  # what float16 levels are scaled down by
-    gain: float  # none exceeds 2^gain times the largest entry of x
-    half_gain: float  # the same where levels are float16
+class Limits(NamedTuple):
+    """Bounds of the numbers on the way from x to z.
+
+    Args:
+        room (float): the factor that float16 levels are scaled down by.
+        gain (float): no number exceeds :math:`2^{gain}` times the largest
+            entry of x.
+        half_gain (float): the same where levels are float16.
+    """
+
+    room: float
+    gain: float
+    half_gain: float
 
 
-def _limits(
+def exact_limits(
     graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
-) -> _Limits:
+) -> Limits:
+    """Return the bounds of one measure on one graph, computed once."""
     key = ('limits', how.loops, _key_of(measure, dtype, how.tol))
     if key not in graph._cache:
         recv, send, weights, three_term = _operator(
@@ -470,11 +463,11 @@ def _limits(
         room, fits = _growth(sizes, recv * send, weights, three_term)
         gain = _gain(sizes, recv, send, weights, three_term)
         half_gain = gain if fits and weights.numel() < 1000 else math.inf
-        graph._cache[key] = _Limits(room, gain, half_gain)
+        graph._cache[key] = Limits(room, gain, half_gain)
     return graph._cache[key]
 
 
-def _exact_checked(
+def exact_checked(
     graph: CSRGraph,
     x: Tensor,
     measure: Measure,
@@ -482,22 +475,25 @@ def _exact_checked(
     rows: Tensor | None = None,
     in_place: bool = False,
 ) -> Tensor:
-    # One pass over x: its size mostly says that nothing can overflow. Else z
-    # is read once more.
+    """Propagate exactly; refuse input that is not finite, and overflow.
+
+    One pass over x: its size mostly shows that nothing can overflow. Otherwise
+    z is read once more.
+    """
     largest, bound = None, math.inf
     if how.half:
         largest = _largest(x)
     if how.check or how.half:
         bound = _bound(x, largest)
         if how.check and not math.isfinite(bound):
-            _check_finite(x)
+            check_finite_signal(x)
     asked = how.check or (how.half and math.isfinite(bound))
     z = _exact(graph, x, measure, how, rows, in_place, largest)
     if asked:
-        limits = _limits(graph, measure, x.dtype, how)
+        limits = exact_limits(graph, measure, x.dtype, how)
         gain = limits.half_gain if how.half else limits.gain
         if not _stays_finite(bound, gain, x.dtype):
-            _check_overflow(z, measure, how.half)
+            check_overflow(z, measure, how.half)
     return z
 
 
@@ -568,9 +564,9 @@ def _exact(
     )
     scale = None
     if how.half:
-        _check_half(graph, measure, x.dtype, how)
+        check_half_levels(graph, measure, x.dtype, how)
         largest = _largest(x) if largest is None else largest
-        room = _limits(graph, measure, x.dtype, how).room
+        room = exact_limits(graph, measure, x.dtype, how).room
         scale = half_scale(largest * (send.max() * room))
     loops = how.loops
     if graph.order is not None:
@@ -678,7 +674,7 @@ def _growth(
 
 
 def half_scale(largest: Tensor) -> Tensor:
-    """The power of two that brings each number into [2^13, 2^14]."""
+    """Return the power of two that brings each number into [2^13, 2^14]."""
     exponent = torch.frexp(largest).exponent.clamp(-112, 126)
     known = largest.isfinite() & (largest > 0)
     return torch.where(
@@ -693,7 +689,7 @@ def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
             "'graph' needs to be propagated on once with this measure, dtype "
             "and 'half' before it is compiled or exported"
         )
-    graph, loops = _looped(given, measure)
+    graph, loops = prepare_loops(given, measure)
     recv, send, weights, three_term = _operator(
         graph, measure, x.dtype, how.tol, loops
     )
@@ -721,7 +717,7 @@ def propagate_exactly(
     three_term: bool,
     loops: bool = False,
 ) -> Tensor:
-    """Is :func:`pyg_trust.ops.propagate` with its gradient, as one op."""
+    """Run :func:`pyg_trust.ops.propagate` and its gradient as one op."""
     scale = None
     if half:
         sizes = _row_sizes(rowptr, col, loops)
@@ -760,7 +756,7 @@ def _randomized(
     graph: CSRGraph, x: Tensor, measure: Measure, how: How
 ) -> Tensor:
     above = math.inf if how.force_push else PULL_ABOVE
-    levels = _levels(measure)
+    levels = push_levels(measure)
     whole = exact_blocks(graph, x, measure, how.eps, levels[1], above)
     if whole and all(whole):
         return _exact(graph, x, measure, How())
@@ -795,7 +791,7 @@ def _pushed(
     first: int = 0,
 ) -> Tensor:
     # Block k of x is block `first` + k of what is asked for.
-    quantum = (how.eps * _norms(x)).to(x.dtype)
+    quantum = (how.eps * column_norms(x)).to(x.dtype)
     if not bool(quantum.isfinite().all()):
         # A norm that overflows, or the gradient of a loss that is not finite,
         # which has to show: sampling would send nothing.
@@ -825,11 +821,13 @@ def _pushed(
     return z if total == 1 else z.mul_(total)
 
 
-def _norms(x: Tensor) -> Tensor:
-    # The L1 norm of every column, in float64, so that all devices agree. On
-    # the CPU by numpy: torch adds in an order that depends on the number of
-    # threads, and a last bit of the quantum changes what is sampled. Few rows
-    # at a time, which stay in the cache.
+def column_norms(x: Tensor) -> Tensor:
+    """Return the L1 norm of every column, in float64 on all devices.
+
+    On the CPU by numpy: torch adds in an order that depends on the number of
+    threads, and a last bit of the quantum changes the samples. Few rows at a
+    time, which stay in the cache.
+    """
     values = x.detach()
     if values.device.type != 'cpu':
         return values.abs().sum(0, dtype=torch.float64)
@@ -840,138 +838,16 @@ def _norms(x: Tensor) -> Tensor:
     return torch.from_numpy(total)
 
 
-def _levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
-    # W, Y_{i+1} / Y_i (times the factor of the operator) and w_i / (W Y_i).
-    # The tails are summed from the small end, as 1 - (what came before)
-    # cancels.
+def push_levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
+    r"""Return :math:`W`, :math:`Y_{i+1} / Y_i` and :math:`w_i / (W Y_i)`.
+
+    The ratios include :obj:`shrink`. The tails are summed from the small end,
+    as one minus the earlier sums would cancel.
+    """
     weights = np.trim_zeros(np.array(measure.weights), 'b')
     tails = weights[::-1].cumsum()[::-1]
     return (
         float(tails[0]),
         torch.from_numpy(tails[1:] / tails[:-1] * measure.shrink),
         torch.from_numpy(weights / tails),
-    )
-
-
-def _prepare(graph: CSRGraph, measure: Measure) -> CSRGraph:
-    _check_graph(graph, measure)
-    return graph.with_self_loops() if measure.self_loops else graph
-
-
-def _prepare_exact(
-    graph: CSRGraph, measure: Measure, how: How
-) -> tuple[CSRGraph, bool]:
-    if how.eps != 0:
-        return _prepare(graph, measure), False
-    _check_graph(graph, measure)
-    return _looped(graph, measure)
-
-
-def _looped(graph: CSRGraph, measure: Measure) -> tuple[CSRGraph, bool]:
-    # The graph to go through, and whether the kernels add self-loops, which
-    # those of the CPU do.
-    if not measure.self_loops:
-        return graph, False
-    if graph.device.type == 'cpu':
-        return graph, True
-    return graph.with_self_loops(), False
-
-
-def _check_graph(graph: CSRGraph, measure: Measure) -> None:
-    if not isinstance(graph, CSRGraph):
-        raise TypeError(
-            "'graph' needs to be a CSRGraph, see CSRGraph.convert "
-            f'(got {type(graph).__name__})'
-        )
-    if not isinstance(measure, Measure):
-        raise TypeError(
-            f"'measure' needs to be a Measure (got {type(measure).__name__})"
-        )
-    if graph.is_weighted:
-        raise ValueError(
-            "'graph' needs to be unweighted: AGP is defined by degrees alone "
-            '(got edge weights; drop them if that is what you want)'
-        )
-    if measure.undirected and not graph.is_undirected:
-        raise ValueError(
-            f"'graph' needs to be undirected for measure '{measure.name}' "
-            '(got a directed one; torch_geometric.utils.to_undirected makes '
-            'it so)'
-        )
-    limit = measure.spectral_radius
-    if limit is not None and graph.spectral_radius > limit * (1 + 1e-9):
-        raise ValueError(
-            f"'measure' {measure} was made for a graph of spectral radius "
-            f'{limit:.6g}, and this one has {graph.spectral_radius:.6g}: make '
-            'it for this graph'
-        )
-
-
-def _check_eps(eps: float) -> float:
-    return check_non_negative('eps', eps)
-
-
-def _check_how(how: How, x: Tensor, graph: CSRGraph, measure: Measure) -> None:
-    check_instance('half', how.half, bool)
-    check_instance('force_push', how.force_push, bool)
-    if how.half and (how.eps != 0 or x.dtype != torch.float32):
-        raise ValueError(
-            "'half' needs eps=0 and a float32 'x' "
-            f'(got eps={how.eps:g} and {x.dtype})'
-        )
-    if check_non_negative('tol', how.tol) == 0:
-        return
-    if how.eps != 0:
-        raise ValueError(f"'tol' needs eps=0 (got eps={how.eps:g})")
-    if not graph.is_undirected:
-        raise ValueError(
-            "'tol' needs an undirected 'graph', as the eigenvalues of a "
-            'directed one are complex (got a directed one)'
-        )
-    chebyshev(measure, how.tol)
-
-
-def _check_device(name: str, tensor: Tensor, graph: CSRGraph) -> None:
-    if tensor.device != graph.device:
-        raise ValueError(
-            f"'{name}' needs to be on the graph's device, {graph.device} "
-            f'(got {tensor.device})'
-        )
-
-
-def _check_signal(x: Tensor, graph: CSRGraph) -> None:
-    layouts = (torch.strided, torch.sparse_csr)
-    if not isinstance(x, Tensor) or x.layout not in layouts:
-        got = getattr(x, 'layout', type(x).__name__)
-        raise TypeError(
-            f"'x' needs to be a dense or a sparse CSR tensor (got {got})"
-        )
-    check_real('x', x.dtype)
-    if x.dim() not in (1, 2) or x.size(0) != graph.num_nodes:
-        raise ValueError(
-            f"'x' needs to have the shape [{graph.num_nodes}] or "
-            f'[{graph.num_nodes}, num_columns], a row per node '
-            f'(got {list(x.shape)})'
-        )
-    _check_device('x', x, graph)
-    if x.layout == torch.sparse_csr:
-        ops.sparse_parts(x)
-
-
-def _check_finite(x: Tensor) -> None:
-    if not is_finite(x.values() if x.layout == torch.sparse_csr else x):
-        raise ValueError("'x' needs to be finite (got NaN or infinity)")
-
-
-def _check_overflow(z: Tensor, measure: Measure, half: bool = False) -> None:
-    if is_finite(z.detach()):
-        return
-    if half:
-        raise ValueError(
-            f"'half' overflows float16 for 'measure' {measure} on this graph, "
-            'as the powers of its operator grow: use half=False'
-        )
-    raise ValueError(
-        f"'measure' {measure} overflows {z.dtype} on this graph, as the "
-        "powers of its operator grow: use float64 or a smaller 'shrink'"
     )

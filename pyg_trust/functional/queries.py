@@ -7,11 +7,11 @@ from pyg_trust import ops, rng
 from pyg_trust._building import check_real
 from pyg_trust._checks import check_choice, check_integer, check_number
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.propagation import (
-    _check_eps,
-    _check_overflow,
-    _levels,
-    _prepare,
+from pyg_trust.functional.propagation import push_levels
+from pyg_trust.functional.propagation_checks import (
+    check_eps,
+    check_overflow,
+    prepare_graph,
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
 
@@ -30,7 +30,7 @@ def query(
     threshold: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    r"""Computes :math:`z` for many nodes, or other sparse signals.
+    r"""Compute :math:`z` for many nodes, or other sparse signals.
 
     Each query touches what it pushes, about :math:`1/\varepsilon` edges, not
     the whole graph: its work vectors are kept from call to call (16 bytes per
@@ -52,7 +52,7 @@ def query(
             signals :math:`e_s`; or the signals themselves as the rows of a
             sparse CSR matrix, ``[num_queries, num_nodes]``, float32 or
             float64.
-        measure (Measure): what to compute (:mod:`.measures`).
+        measure (Measure): the measure to compute (:mod:`.measures`).
         eps (float): the quantum of AGP or the threshold of pruning, relative
             to the L1 norm of each signal; 0 for the exact result.
         method (str): :obj:`'sample'` or :obj:`'prune'`.
@@ -76,8 +76,8 @@ def query(
             an unknown :obj:`method`, or a negative :obj:`top_k` or
             :obj:`threshold`.
     """
-    graph = _prepare(graph, measure)
-    eps = _check_eps(eps)
+    graph = prepare_graph(graph, measure)
+    eps = check_eps(eps)
     ptr, node, value = _sparse_signals(signals, graph, dtype)
     check_choice('method', method, METHODS)
     if top_k is not None:
@@ -87,7 +87,7 @@ def query(
             f"'threshold' needs to be at least 0 (got {threshold})"
         )
     seed = rng.resolve(seed) if method == 'sample' else 0
-    total, ratio, keep = _levels(measure)
+    total, ratio, keep = push_levels(measure)
     count = ptr.numel() - 1
     row = torch.arange(count, device=graph.device)
     row = row.repeat_interleave(ptr.diff())
@@ -113,7 +113,7 @@ def query(
         threshold=threshold / total,
     )
     value = value * total
-    _check_overflow(value, measure)
+    check_overflow(value, measure)
     return sparse_rows(ptr, node, value, (count, graph.num_nodes))
 
 
@@ -166,7 +166,7 @@ def _sparse_signals(
 
 
 def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
-    r"""Bounds the error of a pruned query, for a signal of L1 norm one.
+    r"""Bound the error of a pruned query, for a signal of L1 norm one.
 
     .. math::
         |\hat{z}(v) - z(v)| \le \varepsilon\, W \sum_{i<L}
@@ -193,8 +193,8 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
             :func:`~pyg_trust.functional.propagate`, and if the graph is
             directed or :math:`a + b < 1`.
     """
-    graph = _prepare(graph, measure)
-    eps = _check_eps(eps)
+    graph = prepare_graph(graph, measure)
+    eps = check_eps(eps)
     if (
         not graph.is_undirected
         or measure.a + measure.b < 1
@@ -206,6 +206,6 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
             f'{"an undirected" if graph.is_undirected else "a directed"} '
             'graph): no bound is known otherwise'
         )
-    total, ratio, _ = _levels(measure)
+    total, ratio, _ = push_levels(measure)
     scale = eps * total * float(ratio.sum())
     return scale * graph.degree_power(measure.b, torch.float64)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def pointer(count: Tensor) -> Tensor:
-    """Where each row starts, and at the end how many entries there are.
+    """Return the start of each row, and at the end the number of entries.
 
     Args:
         count (Tensor): int64, ``[num_rows]``: the length of each row.
@@ -19,7 +19,7 @@ def pointer(count: Tensor) -> Tensor:
 
 
 def ranges(start: Tensor, count: Tensor) -> Tensor:
-    """The integers ``start[i], ..., start[i] + count[i] - 1``, row by row.
+    """List ``start[i], ..., start[i] + count[i] - 1``, row by row.
 
     Args:
         start (Tensor): int64, ``[num_rows]``.

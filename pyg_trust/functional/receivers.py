@@ -1,4 +1,4 @@
-r"""Lists without nodes that need no sums: the same noise, a larger signal.
+r"""Receivers: shorter lists, same noise, larger signal.
 
 Under the relation ``'node'`` (:mod:`pyg_trust.functional.private_propagation`)
 the record of :math:`v` sends its message to its own list :math:`L_v` with
@@ -50,12 +50,12 @@ from pyg_trust._checks import (
 )
 from pyg_trust.graph import CSRGraph
 
-# The key of the hash that chooses; public.
+# The public key of the hash that chooses receivers.
 _KEY = 0
 
 
 def choose_receivers(train: Tensor, share: float) -> Tensor:
-    r"""Nodes that don't train, and a share of those that do.
+    r"""Choose all nodes that don't train, and a share of those that do.
 
     .. math::
         R = \{v : v \text{ does not train, or } h(v) < \text{share}\}
@@ -83,7 +83,7 @@ def choose_receivers(train: Tensor, share: float) -> Tensor:
 
 
 def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
-    r"""Own lists :math:`L_v \cap R`, without those that do not receive.
+    r"""Return each node's list :math:`L_v \cap R`, receivers alone.
 
     Take :func:`~pyg_trust.functional.energy_weights` of the result, in
     :func:`~pyg_trust.functional.private_propagate`; the module has the proof.

@@ -1,6 +1,6 @@
 r"""Bounds of the residual that a step of removal adds.
 
-The objective :math:`L_b` is that of :mod:`.newton`.
+The objective :math:`L_b` is that of :func:`~pyg_trust.functional.minimize`.
 
 **The update** (`Pan et al. 2023 <https://arxiv.org/abs/2211.03216>`_,
 Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1} \Delta`, :math:`H =
@@ -31,8 +31,6 @@ largest at :math:`\sigma = \frac12 \pm \frac{1}{2\sqrt3}`, where it is
 squared loss :math:`\gamma_2 = 0`: one step is exact.
 """
 
-import math
-
 from torch import Tensor
 
 from pyg_trust._checks import (
@@ -42,22 +40,20 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.functional.newton import (
-    LOSSES,
-    _check_rows,
+from pyg_trust.functional.heads import GAMMA_2, HEADS, LOSSES
+from pyg_trust.functional.rows import (
+    check_rows,
     max_row_norm,
     spectral_norm,
 )
 
-# The Lipschitz constant of the second derivative.
-GAMMA_2 = {'logistic': 1 / (6 * math.sqrt(3)), 'squared': 0.0}
 PAPER_GAMMA_2 = {'logistic': 0.25, 'squared': 0.0}
 
 
 def tight_bound(
     Z: Tensor, P: Tensor, loss: str = 'logistic', K: Tensor | None = None
 ) -> float:
-    r"""Bounds the residual that a step adds, without any bound on embeddings.
+    r"""Bound the residual that a step adds, without any bound on embeddings.
 
     .. math::
         \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'P) \circ (Z'P)
@@ -68,15 +64,22 @@ def tight_bound(
     Args:
         Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
         P (Tensor): the step, ``[d, C]``.
-        loss (str): the loss. (default: :obj:`'logistic'`)
-        K (Tensor, optional): ``newton.gram(Z)``, if known.
+        loss (str): :obj:`'logistic'`, :obj:`'squared'`, or a head of
+            :mod:`.heads`; for ``'softmax'`` the norms of the rows of
+            :math:`Z'P` are squared, not its entries.
+            (default: :obj:`'logistic'`)
+        K (Tensor, optional): ``rows.gram(Z)``, if known.
             (default: :obj:`None`)
     """
     _check_step(Z, P, loss, K)
-    if GAMMA_2[loss] == 0:
+    head = LOSSES.get(loss, loss)
+    if GAMMA_2[head] == 0:
         return 0.0
-    spread = float((Z @ P).square().norm())
-    return GAMMA_2[loss] / 2 * spectral_norm(Z, K) * spread
+    squares = (Z @ P).square()
+    if head == 'softmax':
+        squares = squares.sum(1)
+    spread = float(squares.norm())
+    return GAMMA_2[head] / 2 * spectral_norm(Z, K) * spread
 
 
 def paper_bound(
@@ -86,7 +89,7 @@ def paper_bound(
     K: Tensor | None = None,
     radius: float | None = None,
 ) -> float:
-    r"""Theorem 4.7 of the paper with an :math:`F` that is valid.
+    r"""Bound it by Theorem 4.7 of the paper with an :math:`F` that is valid.
 
     .. math::
         \sqrt{\sum_c \left( \tfrac14 F \lVert Z' \rVert_2 \lVert p_c \rVert
@@ -105,7 +108,7 @@ def paper_bound(
         radius (float, optional): :math:`F`; by default the largest row norm.
             (default: :obj:`None`)
     """
-    _check_step(Z, P, loss, K)
+    _check_step(Z, P, loss, K, tuple(LOSSES))
     if radius is not None:
         check_non_negative('radius', radius)
     if PAPER_GAMMA_2[loss] == 0:
@@ -119,7 +122,7 @@ def paper_bound(
 def node_removal_bound(
     n: int, lam: float, radius: float, num_graphs: int = 1
 ) -> float:
-    r"""Theorem 4.4 and Corollary 4.6, corrected: a worst case, known before.
+    r"""Bound it a priori by Theorem 4.4 and Corollary 4.6, corrected.
 
     .. math::
         \frac{4 \gamma_2 m^2 C_1^2 F^3}{\lambda^2 n}, \quad C_1 = F,
@@ -155,7 +158,7 @@ def feature_removal_bound(
     noise_norm: float,
     num_graphs: int = 1,
 ) -> float:
-    r"""Theorem 4.3 and Corollary 4.5, corrected: a worst case, known before.
+    r"""Bound it a priori by Theorem 4.3 and Corollary 4.5, corrected.
 
     .. math::
         \frac{\gamma_2 m^2 F^3}{\lambda^2 n} \min\left\{ 4 F^2,\;
@@ -203,7 +206,13 @@ def feature_removal_bound(
     return scale * radius**3 * least / (lam**2 * n)
 
 
-def _check_step(Z: Tensor, P: Tensor, loss: str, K: Tensor | None) -> None:
-    _check_rows(Z, K, finite=True)
+def _check_step(
+    Z: Tensor,
+    P: Tensor,
+    loss: str,
+    K: Tensor | None,
+    losses: tuple[str, ...] = ('logistic', *HEADS),
+) -> None:
+    check_rows(Z, K, finite=True)
     check_tensor('P', P, None, (Z.size(1), 'num_classes'), finite=True)
-    check_choice('loss', loss, LOSSES)
+    check_choice('loss', loss, losses)

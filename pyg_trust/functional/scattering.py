@@ -58,7 +58,7 @@ _SPARSE_NUMBERS = 2**22
 
 
 class ScatteringPath(NamedTuple):
-    """The path of one scattering coefficient: filters, feature and moment.
+    """Path of one scattering coefficient: filters, feature and moment.
 
     Args:
         layer (int): how many filters were applied.
@@ -74,7 +74,7 @@ class ScatteringPath(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path as text, such as ``'U[0,2] x3 q1'``."""
+        """Path as text, such as ``'U[0,2] x3 q1'``."""
         filters = ','.join(map(str, self.filters))
         return f'U[{filters}] x{self.feature} q{self.moment}'
 
@@ -82,7 +82,7 @@ class ScatteringPath(NamedTuple):
 def scattering_path(
     index: int, num_features: int, J: int, Q: int, L: int
 ) -> ScatteringPath:
-    """The path of a coefficient.
+    """Return the path of a coefficient.
 
     Args:
         index (int): the position in the coefficient vector.
@@ -125,7 +125,7 @@ def scattering_transform(
     method: str = 'auto',
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""The scattering coefficients of every graph of a batch.
+    r"""Compute the scattering coefficients of every graph of a batch.
 
     A column of features that is zero on a graph is zero along all of its
     paths: only the *active* columns of each graph are computed. Graphs are
@@ -229,7 +229,7 @@ def graph_fourier(
     num_bands: int | None = None,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""The graph Fourier embedding of the paper, or a well-defined one.
+    r"""Compute the paper's graph Fourier embedding, or a well-defined one.
 
     With the eigenvectors :math:`V` of the normalized Laplacian of each graph
     and :math:`\hat{X} = V^\top X`,
@@ -413,7 +413,7 @@ def _moments(
 
 
 def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
-    """Raises an error unless there is such a transform.
+    """Refuse scales, layers or moments that no transform has.
 
     Args:
         wavelet (str): as in :func:`scattering_transform`.

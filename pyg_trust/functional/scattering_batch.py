@@ -1,4 +1,4 @@
-"""A batch of graphs for scattering, and which are computed together."""
+"""Batches of graphs for scattering, and their blocks."""
 
 import math
 from typing import Any, NamedTuple
@@ -24,14 +24,14 @@ _DENSE_NUMBERS = 2**18
 
 
 def num_paths(J: int, L: int) -> int:
-    r"""The number :math:`T = \sum_{l < L} J^l` of nodes in the tree."""
+    r"""Count the nodes :math:`T = \sum_{l < L} J^l` of the tree."""
     check_integer('J', J, 1)
     check_integer('L', L, 0)
     return sum(J**layer for layer in range(L))
 
 
 class Batch(NamedTuple):
-    """A checked batch: its graph, where its graphs start, and its features.
+    """Checked batch: its graph, where its graphs start, and its features.
 
     These are entries (node, slot, value), without zeros, where the slot counts
     the active columns of each graph. A pair is a graph and an active column.
@@ -54,14 +54,14 @@ class Batch(NamedTuple):
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs."""
         return self.size.numel()
 
     @classmethod
     def make(
         cls, graph: CSRGraph, x: Tensor, ptr: Tensor | None, wavelet: str
     ) -> 'Batch':
-        """The batch of a graph and its features, checked."""
+        """Check a graph and its features and make a batch of them."""
         check_features(graph, x)
         n = graph.num_nodes
         ptr = _check_ptr(graph, ptr)
@@ -125,10 +125,10 @@ class Batch(NamedTuple):
     def blocks(
         self, wavelet: str, J: int, L: int, method: str
     ) -> list[tuple[Tensor, bool]]:
-        """Ids of graphs that are computed together, and whether densely."""
+        """Group graphs that are computed together, and say which densely."""
 
         def prefers_dense(size: Any, nnz: Any, active: Any) -> Any:
-            # Of numbers or of tensors: what each way multiplies.
+            # The multiplications of each way, for numbers or for tensors.
             signals = active * num_paths(J, L - 1)
             dense = J * size**2 * signals + (J - 1) * size**3
             steps = 2 ** (J - 1) * (L - 1)
@@ -154,7 +154,7 @@ class Batch(NamedTuple):
         # Graphs without an active column have nothing to compute.
         busy = active > 0
         blocks = []
-        # A step of the key is 15 % in size. Spectra are not padded.
+        # Group sizes within 15 %. Spectra are not padded.
         key = (self.size.double().log() / math.log(1.15)).long()
         if WAVELETS[wavelet].kernel is not None:
             key = self.size
@@ -185,11 +185,11 @@ class Batch(NamedTuple):
         return blocks
 
     def edges_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """The positions of the block's edges, and the graph's place in it."""
+        """Return the positions of a block's edges, and the graph of each."""
         return self._rows_of(self.edges, block)
 
     def entries_of(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of the block's entries."""
+        """Return the positions of a block's entries, and the graph of each."""
         return self._rows_of(self.entry_ptr, block)
 
     def _rows_of(self, ptr: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ class Batch(NamedTuple):
         return ranges(ptr[block], count), place.repeat_interleave(count)
 
     def dense(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Adjacency [B, g, g] and signals [B, active, g], zeros added."""
+        """Return dense adjacency [B, g, g] and signals [B, active, g]."""
         b, g = block.numel(), int(self.size[block].max())
         edge, place = self.edges_of(block)
         start = self.ptr[block]
@@ -219,7 +219,7 @@ class Batch(NamedTuple):
         return adj, signal.view(b, a, g)
 
     def low_pass(self, kind: str, block: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of a block's nodes, and the place of their graphs."""
+        """Return the weights of a block's nodes, and the graph of each."""
         count = self.size[block]
         place = torch.arange(block.numel(), device=block.device)
         place = place.repeat_interleave(count)
@@ -236,14 +236,14 @@ class Batch(NamedTuple):
 
 
 def _sorted(mask: Tensor, key: Tensor, second: Tensor) -> Tensor:
-    # The places of a mask in the order of two keys.
+    # The positions of a mask, sorted by two keys.
     ids = mask.nonzero().view(-1)
     ids = ids[second[ids].argsort(stable=True)]
     return ids[key[ids].argsort(stable=True)]
 
 
 def check_features(graph: CSRGraph, x: Tensor) -> None:
-    """Refuses features that are not those of a graph."""
+    """Refuse features that do not fit the graph."""
     if not isinstance(graph, CSRGraph):
         raise TypeError(
             f"'graph' needs to be a CSRGraph (got {type(graph).__name__})"

@@ -1,6 +1,6 @@
-"""Attacks and exhaustive search: graphs that are tried, one by one.
+"""Exhaustive search and greedy attacks over admissible graphs.
 
-What is found is evaluated in its own graph, so that it proves what it shows.
+Every attack is evaluated in its own graph, so that its margin is exact.
 A flip is a directed edge, or an undirected one with both its directions.
 """
 
@@ -26,7 +26,7 @@ from pyg_trust.functional.program import fragile_pairs
 
 
 def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
-    """The flips that an attacker can choose from: ``[2, num_flips]``.
+    """List the flips that an attacker can choose from: ``[2, num_flips]``.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -42,7 +42,7 @@ def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
 
 
 def count_sets(num_flips: int, budget: int, most: int) -> int:
-    """How many sets of at most :obj:`budget` flips there are, up to a limit.
+    """Count the sets of at most :obj:`budget` flips, up to a limit.
 
     Args:
         num_flips (int): of how many.
@@ -67,7 +67,7 @@ def _directed(pairs: Tensor, undirected: bool) -> Tensor:
 def all_flips(
     perturbations: Perturbations, budget: int, undirected: bool
 ) -> Iterator[Tensor]:
-    """Every admissible set of flips, the empty one first.
+    """Iterate over every admissible set of flips, the empty one first.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -93,7 +93,7 @@ def all_flips(
 
 
 class Exhaustive:
-    r"""The worst case by trying every admissible graph.
+    r"""Worst case over every admissible graph, by brute force.
 
     ``lower`` and ``upper`` enclose the smallest margin of the
     reference class over each class, up to the solver's proven error.
@@ -135,13 +135,13 @@ class Exhaustive:
         while some := list(itertools.islice(sets, size)):
             repeated = [flips for flips in some for _ in range(num_classes)]
             policy = Policy.from_flips(perturbations, repeated)
-            found = horizon.evaluate(policy, signal.repeat(len(some), 1))
+            optimum = horizon.evaluate(policy, signal.repeat(len(some), 1))
             scale = horizon.alpha
-            value = scale * found.value[:, targets]
+            value = scale * optimum.value[:, targets]
             value = value.view(len(some), num_classes, -1)
             low, high = (
                 scale * error.view(len(some), num_classes, 1)
-                for error in (found.low, found.high)
+                for error in (optimum.low, optimum.high)
             )
             # [num_graphs, num_targets, num_classes]
             least, most = (value + low), (value + high)
@@ -171,13 +171,13 @@ def greedy_attacks(
     swaps: int = 1,
     progress_bar: bool = False,
 ) -> list[Tensor]:
-    r"""Admissible attacks: the best flip, again and again, then swaps.
+    r"""Build attacks by the best flip, again and again, then by swaps.
 
     The gain of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
     times what it adds to the step at :math:`i`; an undirected flip gains what
     both its directions do. Then each flip in turn is given up for the best
-    one in its place, where that is better. A heuristic; whoever uses an
-    attack evaluates it. With all pairs addable only removals are tried in
+    one in its place, where that is better. A heuristic: evaluate the attacks
+    before use. With all pairs addable only removals are tried in
     graphs of more than 1,500 nodes.
 
     Args:
@@ -210,7 +210,7 @@ def greedy_attacks(
     if used.all_pairs and n > 1500:
         used = Perturbations(used.graph, used.removable, used.budget)
     pairs = candidates(used, undirected)
-    made: list[Tensor] = []
+    attacks: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // n
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
     for block in tqdm(blocks, disable=not progress_bar, desc='greedy'):
@@ -223,8 +223,8 @@ def greedy_attacks(
             undirected,
         )
         search.run(global_budget, swaps)
-        made += search.flips()
-    return made
+        attacks += search.flips()
+    return attacks
 
 
 class _Greedy:
@@ -248,14 +248,14 @@ class _Greedy:
         self.best = self.measure(self.chosen)[0]
 
     def flips(self, chosen: Tensor | None = None) -> list[Tensor]:
-        """The directed edges that each column flips."""
+        """Return the directed edges that each column flips."""
         chosen = self.chosen if chosen is None else chosen
         return [
             _directed(self.pairs[:, mask], self.undirected) for mask in chosen
         ]
 
     def measure(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at the target, and the gain of every flip."""
+        """Return the value at the target, and the gain of every flip."""
         policy = Policy.from_flips(self.perturbations, self.flips(chosen))
         alpha, follow = self.horizon.alpha, 1 - self.horizon.alpha
         size = policy.size.double()
@@ -291,16 +291,16 @@ class _Greedy:
         return value[here, self.targets], gain.masked_fill(~free, -math.inf)
 
     def add(self, chosen: Tensor, gain: Tensor) -> Tensor:
-        """The flips with the best one more, where it gains."""
+        """Add each target's best flip if it improves the attack."""
         if gain.size(1) == 0:
             return chosen
         most, which = gain.max(1)
-        made = chosen.clone()
-        made[torch.arange(len(made)), which] |= most > 0
-        return made
+        longer = chosen.clone()
+        longer[torch.arange(len(longer)), which] |= most > 0
+        return longer
 
     def keep(self, tried: Tensor) -> Tensor:
-        """Takes what is better; the gains in the graphs that were tried."""
+        """Keep the improved attacks, and their gains."""
         value, gain = self.measure(tried)
         better = value > self.best
         self.best = torch.where(better, value, self.best)
@@ -308,16 +308,16 @@ class _Greedy:
         return gain
 
     def run(self, budget: int, swaps: int) -> None:
-        """Greedy steps, then swaps."""
+        """Take greedy steps, then swaps."""
         tried, gain = self.chosen, self.measure(self.chosen)[1]
         for _ in range(budget):
             before, tried = tried, self.add(tried, gain)
             if torch.equal(tried, before):
-                break  # nothing gains any more
+                break  # no swap improves any attack
             gain = self.keep(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):
-                # The k-th flip of each column goes.
+                # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
                 without = self.chosen & ~gone

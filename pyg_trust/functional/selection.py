@@ -1,4 +1,4 @@
-r"""Privacy of the best of several runs: what a search for settings costs.
+r"""Privacy of choosing the best of several runs.
 
 A private training is run :math:`K` times, each time with settings drawn at
 random from a list, and only the run with the best score is released. With
@@ -36,7 +36,7 @@ _ONE = 1 + 1e-6
 def rdp_delta(
     orders: Orders, rdp: Sequence[float] | np.ndarray, epsilon: float
 ) -> float:
-    r"""Converts Rényi DP to the least :math:`\delta` of an :math:`\epsilon`.
+    r"""Convert Rényi DP to the least :math:`\delta` of an :math:`\epsilon`.
 
     The inverse of :func:`pyg_trust.functional.rdp_epsilon` (`Balle et al.
     2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_):
@@ -65,7 +65,7 @@ def rdp_select(
     mean: float,
     shape: float = 1.0,
 ) -> np.ndarray:
-    r"""Rényi DP of the best of a random number of runs.
+    r"""Bound Rényi DP of the best of a random number of runs.
 
     For the truncated negative binomial distribution of :math:`K \ge 1` with
     the shape :math:`\eta` and :math:`\gamma \in (0, 1)` (:math:`\eta = 1`: the
@@ -107,21 +107,21 @@ def rdp_select(
     mean, shape = check_law(mean, shape)
     if shape == math.inf:
         delta = [rdp_delta(a, g, math.log1p(1 / (x - 1))) for x in a]
-        found = g + mean * np.array(delta) + math.log(mean) / (a - 1)
+        bound = g + mean * np.array(delta) + math.log(mean) / (a - 1)
     elif mean < _ONE:
         return g  # one run, always
     else:
         rate = _gamma(mean, shape)
         each = (1 + shape) * ((1 - 1 / a) * g - math.log(rate) / a)
-        found = g + each.min() + math.log(mean) / (a - 1)
+        bound = g + each.min() + math.log(mean) / (a - 1)
     # Rényi divergences grow with the order.
     order = np.argsort(a)
-    least = np.minimum.accumulate(found[order][::-1])[::-1]
+    least = np.minimum.accumulate(bound[order][::-1])[::-1]
     return least[np.argsort(order)]
 
 
 def draw_runs(uniform: float, mean: float, shape: float = 1.0) -> int:
-    r"""The number of runs of a search, from a secret uniform number.
+    r"""Draw the number of runs of a search, from a secret uniform number.
 
     By the inverse of the distribution function, with
     :math:`P[K = k+1] / P[K = k] = (1 - \gamma) (k + \eta) / (k + 1)`.
@@ -185,7 +185,7 @@ def _gamma(mean: float, shape: float) -> float:
 def check_law(
     mean: float, shape: float, name: str = 'mean'
 ) -> tuple[float, float]:
-    """Checks a distribution of the number of runs, and returns floats."""
+    """Check a distribution of the number of runs, and return floats."""
     if not 1 <= check_number(name, mean) <= 500:
         raise ValueError(f"'{name}' needs to be in [1, 500] (got {mean})")
     if not (0 <= check_number('shape', shape) <= 10 or shape == math.inf):

@@ -1,6 +1,6 @@
-r"""Shifted Gaussian noise: what a residual costs in privacy.
+r"""Shifted Gaussian noise: the privacy loss of a residual.
 
-The objective :math:`L_b` is that of :mod:`.newton`.
+The objective :math:`L_b` is that of :func:`~pyg_trust.functional.minimize`.
 
 **The certificate** (``noise='output'``). Minimise with :math:`b = 0`, keep the
 result secret, and release it with *fresh* Gaussian noise, :math:`W + s\, \Xi`,
@@ -59,7 +59,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import check_delta
 
-# Beyond that, noise hides nothing.
+# Beyond this shift, noise gives no privacy.
 _LARGEST_SHIFT = 20.0
 
 
@@ -76,7 +76,7 @@ def _profile_above(epsilon: float, m: float) -> float:
 
 
 def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
-    r"""The largest residual by Theorem 3 of Guo et al., which may not hold.
+    r"""Return the largest residual by Theorem 3 of Guo et al., which may fail.
 
     For ``noise='objective'``; see the text of this module.
 
@@ -104,7 +104,7 @@ def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
 
 
 def gaussian_budget(epsilon: float, delta: float) -> float:
-    r"""The largest shift over noise that is certified for a release.
+    r"""Return the largest shift over noise that is certified for a release.
 
     The largest :math:`m` with
 
@@ -144,7 +144,7 @@ def gaussian_budget(epsilon: float, delta: float) -> float:
 
 
 def shift_epsilon(m: float, delta: float) -> float:
-    r"""The :math:`\varepsilon` of Gaussian noise under a shift, from above.
+    r"""Bound :math:`\varepsilon` of Gaussian noise under a shift from above.
 
     The smallest :math:`\varepsilon \ge 0` at which the profile of
     :func:`gaussian_budget` is at most :math:`\delta`.
@@ -197,7 +197,7 @@ def shift_epsilon(m: float, delta: float) -> float:
 
 
 def largest_weights(outputs: int, lam: float, loss: str) -> float:
-    r"""A bound of :math:`\lVert W^* \rVert_F` that depends on no data.
+    r"""Bound :math:`\lVert W^* \rVert_F` independently of the data.
 
     :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
     is :math:`n \log 2` for every output of a logistic loss, :math:`n` of a
@@ -220,7 +220,7 @@ def largest_weights(outputs: int, lam: float, loss: str) -> float:
 
 
 def grid_shift(count: int, size: float, std: float) -> float:
-    r"""The shift over the noise that the grid of a release adds, from above.
+    r"""Bound the shift over the noise that the grid of a release adds.
 
     A release is :math:`g (k + N)` with :math:`g = 2^{-32} s`, :math:`k =
     \operatorname{rint}(W / g)` and the exact noise :math:`N` of
@@ -243,7 +243,7 @@ def grid_shift(count: int, size: float, std: float) -> float:
 
 
 def compose_shifts(shifts: Iterable[float]) -> float:
-    r"""The one shift that several releases amount to: :math:`\sqrt{\sum m^2}`.
+    r"""Compose the shifts of several releases: :math:`\sqrt{\sum m^2}`.
 
     Exact for Gaussian noise, and for requests chosen by looking at earlier
     releases, if each :math:`m_j` is a bound that was fixed before release

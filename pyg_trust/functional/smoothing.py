@@ -44,12 +44,12 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-# What rounding adds to the difference of two worst cases at most.
+# A bound of the rounding error of the difference of two worst cases.
 _ROUNDING = 1e-12
 
 
 class FlipRegions(NamedTuple):
-    r"""Regions of equal likelihood ratio, the ratio falling.
+    r"""Regions of equal likelihood ratio, by falling ratio.
 
     Args:
         clean (Tensor): float64, ``[num_regions]``: their probabilities under
@@ -64,7 +64,7 @@ class FlipRegions(NamedTuple):
 
 
 def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
-    r"""Returns :math:`(p_+, p_-)` as floats, if they are noise.
+    r"""Refuse probabilities that are no noise; return floats.
 
     Args:
         name (str): of the argument.
@@ -91,7 +91,7 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
 
 
 def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
-    """Returns (additions, deletions), if they are counts.
+    """Refuse a radius that is no pair of counts.
 
     Args:
         name (str): of the argument.
@@ -155,7 +155,7 @@ def _log_ratio(
 def flip_regions(
     additions: int, deletions: int, p_plus: float, p_minus: float
 ) -> FlipRegions:
-    r"""The regions of one kind of bits at a radius.
+    r"""Return the regions of one kind of bits at a radius.
 
     Relative error at most about :math:`(r_a + r_d + 8) 2^{-52}`. Where
     :math:`p_+` or :math:`p_-` is 0, some have probability 0 under one input.
@@ -190,7 +190,7 @@ def flip_regions(
 
 
 def joint_regions(*kinds: FlipRegions) -> FlipRegions:
-    """The regions of several kinds of bits together, sorted by their ratio.
+    """Combine the regions of several kinds of bits, sorted by their ratio.
 
     Probabilities multiply and logarithms of ratios add up. The order of the
     products is *not* that of the pairs: only sorted do they give the worst
@@ -219,7 +219,7 @@ def joint_regions(*kinds: FlipRegions) -> FlipRegions:
         perturbed = np.outer(perturbed, other.perturbed.numpy()).ravel()
         with np.errstate(invalid='ignore'):
             ratio = np.add.outer(ratio, other.log_ratio.numpy()).ravel()
-        # Infinities of both signs meet where neither input ever goes.
+        # Infinities of both signs meet in regions of probability 0.
         keep = ~np.isnan(ratio)
         clean, perturbed, ratio = clean[keep], perturbed[keep], ratio[keep]
     order = np.argsort(-ratio, kind='stable')
@@ -279,16 +279,15 @@ def worst_case_probability(
     check_instance('regions', regions, FlipRegions)
     values = _probabilities('p', p)
     clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
-    # From the nearer end: where rho is steep, p = 1 - small is known better
-    # by what is missing.
+    # From the nearer end: where rho is steep, 1 - p is more precise than p.
     low, high = (clean, perturbed), (clean[::-1], perturbed[::-1])
     start, end = (high, low) if upper else (low, high)
-    made = np.where(
+    worst = np.where(
         values <= 0.5,
         _fill(values, *start, upper),
         1 - _fill(1 - values, *end, not upper),
     )
-    return torch.from_numpy(np.clip(made, 0.0, 1.0)).view(p.shape)
+    return torch.from_numpy(np.clip(worst, 0.0, 1.0)).view(p.shape)
 
 
 def _probabilities(name: str, p: Tensor) -> np.ndarray:
@@ -312,10 +311,10 @@ def _min_probability(clean: np.ndarray, perturbed: np.ndarray) -> float:
 
 
 def min_probability(regions: FlipRegions) -> float:
-    r"""The :math:`p` with :math:`\rho(p) = 1/2`, infinite if there is none.
+    r"""Return the :math:`p` with :math:`\rho(p) = 1/2`, infinite if none.
 
     A class whose probability is above that is the likeliest one at
-    :math:`\tilde x`, too, whatever the classifier.
+    :math:`\tilde x`, too, for any classifier.
 
     Args:
         regions (FlipRegions): as in :func:`worst_case_probability`.
@@ -331,9 +330,9 @@ def min_probability(regions: FlipRegions) -> float:
 def min_probability_table(
     additions: int, deletions: int, p_plus: float, p_minus: float
 ) -> Tensor:
-    """:func:`min_probability` at every radius of a box.
+    """Compute :func:`min_probability` at every radius of a box.
 
-    One table serves all nodes: who is certified at which radius is then a
+    One table serves all nodes: the certified nodes at a radius then take a
     comparison.
 
     Args:
@@ -377,7 +376,7 @@ def certified(
     *,
     tolerance: float = 1e-9,
 ) -> Tensor:
-    r"""Where no classifier with such probabilities changes its class.
+    r"""Return where no classifier with such probabilities changes its class.
 
     By one bound, :math:`\rho(p_A) > 1/2`, or, with bounds of the other
     classes, by :math:`\rho(p_A) > \max_{B \ne A} \bar\rho(\min(p_B, 1 -
@@ -424,7 +423,7 @@ def regions_at(
     noise: Sequence[tuple[float, float]],
     radius: Sequence[tuple[int, int]],
 ) -> FlipRegions:
-    """The joint regions of several kinds of bits at a radius.
+    """Return the joint regions of several kinds of bits at a radius.
 
     Args:
         noise (list[tuple[float, float]]): :math:`(p_+, p_-)` of each kind.
@@ -451,7 +450,7 @@ def regions_at(
 
 
 def sampling_slack(cells: int) -> float:
-    r"""How far the sampler's law is from the noise: total variation.
+    r"""Bound the total variation between the sampler's law and the noise.
 
     The lengths of the gaps between flips come from uniform numbers of 53 bits
     and a rounded logarithm: :math:`37 / p_+` lengths, each off by a few

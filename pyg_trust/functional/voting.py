@@ -1,10 +1,10 @@
-r"""Votes: how many may change before the class can, and what privacy keeps.
+r"""Certificates of votes: bounds on changed votes, and group privacy.
 
 Every view of an input votes, and a change of :math:`k` elements reaches at
 most :math:`k` views (`Levine and Feizi 2021
 <https://arxiv.org/abs/2006.14768>`_; `Xia et al. 2024
-<https://openreview.net/forum?id=IGzaH538fz>`_). What follows is certain, and
-tight: some :math:`M + 1` votes do change the class, or tie.
+<https://openreview.net/forum?id=IGzaH538fz>`_). The bounds below are certain,
+and tight: some :math:`M + 1` votes do change the class, or tie.
 """
 
 import itertools
@@ -34,7 +34,7 @@ _ROUNDED, _TURNED = 2.0**-17, 0.01
 
 
 class CertifiedVotes(NamedTuple):
-    """Classes by vote, and how many votes may change.
+    """Classes by vote, and the number of votes that may change.
 
     Args:
         predicted (Tensor): int64, ``[num]``: the class.
@@ -49,11 +49,11 @@ class CertifiedVotes(NamedTuple):
 
 
 class CollectiveVotes(NamedTuple):
-    """How many classes stay in the worst set of corrupted views.
+    """Number of classes that survive the worst set of corrupted views.
 
     Args:
-        lower (int): so many surely stay.
-        upper (int): so many stay under the worst set that was found.
+        lower (int): a bound of their number from below.
+        upper (int): their number under the worst set that a search reached.
         exact (bool): whether all sets were tried, so that both are equal.
     """
 
@@ -78,7 +78,7 @@ def _count(votes: Tensor, num_classes: int) -> Tensor:
 def certified_votes(
     votes: Tensor, num_classes: int, *, ties: str = 'any'
 ) -> CertifiedVotes:
-    r"""The class with most votes, and how many votes may change.
+    r"""Return the winning class, and the number of votes that may change.
 
     With :math:`n_c` votes for the class :math:`c`, at worst :math:`n_c - k`
     stand against :math:`n_{c'} + k`:
@@ -122,7 +122,7 @@ def certified_votes(
 def certified_mean(
     probability: Tensor, *, tolerance: float = 1e-9
 ) -> CertifiedVotes:
-    r"""The class of the largest mean probability, as :func:`certified_votes`.
+    r"""Certify the class of the largest mean as in :func:`certified_votes`.
 
     With the margins :math:`m_i = p_{i c} - p_{i c'}`, a view that says
     anything may fall to -1, so that :math:`k` views may change iff
@@ -160,7 +160,7 @@ def certified_mean(
     predicted = p.sum(0).argmax(1)
     chosen = p.gather(2, predicted.expand(views, num)[..., None])
     margin = chosen - p
-    # Row k: what is left after the k largest have fallen to -1.
+    # Row k: the sum after the k largest have fallen to -1.
     fall = margin.sort(0, descending=True).values + 1
     left = margin.sum(0) - torch.cat([fall[:1] * 0, fall.cumsum(0)])
     left.scatter_(
@@ -225,9 +225,9 @@ def differ(one: Tensor, two: Tensor) -> bool:
 
 
 def tallies(*columns: Tensor) -> list[list[int]]:
-    """How often each row of counts stands in a table.
+    """Count how often each row of counts occurs in a table.
 
-    What a report says of votes, so that whoever reads it can count again.
+    For reports of votes, so that a reader can count again.
 
     Args:
         *columns (Tensor): int64, ``[num]``.
@@ -247,7 +247,7 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
 
 def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
-    """Whose class stays whatever a given set of views says.
+    """Return the classes that survive any answers of given views.
 
     Args:
         votes (Tensor): int64, ``[num_views, num]``.
@@ -277,7 +277,7 @@ def _leads(counts: Tensor, left: Tensor, corrupted: int) -> Tensor:
 def collective_votes(
     votes: Tensor, num_classes: int, corrupted: int, *, max_sets: int = 20000
 ) -> CollectiveVotes:
-    """How many classes stay at once if the same views are corrupted for all.
+    """Count the classes that survive the same corrupted views for all.
 
     Tries all sets of views, if there are no more than :obj:`max_sets`;
     otherwise the nodes whose own radius suffices surely stay, and a greedy
@@ -330,7 +330,7 @@ def group_probability_bound(
     epsilon: float | Sequence[float],
     delta: float | Sequence[float] = 0.0,
 ) -> float:
-    r"""A lower bound of a class's probability after rows are replaced.
+    r"""Bound a class's probability from below after rows are replaced.
 
     For training that is :math:`(\epsilon, \delta)`-private when one row of
     features is replaced, and a class that it gives with probability

@@ -37,11 +37,11 @@ class DisjointWalks(NamedTuple):
 
     @property
     def roots(self) -> Tensor:
-        """The root of each subgraph, in the order in which they were drawn."""
+        """Root of each subgraph, in the order of their draws."""
         return self.node[self.ptr[:-1]]
 
     def select(self, index: Tensor) -> 'DisjointWalks':
-        """The subgraphs :obj:`index`, int64, in this order."""
+        """Return the subgraphs :obj:`index`, int64, in this order."""
         check_tensor('index', index, torch.int64, ('num',))
         check_range('index', index, self.num_subgraphs, 'the subgraphs')
         size = self.ptr.diff()[index]
@@ -58,7 +58,7 @@ def disjoint_walks(
     along: bool = True,
     seed: int | None = None,
 ) -> DisjointWalks:
-    r"""Covers the roots with node-disjoint subgraphs (DRW and DRW-R).
+    r"""Cover the roots with node-disjoint subgraphs (DRW and DRW-R).
 
     Algorithms 2 (:obj:`restarts=1`) and 3 of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
@@ -76,7 +76,7 @@ def disjoint_walks(
     messages from, so that in an undirected graph all are; weights play no
     part and self-loops cannot be walked.
 
-    What differential privacy rests on:
+    Differential privacy rests on these properties:
 
     - **Disjoint.** A node is claimed once, when it enters a subgraph, and
       only unclaimed nodes enter: every node is in at most one subgraph, and
@@ -155,7 +155,7 @@ def disjoint_walks(
 
 
 def max_size(walk_length: int, restarts: int = 1) -> int:
-    r"""The most nodes of a subgraph, :math:`1 + RL`.
+    r"""Return the most nodes of a subgraph, :math:`1 + RL`.
 
     Args:
         walk_length (int): :math:`L`, at least 0.
@@ -178,13 +178,13 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
 
 
 def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
-    r"""The least number of subgraphs, for planning before they are drawn.
+    r"""Bound the number of subgraphs from below, to plan before sampling.
 
     .. math::
         M_{\min} = \left\lceil \frac{N_{roots}}{1 + RL} \right\rceil
 
     as every root is in a subgraph, and none holds more than :math:`1 + RL`.
-    What counts are the *roots*, not the nodes of the graph.
+    The *roots* count, not the nodes of the graph.
 
     Args:
         num_roots (int): the number of roots, at least 1.
@@ -205,7 +205,7 @@ def root_index(
     num_nodes: int,
     device: torch.device | str = 'cpu',
 ) -> Tensor:
-    """Roots in whatever form, as distinct nodes of a graph.
+    """Convert roots of any form to distinct nodes of a graph.
 
     Args:
         roots (Tensor, optional): int64, ``[num_roots]``, or bool,
@@ -260,7 +260,7 @@ def check_walks(
     *,
     roots: Tensor | None = None,
 ) -> None:
-    """Makes sure that subgraphs are what the privacy of training rests on.
+    """Refuse subgraphs that share nodes or are larger than allowed.
 
     Takes subgraphs from anywhere. Time and memory are linear in the nodes.
 
@@ -270,7 +270,7 @@ def check_walks(
         size (int, optional): the most nodes of a subgraph, as
             :func:`max_size` has it; :obj:`None` for any number.
             (default: :obj:`None`)
-        roots (Tensor, optional): what :func:`root_index` takes: the nodes
+        roots (Tensor, optional): as in :func:`root_index`: the nodes
             that may be roots, each of which has to be in a subgraph.
             (default: :obj:`None`)
 

@@ -42,7 +42,7 @@ MONIC_CUBIC_RATIO = 20.0
 
 
 class Wavelet:
-    r"""A bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
+    r"""Bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
 
     Of the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})` with the
     :obj:`exponents` :math:`(a, b)`; or, with a :obj:`kernel`, functions
@@ -59,7 +59,7 @@ class Wavelet:
 
     @staticmethod
     def frame_bound(J: int) -> float:
-        """See :func:`frame_bound`; asked only of the banks of this package."""
+        """Return :func:`frame_bound`, for the banks of this package."""
         return math.inf
 
 
@@ -80,7 +80,7 @@ WAVELETS: Registry[type[Wavelet]] = Registry('wavelet', _check_entry)
 
 
 def itersine(eigenvalue: Tensor, J: int) -> Tensor:
-    r"""The itersine kernels, rescaled to be tight on :math:`[0, 2]`.
+    r"""Evaluate itersine kernels, rescaled to be tight on :math:`[0, 2]`.
 
     .. math::
         h_j(\lambda) = \sin\!\left( \tfrac{\pi}{2} \cos^2\!\left( \pi
@@ -112,7 +112,7 @@ def itersine(eigenvalue: Tensor, J: int) -> Tensor:
 
 
 def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
-    r"""The monic cubic kernels: a low-pass and :math:`J - 1` bands.
+    r"""Evaluate monic cubic kernels: a low-pass and :math:`J - 1` bands.
 
     .. math::
         h(\lambda) = \begin{cases} \lambda & \lambda < 1 \\
@@ -160,7 +160,7 @@ def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
 
 
 def frame_bound(wavelet: str, J: int) -> float:
-    r"""A constant :math:`B` that holds on every undirected graph.
+    r"""Return a constant :math:`B` that holds on every undirected graph.
 
     .. math::
         \sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2
@@ -196,7 +196,7 @@ def _monic_cubic_bound(J: int) -> float:
 
 
 def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The frame constants :math:`A \le B` of a bank on its graph.
+    r"""Compute the frame constants :math:`A \le B` of a bank on its graph.
 
     .. math::
         A^2 \lVert x \rVert^2 \le \sum_j \lVert H_j x \rVert^2
@@ -219,7 +219,7 @@ def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
-    r"""The lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})` of a bank.
+    r"""Return the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`.
 
     :math:`(a, b)` is :math:`(1, 0)` for ``geometric``, :math:`(0, 1)` for
     ``geometric_column`` and :math:`(\frac12, \frac12)` for the others here.
@@ -240,7 +240,7 @@ def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
 
 
 def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
-    r"""The filters of graphs as dense matrices.
+    r"""Compute the filters of graphs as dense matrices.
 
     Memory: :math:`J + 2` matrices of the size of :obj:`adj`.
 
@@ -292,26 +292,26 @@ class Diffusion(Wavelet):
 
     @staticmethod
     def frame_bound(J: int) -> float:
-        """One: see the text of this module."""
+        """Return 1, as proven in the text of this module."""
         return 1.0
 
 
 @WAVELETS.builtin('itersine')
 class Itersine(Wavelet):
-    """A tight frame, :func:`itersine`."""
+    """Tight frame of :func:`itersine`."""
 
     kernel = staticmethod(itersine)
     least = 3
 
     @staticmethod
     def frame_bound(J: int) -> float:
-        """One, with equality."""
+        """Return 1, which is attained."""
         return 1.0
 
 
 @WAVELETS.builtin('monic_cubic')
 class MonicCubic(Wavelet):
-    """A low-pass and bands, :func:`monic_cubic`."""
+    """Low-pass and bands of :func:`monic_cubic`."""
 
     kernel = staticmethod(monic_cubic)
     least = 3
@@ -326,12 +326,12 @@ def _check_response(
 
 
 def power_of(degree: Tensor, exponent: float) -> Tensor:
-    """The power of degrees, 0 at degree zero."""
+    """Raise degrees to a power, with 0 at degree zero."""
     return torch.where(degree > 0, degree.pow(exponent), 0)
 
 
 def check_square(name: str, value: Tensor, least: int) -> None:
-    """Refuses what are no finite square matrices."""
+    """Refuse anything but finite square matrices."""
     check_floating(name, value)
     if value.dim() < least or value.size(-1) != value.size(-2):
         raise ValueError(
@@ -344,6 +344,6 @@ def check_square(name: str, value: Tensor, least: int) -> None:
 
 
 def check_floating(name: str, value: Tensor) -> None:
-    """Refuses what is no tensor of floating point."""
+    """Refuse anything but a tensor of floating point."""
     shape = getattr(value, 'shape', ())
     check_tensor(name, value, None, shape)

@@ -33,13 +33,23 @@ nothing wraps. A sum of integers in float64 is exact as long as the sizes add
 up to :math:`2^{53}` at most (:func:`fits_float`), whatever the order, since
 each partial sum is an integer below it.
 
+**Sensitivity** (:func:`sensitivity`). Messages have norm at most 1. Weights
+of a list have energy :math:`\|w\|^2 \le D`. What one record adds is
+:math:`w m^\top`, of Frobenius norm at most :math:`\sqrt{D}`; another record in
+its place moves the sum by twice that at most (triangle inequality). Of
+messages of :math:`C` classes, where :math:`m^\top m' \ge -1 / (C-1)`, the
+square of that is :math:`\|w\|^2 \|m\|^2 + \|w'\|^2 \|m'\|^2 - 2 (w^\top
+w')(m^\top m') \le 2 D + 2 D / (C - 1)`, as weights are not negative. An arc is
+one message, an undirected edge is two, in different rows: :math:`\sqrt{2}`.
+
 **Interface.** All take and return numpy arrays and plain numbers.
 
 * :func:`grid`: :math:`g` of a standard deviation, refused where not exact;
 * :func:`truncated`, :func:`rounded`: numbers to integers on the grid;
 * :func:`check_sum`, :func:`fits_float`: how long sums may grow;
 * :func:`widened`: a standard deviation that pays for rounding;
-* :func:`released`: :math:`g (k + N)`.
+* :func:`released`: :math:`g (k + N)`;
+* :func:`sensitivity`: by how much neighbours move a sum.
 """
 
 import math
@@ -145,3 +155,30 @@ def released(k: np.ndarray, cells: np.ndarray, std: float) -> np.ndarray:
     """
     noisy = k.astype(np.int64, copy=False) + cells
     return noisy.astype(np.float64) * grid(std)
+
+
+def sensitivity(
+    relation: str,
+    directed: bool,
+    form: str,
+    max_degree: int | None = None,
+    num_classes: int | None = None,
+) -> float:
+    r"""Return by how much neighbours move a sum of messages.
+
+    Args:
+        relation (str): ``'edge'``, or one of nodes.
+        directed (bool): whether edges are arcs.
+        form (str): ``'withdraw'`` or ``'replace'``; any of an edge.
+        max_degree (int, optional): :math:`D`; 1 by default.
+            (default: :obj:`None`)
+        num_classes (int, optional): :math:`C`, of messages of classes.
+            (default: :obj:`None`)
+    """
+    if relation == 'edge':
+        return 1.0 if directed else math.sqrt(2)
+    moved = math.sqrt(1 if max_degree is None else max_degree)
+    if form == 'withdraw':
+        return moved
+    classes = max(2, num_classes or 2)
+    return math.sqrt(2 * classes / (classes - 1)) * moved

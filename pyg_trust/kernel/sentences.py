@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .claims import PROMISES, finite
+from .fields import CONFIRMED
 
 SEEDED = (
     'not private and not certified: the noise comes from an explicit seed, '
@@ -26,6 +27,11 @@ UNSEEN = (
     'what the model reads beside its tensors, attributes and code (files, '
     'attributes of imported modules, hooks on all modules of the process), '
     'and changes of it after the certificate was made (speaks_of tells)',
+)
+#: What stands before fields that no other field confirms.
+ALONE = (
+    'stated by this report alone, as are who is named, its notes, limits, '
+    'fingerprints and time, its origin, and what was checked on the run'
 )
 FROM_SYSTEM = 'keys come from the operating system'
 
@@ -77,15 +83,17 @@ def words(claim: Any) -> Words:
 def _settings(claim: Any) -> str:
     # Long ones by the start of a digest.
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
-    found = []
+    known: list[str] = []
+    alone: list[str] = []
     for name, value in sorted({**pairs, **claim.more}.items()):
         if name in _UNSAID:
             continue
         text = json.dumps(finite(value), sort_keys=True)
         if len(text) > 66:
             text = 'SHA-256 ' + hashlib.sha256(text.encode()).hexdigest()[:16]
-        found.append(f'{name} {text}')
-    return SETTINGS + ', '.join(found)
+        confirmed = name in CONFIRMED[claim.procedure] and not claim.vouched
+        (known if confirmed else alone).append(f'{name} {text}')
+    return f'{SETTINGS}{", ".join(known)}; {ALONE}: {", ".join(alone)}'
 
 
 def _limit(target: float | None) -> float:
@@ -300,9 +308,13 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
             ', if Theorem 3 of Guo et al. holds here, which it does not in '
             'general'
         )
+    checked = (
+        'how the residual, of which all else is made, was checked: '
+        f'{c.residual_checked}'
+    )
     return Words(
         promise,
-        _OUTPUT if c.noise == 'output' else OBJECTIVE,
+        (*(_OUTPUT if c.noise == 'output' else OBJECTIVE), checked),
         _AFTERWARDS,
         {unit: c.bound},
         {unit: c.budget},
@@ -313,7 +325,10 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
 def _node_removal(c: Any) -> Words:
     made = _released(c, 'releases', 'gradient residual', c.budget)
     copies = 'copies of what was removed in other nodes'
-    return replace(made, not_covered=(*made.not_covered, copies))
+    return replace(
+        made,
+        not_covered=(*made.not_covered, copies),
+    )
 
 
 @_of('GraphRemoval')

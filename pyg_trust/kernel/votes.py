@@ -277,6 +277,51 @@ def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
     return missed <= Fraction(failure)
 
 
+class Answers:
+    """Of which bounds the classifier answers, in one run but for alpha.
+
+    Args:
+        samples (int): how many bound the probability of the class.
+        selection (int): how many choose it.
+        alpha (float): the level of all bounds of a target together.
+        classes (str): ``'all'`` or ``'one'``.
+        tolerance (float): of the sampler.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        selection: int,
+        alpha: Number,
+        classes: str,
+        tolerance: Number,
+    ) -> None:
+        self.tolerance, self.alpha = Fraction(tolerance), Fraction(alpha)
+        share = self.alpha / (2 if classes == 'all' else 1)
+        count = needed(samples, share, tolerance)
+        self.run = samples, count, selection, self.alpha
+        # More has an answer, less has none.
+        self.enough, self.few = Fraction(2), Fraction(0)
+
+    def holds(
+        self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
+    ) -> bool:
+        """Whether there is an answer at every admissible change.
+
+        Args:
+            bound (Fraction): the first of :func:`bounds`.
+            parts (list): of :func:`regions`.
+        """
+        low = max(bound - self.tolerance, Fraction(0))
+        left = least(low, parts) - self.tolerance
+        if self.few < left < self.enough:
+            if answers(left, *self.run):
+                self.enough = left
+            else:
+                self.few = left
+        return left >= self.enough
+
+
 # Views and shards ###########################################################
 
 

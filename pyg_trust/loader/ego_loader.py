@@ -107,7 +107,7 @@ class EgoLoader(StepLoader):
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
     def num_subgraphs_at(self, step: int) -> int:
-        """The number of roots, of which every step draws.
+        """Return the number of roots, from which every step draws.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -116,7 +116,7 @@ class EgoLoader(StepLoader):
         return self.node_sampler.roots.numel()
 
     def setting(self) -> dict[str, Any]:
-        """The public arguments, by name; seeds are secret."""
+        """Return the public arguments, by name; seeds are secret."""
         return {
             'loader': type(self).__name__,
             'batch_size': self.subgraphs_per_batch,
@@ -129,14 +129,14 @@ class EgoLoader(StepLoader):
         return index.tolist()
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Makes a batch of what the batch sampler has drawn."""
+        """Make a batch of the drawn units."""
         out = self.node_sampler.sample_roots(torch.as_tensor(index))
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def check_batch(
         self, batch: Data, step: int, count: int | None = None
     ) -> tuple[Tensor, int]:
-        """Makes sure that a batch holds the ego graphs of distinct roots.
+        """Refuse a batch that does not hold ego graphs of distinct roots.
 
         Args:
             batch (Data): a batch, or a part of one, on the CPU.
@@ -158,14 +158,14 @@ class EgoLoader(StepLoader):
         good = False
         if isinstance(index, Tensor) and index.dim() == 1 and index.numel():
             roots = self.node_sampler.roots
-            found = index.numel()
+            size = index.numel()
             if int(index.min()) >= 0 and int(index.max()) < roots.numel():
-                # It says which roots: make it again and compare.
+                # It names its roots: sample them again and compare.
                 want = self.node_sampler.sample_roots(index)
                 good = (
-                    found <= (count or self.subgraphs_per_batch)
-                    and (count is None or found == count)
-                    and index.unique().numel() == found
+                    size <= (count or self.subgraphs_per_batch)
+                    and (count is None or size == count)
+                    and index.unique().numel() == size
                     and _equal(batch.get('n_id'), want.node)
                     and _equal(batch.get('batch'), want.batch)
                     and batch.num_nodes == want.node.numel()
@@ -176,8 +176,8 @@ class EgoLoader(StepLoader):
                 "there a 'transform' that changes 'n_id', 'batch', "
                 "'input_id' or the number of nodes?"
             )
-        return batch.batch, found
+        return batch.batch, size
 
 
-def _equal(found: Any, want: Tensor) -> bool:
-    return isinstance(found, Tensor) and torch.equal(found, want)
+def _equal(actual: Any, want: Tensor) -> bool:
+    return isinstance(actual, Tensor) and torch.equal(actual, want)

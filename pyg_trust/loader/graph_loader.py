@@ -204,7 +204,7 @@ class GraphLoader(WholeUnitLoader):
         )
 
     def num_subgraphs_at(self, step: int) -> int:
-        """The number of graphs, of which every step draws.
+        """Return the number of graphs, from which every step draws.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -213,7 +213,7 @@ class GraphLoader(WholeUnitLoader):
         return len(self.graphs)
 
     def sample_rate_at(self, step: int) -> float:
-        """The public sampling rate of a step.
+        """Return the public sampling rate of a step.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -224,8 +224,8 @@ class GraphLoader(WholeUnitLoader):
         return super().sample_rate_at(step)
 
     def setting(self) -> dict[str, Any]:
-        """The public arguments, by name; seeds are secret."""
-        # How many there are is public where one is exchanged alone.
+        """Return the public arguments, by name; seeds are secret."""
+        # The number is public where neighbours differ by an exchange.
         known: dict[str, Any] = {'num_graphs': len(self.graphs)}
         if self._rate is not None:
             known = {'sample_rate': self._rate, 'relation': self.relation}
@@ -237,7 +237,7 @@ class GraphLoader(WholeUnitLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """The public part of the graphs: attributes, and number if public."""
+        """Return the public part: attributes, and the number if public."""
         first = self.graphs[0].to_dict()
         shapes = {
             name: [list(value.shape[1:]), str(value.dtype)]
@@ -249,7 +249,7 @@ class GraphLoader(WholeUnitLoader):
         return len(self.graphs), repr(sorted(shapes))
 
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions and limits of a guarantee in one graph."""
+        """Return the assumptions and limits of a guarantee in one graph."""
         what = (
             'protected is one graph with its nodes, edges, features and label'
         )
@@ -277,7 +277,7 @@ class GraphLoader(WholeUnitLoader):
         )
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Makes a batch of what the batch sampler has drawn."""
+        """Make a batch of the drawn units."""
         index = torch.as_tensor(index, dtype=torch.int64)
         if index.numel() == 0:
             return self._finish(self._empty())
@@ -310,7 +310,7 @@ class GraphLoader(WholeUnitLoader):
         return out
 
     def filter_fn(self, out: Any) -> Any:
-        """Applies the transform."""
+        """Apply the transform."""
         return out if self.transform is None else self.transform(out)
 
     def _units(self, step: int) -> Tensor:

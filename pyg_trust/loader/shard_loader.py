@@ -23,7 +23,7 @@ _OWN = ('collate_fn', 'generator', 'dataset')
 
 
 class ShardDataset(Dataset[Data]):
-    """The shards of a graph, by number; some may be empty.
+    """Shards of a graph, by number; some may be empty.
 
     Nodes and edges are sorted by shard once, so that a shard costs its size.
 
@@ -45,7 +45,7 @@ class ShardDataset(Dataset[Data]):
         count = shard_sizes(home, num_shards)
         self.edge = order[home.numel() - int(count.sum()) :]
         self.edge_ptr = pointer(count)
-        # The place of every training node in its own shard.
+        # The position of every training node in its shard.
         self.place = torch.full_like(shard, -1)
         places = torch.arange(self.node.numel(), device=shard.device)
         start = self.node_ptr[shard[self.node]]

@@ -1,4 +1,4 @@
-"""Batches that every step draws afresh: a number of units, or by coins."""
+"""Batches drawn afresh at every step, of fixed size or by coins."""
 
 import copy
 from abc import abstractmethod
@@ -24,7 +24,7 @@ SAMPLINGS = (WITHOUT_REPLACEMENT, POISSON)
 
 
 class StepBatches(Sampler[list[int]]):
-    r"""Draws some of :math:`M` units at every step, none twice.
+    r"""Draws some of :math:`M` units at every step, without replacement.
 
     :math:`m` of them, uniformly; or, where there is a :obj:`rate`, each by a
     coin of its own, so that a batch may have any size, also none.
@@ -61,17 +61,17 @@ class StepBatches(Sampler[list[int]]):
         self.write = write
         self.seed = seed
         self.rate = rate
-        # Which part of a step's draw is made here, of how many.
+        # This process's part of a step's draw, and the number of parts.
         self.rank, self.num_ranks = 0, 1
-        # The step that comes next; the most units of a batch in memory, by
-        # which a step's draw is cut into several; another source of chance.
+        # The next step; the most units of a batch in memory, by which a draw
+        # is split into several batches; another source of randomness.
         self.position = 0
         self.chunk_size: int | None = None
         self.choose: Choice | None = None
         self._kept: dict[int, Tensor] = {}
 
     def forget(self, steps: int) -> None:
-        """Forgets the draws of the first so many steps, which were spent.
+        """Drop the draws of the first steps, which were spent.
 
         Args:
             steps (int): how many.
@@ -80,11 +80,11 @@ class StepBatches(Sampler[list[int]]):
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers make batches of what was drawn; they draw none.
+        # Workers collate batches of drawn units and draw none.
         return {**self.__dict__, 'choose': None, '_kept': {}}
 
     def index(self, step: int) -> Tensor:
-        """The units that a step draws, int64, ``[batch_size]``.
+        """Draw the units of a step: int64, ``[batch_size]``.
 
         By coins, there are as many as there are.
         """
@@ -106,7 +106,7 @@ class StepBatches(Sampler[list[int]]):
         return torch.from_numpy(drawn)
 
     def parts(self, step: int) -> tuple[Tensor, ...]:
-        """The units of a step that are drawn here, batch by batch.
+        """Iterate over this process's units of a step, batch by batch.
 
         There is one batch at least; it may be empty.
         """
@@ -121,16 +121,16 @@ class StepBatches(Sampler[list[int]]):
                 yield self.write(step, part)
 
     def __len__(self) -> int:
-        # By coins, of batches of the expected size.
+        # By batches of the expected size, for Poisson sampling.
         here = max(1, -(-self.batch_size // self.num_ranks))
         return self.num_steps * -(-here // (self.chunk_size or here))
 
 
 class StepLoader(NodeLoader):
-    r"""The base of loaders for private training.
+    r"""Base of loaders for private training.
 
     Every step draws some of :math:`M` units (subgraphs) by a
-    :class:`StepBatches`. What a private engine asks of a loader is here.
+    :class:`StepBatches`. This is the interface that a private engine uses.
 
     Args:
         data (Data): the graph.
@@ -142,7 +142,7 @@ class StepLoader(NodeLoader):
 
     OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
 
-    #: What a unit is.
+    #: The name of a unit.
     unit: str
     #: Which data are neighbours.
     relation: str = 'replace-one-feature-row'
@@ -172,7 +172,7 @@ class StepLoader(NodeLoader):
 
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
-        """Refuses what would choose batches otherwise, and bad counts."""
+        """Refuse arguments that would change the law of batches."""
         for name in cls.OWN:
             if name in kwargs:
                 raise TypeError(
@@ -184,7 +184,7 @@ class StepLoader(NodeLoader):
                 check_positive(name, value)
 
     def most_at(self, step: int) -> int:
-        """The most units that a batch of a step can have.
+        """Return the most units that a batch of a step can have.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -195,7 +195,7 @@ class StepLoader(NodeLoader):
 
     @abstractmethod
     def num_subgraphs_at(self, step: int) -> int:
-        r"""The number :math:`M` of units that a step draws from.
+        r"""Return :math:`M`, the number of units that a step draws from.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -203,10 +203,10 @@ class StepLoader(NodeLoader):
 
     @abstractmethod
     def setting(self) -> dict[str, Any]:
-        """The public arguments, by name; seeds are secret."""
+        """Return the public arguments, by name; seeds are secret."""
 
     def public(self) -> tuple[Any, ...]:
-        """The public part of the data, to tell data sets apart.
+        """Return the public part of the data, to tell data sets apart.
 
         Nodes, edges, roots and what the features look like, not the features:
         a hash of these in a file would tell two neighbouring graphs apart.
@@ -217,11 +217,11 @@ class StepLoader(NodeLoader):
         return edges, self.input_nodes, self.data.num_nodes, repr(shape)
 
     def layout(self) -> str:
-        """A hash of how nodes make units, to compare processes by."""
+        """Return a hash of the units' nodes, to compare processes."""
         return ''
 
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions and limits of a guarantee in one unit."""
+        """Return the assumptions and limits of a guarantee in one unit."""
         return (
             'protected is one row of the features (with the label, if masks, '
             'sampling and loss weights do not depend on labels); edges, the '
@@ -241,7 +241,7 @@ class StepLoader(NodeLoader):
     def check_batch(
         self, batch: Data, step: int, count: int | None = None
     ) -> tuple[Tensor, int]:
-        """Makes sure that a batch holds units of a step.
+        """Refuse a batch that does not hold units of a step.
 
         Args:
             batch (Data): a batch, or a part of one, on the CPU.
@@ -258,7 +258,7 @@ class StepLoader(NodeLoader):
         """
 
     def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
-        """Makes sure that a batch holds the units that were drawn.
+        """Refuse a batch that does not hold the drawn units.
 
         Args:
             batch (Data): a batch, or a part of one, after ``transform``.
@@ -269,9 +269,9 @@ class StepLoader(NodeLoader):
             ValueError: if it holds others.
         """
         name, want = self._mark(step, index)
-        found = batch.get(name) if isinstance(batch, Data) else None
-        if not isinstance(found, Tensor) or not torch.equal(
-            found.cpu().sort().values, want.cpu().sort().values
+        actual = batch.get(name) if isinstance(batch, Data) else None
+        if not isinstance(actual, Tensor) or not torch.equal(
+            actual.cpu().sort().values, want.cpu().sort().values
         ):
             raise ValueError(
                 'a batch needs to hold the units that were drawn for it, '
@@ -280,14 +280,14 @@ class StepLoader(NodeLoader):
             )
 
     def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
-        # What tells units apart in a batch.
+        # The attribute that identifies units in a batch.
         return 'input_id', index
 
     def untransformed(self, index: list[int]) -> Any:
-        """A batch before the loader's ``transform``.
+        """Return a batch before the loader's ``transform``.
 
         Args:
-            index (list[int]): what the batch sampler has drawn.
+            index (list[int]): the drawn units.
         """
         plain = copy.copy(self)
         plain.__dict__['transform'] = None
@@ -296,7 +296,7 @@ class StepLoader(NodeLoader):
         return plain(index)
 
     def sample_rate_at(self, step: int) -> float:
-        """The public sampling rate of a step, as :meth:`num_subgraphs_at`.
+        """Return the public sampling rate of a step.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
@@ -305,12 +305,12 @@ class StepLoader(NodeLoader):
 
     @property
     def num_subgraphs(self) -> int:
-        """The number of units of the first step."""
+        """Number of units of the first step."""
         return self.num_subgraphs_at(0)
 
     @property
     def sample_rate(self) -> float:
-        """The public sampling rate of the first step."""
+        """Public sampling rate of the first step."""
         return self.sample_rate_at(0)
 
     def __repr__(self) -> str:
@@ -321,15 +321,15 @@ class StepLoader(NodeLoader):
 
 
 def check_sampling(sampling: str) -> None:
-    """Refuses what is no name of a law of batches."""
+    """Refuse an unknown law of batches."""
     check_choice('sampling', sampling, SAMPLINGS)
 
 
 def check_positive(name: str, value: int) -> None:
-    """Refuses what is no integer of at least 1."""
+    """Refuse anything but an integer of at least 1."""
     check_integer(name, value, 1)
 
 
 def check_step(step: int) -> None:
-    """Refuses what is no number of a step."""
+    """Refuse anything but the number of a step."""
     check_integer('step', step, 0)

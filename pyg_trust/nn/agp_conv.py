@@ -20,12 +20,13 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.functional.measures import Measure, appnp, sgc
-from pyg_trust.functional.propagation import How, propagate_rows
+from pyg_trust.functional.propagation import propagate_rows
+from pyg_trust.functional.propagation_checks import How
 from pyg_trust.graph import CSRGraph, LastGraph
 
 
 class _Propagation:
-    """The base of SGC and APPNP: the graph, caches and options."""
+    """Base of SGC and APPNP: the graph, caches and options."""
 
     measure: Measure
     cached: bool
@@ -80,7 +81,7 @@ class _Propagation:
         return z
 
     def _options(self) -> str:
-        # As PyG prints it, where nothing of ours is asked.
+        # As PyG prints it, if all arguments are PyG's.
         text = f', eps={self.eps:g}' if self.eps else ''
         if self.seed is not None:
             text += f', seed={self.seed}'
@@ -116,7 +117,7 @@ def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
 def _as_edges(
     edge_index: Any, edge_weight: Tensor | None, num_nodes: int
 ) -> tuple[Any, Tensor | None]:
-    # What PyG's layers take.
+    # Return the arguments of PyG's layers.
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         check_tensor(
             'edge_index', edge_index, (torch.int64, torch.int32), (2, 'num')
@@ -249,7 +250,7 @@ class SGConv(_Propagation, pyg.SGConv):
         return sgc(asked[0], self_loops=asked[1])
 
     def reset_parameters(self) -> None:
-        """Draws the parameters anew, and forgets what is cached."""
+        """Draw the parameters anew and clear the caches."""
         super().reset_parameters()
         if hasattr(self, '_last_graph'):
             self._forget()
@@ -257,7 +258,7 @@ class SGConv(_Propagation, pyg.SGConv):
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
     ) -> Tensor:
-        """Propagates and transforms :obj:`x`."""
+        """Propagate and transform :obj:`x`."""
         if self._cached_x is not None:
             return self.lin(self._cached_x.detach())
         wanted = self.lin.in_channels
@@ -365,8 +366,8 @@ class APPNP(_Propagation, pyg.APPNP):
     _edges: tuple[Tensor, Tensor] | None
     _adj_t: Any
 
-    # PyG's names for what is cached, made of the graph that is kept here, for
-    # its messages (dropout, explainers) and for those who look.
+    # PyG's names for cached values, made of the graph that is kept here: its
+    # messages (dropout, explainers) and users read them.
     @property
     def _cached_edge_index(self) -> tuple[Tensor, Tensor] | None:
         graph = self._cached_graph
@@ -403,14 +404,14 @@ class APPNP(_Propagation, pyg.APPNP):
         return appnp(asked[0], levels=asked[1], self_loops=asked[2])
 
     def reset_parameters(self) -> None:
-        """Forgets what is cached."""
+        """Clear the caches."""
         super().reset_parameters()
         self._forget()
 
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
     ) -> Tensor:
-        """Propagates :obj:`x`."""
+        """Propagate :obj:`x`."""
         _check_x(x)
         dropping = self.dropout > 0 and self.training
         if edge_weight is not None or self.explain:

@@ -20,7 +20,8 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.functional.measures import sgc
-from pyg_trust.functional.propagation import How, propagate_rows
+from pyg_trust.functional.propagation import propagate_rows
+from pyg_trust.functional.propagation_checks import How
 from pyg_trust.graph import CSRGraph
 
 

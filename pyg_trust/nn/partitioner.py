@@ -1,4 +1,4 @@
-"""Networks that make partitions: GraphRevoker's, and BEKM's embeddings."""
+"""Networks for partitions: GraphRevoker's, and embeddings for BEKM."""
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from pyg_trust.functional.partition_methods import (
 
 
 class ShardPartitioner(torch.nn.Module):
-    r"""GraphRevoker's partition network, a soft assignment to shards.
+    r"""Partition network of GraphRevoker: a soft assignment to shards.
 
     .. math::
         P = \mathrm{softmax}(\mathrm{ReLU}(\mathrm{BN}(\mathrm{GNN}(X, A)))
@@ -76,7 +76,7 @@ class ShardPartitioner(torch.nn.Module):
         self.lin.reset_parameters()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The soft assignment: ``[num_nodes, num_shards]``.
+        """Return the soft assignment: ``[num_nodes, num_shards]``.
 
         Args:
             x (Tensor): the features of the training nodes.
@@ -112,7 +112,7 @@ def learned_partition(
     seed: int | None = None,
     progress_bar: bool = False,
 ) -> Tensor:
-    r"""GraphRevoker's partition: trained to convergence, rounded in balance.
+    r"""Train GraphRevoker's partition and round it to balanced shards.
 
     Minimises
 
@@ -209,7 +209,7 @@ def partition_embedding(
     seed: int | None = None,
     progress_bar: bool = False,
 ) -> Tensor:
-    """The logits of a GCN trained on the whole training graph, for BEKM.
+    """Return logits of a GCN trained on the whole training graph, for BEKM.
 
     This is what GraphEraser clusters. The network has seen every training
     node and is not unlearned.

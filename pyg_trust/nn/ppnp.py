@@ -31,7 +31,7 @@ from pyg_trust.nn.label_prop import LabelLayers
 
 
 class PageRankDiffusion(MessagePassing):
-    r"""Diffuses a signal by personalized PageRank, exactly or step by step.
+    r"""Diffuse a signal by personalized PageRank, exactly or step by step.
 
     .. math::
         Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} H \quad \text{or} \quad
@@ -85,7 +85,7 @@ class PageRankDiffusion(MessagePassing):
     def diffuse(
         self, h: Tensor, graph: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
-        r"""Computes :math:`\Pi H`.
+        r"""Compute :math:`\Pi H`.
 
         Args:
             h (Tensor): :math:`H`, ``[num_nodes, num_columns]``.
@@ -121,12 +121,12 @@ class PageRankDiffusion(MessagePassing):
         return z
 
     def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
-        """The message along each edge: the source's row times the weight."""
+        """Return the messages: the sources' rows times the weights."""
         return edge_weight.view(-1, 1) * x_j
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        # PyG compiles a 'propagate' for each class and sets it there. Without,
-        # what runs is what the classes say, which certificates compare.
+        # PyG compiles a 'propagate' for each class and sets it there. Without
+        # it the code of the class runs, which certificates compare.
         del raise_on_error
 
     def __repr__(self) -> str:
@@ -166,23 +166,23 @@ class PPNP(PageRankDiffusion):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Resets the encoder, or whichever of its modules can be."""
+        """Reset every module of the encoder that can be reset."""
         for module in self.encoder.modules():
             reset = getattr(module, 'reset_parameters', None)
             if callable(reset):
                 reset()
 
     def logits(self, x: Tensor) -> Tensor:
-        """The logits before diffusion: ``[num_nodes, num_classes]``."""
+        """Return the logits before diffusion: ``[num_nodes, num_classes]``."""
         check_instance('x', x, Tensor)
         return self.encoder(x)
 
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """The diffused logits: ``[num_nodes, num_classes]``."""
+        """Return the diffused logits: ``[num_nodes, num_classes]``."""
         check_instance('x', x, Tensor)
-        # Refused, if it is, before the encoder runs.
+        # Convert, and refuse, before the encoder runs.
         graph = CSRGraph.convert(edge_index, x.size(0), edge_weight)
         return self.diffuse(self.logits(x), graph)
 
@@ -288,7 +288,7 @@ class LabelPropagation(PageRankDiffusion):
         self.alpha, self.layers = alpha, layers
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The one-hot classes of the labelled nodes.
+        """Return the one-hot classes of the labelled nodes.
 
         Args:
             y (Tensor): int64, ``[num_nodes]``; only labelled nodes are read.
@@ -317,7 +317,7 @@ class LabelPropagation(PageRankDiffusion):
         edge_weight: Tensor | None = None,
         post_step: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """The propagated labels: ``[num_nodes, num_classes]``.
+        """Return the propagated labels: ``[num_nodes, num_classes]``.
 
         Args:
             y (Tensor): the classes, int64, ``[num_nodes]``; with
@@ -327,7 +327,7 @@ class LabelPropagation(PageRankDiffusion):
                 by default all. (default: :obj:`None`)
             edge_weight (Tensor, optional): with an ``edge_index``; as it
                 is, with :obj:`num_layers`. (default: :obj:`None`)
-            post_step (callable, optional): what follows each layer, instead
+            post_step (callable, optional): called after each layer, instead
                 of cutting to [0, 1]; with :obj:`num_layers`.
                 (default: :obj:`None`)
         """

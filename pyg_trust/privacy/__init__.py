@@ -1,5 +1,6 @@
 """Differential privacy of the rows of the features."""
 
+from pyg_trust._moved import moved
 from pyg_trust.privacy.accountant import (
     Accountant,
     FDPAccountant,
@@ -11,18 +12,6 @@ from pyg_trust.privacy.accountant import (
     register_accountants,
 )
 from pyg_trust.privacy.aggregation import PrivateNodeClassifier
-from pyg_trust.privacy.audit_aggregation import (
-    MuAuditReport,
-    audit_aggregation,
-    empirical_mu,
-)
-from pyg_trust.privacy.audit_function import audit
-from pyg_trust.privacy.auditing import (
-    AuditReport,
-    audit_training,
-    canary_graph,
-    empirical_epsilon,
-)
 from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
@@ -43,10 +32,8 @@ from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 __all__ = [
     'Accountant',
     'AdaptiveNorm',
-    'AuditReport',
     'ClippedSum',
     'FDPAccountant',
-    'MuAuditReport',
     'PLDAccountant',
     'PoissonAccountant',
     'PrivacyEngine',
@@ -63,16 +50,12 @@ __all__ = [
     'SubgraphGradients',
     'Tape',
     'WORAccountant',
-    'audit',
-    'audit_aggregation',
-    'audit_training',
-    'canary_graph',
     'compare_samplings',
     'create_accountant',
-    'empirical_epsilon',
-    'empirical_mu',
     'propose',
     'register_accountants',
     'search',
     'search_epsilon',
 ]
+
+__getattr__ = moved(__name__)

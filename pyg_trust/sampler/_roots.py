@@ -1,4 +1,4 @@
-"""What samplers of subgraphs around roots share."""
+"""Shared base of samplers of subgraphs around roots."""
 
 from torch import Tensor
 from torch_geometric.sampler import (
@@ -12,7 +12,7 @@ from pyg_trust.graph import CSRGraph
 
 
 class RootSampler(BaseSampler):
-    """A sampler whose seeds are nodes, the roots of subgraphs."""
+    """Sampler whose seeds are nodes, the roots of subgraphs."""
 
     graph: CSRGraph
 
@@ -21,12 +21,12 @@ class RootSampler(BaseSampler):
         inputs: EdgeSamplerInput,
         neg_sampling: NegativeSampling | None = None,
     ) -> SamplerOutput:
-        """Is not there: the roots of subgraphs are nodes."""
+        """Refuse edges as seeds: the roots of subgraphs are nodes."""
         raise NotImplementedError(
             f"'{type(self).__name__}' samples from nodes, not from edges"
         )
 
     @property
     def edge_permutation(self) -> Tensor | None:
-        """Where each edge of the sampler's graph is in ``edge_index``."""
+        """Position of each edge of the sampler's graph in ``edge_index``."""
         return self.graph.perm

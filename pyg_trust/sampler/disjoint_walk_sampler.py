@@ -94,7 +94,7 @@ class DisjointWalkSampler(RootSampler):
         self._last: tuple[int, DisjointWalks] | None = None
 
     def partition(self, number: int = 0) -> DisjointWalks:
-        """The subgraphs of a partition; the last one asked for is kept.
+        """Return the subgraphs of a partition; keep the last one.
 
         Args:
             number (int): which one. (default: :obj:`0`)
@@ -119,7 +119,7 @@ class DisjointWalkSampler(RootSampler):
         *,
         contiguous: bool = False,
     ) -> SamplerOutput:
-        """The edges inside each of some subgraphs, as one batch.
+        """Return the edges inside each of some subgraphs, as one batch.
 
         Roots come first, in order, then the other nodes, subgraph by
         subgraph; or each subgraph as a whole. There is no edge between two
@@ -159,9 +159,9 @@ class DisjointWalkSampler(RootSampler):
         if bool((known.diff() == 0).any()):
             raise ValueError("'walks' needs to be disjoint")
         other = self.graph.col32[edge].long()
-        found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
-        col = place[found]
-        inside = (known[found] == other) & (batch[row] == batch[col])
+        position = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
+        col = place[position]
+        inside = (known[position] == other) & (batch[row] == batch[col])
         row, col, edge = row[inside], col[inside], edge[inside]
         if contiguous:
             order = col.argsort(stable=True)
@@ -177,7 +177,7 @@ class DisjointWalkSampler(RootSampler):
         )
 
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """The subgraphs of the first partition that have these roots.
+        """Return the subgraphs of the first partition that have these roots.
 
         Args:
             inputs (NodeSamplerInput): distinct roots of that partition.

@@ -67,7 +67,7 @@ class EgoSampler(RootSampler):
 
     @property
     def max_receivers(self) -> int:
-        """The most nodes that one sends messages to, itself left out."""
+        """Largest out-degree, self-loops left out."""
         rowptr, col = self.graph.receivers(self.along)
         receiver = torch.arange(self.graph.num_nodes)
         receiver = receiver.repeat_interleave(rowptr.diff())
@@ -75,7 +75,7 @@ class EgoSampler(RootSampler):
         return int(sender.bincount().max()) if sender.numel() else 0
 
     def sample_roots(self, index: Tensor) -> SamplerOutput:
-        """The ego graphs of some roots, as one batch, the roots first.
+        """Return the ego graphs of some roots, as one batch, the roots first.
 
         Args:
             index (Tensor): int64: positions in ``roots``.
@@ -84,18 +84,18 @@ class EgoSampler(RootSampler):
         check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes
         rowptr, col = self.graph.receivers(self.along)
-        # A copy of a node is named by its root's place in the batch and it.
+        # The key of a copy: its root's position in the batch, and the node.
         first = torch.arange(count) * n + self.roots[index]
-        found = front = first
+        keys = front = first
         for _ in range(self.num_hops):
             node, owner = front % n, front // n
             size = rowptr[node + 1] - rowptr[node]
             sender = col[ranges(rowptr[node], size)].long()
             reached = owner.repeat_interleave(size) * n + sender
             reached = reached.unique()
-            front = reached[~torch.isin(reached, found)]
-            found = torch.cat([found, front])
-        rest = found[count:].sort().values
+            front = reached[~torch.isin(reached, keys)]
+            keys = torch.cat([keys, front])
+        rest = keys[count:].sort().values
         copies = torch.cat([first, rest])
         node, owner = copies % n, copies // n
 
@@ -118,7 +118,7 @@ class EgoSampler(RootSampler):
         )
 
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """The ego graphs of some roots.
+        """Return the ego graphs of some roots.
 
         Args:
             inputs (NodeSamplerInput): nodes among the roots.

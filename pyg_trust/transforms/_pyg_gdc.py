@@ -1,4 +1,4 @@
-"""GDC with PyG's arguments: checked, and without a dense matrix if asked."""
+"""GDC with PyG's arguments, checked; sparse on request."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def checked(
     sparsification_kwargs: dict[str, Any] | None = None,
     exact: bool = True,
 ) -> pyg.GDC:
-    """PyG's transform, of arguments that it can run with."""
+    """Check the arguments of PyG's transform and make it."""
     check_instance('exact', exact, bool)
     if self_loop_weight is not None:
         check_non_negative('self_loop_weight', self_loop_weight)
@@ -119,7 +119,7 @@ def _part(
 
 
 def measure_of(diffusion: dict[str, Any]) -> Measure:
-    """The diffusion as a measure of random walks."""
+    """Return the diffusion as a measure of random walks."""
     tol = min(EPS, diffusion.get('eps', EPS))
     if diffusion['method'] == 'ppr':
         return ppr(diffusion['alpha'], tol=tol)
@@ -135,7 +135,7 @@ def measure_of(diffusion: dict[str, Any]) -> Measure:
 
 
 def transform(gdc: pyg.GDC, data: Data) -> Data:
-    """What PyG's transform makes of a graph; estimated, unless exact."""
+    """Apply PyG's transform, by estimates unless exact."""
     check_data(data, MAKE_HOMOGENEOUS)
     edge_index, num_nodes = data.get('edge_index'), data.num_nodes
     check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
@@ -166,8 +166,8 @@ def transform(gdc: pyg.GDC, data: Data) -> Data:
 def _estimate(
     gdc: pyg.GDC, edge_index: Tensor, num_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    # Walks along the edges, from all nodes, turned into what was asked by
-    # the degrees, as PyG does. Half of its threshold has its largest error.
+    # Walks along the edges, from all nodes, rescaled by degrees to the
+    # normalisation, as PyG does. The largest error is half of its threshold.
     graph = CSRGraph.from_edge_index(coalesce(edge_index), num_nodes)
     if gdc.self_loop_weight:
         graph = graph.with_self_loops()

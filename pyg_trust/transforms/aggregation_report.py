@@ -1,4 +1,4 @@
-"""The guarantee of noisy sums over neighbours, with every assumption."""
+"""Guarantee of noisy sums over neighbours, with every assumption."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _CLASSES = (
 
 
 class Relation(NamedTuple):
-    """Which data are neighbours, checked.
+    """Neighbouring relation, checked.
 
     Args:
         name (str): one of ``'edge'``, ``'node'``,
@@ -50,7 +50,7 @@ class Relation(NamedTuple):
 
     @property
     def sensitivity(self) -> float:
-        """By how much neighbours move a sum."""
+        """Sensitivity of a sum under the relation."""
         form = 'withdraw' if self.form == 'either' else self.form
         return hop_sensitivity(
             self.name,
@@ -62,11 +62,11 @@ class Relation(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """Which rows may be published."""
+        """Rows that may be published."""
         return 'others' if self.name == 'node_incident' else 'all'
 
     def mu_edge(self, mu: float, others: float = 0.0) -> float | None:
-        r""":math:`\mu` of sums in one edge, if nodes are protected.
+        r"""Privacy :math:`\mu` of one edge, where nodes are protected.
 
         Args:
             mu (float): of the sums in a node.
@@ -87,7 +87,7 @@ def make_relation(
     directed: bool,
     max_degree: int | None,
 ) -> Relation:
-    """Checks the arguments that say who is protected.
+    """Check the arguments that define the neighbouring relation.
 
     Args:
         relation (str): one of ``'edge'``, ``'node'``,
@@ -109,14 +109,14 @@ def make_relation(
         form = 'withdraw' if relation == 'node_incident' else 'replace'
     else:
         check_choice('form', form, FORMS)
-    made = Relation(relation, form, directed, max_degree)
-    assert made.sensitivity > 0  # checks all of it
-    return made
+    checked = Relation(relation, form, directed, max_degree)
+    assert checked.sensitivity > 0  # checks all of it
+    return checked
 
 
 @dataclass(frozen=True)
 class AggregationReport(Report):
-    r"""The privacy guarantee of noisy sums, with its assumptions.
+    r"""Privacy guarantee of noisy sums, with its assumptions.
 
     All :math:`\mu` are of Gaussian differential privacy
     (:mod:`pyg_trust.functional.private_accounting`); a part that was not used
@@ -203,14 +203,14 @@ class AggregationReport(Report):
 
     @property
     def unit(self) -> str:
-        """The unit of privacy, in words."""
+        """Unit of privacy, in words."""
         return unit_of_sums(
             self.relation, self.form, self.directed, self.max_degree
         )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions of the guarantee."""
+        """Assumptions of the guarantee."""
         lines = [
             'ids, number of nodes, whether edges are directed, the train mask '
             'and all arguments were chosen without looking at what is '
@@ -286,7 +286,7 @@ class AggregationReport(Report):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """The data and relations that the guarantee does not cover."""
+        """Data and relations that the guarantee does not cover."""
         lines = [
             'ids and number of nodes',
             'the train mask',
@@ -309,11 +309,11 @@ class AggregationReport(Report):
         return (*lines, 'the relations ' + ', '.join(map(repr, others)))
 
     def promise(self) -> str:
-        """The guarantee, in one sentence."""
+        """Guarantee in one sentence."""
         return self.guarantee().promise
 
     def guarantee(self) -> Guarantee:
-        """The privacy guarantee, in the form that all reports share."""
+        """Return the privacy guarantee, in the form that all reports share."""
         fields = self.to_dict()
         fields.pop('provenance')
         return stated(
@@ -326,7 +326,7 @@ class AggregationReport(Report):
         )
 
     def _checks(self) -> tuple[str, ...]:
-        # What stops a release where it does not hold, and so was found.
+        # The assumptions that a release refuses to break, and so were checked.
         where = 'account' if self.ledger_head is None else 'ledger'
         looked = 'no edge has a weight'
         if self.relation != 'feature':
@@ -340,7 +340,7 @@ class AggregationReport(Report):
         )
 
     def explain(self) -> str:
-        """The guarantee in words."""
+        """Explain the guarantee in words."""
         text = self.promise()
         parts = [
             f'{name} {value:.4g}'
@@ -408,17 +408,17 @@ def make_report(
     receivers: int | None = None,
     **fields: Any,
 ) -> AggregationReport:
-    r"""Fills in what follows from the relation.
+    r"""Derive the relation's fields and make the report.
 
     Args:
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
         delta (float): :math:`\delta`.
         mu_encoder (float): as of :class:`AggregationReport`.
             (default: :obj:`0.0`)
         mu_aggregation (float): the same. (default: :obj:`0.0`)
         mu_head (float): the same. (default: :obj:`0.0`)
-        mu_others (float): of :obj:`mu_aggregation`, what others than the
-            object of the report have spent. (default: :obj:`0.0`)
+        mu_others (float): of :obj:`mu_aggregation`, the part that other
+            objects than the report's have spent. (default: :obj:`0.0`)
         predictions (bool): the same. (default: :obj:`False`)
         num_nodes (int): the same.
         receivers (int, optional): the same; by default all nodes.
@@ -433,7 +433,7 @@ def make_report(
             (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
             for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
         )
-    # All that the account has, in steps of one record by way of a blank.
+    # The whole account, in two steps per changed record: to a blank and back.
     replaced = None
     if relation.form == 'withdraw':
         replaced = gaussian_epsilon(2 * fields['mu'], delta)

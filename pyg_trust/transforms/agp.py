@@ -25,13 +25,13 @@ from pyg_trust.functional.measures import (
     needs_graph,
 )
 from pyg_trust.functional.out_of_core import propagate_to
-from pyg_trust.functional.propagation import (
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.propagation_checks import (
     How,
-    _check_finite,
-    _check_graph,
-    _check_how,
-    _check_signal,
-    propagate,
+    check_finite_signal,
+    check_graph,
+    check_how,
+    check_signal,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import (
@@ -44,7 +44,7 @@ from pyg_trust.report.base import stated
 
 
 class MeasureTransform(BaseTransform):
-    """The base of transforms that compute a measure, with its arguments."""
+    """Base of transforms that compute a measure, with its arguments."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class MeasureTransform(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """The measure for :obj:`graph`."""
+        """Return the measure for :obj:`graph`."""
         check_instance('graph', graph, CSRGraph)
         return make_measure(self.measure, graph, **self.arguments)
 
     def __repr__(self) -> str:
-        # All that decides what is computed: PyG compares it with that of a
-        # dataset on the disk (pre_transform).
+        # Every argument that changes the result: PyG compares the text with
+        # that of a dataset on the disk (pre_transform).
         measure = self.measure
         if isinstance(measure, Measure):
             measure = f'{measure} of {measure.key}'
@@ -231,7 +231,7 @@ class AGP(MeasureTransform):
         self.out = attr if out is None else str(out)
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with propagated features.
+        """Return the graph with propagated features.
 
         ``data.propagated`` names the attributes that were written so: the
         rows of other nodes are in them, so that training privately on them
@@ -272,7 +272,7 @@ class AGP(MeasureTransform):
         return data
 
     def guarantee(self, data: Data) -> Guarantee:
-        """The accuracy guarantee of the features that this writes.
+        """Return the accuracy guarantee of the written features.
 
         Args:
             data (Data): the graph *before* it was transformed.
@@ -284,11 +284,11 @@ class AGP(MeasureTransform):
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
-        _check_graph(graph, measure)
-        _check_signal(x, graph)
+        check_graph(graph, measure)
+        check_signal(x, graph)
         how = How(half=self.half, tol=self.level_tol)
-        _check_how(how, x, graph, measure)
-        _check_finite(x)
+        check_how(how, x, graph, measure)
+        check_finite_signal(x)
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Graphs in which no node is heard by many others."""
+"""Caps the out-degree of a graph."""
 
 import torch
 from torch_geometric.data import Data
@@ -46,7 +46,7 @@ class BoundedDegree(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with fewer edges."""
+        """Return the graph with fewer edges."""
         check_data(data)
         if data.edge_index is None:
             raise ValueError("'data' needs to have an 'edge_index'")

@@ -1,4 +1,4 @@
-"""Views of a graph, each of which a changed element reaches alone."""
+"""Split a graph so that any changed element affects one view."""
 
 import copy
 from collections.abc import Callable
@@ -38,8 +38,8 @@ class Division(BaseTransform):
     ===============  =======================================================
     ``'edges'``      view :math:`i` has the undirected edges of group
                      :math:`i` (both directions together)
-    ``'nodes'``      the edges that leave nodes of group :math:`i`: whoever
-                     listens hears them alone, however many layers there are
+    ``'nodes'``      the edges that leave nodes of group :math:`i`: these are
+                     the only senders, in any number of layers
     ``'subgraphs'``  the subgraph that group :math:`i` induces
     ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
     ``'entries'``    the entries of ``x`` of group :math:`i`, by name of the
@@ -71,16 +71,16 @@ class Division(BaseTransform):
 
     @property
     def num_views(self) -> int:
-        """How many views there are."""
+        """Number of views."""
         return self.num_groups ** (2 if self.by == 'grid' else 1)
 
     def forward(self, data: Data) -> Data:
-        """Returns a view, drawn from torch's generator."""
+        """Return a view, drawn by torch's generator."""
         check_named(data)
         return self.view(data, int(torch.randint(self.num_views, ())))
 
     def view(self, data: Data, number: int) -> Data:
-        """Returns one view; the graph is left as it was.
+        """Return one view; leave the graph as it is.
 
         Args:
             data (Data): the graph.
@@ -88,28 +88,28 @@ class Division(BaseTransform):
         """
         check_named(data)
         check_integer('number', number, 0, self.num_views - 1)
-        made = copy.copy(data)
+        view = copy.copy(data)
         n = int(data.num_nodes)
-        made.num_nodes = n
+        view.num_nodes = n
         if self.by == 'subgraphs':
-            return made.subgraph(self.node_groups(data) == number)
+            return view.subgraph(self.node_groups(data) == number)
         first, second = divmod(number, self.num_groups)
         edges = second if self.by != 'grid' else first
         if self.by == 'nodes':
-            return incoming_view(made, self.node_groups(data) == edges)
+            return incoming_view(view, self.node_groups(data) == edges)
         if self.by in ('edges', 'grid'):
-            _keep_edges(made, self.edge_groups(data) == edges)
+            _keep_edges(view, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
-            # Not a product: an infinity would show in all views.
+            # Not a product, which would carry an infinity to all views.
             keep = held[:, None].to(data.x.device)
-            made.x = torch.where(keep, data.x, 0)
+            view.x = torch.where(keep, data.x, 0)
         if self.by == 'entries':
-            made.x = self._entries(data, second)
-        return made
+            view.x = self._entries(data, second)
+        return view
 
     def node_groups(self, data: Data) -> Tensor:
-        """The group of every node: int64, ``[num_nodes]``.
+        """Return the group of every node: int64, ``[num_nodes]``.
 
         Args:
             data (Data): the graph.
@@ -121,7 +121,7 @@ class Division(BaseTransform):
         return group.to(names.device)
 
     def edge_groups(self, data: Data) -> Tensor:
-        """The group of every edge, as of its reverse: int64, ``[num_edges]``.
+        """Return the group of every edge and its reverse: ``[num_edges]``.
 
         Args:
             data (Data): the graph.
@@ -135,7 +135,7 @@ class Division(BaseTransform):
         return group.to(data.edge_index.device)
 
     def _entries(self, data: Data, number: int) -> Tensor:
-        # An entry that is 0 looks the same in its own view and elsewhere.
+        # A stored 0 is the same as no entry, in every view.
         node, column = data.x.nonzero().cpu().t()
         key = rng.derive(self.seed, _ENTRIES)
         word = rng.derive_each(key, names_of(data).cpu()[node]) ^ column
@@ -149,16 +149,16 @@ class Division(BaseTransform):
 
 
 def incoming_view(data: Data, speaks: Tensor) -> Data:
-    """The graph in which some nodes alone are heard.
+    """Return the graph with edges out of some nodes alone.
 
     Args:
         data (Data): the graph; it is left as it was.
-        speaks (Tensor): who is heard: bool, ``[num_nodes]``.
+        speaks (Tensor): mask of the senders: bool, ``[num_nodes]``.
     """
-    made = copy.copy(data)
-    made.num_nodes = int(data.num_nodes)
-    _keep_edges(made, speaks[data.edge_index[0]])
-    return made
+    view = copy.copy(data)
+    view.num_nodes = int(data.num_nodes)
+    _keep_edges(view, speaks[data.edge_index[0]])
+    return view
 
 
 def check_apart(
@@ -169,7 +169,7 @@ def check_apart(
     *,
     sparse: Tensor | None = None,
 ) -> None:
-    """Checks that a model keeps apart whom no edge joins.
+    """Refuse a model that mixes nodes which no edge joins.
 
     A node of another group may change as it likes: nobody who hears one group
     alone may notice, up to the last bit; nor if half of them all change, in
@@ -189,7 +189,7 @@ def check_apart(
         ValueError: if the model does not.
     """
     others = group[group != number]
-    # The group itself comes last.
+    # The group itself is checked last.
     for heard in (*others[:1].tolist(), number):
         dense = incoming_view(data, group == heard)
         view = _with(dense, data.x if sparse is None else sparse)
@@ -205,7 +205,7 @@ def _check_silent(
     silent: Tensor,
     alone: bool,
 ) -> None:
-    # Who is silent changes, in either half and either way, and one alone.
+    # Try silent nodes of either half, both ways, and a single one.
     index = silent.nonzero().view(-1)
     if not index.numel():
         return
@@ -239,8 +239,8 @@ def _check_silent(
 def _check_listeners(
     call: Callable[[Data], Tensor], view: Data, clean: Tensor, heard: Tensor
 ) -> None:
-    # The group, and for each of its nodes one of those who listen to it:
-    # without all others, what these hear is the same.
+    # The group, and for each of its nodes one receiver: without all other
+    # nodes, these receivers get the same messages.
     n = heard.numel()
     source, target = view.edge_index
     outer = ~heard[target]
@@ -251,7 +251,7 @@ def _check_listeners(
         first = torch.full_like(heard, -1, dtype=torch.int64)
         first[source] = target
         keep[first[first >= 0]] = True
-        # Most of its listeners are gone, whoever they listen to besides.
+        # Remove most of its receivers, with any other senders.
         outside = source.bincount(minlength=n)
         most = ((outside > 0) * (2 * outside + (inner > 0))).argmax()
         keep[target[source == most]] = False
@@ -291,9 +291,9 @@ def _wild(x: Tensor) -> Tensor:
 
 
 def _with(view: Data, x: Tensor) -> Data:
-    made = copy.copy(view)
-    made.x = x
-    return made
+    copied = copy.copy(view)
+    copied.x = x
+    return copied
 
 
 def _opened(x: Tensor, rows: Tensor) -> Tensor:
@@ -329,11 +329,11 @@ def _opened(x: Tensor, rows: Tensor) -> Tensor:
 def _moved(
     x: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    # Features with other values in some rows.
+    # Return features with other values in some rows.
     if x.layout != torch.sparse_csr:
-        made = x.clone()
-        made[chosen] = change(made[chosen])
-        return made
+        moved = x.clone()
+        moved[chosen] = change(moved[chosen])
+        return moved
     ptr, value = x.crow_indices(), x.values()
     moves = chosen.repeat_interleave(ptr.diff().long())
     return sparse_rows(
@@ -345,7 +345,7 @@ def _moved(
 
 
 def names_of(data: Data) -> Tensor:
-    """The names of the nodes: ``n_id``, or else their positions.
+    """Return the names of the nodes: ``n_id``, or else their positions.
 
     Args:
         data (Data): a graph that :func:`check_named` takes.
@@ -357,7 +357,7 @@ def names_of(data: Data) -> Tensor:
 
 
 def check_named(data: Any) -> None:
-    """Refuses what can't be divided.
+    """Refuse a graph that cannot be divided.
 
     Args:
         data (Data): a homogeneous graph with an ``edge_index``.

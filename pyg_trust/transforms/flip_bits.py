@@ -1,4 +1,4 @@
-"""Random flips of edges and features: the noise that smooths a classifier."""
+"""Random flips of edges and features, the noise of smoothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,8 @@ class BitFlips:
     :math:`p_+`, one that is 1 becomes 0 with :math:`p_-`. Cells are the
     :math:`n (n - 1) / 2` pairs of nodes (or, :obj:`directed`, the :math:`n (n
     - 1)` ordered ones; self-loops are none and stay), and the :math:`n d`
-    entries of the features. What has no noise stays as it is, and nothing is
-    certified against its changes.
+    entries of the features. Parts without noise stay as they are, and changes
+    of them are not certified.
 
     Small :math:`p_+` suits sparse graphs, where every pair that is set costs
     an edge: with :math:`p_+ = 0` and :math:`p_-` above 1/2, one addition and
@@ -68,7 +68,7 @@ class BitFlips:
 
     @property
     def noisy(self) -> tuple[str, ...]:
-        """The kinds of cells that have noise."""
+        """Kinds of cells that have noise."""
         return tuple(kind for kind in KINDS if max(getattr(self, kind)) > 0)
 
 
@@ -101,7 +101,7 @@ class NoisyCopies:
 
     @property
     def slack(self) -> float:
-        """How far the law of the copies is from the noise at most."""
+        """Bound the total variation between the copies' law and the noise."""
         return sum(
             sampling_slack(sum(self.cells[kind]))
             for kind in self.noise.noisy
@@ -111,7 +111,7 @@ class NoisyCopies:
     def draw_edges(
         self, seed: int, first: int, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Some copies of the edges as a block-diagonal CSR."""
+        """Draw the edges of some copies as a block-diagonal CSR."""
         assert self.edges is not None
         cells = 'directed' if self.noise.directed else 'undirected'
         return ops.flip_bits(
@@ -127,7 +127,7 @@ class NoisyCopies:
     def draw_features(
         self, seed: int, first: int, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Some copies of the features, one below the other, as a CSR."""
+        """Draw the features of some copies as a CSR, one below the other."""
         assert self.features is not None
         return ops.flip_bits(
             *self.features,
@@ -185,14 +185,14 @@ class FlipBits(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def forward(self, data: Data) -> Data:
-        """Returns a noisy graph."""
+        """Return a noisy graph."""
         check_graph(data, self.noise)
         copies = NoisyCopies(data, self.noise)
         seed = rng.resolve(self.seed)
         if copies.edges is not None:
             data.num_nodes = copies.num_nodes
-            made = edge_index_of(*copies.draw_edges(seed, 0, 1))
-            data.edge_index = made.to(data.edge_index.device)
+            flipped = edge_index_of(*copies.draw_edges(seed, 0, 1))
+            data.edge_index = flipped.to(data.edge_index.device)
         if copies.features is not None:
             row, col = edge_index_of(*copies.draw_features(seed, 0, 1))
             x = torch.zeros_like(data.x)
@@ -208,13 +208,13 @@ class FlipBits(BaseTransform):
 
 
 def edge_index_of(ptr: Tensor, col: Tensor) -> Tensor:
-    """The rows of a CSR as an ``edge_index``."""
+    """Return the rows of a CSR as an ``edge_index``."""
     row = torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
     return torch.stack([row, col.long()])
 
 
 def check_graph(data: Any, noise: BitFlips) -> None:
-    """Refuses a graph that the noise does not fit.
+    """Refuse a graph that the noise does not fit.
 
     Args:
         data (Data): the graph.
@@ -242,7 +242,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
             if name == 'edge_index' or value is None:
                 continue
             if name in ('edge_weight', 'edge_attr', 'adj_t') or (
-                # What has a row for each edge, and none for each node.
+                # Attributes with a row per edge, and not per node.
                 name.startswith('edge_')
                 and isinstance(value, Tensor)
                 and value.dim() > 0
@@ -265,7 +265,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
 
 
 def _graph(data: Data, noise: BitFlips) -> CSRGraph:
-    # Refuses duplicates.
+    # The conversion refuses duplicates.
     graph = CSRGraph.from_edge_index(data.edge_index.cpu(), data.num_nodes)
     if not noise.directed and not graph.is_undirected:
         raise ValueError(

@@ -152,7 +152,7 @@ class GDC(MeasureTransform):
         self.normalization = normalization
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with the diffusion matrix as its edges."""
+        """Return the graph with the diffusion matrix as its edges."""
         if self._pyg is not None:
             return _pyg_gdc.transform(self._pyg, data)
         graph = CSRGraph.from_data(data)
@@ -187,7 +187,7 @@ class GDC(MeasureTransform):
         return data
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """The measure for :obj:`graph`; with PyG's arguments, of its walks."""
+        """Return the measure for :obj:`graph`, or for PyG's arguments."""
         if self._pyg is not None:
             check_instance('graph', graph, CSRGraph)
             return _pyg_gdc.measure_of(self._pyg.diffusion_kwargs)

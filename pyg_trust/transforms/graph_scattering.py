@@ -23,7 +23,7 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 
 
 class GraphEmbedding(BaseTransform):
-    r"""The base of transforms that write one vector per graph.
+    r"""Base of transforms that write one vector per graph.
 
     The features of a graph are ``data.x``, or the one-hot degree of its nodes
     if :obj:`max_degree` is given. Nothing is taken from any other graph (no
@@ -63,7 +63,7 @@ class GraphEmbedding(BaseTransform):
         self.dtype = dtype
 
     def forward(self, data: Data) -> Data:
-        """Writes ``[num_graphs, num_coefficients]`` to :obj:`attr`."""
+        """Write ``[num_graphs, num_coefficients]`` to :obj:`attr`."""
         data[self.attr] = self.embed(data, self.dtype, self.sparse)
         return data
 
@@ -75,7 +75,7 @@ class GraphEmbedding(BaseTransform):
         *,
         progress_bar: bool = False,
     ) -> Tensor:
-        """The vectors of a graph, a batch or a list of graphs.
+        """Return the vectors of a graph, a batch or a list of graphs.
 
         Args:
             data (Data, Batch or list[Data]): the graphs.
@@ -119,7 +119,7 @@ class GraphEmbedding(BaseTransform):
         graph: CSRGraph | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The features that are embedded, dense or sparse CSR.
+        """Return the features to embed, dense or sparse CSR.
 
         Args:
             data (Data): the graph or batch.
@@ -211,7 +211,7 @@ class GraphScattering(GraphEmbedding):
         self.linear = linear
 
     def num_coefficients(self, num_features: int | None = None) -> int:
-        """The length of a graph's vector.
+        """Length of a graph's vector.
 
         Args:
             num_features (int, optional): the number of features; not needed
@@ -223,7 +223,7 @@ class GraphScattering(GraphEmbedding):
     def path(
         self, index: int, num_features: int | None = None
     ) -> ScatteringPath:
-        """The path of a coefficient: its layer, filters, feature and moment.
+        """Return a coefficient's layer, filters, feature and moment.
 
         Args:
             index (int): its position.
@@ -234,7 +234,7 @@ class GraphScattering(GraphEmbedding):
         return scattering_path(index, width, self.J, self.Q, self.L)
 
     def paths(self, num_features: int | None = None) -> list[ScatteringPath]:
-        """The paths of all coefficients, in order.
+        """Return the paths of all coefficients, in order.
 
         Args:
             num_features (int, optional): as in :meth:`path`.
@@ -342,7 +342,7 @@ def graph_signal(
     clip: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The features of a graph or batch: ``data.x`` or one-hot degrees.
+    """Return the features of a graph or batch: ``data.x`` or one-hot degrees.
 
     Args:
         data (Data): the graph or batch.
@@ -404,7 +404,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def _only(data: Any, keys: list[str]) -> Data:
-    # What an embedding reads, so that batches hold nothing else.
+    # The attributes that an embedding reads: batches hold nothing else.
     if not isinstance(data, Data):
         raise TypeError(
             "'data' needs to hold homogeneous torch_geometric.data.Data "

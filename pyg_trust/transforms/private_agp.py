@@ -1,4 +1,4 @@
-"""Noisy propagation as a dataset transform: released once, then free."""
+"""Noisy propagation as a dataset transform, released once."""
 
 import math
 import os
@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from pyg_trust.account import (
     NoCopies,
     PaidNoise,
     ReleaseAccount,
+    TrainingAccount,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
@@ -61,9 +62,6 @@ from pyg_trust.transforms.release_checks import (
     release_graph,
     warn_of_other_releases,
 )
-
-if TYPE_CHECKING:
-    from pyg_trust.privacy.engine import PrivacyEngine
 
 #: The propagation of ``'feature'``: one and two hops, symmetric.
 TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
@@ -119,7 +117,8 @@ class PrivateAGP(NoCopies, BaseTransform):
             the number of edges (a public power of ten) for ``'edge'``, of
             nodes otherwise. Needed, unless there is an :obj:`engine` with a
             budget. (default: :obj:`None`)
-        mu (float, optional): what one release spends. (default: :obj:`None`)
+        mu (float, optional): the :math:`\mu` of one release.
+            (default: :obj:`None`)
         engine (PrivacyEngine, optional): private training whose account the
             release goes on, for ``'feature'`` in the form ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)
@@ -186,7 +185,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         epsilon: float | None = None,
         delta: float | None = None,
         mu: float | None = None,
-        engine: 'PrivacyEngine | None' = None,
+        engine: TrainingAccount | None = None,
         form: str | None = None,
         directed: bool = False,
         max_degree: int | None = None,
@@ -301,12 +300,12 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     @property
     def seeded(self) -> bool:
-        """Whether noise comes from an explicit seed."""
+        """Whether a seed makes the noise repeatable."""
         return self.seed is not None
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The standard deviation of the noise of each hop.
+        """Standard deviation of the noise of each hop.
 
         Under ``'feature'`` a release makes it larger by what rounding adds to
         the sensitivity, a millionth or so.
@@ -318,11 +317,11 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     @property
     def account(self) -> ReleaseAccount | None:
-        """The account, once there was a release; none with an engine."""
+        """Account of the release; None before it, and with an engine."""
         return self._account
 
     def released(self, data: Data) -> list[Tensor]:
-        r"""The noisy sums :math:`S_1, \ldots, S_K`, float64.
+        r"""Noisy sums :math:`S_1, \ldots, S_K`, float64.
 
         Args:
             data (Data): the graph.
@@ -336,7 +335,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         ]
 
     def _rows(self, data: Data, level: int) -> list[Tensor]:
-        # Kept ones, which nobody may write into.
+        # Return the kept rows; callers must not write into them.
         if os.getpid() != self._owner:
             raise RuntimeError(
                 'the transform belongs to another process, whose account '
@@ -365,7 +364,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             if key in self._kept:
                 return self._kept[key]
             check_alone()
-            # Two threads that came first would have an account each.
+            # Without the lock two first threads would open an account each.
             account = self._open(graph.num_nodes)
             rows = self._release(graph, x, account)
             self._kept[key] = [row.to(x.dtype) for row in rows]
@@ -458,7 +457,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         return self._account
 
     def forward(self, data: Data) -> Data:
-        """Returns the graph with released rows.
+        """Return the graph with released rows.
 
         ``data.propagated`` names the attribute that holds them.
         """
@@ -472,7 +471,7 @@ class PrivateAGP(NoCopies, BaseTransform):
                 total.add_(row, alpha=weight)
             rows = [total]
         parts = [x, *rows] if self.cat else rows
-        # Written into its place, part by part: the rows are not held twice.
+        # Written in place, part by part, so that rows are not held twice.
         out = x.new_empty(x.size(0), sum(part.size(1) for part in parts))
         at = 0
         for part in parts:
@@ -483,7 +482,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         return data
 
     def report(self, delta: float | None = None) -> AggregationReport:
-        r"""The privacy guarantee so far, with every assumption.
+        r"""Return the privacy guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the
@@ -572,10 +571,10 @@ def _check_weights(
             "'weights' needs to be a list of numbers "
             f'(got {type(weights).__name__})'
         )
-    made = tuple(check_finite('weights', weight) for weight in weights)
-    if len(made) != hops:
+    checked = tuple(check_finite('weights', weight) for weight in weights)
+    if len(checked) != hops:
         raise ValueError(
             f"'weights' needs to have {hops} numbers, one for each hop (got "
-            f'{len(made)})'
+            f'{len(checked)})'
         )
-    return made
+    return checked

@@ -1,4 +1,4 @@
-"""Features that follow a graph as it changes."""
+"""Propagated features of a changing graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ class PropagatedFeatures(EditedInPlace):
 
     Edges, nodes and features come and go, and only the rows that this touches
     are computed again: those within :math:`L` hops. They have the bits of a
-    computation from scratch, whatever happened before
+    computation from scratch, after any history
     (:mod:`pyg_trust.functional.incremental`).
 
     .. code-block:: python
@@ -47,7 +47,7 @@ class PropagatedFeatures(EditedInPlace):
     few pushes where exact rows would be all rows. Those features depend on
     what was there before.
 
-    What is pickled is what there is, to the bit, and nothing of what was
+    A pickle holds the present data, to the bit, and no trace of what was
     before; it is computed anew where it is read.
 
     Names never change, and those of removed nodes are not used again. If an
@@ -130,7 +130,7 @@ class PropagatedFeatures(EditedInPlace):
         gone: Tensor = _NONE,
         directed: bool = False,
     ) -> None:
-        # From these alone, and nothing of what was before.
+        # From these arguments alone, independently of any earlier state.
         self._graph = DynamicGraph(
             graph, measure.self_loops, measure.along, directed
         )
@@ -149,8 +149,8 @@ class PropagatedFeatures(EditedInPlace):
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        # What is pickled is a function of what there is: rows that are out of
-        # date, room in the lists and residues would tell of what was before.
+        # The pickle is a function of the present data: stale rows, spare room
+        # in the lists and residues would reveal the history.
         self._settle()
         state, graph = self._state, self._graph
         return {
@@ -180,41 +180,41 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def graph(self) -> CSRGraph:
-        """The graph as it is; removed nodes have no edges."""
+        """The present graph; removed nodes have no edges."""
         self._settle()
         return self._graph.to_csr()
 
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """The names of the nodes that are there: int64, ascending."""
+        """Names of the present nodes: int64, ascending."""
         self._settle()
         return self._graph.alive.nonzero().view(-1)
 
     @property
     @synchronized
     def num_nodes(self) -> int:
-        """The number of names, those of removed nodes included."""
+        """Number of names, those of removed nodes included."""
         self._settle()
         return self._graph.num_nodes
 
     @property
     @synchronized
     def stale_rows(self) -> int:
-        """How many rows will be computed when they are asked for."""
+        """Number of rows that the next read has to compute."""
         self._settle()
         return int((self._stale & self._graph.alive).sum())
 
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Of all rows together, in the Frobenius norm; 0 for exact rows."""
+        """Bound of all rows' error, in the Frobenius norm; 0 if exact."""
         self._settle()
         return self._state.error_bound
 
     @editing
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """Features of the graph as it is: ``[k, num_columns]``, a copy.
+        """Return a copy of present features: ``[k, num_columns]``.
 
         Args:
             nodes (Tensor, optional): int64 indices or a mask; by default all
@@ -239,7 +239,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def insert_edges(self, edge_index: Tensor) -> int:
-        """Adds edges.
+        """Add edges.
 
         Args:
             edge_index (Tensor): int64, ``[2, k]``; of an undirected graph,
@@ -256,7 +256,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def remove_edges(self, edge_index: Tensor) -> int:
-        """Takes edges away.
+        """Remove edges.
 
         Args:
             edge_index (Tensor): as in :meth:`insert_edges`.
@@ -272,7 +272,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def remove_nodes(self, nodes: Tensor) -> int:
-        """Takes nodes away, with their edges and features.
+        """Remove nodes, with their edges and features.
 
         Args:
             nodes (Tensor): int64 indices or a mask.
@@ -289,7 +289,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Adds nodes, and edges between them and the others.
+        """Add nodes, and edges between them and the others.
 
         Args:
             x (Tensor): their features, ``[k, num_columns]``.
@@ -327,7 +327,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def update_features(self, nodes: Tensor, x: Tensor) -> int:
-        """Gives nodes other features.
+        """Replace the features of nodes.
 
         Args:
             nodes (Tensor): int64, each once.
@@ -354,7 +354,7 @@ class PropagatedFeatures(EditedInPlace):
         return self._state.x.size(1)
 
     def _settle(self) -> None:
-        # What an interrupted edit has left.
+        # Undo an interrupted edit.
         self._journal.undo()
 
     def _edit(self, change: Callable[[], tuple[Edit, Tensor | None]]) -> int:
@@ -369,11 +369,11 @@ class PropagatedFeatures(EditedInPlace):
         except BaseException:
             self._settle()
             raise
-        # In this order: rows that are computed once too often are no harm.
+        # In this order: computing a row once too often does no harm.
         self._stale = stale
         self._journal.clear()
         if self._z is not None and touched.nodes is not None:
-            # What they were is nobody's any more.
+            # Erase the outdated rows.
             self._z.index_fill_(0, touched.nodes, 0)
         elif touched.nodes is None:
             self._z = None

@@ -1,16 +1,8 @@
 """Unlearning: models that forget on request."""
 
-from pyg_trust.unlearning.attacks import (
-    AuditReport,
-    AuditRow,
-    audit_removal,
-)
+from pyg_trust._moved import moved
 from pyg_trust.unlearning.baselines import (
     GINClassifier,
-)
-from pyg_trust.unlearning.membership import (
-    MembershipReport,
-    membership_inference,
 )
 from pyg_trust.unlearning.node import (
     NodeClassifier,
@@ -39,39 +31,24 @@ from pyg_trust.unlearning.shards import (
 from pyg_trust.unlearning.store import (
     ShardStore,
 )
-from pyg_trust.unlearning.subjects import (
-    NodeSubject,
-    RetrainSubject,
-    ScatteringSubject,
-    ShardedSubject,
-    Subject,
-)
 
 __all__ = [
-    'AuditReport',
-    'AuditRow',
     'BatchPlan',
     'GINClassifier',
-    'MembershipReport',
     'NodeClassifier',
     'NodePlan',
-    'NodeSubject',
     'NodeUnlearnReport',
     'NodeVerifyReport',
     'PoisonCertificate',
-    'RetrainSubject',
     'ScatteringClassifier',
-    'ScatteringSubject',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
     'ShardStore',
     'ShardVerifyReport',
-    'ShardedSubject',
     'ShardedUnlearner',
-    'Subject',
     'UnlearnReport',
     'VerifyReport',
-    'audit_removal',
-    'membership_inference',
 ]
+
+__getattr__ = moved(__name__)

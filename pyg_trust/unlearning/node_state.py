@@ -23,6 +23,7 @@ from pyg_trust.functional.heads import (
     Gradient,
     Objective,
     Problem,
+    Residual,
     hidden,
     hidden_by,
     slopes,
@@ -30,7 +31,6 @@ from pyg_trust.functional.heads import (
 )
 from pyg_trust.functional.incremental import LevelState, SeriesState
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import Residual
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import loss_change
 from pyg_trust.removal import Part

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.newton import (
+from pyg_trust.functional.rows import (
     dense_rows,
     gram,
     keep_rows,

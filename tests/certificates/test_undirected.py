@@ -8,7 +8,7 @@ from exhaustive import csr, pagerank, undirected_graphs
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.certificates import threat as threat_module
-from pyg_trust.certificates.bounds import Problem
+from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.functional import (
     Perturbations,
@@ -368,7 +368,7 @@ def test_undirected_flips_of_a_directed_attack_keep_every_budget(seed):
         num_nodes=n,
     )
     logits = torch.randn(n, 2, generator=generator).double()
-    problem = Problem(
+    problem = Solver(
         Deployed(logits, 0.15),
         threat,
         torch.arange(n),

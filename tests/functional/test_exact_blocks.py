@@ -11,7 +11,11 @@ from pyg_trust import functional as F
 from pyg_trust import ops
 from pyg_trust.functional import propagation
 from pyg_trust.functional._exact_blocks import VISIT_COST, exact_blocks
-from pyg_trust.functional.propagation import PULL_ABOVE, _levels, _norms
+from pyg_trust.functional.propagation import (
+    PULL_ABOVE,
+    column_norms,
+    push_levels,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import make_graph
 
@@ -38,7 +42,7 @@ def block(kind, dtype=torch.float32, columns=16):
 
 def found(graph, x, measure, eps, above=PULL_ABOVE):
     prepared = graph.with_self_loops() if measure.self_loops else graph
-    ratio = _levels(measure)[1]
+    ratio = push_levels(measure)[1]
     return exact_blocks(prepared, x, measure, eps, ratio, above)
 
 
@@ -67,14 +71,14 @@ def test_a_block_does_not_know_what_stands_beside_it(graph, threads):
     assert torch.equal(z[:, :16], alone)
 
     prepared = graph.with_self_loops()
-    total, ratio, keep = _levels(measure)
+    total, ratio, keep = push_levels(measure)
     ends = prepared.degree_power(-0.5, x.dtype)
     for first, part in ((3, slice(48, 64)), (4, slice(64, 69))):
         wanted, pushed = ops.push(
             prepared.push_graph(0.5, x.dtype),
             prepared.receivers(),
             *(ends, ends, x[:, part].contiguous()),
-            (eps * _norms(x[:, part])).to(x.dtype),
+            (eps * column_norms(x[:, part])).to(x.dtype),
             *(ratio, keep, seed, first),
             pull_above=PULL_ABOVE,
         )

@@ -9,7 +9,7 @@ from scipy.stats import binom, norm
 from pyg_trust import functional as F
 from pyg_trust import ops
 from pyg_trust.functional import Measure, propagation
-from pyg_trust.functional.propagation import _levels
+from pyg_trust.functional.propagation import push_levels
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
 
@@ -186,7 +186,7 @@ def test_mixed_levels_are_unbiased_within_the_variance_bound(monkeypatch):
     measure = F.ppr(0.6, levels=5)
     x = signals(40, 'signed')
     eps = 0.02
-    _, ratio, keep = _levels(measure)
+    _, ratio, keep = push_levels(measure)
     for limit in torch.logspace(-2, 2, 100).tolist():
         _, pushed = ops.push(
             graph.push_graph(0, x.dtype),
@@ -261,7 +261,7 @@ def test_every_level_is_unbiased_within_its_variance_bound(name, kind):
     x /= x.abs().sum(0)
     eps = 0.01
     prepared = graph.with_self_loops() if measure.self_loops else graph
-    _, ratio, keep = _levels(measure)
+    _, ratio, keep = push_levels(measure)
     tails = torch.cat([torch.ones(1, dtype=torch.float64), ratio]).cumprod(0)
     for level in range(1, 5):
         only = torch.zeros_like(keep)

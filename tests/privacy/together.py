@@ -12,8 +12,9 @@ from torch import nn
 from torch_geometric.nn import GINConv
 
 from pyg_trust import noise
+from pyg_trust.audit import canary_graph
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import PrivacyEngine, canary_graph
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.spending import Spending
 

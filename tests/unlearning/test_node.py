@@ -23,6 +23,7 @@ from pyg_trust.functional import (
     shift_epsilon,
 )
 from pyg_trust.functional import heads as H
+from pyg_trust.functional import newton as N
 from pyg_trust.functional.dynamic_graph import DynamicGraph
 from pyg_trust.functional.incremental import LevelState
 from pyg_trust.graph import CSRGraph
@@ -415,7 +416,7 @@ def takes_no_step(monkeypatch):
     gradient = H.Objective.gradient
 
     def done(problem, W, tol, max_iter, **kwargs):
-        return H.Refined(W, gradient(problem, W), problem.factor(W), 1)
+        return N.Refined(W, gradient(problem, W), problem.factor(W), 1)
 
     monkeypatch.setattr(node, 'refine', done)
     monkeypatch.setattr(node_release, 'refine', done)
@@ -514,13 +515,14 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
     # As much noise as holding needs.
     far = make(data, release_std=100.0, **kwargs).remove(request)
     assert far.action == 'hold'
-    std = far.distance_bound / node.gaussian_budget(epsilon, delta)
+    distance = far.residual / (kwargs['lam'] * far.num_train)
+    std = distance / node.gaussian_budget(epsilon, delta)
     model = make(data, release_std=1.0001 * std, **kwargs)
     assert model.remove(request).action == 'hold'
     held = model._model
     fresh, _ = held.data.scratch()
     zero = torch.zeros_like(held.W)
-    exact = H.refine(fresh.problem(1e-11), zero, 1e-11, 50).W
+    exact = N.refine(fresh.problem(1e-11), zero, 1e-11, 50).W
     shift = held.W - exact
     assert float(shift.norm()) <= far.distance_bound
     size = 100_000

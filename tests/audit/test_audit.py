@@ -5,12 +5,11 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from pyg_trust.audit import audit_training, empirical_epsilon
 from pyg_trust.functional import gaussian_profile, lam_to_opacus
 from pyg_trust.kernel import clip
 from pyg_trust.privacy import (
     PrivacyEngine,
-    audit_training,
-    empirical_epsilon,
     noising,
 )
 from pyg_trust.privacy.gradients import Tape

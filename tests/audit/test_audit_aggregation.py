@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_trust.privacy import audit_aggregation, audit_training, empirical_mu
+from pyg_trust.audit import audit_aggregation, audit_training, empirical_mu
 from pyg_trust.transforms import PrivateAGP
 
 ROOT = math.sqrt(2)

@@ -5,15 +5,17 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import stochastic_blockmodel_graph
 
+from pyg_trust.audit import (
+    NodeSubject,
+    ScatteringSubject,
+    Subject,
+    audit_removal,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (
     NodeClassifier,
-    NodeSubject,
     ScatteringClassifier,
-    ScatteringSubject,
-    Subject,
-    audit_removal,
     node,
 )
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.unlearning.subjects import Released
+from pyg_trust.audit.subjects import Released
 
 
 def opened(released: Released) -> Released:

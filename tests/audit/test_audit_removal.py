@@ -10,16 +10,20 @@ from sharded import SHARDS, TESTED, TRAIN, quick
 from sharded import make_data as graph
 from torch_geometric.nn import GCN
 
+from pyg_trust.audit import (
+    ATTACKS,
+    AuditRow,
+    RetrainSubject,
+    ShardedSubject,
+    Subject,
+    audit_removal,
+)
+from pyg_trust.audit.statistics import told_apart
 from pyg_trust.functional import holm, permutation_test
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
-    RetrainSubject,
-    ShardedSubject,
     ShardedUnlearner,
-    Subject,
-    audit_removal,
-    noisy_runs,
 )
 
 CHANNELS, CLASSES = 13, 3
@@ -537,14 +541,64 @@ def test_a_direction_is_not_tested_on_the_runs_that_chose_it():
     found = []
     for seed in range(12):
         one, two = torch.randn((2, 8, 300), generator=random).double()
-        found.append(noisy_runs.told_apart(list(one), list(two))(seed))
+        found.append(told_apart(list(one), list(two))(seed))
     # Six or more of 12 happen once in 1,800.
     assert sum(p <= 0.1 for p in found) < 6
     two[:, 0] += 30
-    assert noisy_runs.told_apart(list(one), list(two))(0) < 0.05
+    assert told_apart(list(one), list(two))(0) < 0.05
 
 
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+# Attacks of users ############################################################
+
+
+@pytest.fixture
+def attack():
+    """Registers an attack for the time of a test."""
+    made = []
+
+    def register(function, needs=''):
+        ATTACKS.register('mine', needs=needs)(function)
+        made.append('mine')
+
+    yield register
+    for name in made:
+        ATTACKS.remove(name)
+
+
+def test_no_attack_says_that_a_removal_passed(attack):
+    attack(lambda runs: [AuditRow('mine', '', '', 0.0, verdict='passed')])
+    with pytest.raises(ValueError, match="'verdict' needs to be one of"):
+        audit(exact(), ('mine',))
+
+
+def test_an_attack_without_a_verdict_or_a_p_value_is_refused(attack):
+    attack(lambda runs: [AuditRow('mine', '', '', 0.0)])
+    with pytest.raises(ValueError, match="'verdict' needs to be one of"):
+        audit(exact(), ('mine',))
+
+
+@pytest.mark.parametrize('p', [0.01, 0.5])
+def test_the_p_value_of_an_attack_is_corrected_and_decides(attack, p):
+    attack(lambda runs: [AuditRow('mine', '', '', 0.0, p=p)] * 2)
+    for row in audit(exact(), ('mine',)).rows:
+        assert row.corrected == min(2 * p, 1)
+        assert row.verdict == ('failed' if p == 0.01 else 'not rejected')
+        assert 'not checked by this package' in row.note
+
+
+def test_an_attack_with_an_unknown_need_is_refused(attack):
+    attack(lambda runs: [], needs='members luck')
+    with pytest.raises(ValueError, match="'needs' needs to be one of"):
+        audit(exact(), ('mine',))
+
+
+def test_an_attack_that_returns_no_rows_is_refused(attack):
+    attack(lambda runs: [3.0])
+    with pytest.raises(TypeError, match="attack 'mine'"):
+        audit(exact(), ('mine',))

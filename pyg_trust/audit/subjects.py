@@ -27,7 +27,7 @@ Released = dict[str, Tensor | bytes]
 
 @runtime_checkable
 class Subject(Protocol):
-    """An unlearner as :func:`~pyg_trust.unlearning.audit_removal` sees it.
+    """An unlearner as :func:`~pyg_trust.audit.audit_removal` sees it.
 
     Any object with these four methods will do. Where releases hold noise of
     their own, it says so by an attribute :obj:`noisy` that is true.

@@ -1,4 +1,11 @@
-"""An audit of whatever trains privately, from what it releases."""
+r"""Audits of training, from what it releases: canaries of known gradients.
+
+:func:`audit_training` runs the worst case against an engine as it is set up:
+canaries whose gradients are as large as clipping lets them be, orthogonal to
+each other, so that one training makes hundreds of independent trials
+(`Steinke et al. 2023 <https://arxiv.org/abs/2305.08846>`_).
+:func:`audit_function` plants canaries in the graph of any training function.
+"""
 
 import math
 import numbers
@@ -8,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import GINConv
+from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -22,11 +30,26 @@ from pyg_trust._checks import (
     check_non_negative,
     check_positive,
 )
+from pyg_trust.audit.report import PrivacyAudit
+from pyg_trust.audit.statistics import (
+    check_coins,
+    empirical_epsilon,
+    mu_of,
+    rates,
+)
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.poisson import FORMS
-from pyg_trust.privacy.auditing import AuditReport, _rates
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.report import provenance
 
+Attach = Callable[
+    [nn.Module, torch.optim.Optimizer, DisjointWalkLoader],
+    tuple[PrivacyEngine, PrivateTraining],
+]
+
+_LARGE = 1e6
 Claim = float | Callable[[float], float]
 
 # The deltas at which a claimed curve is compared.
@@ -35,7 +58,7 @@ _RIDGE = 1e-3
 _RUNS = 16
 
 
-def audit(
+def audit_function(
     train: Callable[[Data], Any],
     data: Data,
     *,
@@ -50,7 +73,7 @@ def audit(
     confidence: float = 0.95,
     independent: str = 'canaries',
     seed: int | None = None,
-) -> AuditReport:
+) -> PrivacyAudit:
     r"""Audits a training function: how well do its weights tell neighbours?
 
     Nodes are added to the graph, without edges, each with a feature (a column
@@ -116,7 +139,7 @@ def audit(
         seed (int, optional): of coins and splits. (default: :obj:`None`)
 
     Returns:
-        AuditReport: the bounds, beside the claim.
+        PrivacyAudit: the bounds, beside the claim.
 
     Raises:
         TypeError, ValueError: on wrong arguments, or if nothing that is
@@ -169,8 +192,8 @@ def audit(
         )
     error = (1 - confidence) / 2
     threshold = chosen.best(error)
-    true, false = counted.rates(np.array([threshold]), error)
-    tpr, fpr = float(true[0]), float(false[0])
+    ends = (x[0] for x in counted.rates(np.array([threshold]), error))
+    tpr, fpr = map(float, ends)
 
     def lower(at: float) -> float:
         # Also of the test that guesses the other way, by the same intervals.
@@ -190,16 +213,9 @@ def audit(
     if claimed is not None:
         delta_lower = max(0.0, tpr - math.exp(min(claimed, 700.0)) * fpr)
     measured = counted.measured(threshold)
-    return AuditReport(
-        epsilon_lower=lower(delta),
-        epsilon_claimed=claimed,
-        delta=float(delta),
-        delta_lower=delta_lower,
-        confidence=confidence,
-        trials=runs if by_run else runs * num_canaries,
-        true_positive_rate=measured[0],
-        false_positive_rate=measured[1],
-        provenance=provenance(
+    return PrivacyAudit.of(
+        confidence,
+        provenance(
             form=form,
             num_canaries=num_canaries,
             scale=scale,
@@ -208,7 +224,14 @@ def audit(
             independent=independent,
             seed=seed,
         ),
-        mu_lower=max(0.0, float(norm.ppf(tpr) - norm.ppf(fpr))),
+        epsilon_lower=lower(delta),
+        epsilon_claimed=claimed,
+        delta=float(delta),
+        delta_lower=delta_lower,
+        trials=runs if by_run else runs * num_canaries,
+        true_positive_rate=measured[0],
+        false_positive_rate=measured[1],
+        mu_lower=max(0.0, float(mu_of(tpr, fpr))),
         mu_claimed=claim_mu,
     )
 
@@ -245,7 +268,7 @@ class _Scores:
         heads, tails = self._split()
         true = heads.size - np.searchsorted(heads, at, side='right')
         false = tails.size - np.searchsorted(tails, at, side='right')
-        return _rates(true, heads.size, false, tails.size, error)
+        return rates(true, heads.size, false, tails.size, error)
 
     def measured(self, at: float) -> tuple[float, float]:
         heads, tails = self._split()
@@ -257,9 +280,7 @@ class _Scores:
     def best(self, error: float) -> float:
         heads, tails = self._split()
         at = np.concatenate([heads, tails])
-        true, false = self.rates(at, error)
-        bound = norm.ppf(true) - norm.ppf(false)
-        return float(at[int(np.argmax(bound))])
+        return float(at[int(np.argmax(mu_of(*self.rates(at, error))))])
 
 
 def _discriminant(found: np.ndarray, heads: np.ndarray) -> np.ndarray:
@@ -354,3 +375,119 @@ def _finite(found: np.ndarray) -> np.ndarray:
     size = np.abs(held).max(initial=0.0)
     odd = [sign.astype(np.float64) for sign in signs if sign.any()]
     return np.concatenate([held / size if size else held, *odd], 1)
+
+
+def canary_graph(num_canaries: int, size: int = 3) -> Data:
+    """Stars whose centres are canaries, with features of their own each.
+
+    Args:
+        num_canaries (int): the number of stars, and of features.
+        size (int): the nodes of a star. (default: :obj:`3`)
+
+    Returns:
+        Data: the graph, with features of zero; ``train_mask`` has the
+        centres, node ``i`` is the centre of star ``i``.
+    """
+    check_integer('num_canaries', num_canaries, 1)
+    check_integer('size', size, 1)
+    centre = torch.arange(num_canaries).repeat_interleave(size - 1)
+    leaf = torch.arange(num_canaries, num_canaries * size)
+    pairs = torch.stack([centre, leaf])
+    return Data(
+        x=torch.zeros(num_canaries * size, num_canaries),
+        y=torch.zeros(num_canaries * size, dtype=torch.int64),
+        edge_index=torch.cat([pairs, pairs.flip(0)], 1),
+        train_mask=torch.arange(num_canaries * size) < num_canaries,
+    )
+
+
+def audit_training(
+    attach: Attach,
+    *,
+    num_canaries: int = 1000,
+    size: int = 3,
+    batch_size: int | None = None,
+    steps: int = 1,
+    delta: float = 0.05,
+    confidence: float = 0.99,
+    seed: int | None = None,
+    progress_bar: bool = False,
+) -> PrivacyAudit:
+    r"""Audits an engine, as it is set up, by worst-case canaries.
+
+    Every canary is the centre of a star that is one subgraph, and has a
+    feature of its own. A coin decides whether its row is :math:`+e_i` or
+    :math:`-e_i`, times a large number: two neighbours under replacement, as
+    far apart as clipping lets them be. The model is linear and its loss a sum
+    of outputs, so the gradient is along :math:`e_i` whatever the weights are,
+    and the released gradients, added up, say of each canary what can be
+    known. Noise is independent across features, so canaries are independent
+    trials if all are drawn (:obj:`batch_size` left out); if not, draws are
+    negatively associated, and counts vary less than independent ones would.
+
+    Args:
+        attach (callable): maps a model, an optimizer and a loader to an
+            engine and what its :meth:`PrivacyEngine.make_private` returned,
+            with ``loss_reduction='sum'``.
+        num_canaries (int): the number of trials. (default: :obj:`1000`)
+        size (int): the nodes of a star. (default: :obj:`3`)
+        batch_size (int, optional): the subgraphs of a step, all by default.
+            (default: :obj:`None`)
+        steps (int): the steps of training. (default: :obj:`1`)
+        delta (float): at which to compare; a larger one takes fewer trials to
+            see a fault. (default: :obj:`0.05`)
+        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
+        seed (int, optional): of coins, loader and weights.
+            (default: :obj:`None`)
+        progress_bar (bool): whether to show one. (default: :obj:`False`)
+
+    Returns:
+        PrivacyAudit: the bound, beside the engine's claim.
+    """
+    check_callable('attach', attach)
+    for name, count in (
+        ('num_canaries', num_canaries),
+        ('size', size),
+        ('steps', steps),
+    ):
+        check_integer(name, count, 1)
+    if batch_size is not None:
+        check_integer('batch_size', batch_size, 1, num_canaries)
+    check_delta(delta)
+    check_fraction('confidence', confidence)
+    seed = rng.resolve(seed)
+    data = canary_graph(num_canaries, size)
+    coin = torch.rand(num_canaries, generator=rng.generator(seed)) < 0.5
+    check_coins(coin)
+    index = torch.arange(num_canaries)
+    data.x[index, index] = torch.where(coin, _LARGE, -_LARGE)
+    loader = DisjointWalkLoader(
+        data,
+        num_canaries if batch_size is None else batch_size,
+        1,
+        max(1, size - 1),
+        data.train_mask,
+        num_steps=steps,
+        seed=rng.derive(seed, 1),
+    )
+    linear = nn.Linear(num_canaries, 1, bias=False)
+    nn.init.zeros_(linear.weight)
+    module = GINConv(linear)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    engine, (model, private, batches) = attach(module, optimizer, loader)
+    score = torch.zeros(num_canaries, dtype=torch.float64)
+    for batch in tqdm(batches, disable=not progress_bar, desc='steps'):
+        private.zero_grad()
+        model(batch.x, batch.edge_index).sum().backward()
+        private.step()
+        assert linear.weight.grad is not None
+        score += linear.weight.grad[0].double()
+    report = empirical_epsilon(
+        score[~coin].numpy(),
+        score[coin].numpy(),
+        delta,
+        claim=engine.get_epsilon(delta),
+        confidence=confidence,
+        seed=rng.derive(seed, 2),
+    )
+    return report

@@ -1,28 +1,18 @@
 r"""Empirical lower bounds of mu for releases of noisy sums.
 
-A release that is :math:`\mu`-Gaussian differentially private lets no test of
-two neighbours have error rates below
-
-.. math::
-    \Phi^{-1}(1 - \mathrm{FPR}) - \Phi^{-1}(\mathrm{FNR}) \le \mu.
-
 Canaries are disjoint, so that one release makes thousands of independent
 trials, and they are the worst case: unit messages that the adversary knows.
 A bound above the claim disproves it, with the stated confidence; a bound below
 proves nothing. Trials are independent as far as the noise of rows is: of a
 release that draws noise once for many rows, or none now and then, the
 confidence is not as stated. The bound of
-:func:`~pyg_trust.privacy.empirical_epsilon` is far looser for such releases.
+:func:`~pyg_trust.audit.empirical_epsilon` is far looser for such releases.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from scipy.stats import beta, norm
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -35,114 +25,14 @@ from pyg_trust._checks import (
     check_integer,
     check_positive,
 )
+from pyg_trust.audit.report import PrivacyAudit
+from pyg_trust.audit.statistics import check_coins, empirical_mu
 from pyg_trust.functional.private_propagation import RELATIONS
-from pyg_trust.privacy.auditing import check_coins, split_scores
-from pyg_trust.report import Report, provenance
 from pyg_trust.transforms.aggregation_report import make_relation
 
 # Rows are longer than messages may be: a release has to normalise them.
 _LENGTH = 3.0
 _COLUMNS = 16
-
-
-@dataclass(frozen=True)
-class MuAuditReport(Report):
-    r"""The result of auditing a release for :math:`\mu` alone.
-
-    A claim of :math:`\mu` has no :math:`\delta` that it could be wrong at. An
-    :class:`~pyg_trust.privacy.AuditReport` is of a claim of
-    :math:`(\epsilon, \delta)`, in whose fields this one would be empty; both
-    have ``violated``, ``trials`` and ``confidence``, and ``mu_lower`` and
-    ``mu_claimed`` mean the same in both.
-
-    Args:
-        mu_lower (float): the true :math:`\mu` is at least this, with
-            ``confidence``.
-        mu_claimed (float, optional): what was claimed.
-        confidence (float): the probability that the bound holds, whatever the
-            mechanism, if trials are independent of each other.
-        trials (int): how many there were, of both kinds.
-        false_positive_rate (float): of the test, measured.
-        false_negative_rate (float): of the test, measured.
-        provenance (dict): versions and arguments.
-    """
-
-    mu_lower: float
-    mu_claimed: float | None
-    confidence: float
-    trials: int
-    false_positive_rate: float
-    false_negative_rate: float
-    provenance: dict[str, Any]
-
-    @property
-    def violated(self) -> bool:
-        """Whether the claim was disproved."""
-        return self.mu_claimed is not None and self.mu_lower > self.mu_claimed
-
-
-def empirical_mu(
-    negative: Tensor | np.ndarray | Sequence[float],
-    positive: Tensor | np.ndarray | Sequence[float],
-    confidence: float = 0.95,
-    *,
-    claim: float | None = None,
-    seed: int | None = 0,
-) -> MuAuditReport:
-    r"""A lower bound of :math:`\mu` from scores of two neighbours.
-
-    .. math::
-        \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
-        - \Phi^{-1}(\overline{\mathrm{FNR}})
-
-    with Clopper-Pearson bounds, each at half of the error allowed. The
-    threshold is chosen on one half of the trials, errors are counted on the
-    other.
-
-    Args:
-        negative (Tensor or ndarray): ``[num_trials]``, scores of one
-            neighbour.
-        positive (Tensor or ndarray): the same of the other, higher.
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        claim (float, optional): the :math:`\mu` that was claimed.
-            (default: :obj:`None`)
-        seed (int, optional): of the split. (default: :obj:`0`)
-    """
-    check_fraction('confidence', confidence)
-    if claim is not None:
-        check_positive('claim', claim)
-    halves = split_scores({'negative': negative, 'positive': positive}, seed)
-    (choose0, count0), (choose1, count1) = halves
-    error = (1 - confidence) / 2
-    low, high = np.sort(choose0), np.sort(choose1)
-    at = np.unique(np.concatenate([low, high]))
-    false = low.size - np.searchsorted(low, at, side='right')
-    missed = np.searchsorted(high, at, side='right')
-    bound = _bound(false, low.size, missed, high.size, error)
-    threshold = at[int(np.argmax(bound))]
-    false = np.array([(count0 > threshold).sum()])
-    missed = np.array([(count1 <= threshold).sum()])
-    found = float(_bound(false, count0.size, missed, count1.size, error)[0])
-    return MuAuditReport(
-        mu_lower=max(0.0, found),
-        mu_claimed=claim,
-        confidence=confidence,
-        trials=sum(part.size for half in halves for part in half),
-        false_positive_rate=float(false[0] / count0.size),
-        false_negative_rate=float(missed[0] / count1.size),
-        provenance=provenance(claim=claim, seed=seed),
-    )
-
-
-def _bound(
-    false: np.ndarray, n0: int, missed: np.ndarray, n1: int, error: float
-) -> np.ndarray:
-    def upper(wrong: np.ndarray, n: int) -> np.ndarray:
-        found = beta.ppf(1 - error, wrong + 1, np.maximum(n - wrong, 1))
-        return np.where(wrong < n, found, 1.0)
-
-    # Infinite where everything was wrong.
-    return -norm.ppf(upper(false, n0)) - norm.ppf(upper(missed, n1))
 
 
 def audit_aggregation(
@@ -156,7 +46,7 @@ def audit_aggregation(
     list_size: int = 1,
     confidence: float = 0.95,
     seed: int | None = None,
-) -> MuAuditReport:
+) -> PrivacyAudit:
     r"""Audits a release of noisy sums by worst-case canaries.
 
     - ``'edge'``: disjoint pairs, a coin says whether the edge is there. The

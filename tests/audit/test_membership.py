@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from pyg_trust import functional as F
 from pyg_trust import rng
-from pyg_trust.unlearning import membership_inference
+from pyg_trust.audit import membership_inference
 
 
 def test_auc_is_the_share_of_ordered_pairs():

@@ -9,9 +9,13 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from pyg_trust import noise
+from pyg_trust.audit import audit_function
 from pyg_trust.kernel import clip as kernel
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import PoissonAccountant, PrivacyEngine, audit
+from pyg_trust.privacy import (
+    PoissonAccountant,
+    PrivacyEngine,
+)
 
 STEPS, MULTIPLIER = 4, 4.0
 # Four full batches of noise 4 C, replaced: 2 sqrt(4) / 4.
@@ -53,7 +57,9 @@ def test_a_sound_function_is_not_rejected():
     torch.manual_seed(0)
     # At 95 percent each, more than 4 of 20 happen once in 400.
     found = [
-        audit(by_hand(), graph(), claim_mu=MU, num_canaries=2000, seed=seed)
+        audit_function(
+            by_hand(), graph(), claim_mu=MU, num_canaries=2000, seed=seed
+        )
         for seed in range(20)
     ]
     assert sum(report.violated for report in found) <= 4
@@ -67,7 +73,7 @@ def test_a_sound_function_is_not_rejected():
 )
 def test_faults_are_caught(fault):
     torch.manual_seed(0)
-    report = audit(
+    report = audit_function(
         by_hand(**fault), graph(), claim_mu=MU, num_canaries=2000, seed=1
     )
     assert report.violated
@@ -79,7 +85,7 @@ def test_both_rates_share_the_level():
     # counted errs: of 500 canaries of a coin, by hand, a rate is at least
     # level**(1/500). How the coins fell moves the bound by a tenth; a level
     # for each rate, instead of half, would move it by .26.
-    report = audit(
+    report = audit_function(
         lambda data: [data.x.sum(0)],
         graph(),
         delta=0.01,
@@ -163,7 +169,9 @@ def isolated():
 
 
 def test_the_engine_is_not_rejected():
-    report = audit(private(), isolated(), claim_mu=MU, seed=2, **ENGINE)
+    report = audit_function(
+        private(), isolated(), claim_mu=MU, seed=2, **ENGINE
+    )
     assert not report.violated
     assert report.mu_lower > 0.3 * MU
 
@@ -175,7 +183,7 @@ RATE, NOISE = 0.2, 1.0
 def by_coins(share):
     account = PoissonAccountant()
     account.history = [(NOISE, RATE, STEPS)]
-    return audit(
+    return audit_function(
         private(share, sampling='poisson', multiplier=NOISE),
         isolated(),
         claim=account.get_epsilon,
@@ -198,15 +206,17 @@ def test_an_engine_by_coins_with_a_fault_is_caught():
 
 @pytest.mark.parametrize('fault', [{'share': 0.5}, {'clip': False}])
 def test_an_engine_with_a_fault_is_caught(fault):
-    report = audit(private(**fault), isolated(), claim_mu=MU, seed=4, **ENGINE)
+    report = audit_function(
+        private(**fault), isolated(), claim_mu=MU, seed=4, **ENGINE
+    )
     assert report.violated
 
 
 def test_nothing_of_the_features_is_an_error():
     with pytest.raises(ValueError, match='num_features'):
-        audit(lambda data: nn.Linear(3, 3), graph())
+        audit_function(lambda data: nn.Linear(3, 3), graph())
     with pytest.raises(TypeError, match="'train'"):
-        audit(lambda data: 3.0, graph())
+        audit_function(lambda data: 3.0, graph())
 
 
 def test_the_graph_is_left_as_it_is():
@@ -217,7 +227,9 @@ def test_the_graph_is_left_as_it_is():
         return torch.zeros(planted.num_features)
 
     with pytest.warns(UserWarning, match='the same for every canary'):
-        report = audit(train, data, num_canaries=16, form='withdraw', seed=0)
+        report = audit_function(
+            train, data, num_canaries=16, form='withdraw', seed=0
+        )
     assert data.x.shape == (20, 4)
     assert data.num_nodes == 20
     (planted,) = seen
@@ -260,7 +272,7 @@ def now_and_then(share, right):
 
 def above(train, truth, number, **arguments):
     return sum(
-        audit(train, plain(), seed=seed, **arguments).mu_lower > truth
+        audit_function(train, plain(), seed=seed, **arguments).mu_lower > truth
         for seed in range(number)
     )
 
@@ -291,7 +303,7 @@ def test_of_delta_too():
 
     def denied(**arguments):
         return sum(
-            audit(
+            audit_function(
                 train, plain(), claim=0.0, delta=0.3, seed=s, **arguments
             ).violated
             for s in range(50)
@@ -305,7 +317,7 @@ def test_of_delta_too():
 def test_runs_still_have_power():
     torch.manual_seed(0)
     given = {'num_canaries': 16, 'runs': 300, 'independent': 'runs'}
-    report = audit(signs, plain(), claim_mu=1.0, seed=0, **given)
+    report = audit_function(signs, plain(), claim_mu=1.0, seed=0, **given)
     assert report.violated
     assert report.trials == 300
 
@@ -319,7 +331,9 @@ def test_what_is_no_number_tells_as_well(sign):
         return torch.where(coins > 0, sign, torch.randn_like(coins))
 
     torch.manual_seed(0)
-    report = audit(train, plain(), claim_mu=1.0, num_canaries=400, seed=0)
+    report = audit_function(
+        train, plain(), claim_mu=1.0, num_canaries=400, seed=0
+    )
     assert report.violated
     assert report.true_positive_rate > 0.97
     assert report.false_positive_rate < 0.03
@@ -329,11 +343,11 @@ def test_what_is_no_number_tells_as_well(sign):
     'form', [torch.Tensor.to_sparse, torch.Tensor.cfloat, torch.Tensor.half]
 )
 def test_releases_of_other_forms(form):
-    report = audit(
+    report = audit_function(
         lambda data: form(signs(data)[None]), plain(), num_canaries=64, seed=0
     )
     assert report.mu_lower > 1
-    report = audit(
+    report = audit_function(
         lambda data: 1j * signs(data), plain(), num_canaries=64, seed=0
     )
     assert report.mu_lower > 1
@@ -345,7 +359,9 @@ def test_a_function_that_ignores_canaries_is_told_of(value):
         return torch.full((3, data.num_features), value)
 
     with pytest.warns(UserWarning, match='the same for every canary'):
-        report = audit(train, plain(), claim=1.0, num_canaries=32, seed=0)
+        report = audit_function(
+            train, plain(), claim=1.0, num_canaries=32, seed=0
+        )
     assert report.mu_lower == report.epsilon_lower == 0
 
 
@@ -353,8 +369,10 @@ def test_a_function_that_ignores_canaries_is_told_of(value):
 def test_claims_are_numbers(value):
     # Nothing was above nan, so that no such claim was ever disproved.
     with pytest.raises(ValueError, match="'claim' needs to return"):
-        audit(signs, plain(), claim=lambda delta: value, num_canaries=32)
-    report = audit(
+        audit_function(
+            signs, plain(), claim=lambda delta: value, num_canaries=32
+        )
+    report = audit_function(
         signs, plain(), claim=lambda delta: math.inf, num_canaries=32
     )
     assert not report.violated

@@ -1,0 +1,268 @@
+"""The reports of audits: a verdict for every test, and no 'passed'."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
+from pyg_trust.report.charts import Chart, axes
+
+FAILED, KEPT = 'failed', 'not rejected'
+LEAKS, POWERLESS = 'leaks by design', 'no power'
+#: No test can show that nothing leaks, so there is no other verdict.
+VERDICTS = (FAILED, KEPT, LEAKS, POWERLESS)
+NAN = float('nan')
+
+
+@dataclass(frozen=True)
+class AuditRow(Report):
+    """One test of an audit.
+
+    Args:
+        test (str): its name.
+        adversary (str): what somebody who runs it needs to have.
+        statistic (str): what was measured.
+        value (float): the measurement.
+        low (float): the lower end of its interval; NaN without one.
+        high (float): the upper end.
+        p (float): the p value of exact unlearning; NaN without one.
+        corrected (float): the same after Holm's correction over all tests of
+            the audit that have one.
+        expected (str): what exact unlearning gives, or what was claimed.
+        verdict (str): ``'failed'``, ``'not rejected'``, ``'leaks by design'``
+            or ``'no power'``; empty if it is left to :obj:`p`.
+        note (str): where a trace is, or why there is no power.
+    """
+
+    test: str
+    adversary: str
+    statistic: str
+    value: float
+    low: float = NAN
+    high: float = NAN
+    p: float = NAN
+    corrected: float = NAN
+    expected: str = ''
+    verdict: str = ''
+    note: str = ''
+
+    def chart(self) -> Chart:
+        """The statistic, with its interval."""
+        return Chart(
+            f'{self.test}: {self.verdict}; exact unlearning gives '
+            f'{self.expected}',
+            bars={self.statistic: self.value},
+            spans={self.statistic: (self.low, self.high)},
+        )
+
+
+@dataclass(frozen=True)
+class AuditReport(Report):
+    """The verdicts of an audit.
+
+    Args:
+        rows (tuple[AuditRow, ...]): one for each test.
+        level (float): the confidence of intervals, bounds and verdicts.
+        origin (dict): versions and arguments, the seed included.
+    """
+
+    rows: tuple[AuditRow, ...]
+    level: float
+    origin: dict[str, Any]
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the tests that were failed."""
+        return tuple(row.test for row in self.rows if row.verdict == FAILED)
+
+    @property
+    def violated(self) -> bool:
+        """Whether a test was failed."""
+        return bool(self.failed)
+
+
+@dataclass(frozen=True)
+class RemovalAudit(AuditReport):
+    """The verdicts of an audit of a removal.
+
+    Args:
+        request (dict): the names of what was removed.
+        left_out (tuple[str, ...]): tests that were not run, and why.
+        not_compared (tuple[str, ...]): releases that differ between two runs
+            with the same data and seed (wall times, random salts), so that
+            twins can't compare them.
+    """
+
+    request: dict[str, Any]
+    left_out: tuple[str, ...]
+    not_compared: tuple[str, ...]
+
+    def guarantee(self) -> Guarantee:
+        """The verdicts of the audit, no promise that all is forgotten."""
+        return stated(
+            'audit of a removal',
+            {
+                **self.numbers(),
+                'verdicts': {
+                    verdict: [
+                        row.test for row in self.rows if row.verdict == verdict
+                    ]
+                    for verdict in VERDICTS
+                },
+                'tests': [row.to_dict() for row in self.rows],
+            },
+            origin=self.origin,
+            checked=tuple(
+                f'{row.test}: {row.statistic} {row.value:.3f}, {row.verdict} '
+                f'(exact unlearning: {row.expected})'
+                for row in self.rows
+            ),
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws every statistic with its interval and verdict.
+
+        Args:
+            ax (matplotlib.axes.Axes, optional): where to draw; by default on
+                a new figure. (default: :obj:`None`)
+
+        Returns:
+            matplotlib.axes.Axes: with a row for each test.
+        """
+        ax = axes(ax, 0.4 * len(self.rows) + 1.2)
+        colours = {FAILED: 'C3', KEPT: 'C0', LEAKS: 'C1', POWERLESS: 'C7'}
+        for at, row in enumerate(self.rows):
+            colour = colours[row.verdict]
+            if row.low == row.low:
+                ax.plot([row.low, row.high], [at, at], color=colour)
+            ax.plot([row.value], [at], 'o', color=colour)
+            ax.annotate(
+                f'{row.statistic}: {row.verdict}',
+                (1.02, at),
+                xycoords=ax.get_yaxis_transform(),
+                color=colour,
+                va='center',
+                fontsize='small',
+            )
+        ax.set_yticks(range(len(self.rows)), [row.test for row in self.rows])
+        ax.invert_yaxis()
+        ax.set_xlim(-0.05, 1.05)
+        ax.set_title(
+            f'Failed: {", ".join(self.failed)}'
+            if self.failed
+            else f'No test of {len(self.rows)} finds a trace',
+            loc='left',
+            fontsize='medium',
+        )
+        ax.set_xlabel('statistic, with its interval')
+        return ax
+
+    def __str__(self) -> str:
+        lines = [type(self).__name__]
+        for row in self.rows:
+            span = ''
+            if row.low == row.low:
+                span = f' [{row.low:.3f}, {row.high:.3f}]'
+            chance = f', p {row.corrected:.4g}' if row.p == row.p else ''
+            lines.append(
+                f'{row.test:<18} {row.verdict:<16} {row.statistic} '
+                f'{row.value:.3f}{span}{chance}; exact: {row.expected}'
+            )
+            if row.note:
+                lines.append(f'{"":<18} {row.note}')
+        lines += [f'left out: {text}' for text in self.left_out]
+        if self.not_compared:
+            lines.append(f'not compared: {", ".join(self.not_compared)}')
+        return '\n'.join(lines)
+
+
+@dataclass(frozen=True)
+class PrivacyAudit(AuditReport):
+    r"""Measured lower bounds of privacy, beside what was claimed.
+
+    A bound above the claim disproves it; ``rows`` has a test for each claim.
+    A claim of :math:`\mu` has no :math:`\delta` that it could be wrong at.
+    With ``level``, all bounds hold, whatever the mechanism, if trials are
+    independent of each other.
+
+    Args:
+        trials (int): how many there were, of both kinds.
+        true_positive_rate (float): of the test, measured.
+        false_positive_rate (float): of the test, measured.
+        epsilon_lower (float, optional): the true :math:`\epsilon` at
+            ``delta`` is at least this.
+        epsilon_claimed (float, optional): what was claimed.
+        delta (float, optional): :math:`\delta`.
+        delta_lower (float, optional): the true :math:`\delta` at the claimed
+            :math:`\epsilon` is at least this.
+        mu_lower (float): the true :math:`\mu` of Gaussian differential
+            privacy is at least this; 0 if not computed.
+        mu_claimed (float, optional): what was claimed.
+    """
+
+    trials: int
+    true_positive_rate: float
+    false_positive_rate: float
+    epsilon_lower: float | None = None
+    epsilon_claimed: float | None = None
+    delta: float | None = None
+    delta_lower: float | None = None
+    mu_lower: float = 0.0
+    mu_claimed: float | None = None
+
+    @staticmethod
+    def of(
+        level: float, origin: dict[str, Any], **found: Any
+    ) -> 'PrivacyAudit':
+        """Report bounds, with a row for each that has a claim.
+
+        Args:
+            level (float): their confidence.
+            origin (dict): versions and arguments.
+            **found (Any): the other fields.
+        """
+        rows = tuple(
+            AuditRow(
+                test=name,
+                adversary='plants canaries and knows the rest',
+                statistic=f'{name} is at least',
+                value=found[f'{name}_lower'],
+                expected=f'at most {claimed:.6g}',
+                verdict=FAILED if found[f'{name}_lower'] > claimed else KEPT,
+            )
+            for name, claimed in (
+                ('epsilon', found.get('epsilon_claimed')),
+                ('delta', found.get('delta')),
+                ('mu', found.get('mu_claimed')),
+            )
+            if claimed is not None and found.get(f'{name}_lower') is not None
+        )
+        return PrivacyAudit(rows, level, origin, **found)
+
+    @property
+    def confidence(self) -> float:
+        """The probability that all bounds hold: ``level``."""
+        return self.level
+
+    @property
+    def false_negative_rate(self) -> float:
+        """Of the test, measured."""
+        return 1 - self.true_positive_rate
+
+    def chart(self) -> Chart:
+        """A bar chart of the measured lower bound, beside the claim."""
+        name, low, claim = 'epsilon', self.epsilon_lower, self.epsilon_claimed
+        if low is None:
+            name, low, claim = 'mu', self.mu_lower, self.mu_claimed
+        bars = {'measured, at least': low}
+        if claim is not None:
+            bars['claimed, at most'] = claim
+        return Chart(
+            f'The claim is disproved, with confidence {self.level:g}'
+            if self.violated
+            else 'The attack does not disprove the claim'
+            if claim is not None
+            else f'{name} is at least {low:.4g}',
+            bars=bars,
+            xlabel=name,
+        )

@@ -1,0 +1,280 @@
+"""Runs of an unlearner that the attacks of one audit share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust._checks import check_choice, check_instance
+from pyg_trust.audit.releases import opened
+from pyg_trust.audit.subjects import Released, Subject
+from pyg_trust.removal import RemovalRequest, remove_from_data
+
+#: Conditions of an attack: training nodes are removed; at least two of them,
+#: beside candidates; features are removed; releases are without noise.
+NEEDS = ('members', 'candidates', 'features', 'exact')
+
+# Parts of the seed: the runs, and what is changed or drawn.
+_RUN, _CHANGE, _TWIN = 0, 2, 4
+
+
+class Run(NamedTuple):
+    """A run of a subject.
+
+    Args:
+        before (dict): what it released before the removal, opened.
+        after (dict): and after.
+        first (Tensor): the probabilities of all nodes before the removal.
+        answers (Tensor): and after.
+        subject (Subject): itself, after the removal.
+    """
+
+    before: Released
+    after: Released
+    first: Tensor
+    answers: Tensor
+    subject: Subject
+
+
+class NoisyRun(NamedTuple):
+    """A run of a subject whose releases are noisy.
+
+    Args:
+        before (Tensor): all numbers in what it released before the removal.
+        after (Tensor): and after.
+        first (float): the score of the removed nodes before the removal.
+        score (float): and after.
+    """
+
+    before: Tensor
+    after: Tensor
+    first: float
+    score: float
+
+
+class Runs:
+    """Runs of one audit, and what all of its attacks know.
+
+    Args:
+        make (Callable): makes a fresh subject.
+        data (Data): the graph; a copy is kept as ``data``.
+        request (RemovalRequest): what is removed; ``removed`` are the rows of
+            its nodes, ``members`` those of them that were trained on,
+            ``featureless`` all rows whose features go; ``left`` is the graph
+            without them.
+        candidates (Tensor, optional): names of nodes that were never members;
+            ``others`` are their rows.
+        worlds (int): the runs of each of two samples.
+        level (float): the confidence of intervals and verdicts.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Subject],
+        data: Data,
+        request: RemovalRequest,
+        candidates: Tensor | None,
+        worlds: int,
+        level: float,
+    ) -> None:
+        if request.graphs != [0] or request.parts[0].whole:
+            raise ValueError(
+                "'request' needs to name nodes, features or edges of graph 0 "
+                f'(got graphs {request.graphs})'
+            )
+        for name in ('x', 'y', 'edge_index', 'train_mask'):
+            if not isinstance(data.get(name), Tensor):
+                raise ValueError(f"'data' needs to have a tensor '{name}'")
+        self.make, self.data, self.request = make, data.clone(), request
+        if data.get('n_id') is None:
+            self.data.n_id = torch.arange(int(data.num_nodes))
+        part = request.parts[0]
+        self.left = remove_from_data(self.data, part)
+        self.removed = self._rows(part.nodes)
+        self.members = self.removed[self.data.train_mask[self.removed]]
+        self.featureless = self._rows((*part.nodes, *part.features))
+        self.others = self._checked(candidates)
+        self.worlds, self.level, self.seed = worlds, level, 0
+        self.noisy = bool(getattr(self.made(), 'noisy', False))
+        #: What differs between runs with the same data and seed.
+        self.random: set[str] = set()
+        #: What one attack keeps for another.
+        self.kept: dict[str, Any] = {}
+
+    def _rows(self, names: Sequence[int]) -> Tensor:
+        place = {name: i for i, name in enumerate(self.data.n_id.tolist())}
+        return torch.tensor([place[name] for name in names], dtype=torch.int64)
+
+    def _checked(self, candidates: Tensor | None) -> Tensor | None:
+        if candidates is None:
+            return None
+        check_instance('candidates', candidates, Tensor)
+        if candidates.dtype != torch.int64 or candidates.dim() != 1:
+            raise TypeError(
+                "'candidates' needs to hold names, int64 "
+                f'(got {candidates.dtype}, {list(candidates.shape)})'
+            )
+        known = torch.isin(candidates, self.data.n_id)
+        if not bool(known.all()) or candidates.numel() < 2:
+            raise ValueError(
+                "'candidates' needs to name at least two nodes of 'data'"
+            )
+        rows = self._rows(candidates.tolist())
+        if bool(self.data.train_mask[rows].any()):
+            raise ValueError(
+                "'candidates' needs to name nodes that were never members "
+                '(got one of the training nodes)'
+            )
+        return rows
+
+    def lacks(self, need: str) -> str | None:
+        """Return why an attack with this need can't run, or None.
+
+        Args:
+            need (str): one of :obj:`NEEDS`.
+        """
+        check_choice('needs', need, NEEDS)
+        if need == 'members' and self.members.numel() == 0:
+            return 'needs training nodes to be removed'
+        if need == 'candidates' and self.members.numel() < 2:
+            return 'needs at least two training nodes to be removed'
+        if need == 'candidates' and self.others is None:
+            return "needs 'candidates' that were drawn alike"
+        if need == 'features' and self.featureless.numel() == 0:
+            return 'needs nodes or their features to be removed'
+        if need == 'exact' and self.noisy:
+            return 'needs releases without noise'
+        return None
+
+    def made(self) -> Subject:
+        """Make a subject that is not fitted."""
+        made = self.make()
+        if not isinstance(made, Subject):
+            raise TypeError(
+                "'make' needs to make an object with fit, remove, "
+                f'predict_proba and released (got {type(made).__name__})'
+            )
+        return made
+
+    def subject(self, data: Data, *path: int) -> Subject:
+        """Fit a fresh subject.
+
+        Args:
+            data (Data): to what; a copy is handed over.
+            *path (int): the part of the seed; that of twins by default.
+        """
+        made = self.made()
+        made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
+        return made
+
+    def run(self, what: str = 'data') -> Run:
+        """Fit, remove and look, once: with the seed that twins share.
+
+        Args:
+            what (str): of :meth:`changed`. (default: :obj:`'data'`)
+        """
+        if f'run {what}' not in self.kept:
+            subject = self.subject(self.changed(what))
+            before = opened(subject.released())
+            first = subject.predict_proba(self.data.clone())
+            subject.remove(self.request)
+            after = opened(subject.released())
+            answers = subject.predict_proba(self.data.clone())
+            run = Run(before, after, first, answers, subject)
+            self.kept[f'run {what}'] = run
+        found: Run = self.kept[f'run {what}']
+        return found
+
+    def changed(self, what: str) -> Data:
+        """Return the graph with another content of what is removed.
+
+        Args:
+            what (str): ``'features'``, ``'labels'`` or ``'edges'``;
+                ``'data'`` is the graph itself.
+        """
+        data = self.data.clone()
+        generator = rng.generator(rng.derive(self.seed, _CHANGE))
+        if what == 'features':
+            rows = self.featureless
+            if rows.numel() > 1:
+                data.x[rows] = data.x[rows.roll(1)]
+            else:
+                data.x[rows] = data.x[rows].roll(1, 1)
+        elif what == 'labels':
+            classes = int(data.y.max()) + 1
+            data.y[self.removed] = (data.y[self.removed] + 1) % classes
+        elif what == 'edges':
+            gone = torch.zeros(int(data.num_nodes), dtype=torch.bool)
+            gone[self.removed] = True
+            stay = (~gone).nonzero().view(-1)
+            order = torch.randperm(stay.numel(), generator=generator)
+            other = torch.arange(int(data.num_nodes))
+            other[stay] = stay[order]
+            row, col = data.edge_index
+            data.edge_index = torch.stack(
+                [
+                    torch.where(gone[col], other[row], row),
+                    torch.where(gone[row], other[col], col),
+                ]
+            )
+        return data
+
+    def kinds(self) -> list[str]:
+        """Return what :meth:`changed` can change."""
+        return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
+
+    def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
+        """Fit and remove as often as ``worlds`` says, with other seeds.
+
+        Args:
+            what (str): of :meth:`changed`. (default: :obj:`'data'`)
+        """
+        if f'noisy {what}' not in self.kept:
+            data = self.changed(what)
+            number = ('data', *self.kinds()).index(what)
+            made = []
+            for i in range(self.worlds):
+                subject = self.subject(data, _TWIN, number, i)
+                before = numbers(subject.released())
+                first = self.score(subject)
+                subject.remove(self.request)
+                after = numbers(subject.released())
+                made.append(
+                    NoisyRun(before, after, first, self.score(subject))
+                )
+            self.kept[f'noisy {what}'] = made
+        found: list[NoisyRun] = self.kept[f'noisy {what}']
+        return found
+
+    def score(self, subject: Subject) -> float:
+        """Return the mean logit of the removed members' classes.
+
+        Args:
+            subject (Subject): is asked on the original graph.
+        """
+        rows = self.members
+        p = subject.predict_proba(self.data.clone())[rows].double()
+        own = p.gather(1, self.data.y[rows, None]).clamp(1e-12, 1 - 1e-12)
+        return float((own / (1 - own)).log().mean())
+
+
+def numbers(released: Released) -> Tensor:
+    """Return all numbers of a release: float64.
+
+    Args:
+        released (dict): of :meth:`.Subject.released`.
+    """
+    flat = [
+        value.detach().cpu().double().flatten()
+        for value in released.values()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    if not flat:
+        raise ValueError(
+            'a subject that is noisy needs to release tensors of floats (got '
+            f'{list(released)})'
+        )
+    return torch.cat(flat)

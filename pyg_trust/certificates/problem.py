@@ -1,0 +1,160 @@
+"""The state of an exact certificate: its bounds, and what is still open."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust._progress import bar_options
+from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.functional.budget import clip_budget
+from pyg_trust.functional.horizon import Horizon
+from pyg_trust.functional.perturbations import Policy
+
+
+class Priced(NamedTuple):
+    """The multiplier that proves a bound under a global budget.
+
+    Args:
+        cost (str): what a flip is charged by.
+        multiplier (float): lambda.
+        bound (float): of the other class's scores over the reference's.
+        upper (Tensor): of PageRank or visits: float64, ``[num_nodes]``.
+    """
+
+    cost: str
+    multiplier: float
+    bound: float
+    upper: Tensor
+
+
+class Problem:
+    """Keep the bounds of every target, and the attacks that prove them."""
+
+    def __init__(
+        self,
+        deployed: Deployed,
+        threat: ThreatModel,
+        targets: Tensor,
+        reference: Tensor,
+        tolerance: float,
+        over_ranks: bool,
+        progress_bar: bool | None,
+    ) -> None:
+        self.deployed, self.threat = deployed, threat
+        self.logits, self.alpha = deployed.logits, deployed.alpha
+        self.horizon = Horizon(
+            deployed.alpha, deployed.K, deployed.normalization
+        )
+        self.targets, self.reference = targets, reference
+        self.tolerance, self.bar = tolerance, bar_options(progress_bar)
+        self.progress_bar = bool(progress_bar)
+        self.over_ranks = over_ranks
+        self.budget = threat.global_budget
+        self.undirected = threat.undirected
+        self.perturbations = deployed.perturbations(threat)
+        if self.budget is not None:
+            self.perturbations = clip_budget(self.perturbations, self.budget)
+        error = deployed.error(int(self.perturbations.largest.max()))
+        self.slack = error + error[reference][:, None]
+        shape = (targets.numel(), self.logits.size(1))
+        self.lower = self.logits.new_full(shape, -math.inf)
+        self.upper = self.logits.new_full(shape[:1], math.inf)
+        self.witnesses: list[Tensor] = []
+        self.witness_of = torch.full(shape[:1], -1)
+        # V of the local worst case, by pair of classes.
+        self.local: dict[tuple[int, int], Tensor] = {}
+        # What proves more, by target and class, and upper bounds at all
+        # nodes, by cost.
+        self.priced: dict[tuple[int, int], Priced] = {}
+        self.vectors: dict[str, Tensor] = {}
+        self.sign_only = False
+
+    # What is open ###########################################################
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model is PageRank itself, in the limit."""
+        return self.horizon.K is None and self.horizon.normalization == 'rw'
+
+    def open_pairs(self) -> Tensor:
+        """The classes that are not ruled out: ``[num_targets, classes]``."""
+        return self.lower - self.slack <= self.tolerance
+
+    def unknown(self) -> Tensor:
+        """The positions of targets that are neither robust nor broken."""
+        broken = self.upper + self.slack.amax(1) < -self.tolerance
+        return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
+
+    def signal(self, k: Tensor, against: Tensor) -> Tensor:
+        """The attacker's reward per visit, a row per target and class."""
+        held = self.logits[:, self.reference[k]]
+        return (self.logits[:, against] - held).t().contiguous()
+
+    def see_clean(self) -> None:
+        """The clean graph's values, where searches start."""
+        clean = self.horizon.evaluate(
+            self.perturbations.clean_policy(self.logits.size(1)),
+            self.logits.t().contiguous(),
+        )
+        self.clean_values = clean.value
+        self.scores = self.alpha * clean.value[:, self.targets].t()
+
+    def clean(self, k: Tensor, against: Tensor) -> Tensor:
+        """The clean margins of other classes over the reference class."""
+        held = self.reference[k]
+        return self.scores[k, against] - self.scores[k, held]
+
+    def clean_value(self, k: int, against: int) -> Tensor:
+        """V of the clean graph for a target and a class."""
+        return (
+            self.clean_values[against]
+            - self.clean_values[int(self.reference[k])]
+        )
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether an undirected edge has one price for both directions."""
+        return self.undirected and not self.perturbations.all_pairs
+
+    def is_local(self, which: Tensor) -> bool:
+        """Whether a region around each target is cheaper than the graph."""
+        made = self.perturbations
+        whole = made.active.numel() * made.num_nodes
+        return self.is_plain and which.numel() * 2**19 < whole
+
+    # What is known ##########################################################
+
+    def found(self, k: int, upper: float, flips: Tensor) -> None:
+        """Keeps an attack on a target, if it is the best one so far."""
+        if upper >= float(self.upper[k]):
+            return
+        self.upper[k] = upper
+        if upper + float(self.slack[k].max()) < -self.tolerance:
+            self.witness_of[k] = len(self.witnesses)
+            self.witnesses.append(flips)
+
+    def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
+        """Keeps the graph of a column for all targets that it is best for."""
+        now = upper[self.targets[mine]]
+        better = now < self.upper[mine]
+        self.upper[mine[better]] = now[better]
+        broken = better & (now + self.slack[mine].amax(1) < -self.tolerance)
+        if bool(broken.any()):
+            self.witness_of[mine[broken]] = len(self.witnesses)
+            self.witnesses.append(flips)
+
+    def try_flips(
+        self, which: Tensor, signal: Tensor, flips: list[Tensor]
+    ) -> None:
+        """Evaluates an attack per column in its own graph."""
+        for block in self.perturbations.column_blocks(which.numel()):
+            policy = Policy.from_flips(self.perturbations, flips[block])
+            made = self.horizon.evaluate(policy, signal[block])
+            here = torch.arange(policy.num_columns)
+            at = made.value[here, self.targets[which[block]]]
+            upper = -self.alpha * (at + made.low)
+            for i, k in enumerate(which[block].tolist()):
+                self.found(k, float(upper[i]), flips[block.start + i])
