@@ -124,7 +124,7 @@ def names_of_the_last_release():
 
 
 @pytest.mark.parametrize(
-    ('package', 'name', 'place'), names_of_the_last_release()
+    ('package', 'name', 'place'), list(names_of_the_last_release())
 )
 def test_names_of_the_last_release_work_and_warn(package, name, place):
     module = importlib.import_module(f'pyg_trust.{package}')

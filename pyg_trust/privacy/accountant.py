@@ -187,8 +187,9 @@ class Accountant(IAccountant):
         r"""Rényi DP of everything so far, at each order.
 
         Of a step that draws without replacement it is the least of
-        :func:`~pyg_trust.functional.rdp_wor` and
-        :func:`~pyg_trust.functional.rdp_wor_profile`; of a release that is
+        :func:`~pyg_trust.functional.mechanisms.rdp_wor` and
+        :func:`~pyg_trust.functional.mechanisms.rdp_wor_profile`; of a release
+        that is
         :math:`\epsilon`-DP, :math:`\min(\epsilon, a \epsilon^2 / 2)` (`Bun and
         Steinke 2016, Proposition 3.3 <https://arxiv.org/abs/1605.02065>`_).
         An accountant of the user's own gives none, unless it says how.
@@ -249,8 +250,8 @@ class Accountant(IAccountant):
         r"""Opacus' noise multiplier of steps that stay within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.calibrate_lam`). What :meth:`spend_pure`
-        counted is taken off; steps before are not.
+        :func:`pyg_trust.functional.accounting.calibrate_lam`). What
+        :meth:`spend_pure` counted is taken off; steps before are not.
 
         Args:
             epsilon (float): the budget.
@@ -384,7 +385,7 @@ class WORAccountant(Accountant):
 class PLDAccountant(WORAccountant):
     """Accounts with privacy loss distributions: tighter, the default.
 
-    See :func:`pyg_trust.functional.wor_epsilon_pld`.
+    See :func:`pyg_trust.functional.accounting.wor_epsilon_pld`.
     """
 
     _method = 'pld_wor'
@@ -394,7 +395,7 @@ class PLDAccountant(WORAccountant):
 class RDPAccountant(WORAccountant):
     """Accounts with Rényi DP, as Ayle et al. 2023 do.
 
-    See :func:`pyg_trust.functional.wor_epsilon_rdp`.
+    See :func:`pyg_trust.functional.accounting.wor_epsilon_rdp`.
     """
 
     _method = 'rdp_wor'
@@ -411,7 +412,7 @@ class PoissonAccountant(Accountant):
 
     Args:
         form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
-            :func:`pyg_trust.functional.poisson_profile`. (default:
+            :func:`pyg_trust.functional.poisson.poisson_profile`. (default:
             :obj:`'replace'`)
 
     Example:
@@ -452,7 +453,8 @@ class PoissonAccountant(Accountant):
 class FDPAccountant(Accountant):
     r"""Accounts for the baseline on bounded-degree graphs.
 
-    See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N` training
+    See :func:`pyg_trust.functional.mechanisms.rdp_fdp`: :math:`m` of :math:`N`
+    training
     nodes are drawn, each with an ego graph of its own, and replacing a row
     changes the gradients of up to ``terms`` of them. The noise multiplier is
     :math:`2\, \mathrm{terms}\, \lambda`.
@@ -460,7 +462,8 @@ class FDPAccountant(Accountant):
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
         batch_size (int): the number :math:`m` drawn in each step.
-        terms (int): as :func:`pyg_trust.functional.fdp_terms` gives it.
+        terms (int): as :func:`pyg_trust.functional.mechanisms.fdp_terms` gives
+        it.
     """
 
     def __init__(self, num_nodes: int, batch_size: int, terms: int) -> None:
@@ -507,7 +510,7 @@ class FDPAccountant(Accountant):
         return self._rdp_of_step(np.asarray(ORDERS), noise_multiplier, 1.0)
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """By Rényi DP, :func:`pyg_trust.functional.rdp_fdp`.
+        """By Rényi DP, :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
 
         Args:
             history (list): as in :class:`Accountant`.
